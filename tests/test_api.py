@@ -344,7 +344,7 @@ def test_from_text_to_a_fine_tuned_model(local_ray: None, text: Path, tiny_base_
     assert prepared is not None and prepared.num_rows("train") > 400
     handler = signal.getsignal(signal.SIGINT)
     checkpoints = tmp_path / "runs" / "af" / "checkpoints"
-    schedule = {"optim.decay_steps": 5000, "train.eval_every": 5000, "train.checkpoint_every": 5}
+    schedule = {"optim.decay_steps": 5000, "train.evaluate_every": 5000, "train.save_every": 5}
     threading.Thread(target=interrupt_after, args=(checkpoints,), daemon=True).start()
     with pytest.raises(Stopped, match=r"Ctrl-C"):
         domext_ray.pretrain("af", **common, **schedule, **{"train.max_steps": 5000})

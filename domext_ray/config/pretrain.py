@@ -14,6 +14,7 @@ from domext_ray.config.vectors import VectorOptions
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.declare import (
     DIFFERENT,
+    Cadence,
     Count,
     CountOrZero,
     FilePlace,
@@ -262,8 +263,9 @@ class TrainConfig:
     # rows of a forward pass there; 0: as many tokens as in the first phase
     long_micro_batch_size: NonNegativeInt = free(0)
     dropout: ShareOrZero = 0.1  # dropout of hidden states and attention
-    checkpoint_every: PositiveInt = free(200)  # steps between checkpoints (one more at the end)
-    eval_every: PositiveInt = free(200)  # steps between evaluations (also at the start and at the end)
+    # steps between checkpoints, or time in training steps, such as 15m (one more at the end)
+    save_every: Cadence = free(200)
+    evaluate_every: Cadence = free(200)  # likewise between evaluations (also at the start and at the end)
     eval_rows: PositiveInt = free(400)  # held-out rows of an evaluation, at most
     max_failures: NonNegativeInt = free(3)  # worker failures after which the job gives up
     # rate that a dry run assumes; 0: it times a few steps on this machine

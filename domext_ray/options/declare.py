@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, ValidationError
 from typing_extensions import dataclass_transform
 
 from domext_ray.errors import OptionError
@@ -166,6 +166,39 @@ def read_layer_range(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
+_TIME, _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smh])"), {"s": 1.0, "m": 60.0, "h": 3600.0}
+_A_TIME = "a time, such as 90s, 15m or 2h"
+
+
+def read_seconds(text: str) -> float:
+    """Return the seconds of a time, such as 90s, 15m or 2h.
+
+    Raises:
+        ValueError: the text is none; its text is the rule.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(_A_TIME)
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def check_time(text: str) -> str:
+    """Return a text that `read_seconds` reads."""
+    read_seconds(text)
+    return text
+
+
+def check_cadence(value: Any) -> int | str:
+    """Return a number of steps, or a time that `read_seconds` reads.
+
+    Raises:
+        ValueError: it is neither, or nothing; its text is the rule.
+    """
+    is_time = isinstance(value, str) and _TIME.fullmatch(value) and read_seconds(value) > 0
+    _demand(is_time or (type(value) is int and value > 0), f"steps, 1 or more, or {_A_TIME}")
+    return typing.cast("int | str", value)
+
+
 def check_layer_range(text: str) -> str:
     """Return a text that is empty, or that `read_layer_range` reads."""
     _ = text and read_layer_range(text)
@@ -187,6 +220,10 @@ RunFolder = Annotated[str, place("a run's directory")]
 FilePlace = Annotated[str, place("a file")]
 ModelPlace = Annotated[str, place("a hub id, or a folder")]
 LayerRange = Annotated[str, AfterValidator(check_layer_range)]
+Time = Annotated[str, AfterValidator(check_time)]
+"""How long something may take, such as 10m."""
+Cadence = Annotated[int | str, PlainValidator(check_cadence)]
+"""How often something is done: every so many steps, such as 200, or after each such time, as 15m."""
 Identifier = Annotated[str, AfterValidator(check_identifier)]
 UseGpu = bool | Literal["auto"]
 """A GPU for each worker, or not; auto until it is known how many GPUs there are."""

@@ -136,8 +136,8 @@ def _read_kind(annotation: Any) -> tuple[Any, Any, bool, tuple[str, ...]]:
         return kind, kind, True, choices
     if origin is dict:
         return dict, _read_kind(parts[1])[0], False, ()
-    if parts:  # such as bool | Literal["auto"]
-        words = next(get_args(each) for each in parts if get_origin(each) is Literal)
+    if parts:  # such as bool | Literal["auto"], or int | str, which has rules of its own
+        words = next((get_args(each) for each in parts if get_origin(each) is Literal), ())
         kind, item, is_list, _ = _read_kind(next(each for each in parts if get_origin(each) is not Literal))
         return kind, item, is_list, words
     return annotation, annotation, False, ()

@@ -202,7 +202,7 @@ class PretrainWorker:
         while not done and not self.is_stopping:
             record = self._train_step()
             done = self._is_done(last_step)
-            evaluates = done or self.step % train.eval_every == 0
+            evaluates = done or self.step % train.evaluate_every == 0
             saves = done or self.is_stopping or self._is_save_due()
             if evaluates:
                 record |= self._evaluate(at_end=done and self._is_done())
@@ -247,7 +247,7 @@ class PretrainWorker:
 
     def _is_save_due(self) -> bool:
         """Whether a checkpoint is due; it waits for a step that is not skipped, which shows that the weights work."""
-        self._save_waits |= self.step % self.config.train.checkpoint_every == 0
+        self._save_waits |= self.step % self.config.train.save_every == 0
         return self._save_waits and self.num_skipped == 0
 
     def _train_step(self) -> dict[str, Any]:

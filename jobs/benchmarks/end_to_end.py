@@ -50,7 +50,7 @@ from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import resolve_max_steps
 
 OURS, RIVAL = "domext_ray", "Trainer"
-RECIPE = ("--preset", "af_routed", "--train.eval_every", "50")
+RECIPE = ("--preset", "af_routed", "--train.evaluate_every", "50")
 """Options of our runs that those after -- change: extra heads, units and shifts of the base's words."""
 BITS = "eval/domain_bits_per_character"
 START_TOLERANCE = 1e-3  # bits per character of the base, as both sides see it
@@ -244,7 +244,7 @@ def run_rival(comparison: Comparison, rate: float) -> Run:
         "steps": config.train.max_steps,
         "warmup_steps": config.optim.warmup_steps,
         "weight_decay": config.optim.weight_decay,
-        "eval_every": config.train.eval_every,
+        "evaluate_every": config.train.evaluate_every,
         "eval_rows": config.train.eval_rows,
         "rows": config.train.global_batch_size,
         "length": config.train.seq_length,

@@ -46,7 +46,7 @@ def start_job(run_dir: Path, options: argparse.Namespace) -> psutil.Popen:
     """Start jobs/pretrain_af.py for some steps; the preset reads one text."""
     command = [sys.executable, str(Path(__file__).parents[1] / "pretrain_af.py"), "--preset", "af"]
     command += ["--run.dir", str(run_dir.parent), "--run.name", run_dir.name, "--train.max_steps", str(options.steps)]
-    command += ["--train.eval_every", str(options.steps), "--train.checkpoint_every", str(options.steps)]
+    command += ["--train.evaluate_every", str(options.steps), "--train.save_every", str(options.steps)]
     command += ["--train.eval_rows", "32", "--optim.decay_steps", "1000", "--prepare.cache_dir", options.cache_dir]
     if options.base_layers:
         command += ["--base", str(write_wide_base(run_dir.with_name("base"), options.base_layers))]

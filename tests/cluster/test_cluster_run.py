@@ -41,7 +41,7 @@ def sweep_file(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory)
         "tasks": "ner",
         "data": str(write_ner(folder / "ner")),
         "run": {"name": "tiny", "dir": str(folder / "runs"), "trackers": [], "keep_checkpoints": 1},
-        "train": {"global_batch_size": 8, "seq_length": 32, "eval_rows": 40, "eval_every": 100, "dropout": 0.0},
+        "train": {"global_batch_size": 8, "seq_length": 32, "eval_rows": 40, "evaluate_every": 100, "dropout": 0.0},
         "engine": {"precision": "fp32"},
         "scale": {"cpus_per_worker": 0.6},  # two of them do not fit on one node
         "finetune": {

@@ -15,6 +15,8 @@ BEFORE = json.loads((Path(__file__).parent / "options_before.json").read_text(en
 RENAMED: dict[str, str] = {
     "run.tensorboard": "run.trackers",
     "mlflow": "run.trackers",
+    "train.checkpoint_every": "train.save_every",
+    "train.eval_every": "train.evaluate_every",
     "domain": "adapter",
     "objective.contrast_rows": "objective.group_rows",
     "method.domain": "method.adapter",

@@ -187,7 +187,7 @@ def write_loss_command(name: str) -> str:
     length = 64 if "pairs" in name else 32
     return (
         f"{command} --prepare.held_out_frac 0.1 --prepare.cache_dir trained/.corpora --train.seq_length {length} "
-        "--train.global_batch_size 8 --train.micro_batch_size 4 --train.max_steps 6 --train.eval_every 100 "
+        "--train.global_batch_size 8 --train.micro_batch_size 4 --train.max_steps 6 --train.evaluate_every 100 "
         "--train.eval_rows 8 --train.general_probe probe.txt --optim.lr 3e-3 --optim.eps 1e-6 --optim.warmup_steps 2 "
         "--seed 5 --engine.precision fp32 --scale.use_gpu false --run.trackers [] --run.dir trained"
     )

@@ -38,7 +38,7 @@ NAMES = {
 OPTIONS = """
 train.max_steps 10 1e2 0 -5 1.5 abc|train.global_batch_size 8 30 0|train.micro_batch_size 2 7 -1
 train.seq_length 64 4 abc|train.dropout 0.2 1 -1|train.epochs 2 nan|train.max_seconds 5 inf
-train.long_seq_length 256 64|train.long_frac 0.2 2|train.eval_every 5 0|optim.lr 1e-3 0 nan fast|optim.beta1 0.8 1
+train.long_seq_length 256 64|train.long_frac 0.2 2|train.evaluate_every 5 0|optim.lr 1e-3 0 nan fast|optim.beta1 0.8 1
 optim.schedule cosine wsd sine|optim.warmup_steps 3 -1|optim.decay_steps 900 2|optim.on_non_finite skip ignore
 engine.zero_stage 1 7|engine.precision bf16 fp16|seed 3 -1 x|engine.offload true maybe|engine.base_dtype bf16 fp8
 scale.num_workers 2 0 1000|scale.use_gpu false maybe|method.heads 2 -1|method.ffn_units 64 1.5|method.layers 0-1 9-3 x

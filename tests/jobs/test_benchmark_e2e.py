@@ -17,7 +17,7 @@ from domext_ray.runs.events import Event
 RIVAL, OURS = "Trainer", "domext_ray"
 
 
-OPTIONS = """--train.eval_every 2 --train.eval_rows 20 --train.global_batch_size 4 --train.seq_length 32
+OPTIONS = """--train.evaluate_every 2 --train.eval_rows 20 --train.global_batch_size 4 --train.seq_length 32
   --train.general_probe""".split()
 
 

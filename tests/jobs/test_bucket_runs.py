@@ -61,8 +61,8 @@ class Job:
         command = [
             *(sys.executable, "-c", code.lstrip("; "), "pretrain", "af", "--base", str(base), "--corpus", str(corpus)),
             *("--run.dir", runs, "--run.name", name, "--train.max_steps", str(NUM_STEPS)),
-            *("--train.global_batch_size", "8", "--train.seq_length", "32", "--train.checkpoint_every", "6"),
-            *("--train.eval_every", "12", "--train.eval_rows", "16", "--train.general_probe", str(FEW_SENTENCES)),
+            *("--train.global_batch_size", "8", "--train.seq_length", "32", "--train.save_every", "6"),
+            *("--train.evaluate_every", "12", "--train.eval_rows", "16", "--train.general_probe", str(FEW_SENTENCES)),
             *("--engine.precision", "fp32", "--method.ffn_units", "8", "--optim.lr", "1e-3"),
             *("--scale.use_gpu", "false", "--replay.corpus", "none", *more),
         ]

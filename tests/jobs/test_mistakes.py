@@ -48,6 +48,8 @@ OPTIONS = _of(
     ("--train.max_steps", "--train.max_steps"),
     ("--train.max_seconds nan", "--train.max_seconds", "nan"),
     ("--train.max_seconds -1", "--train.max_seconds", "-1"),
+    ("--train.save_every 0", "--train.save_every", "it must be steps, 1 or more, or a time, such as 90s, 15m or 2h"),
+    ("--train.evaluate_every 15min", "--train.evaluate_every", "15min", "steps, 1 or more, or a time"),
     ("--optim.lr 0", "--optim.lr", "above 0"),
     ("--optim.lr nan", "--optim.lr", "nan"),
     ("--optim.lr inf", "--optim.lr", "inf"),

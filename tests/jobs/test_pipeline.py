@@ -59,7 +59,7 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
         str(REPOSITORY / "jobs" / "pretrain_af.py"),
         *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name),
         *("--train.max_steps", str(NUM_STEPS), "--train.global_batch_size", "8", "--train.seq_length", "32"),
-        *("--train.checkpoint_every", "5", "--train.eval_every", "15", "--train.eval_rows", "40"),
+        *("--train.save_every", "5", "--train.evaluate_every", "15", "--train.eval_rows", "40"),
         *("--train.general_probe", str(FEW_SENTENCES), "--train.dropout", "0"),
         *("--engine.precision", "fp32", "--method.ffn_units", "16", "--optim.lr", "1e-3", "--replay.corpus", "none"),
         *flags,
@@ -256,7 +256,7 @@ def test_a_job_that_sigterm_ends_saves_and_goes_on_with_the_same_losses(
 ) -> None:
     command = build_command(tiny_base_folder, corpus_file, undisturbed.parent, "stopped")
     run = undisturbed.parent / "stopped"
-    process = start_job([*command, *LONG_EVALUATIONS, "--train.eval_every", "1"], stderr=subprocess.PIPE)
+    process = start_job([*command, *LONG_EVALUATIONS, "--train.evaluate_every", "1"], stderr=subprocess.PIPE)
     wait_for_step(run, 3, process)
     said = stop_job(process, signal.SIGTERM)
     newest = max(list_steps(run / "checkpoints"))

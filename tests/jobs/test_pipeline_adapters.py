@@ -38,7 +38,7 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
         str(REPOSITORY / "jobs" / "pretrain_bottleneck.py"),
         *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name),
         *("--train.max_steps", "6", "--train.global_batch_size", "8", "--train.seq_length", "48"),
-        *("--train.checkpoint_every", "3", "--train.eval_every", "6", "--train.eval_rows", "40"),
+        *("--train.save_every", "3", "--train.evaluate_every", "6", "--train.eval_rows", "40"),
         *("--method.bottleneck_size", "6", "--optim.lr", "1e-2", "--optim.decay_steps", "20"),
         *("--engine.precision", "fp32", "--train.general_probe", str(FEW_SENTENCES), *flags),
     ]

@@ -39,7 +39,7 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
         str(REPOSITORY / "jobs" / "pretrain_exbert.py"),
         *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name),
         *("--train.max_steps", str(NUM_STEPS), "--train.global_batch_size", "8", "--train.seq_length", "48"),
-        *("--train.checkpoint_every", "3", "--train.eval_every", "6", "--train.eval_rows", "40"),
+        *("--train.save_every", "3", "--train.evaluate_every", "6", "--train.eval_rows", "40"),
         *("--method.module_hidden_size", "12", "--method.module_ffn_size", "20", "--optim.lr", "1e-3"),
         *("--engine.precision", "fp32", "--train.dropout", "0.1", "--objective.next_sentence", "true"),
         *("--train.general_probe", str(FEW_SENTENCES)),

@@ -27,7 +27,7 @@ def build_command(base: Path, texts: Path, runs: Path, name: str, *flags: str) -
         *("--mixture.parts", json.dumps(further), "--objective.keep", "kl", "--run.dir", str(runs), "--run.name", name),
         *("--train.max_steps", str(NUM_STEPS), "--optim.decay_steps", str(NUM_STEPS), "--optim.warmup_steps", "4"),
         *("--train.global_batch_size", "8", "--train.seq_length", "32", "--train.eval_rows", "40"),
-        *("--train.checkpoint_every", "5", "--train.eval_every", "20", "--train.general_probe", str(FEW_SENTENCES)),
+        *("--train.save_every", "5", "--train.evaluate_every", "20", "--train.general_probe", str(FEW_SENTENCES)),
         *("--train.dropout", "0", "--engine.precision", "fp32", "--optim.lr", "1e-3"),
         *("--method.ffn_units", "16", "--method.word_rows", "80", "--method.word_head", "true"),
         *flags,

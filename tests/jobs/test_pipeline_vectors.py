@@ -48,7 +48,7 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
         *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name),
         *("--train.max_steps", str(NUM_STEPS), "--optim.decay_steps", str(NUM_STEPS), "--optim.warmup_steps", "2"),
         *("--train.global_batch_size", "16", "--train.seq_length", "32", "--train.eval_rows", "20"),
-        *("--train.checkpoint_every", "4", "--train.eval_every", "8", "--train.micro_batch_size", "4"),
+        *("--train.save_every", "4", "--train.evaluate_every", "8", "--train.micro_batch_size", "4"),
         *("--train.dropout", "0", "--engine.precision", "fp32", "--optim.lr", "1e-2"),
         *flags,
     ]

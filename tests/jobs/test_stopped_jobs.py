@@ -50,7 +50,7 @@ def list_options(base: Path, corpus: str, runs: Path) -> list[str]:
 @pytest.mark.parametrize("number", [SIGINT, SIGHUP])
 def test_training(tiny_base_folder: Path, tmp_path: Path, number: Signals) -> None:
     corpus = str(write_corpus(tmp_path / "corpus.txt", 2000))
-    options = ["--train.max_steps", "100000", "--train.checkpoint_every", "10", "--engine.precision", "fp32"]
+    options = ["--train.max_steps", "100000", "--train.save_every", "10", "--engine.precision", "fp32"]
     command = ["pretrain_af.py", *list_options(tiny_base_folder, corpus, tmp_path), *options, "--run.name", "af"]
     said = stop(command, tmp_path / "af" / "checkpoints", "*/manifest.json", number)
     newest = max(list_steps(tmp_path / "af" / "checkpoints"))

@@ -40,7 +40,7 @@ def build_command(base: Path, texts: Path, runs: Path, name: str, *flags: str) -
         *("--base", str(base), "--corpus", str(texts / "corpus.txt"), "--run.dir", str(runs), "--run.name", name),
         *("--train.max_steps", str(NUM_STEPS), "--optim.decay_steps", str(NUM_STEPS), "--optim.warmup_steps", "2"),
         *("--train.seq_length", "32", "--train.eval_rows", "8", "--train.general_probe", str(FEW_SENTENCES)),
-        *("--train.checkpoint_every", "50", "--train.eval_every", "50", "--train.dropout", "0"),
+        *("--train.save_every", "50", "--train.evaluate_every", "50", "--train.dropout", "0"),
         *("--engine.precision", "fp32", "--optim.lr", "1e-2"),
         *flags,
     ]

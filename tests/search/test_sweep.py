@@ -68,8 +68,8 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             global_batch_size=8,
             seq_length=32,
             eval_rows=40,
-            eval_every=100,
-            checkpoint_every=4,
+            evaluate_every=100,
+            save_every=4,
             dropout=0.0,
             general_probe=str(FEW_SENTENCES),
         ),
@@ -133,7 +133,7 @@ def test_the_best_configuration_is_a_training_jobs(sweep: Path, tmp_path: Path) 
     point = read_json(sweep / "summary.json")["best"]["point"]
     found = (best.method.heads, best.method.ffn_units, best.optim.lr, best.train.global_batch_size)
     assert found == tuple(point.values())
-    assert best.train.max_steps == best.optim.decay_steps == 18 and best.train.checkpoint_every == 4
+    assert best.train.max_steps == best.optim.decay_steps == 18 and best.train.save_every == 4
     run_pretraining(best)
 
 

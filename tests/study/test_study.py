@@ -366,7 +366,7 @@ def build_command(base: Path, corpus: Path, folder: Path) -> list[str]:
         *("--run.dir", str(folder), "--run.name", "s", "--methods", "full_kept,exbert", "--budget", "0.3"),
         *("--seeds", "1", "--tokens", "4000", "--presets", sizes, "--train.seq_length", "32"),
         *("--train.global_batch_size", "8", "--train.eval_rows", "40", "--engine.precision", "fp32"),
-        *("--train.checkpoint_every", "5", "--train.general_probe", str(FEW_SENTENCES), "--optim.warmup_steps", "3"),
+        *("--train.save_every", "5", "--train.general_probe", str(FEW_SENTENCES), "--optim.warmup_steps", "3"),
         *("--replay.corpus", str(general), "--rates", "1e-3,3e-3", "--retention", str(other)),
     ]
 

@@ -117,8 +117,8 @@ def prepare(base_folder: Path, new_words: list[str], folder: Path) -> Prepared:
             global_batch_size=4,
             seq_length=32,
             eval_rows=4,
-            eval_every=100,
-            checkpoint_every=3,
+            evaluate_every=100,
+            save_every=3,
             general_probe=str(FEW_SENTENCES),
         ),
         optim=OptimConfig(decay_steps=6, warmup_steps=1),
@@ -238,7 +238,7 @@ def test_stored_snippets_are_those_that_are_found_and_are_found_once(
 def test_ranks_read_what_the_driver_stored(prepared: Prepared, tmp_path: Path) -> None:
     """One rank and two, whose words stay as they were fitted: they are the same, bit for bit."""
     method = replace(prepared.config.method, trains="adapter")
-    train = replace(prepared.config.train, max_steps=1, checkpoint_every=1)
+    train = replace(prepared.config.train, max_steps=1, save_every=1)
     found = []
     for number in (1, 2):
         scale = ScaleConfig(num_workers=number, cpus_per_worker=0.25, use_gpu=False)

@@ -83,7 +83,7 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
             max_steps=40,
             global_batch_size=8,
             seq_length=32,
-            checkpoint_every=2,
+            save_every=2,
             eval_rows=20,
             general_probe=str(FEW_SENTENCES),
         ),

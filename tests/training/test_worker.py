@@ -58,8 +58,8 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
             global_batch_size=4,
             seq_length=32,
             eval_rows=4,
-            eval_every=100,
-            checkpoint_every=5,
+            evaluate_every=100,
+            save_every=5,
             general_probe=str(FEW_SENTENCES),
         ),
         optim=OptimConfig(decay_steps=16, warmup_steps=1),
@@ -119,7 +119,7 @@ def poison(worker: PretrainWorker) -> None:
 
 def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(start: Start, tmp_path: Path) -> None:
     """A rate at which the first step already ruins the weights: all later ones are skipped."""
-    train = TrainConfig(max_steps=100, global_batch_size=4, seq_length=32, eval_rows=4, checkpoint_every=3)
+    train = TrainConfig(max_steps=100, global_batch_size=4, seq_length=32, eval_rows=4, save_every=3)
     worker = start(optim=OptimConfig(lr=1e30, decay_steps=100, warmup_steps=1, on_non_finite="skip"), train=train)
     with pytest.raises(TrainingError, match=r"as have the 10 steps before it.* a lower --optim\.lr under another"):
         worker.run()
@@ -302,7 +302,7 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, t
 
 
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: Run, tmp_path: Path) -> None:
-    worker = start(train=replace(task.config.train, max_steps=6, eval_every=2))
+    worker = start(train=replace(task.config.train, max_steps=6, evaluate_every=2))
     worker.run(4)
     name, records = "eval/domain_word_bits_per_character", read_metrics(tmp_path / "metrics.jsonl")
     assert [each["step"] for each in records if name in each] == [0]
@@ -321,7 +321,7 @@ def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: 
 def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_path: Path) -> None:
     """Its horizon in steps is far away; the schedule sees which limit is near."""
     optim = OptimConfig(lr=1e-3, schedule="wsd", decay_frac=0.5, decay_steps=10_000, warmup_steps=1)
-    train = TrainConfig(max_steps=10_000, global_batch_size=4, seq_length=32, eval_rows=4, eval_every=10_000)
+    train = TrainConfig(max_steps=10_000, global_batch_size=4, seq_length=32, eval_rows=4, evaluate_every=10_000)
     start(optim=optim, train=replace(train, max_tokens=2000)).run()
     records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if "train/lr" in each]
     rates, spent = [each["train/lr"] for each in records], [each["train/tokens"] / 2000 for each in records]
