@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from domext_ray.config.gpu import GpuOptions
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.extensions.table import EXTENSIONS
@@ -24,10 +25,8 @@ from domext_ray.options.declare import (
     Place,
     RunFolder,
     ShareOrZero,
-    UseGpu,
     filled,
     free,
-    is_gpu_used,
     option_group,
     place,
     read_layer_range,
@@ -157,17 +156,11 @@ class FeaturesConfig:
 
 
 @option_group
-class TrainingScaleConfig:
+class TrainingScaleConfig(GpuOptions):
     """Trainings at once and what each of them gets; a training is one process."""
 
     parallel: NonNegativeInt = free(0)  # trainings at once; 0: as many as there are CPUs or, with --scale.use_gpu, GPUs
     cpus: NonNegativeFloat = free(0.0)  # CPUs of a training (Ray's share and torch's threads); 0: an even share
-    use_gpu: UseGpu = free("auto")  # one GPU per training; auto: where there is a GPU
-
-    @property
-    def uses_gpu(self) -> bool:
-        """Whether each training has a GPU; `auto` has been settled (`cluster.resolve_gpu`)."""
-        return is_gpu_used(self.use_gpu)
 
 
 Model = Annotated[str, filled("a run's directory, an export, a base or a hub id"), place("a hub id, or a folder")]

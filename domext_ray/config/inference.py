@@ -10,14 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from domext_ray.config.gpu import GpuOptions
 from domext_ray.options.declare import (
     MANY,
     Count,
     CountOrZero,
-    UseGpu,
     filled,
     free,
-    is_gpu_used,
     option_group,
     place,
     require,
@@ -36,18 +35,12 @@ FILL_MASK = "fill_mask"
 
 
 @option_group
-class InferenceScaleConfig:
+class InferenceScaleConfig(GpuOptions):
     """Workers and what each of them gets; every worker holds the model once."""
 
     workers: CountOrZero = free(0)  # actors that predict; 0: as many as there are CPUs or, with --scale.use_gpu, GPUs
     # CPUs of a worker (Ray's share and torch's threads); 0: 1
     cpus: Annotated[float, Field(ge=0.0, le=MANY)] = free(0.0)
-    use_gpu: UseGpu = free("auto")  # one GPU per worker; auto: where there is a GPU
-
-    @property
-    def uses_gpu(self) -> bool:
-        """Whether each worker has a GPU; `auto` has been settled (`cluster.resolve_gpu`)."""
-        return is_gpu_used(self.use_gpu)
 
 
 @option_group

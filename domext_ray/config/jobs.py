@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from domext_ray.config.gpu import UseGpu
 from domext_ray.config.pretrain import (
     Corpus,
     EngineConfig,
@@ -32,7 +33,6 @@ from domext_ray.options.declare import (
     ModelPlace,
     Share,
     ShareOrZero,
-    UseGpu,
     check_different,
     check_place,
     filled,

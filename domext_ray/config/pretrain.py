@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from domext_ray.config.gpu import GpuOptions
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import DOMAIN, GENERAL, NO_TEXT, SELF, MixtureConfig, TextPart, list_shares
 from domext_ray.config.vectors import VectorOptions
@@ -24,16 +25,16 @@ from domext_ray.options.declare import (
     RunFolder,
     Share,
     ShareOrZero,
-    UseGpu,
     filled,
     free,
-    is_gpu_used,
     option_group,
     place,
     require,
 )
 
 TrackerName = Literal["tensorboard", "mlflow", "trackio"]
+CARD_TOKENS = 32_768
+"""Tokens of a forward pass on a GPU, at most, where nothing else is asked."""
 MOST_HELD_OUT = 0.5
 """The share of documents that is held out is below this."""
 
@@ -255,7 +256,7 @@ class TrainConfig:
     max_tokens: NonNegativeInt = free(0)  # tokens read, at most; 0: no limit
     max_seconds: NonNegativeFloat = free(0.0)  # seconds spent in training steps, at most; 0: no limit
     global_batch_size: Width = 32  # rows of one optimiser step, over all workers
-    # rows of one forward pass; 0: an even part of a worker's share, up to 32
+    # rows of one forward pass; 0: an even part of a worker's share, up to 32 (on a GPU: up to 32,768 tokens)
     micro_batch_size: NonNegativeInt = free(0)
     seq_length: Length = 128  # tokens of a row, [CLS] and [SEP] included
     long_seq_length: CountOrZero = 0  # tokens of a row in a second phase (BERT: 512); 0: one phase
@@ -325,7 +326,7 @@ class EngineConfig:
 
     # 0: nothing sharded, 1: optimizer state, 2: and gradients, 3: and parameters
     zero_stage: Annotated[int, Field(ge=0, le=3)] = free(0)
-    # bf16: autocast over fp32 trainables; auto: bf16 on GPUs and on CPUs with units for it, else fp32
+    # bf16: autocast over fp32 trainables; auto: bf16 on GPUs and CPUs with units for it, else fp32 (on GPUs: TF32)
     precision: Literal["auto", "bf16", "fp32"] = free("auto")
     base_dtype: Literal["auto", "fp32", "bf16"] = free("auto")  # storage of the frozen base; auto: as precision
     offload: bool = free(False)  # keep optimizer state in CPU memory (ZeRO 1 to 3)
@@ -355,18 +356,12 @@ class EngineConfig:
 
 
 @option_group
-class ScaleConfig:
+class ScaleConfig(GpuOptions):
     """Workers and what each of them gets."""
 
     num_workers: PositiveInt = free(1)  # training processes (ranks)
-    use_gpu: UseGpu = free("auto")  # one GPU per worker; auto: where there are as many GPUs as workers
     # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
     cpus_per_worker: NonNegativeFloat = free(0.0)
-
-    @property
-    def uses_gpu(self) -> bool:
-        """Whether each worker has a GPU; `auto` has been settled (`cluster.resolve_gpu`)."""
-        return is_gpu_used(self.use_gpu)
 
 
 Base = Annotated[str, filled("a name, a folder or a hub id"), place("a hub id, or a folder")]
@@ -557,7 +552,12 @@ def count_passes(config: PretrainConfig, micro_batch_size: int, num_workers: int
 
 def resolve_micro_batch_size(config: PretrainConfig) -> int:
     """Return the rows of one forward pass on one worker."""
-    return config.train.micro_batch_size or _choose_rows(config, 32)
+    return config.train.micro_batch_size or _choose_rows(config, _count_rows(config, config.train.seq_length))
+
+
+def _count_rows(config: PretrainConfig, length: int) -> int:
+    """The rows that a device computes at once: a GPU waits for its launches below so many tokens."""
+    return max(CARD_TOKENS // length, 1) if config.scale.use_gpu is True else 32
 
 
 def _choose_rows(config: PretrainConfig, at_most: int) -> int:
@@ -570,8 +570,11 @@ def _choose_rows(config: PretrainConfig, at_most: int) -> int:
 
 def resolve_long_micro_batch_size(config: PretrainConfig) -> int:
     """Return the rows of one forward pass in the second phase: by default as many tokens as in the first, at most."""
-    rows = resolve_micro_batch_size(config) * config.train.seq_length // max(config.train.long_seq_length, 1)
-    return config.train.long_micro_batch_size or _choose_rows(config, max(rows, 1))
+    train, length = config.train, max(config.train.long_seq_length, 1)
+    rows = max(resolve_micro_batch_size(config) * train.seq_length // length, 1)
+    if config.scale.use_gpu is True and not train.micro_batch_size:
+        rows = _count_rows(config, length)
+    return train.long_micro_batch_size or _choose_rows(config, rows)
 
 
 def resolve_first_long_step(config: PretrainConfig) -> int:

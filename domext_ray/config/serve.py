@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from domext_ray.config.gpu import GpuOptions
 from domext_ray.options.declare import (
     DIFFERENT,
     MANY,
@@ -18,7 +19,6 @@ from domext_ray.options.declare import (
     FilePlace,
     Identifier,
     ModelPlace,
-    UseGpu,
     filled,
     option_group,
     place,
@@ -61,10 +61,9 @@ class LimitConfig:
 
 
 @option_group
-class ServeScaleConfig:
+class ServeScaleConfig(GpuOptions):
     """What a replica uses."""
 
-    use_gpu: UseGpu = "auto"  # true: one GPU per replica; auto: if there are as many
     threads: Annotated[int, Field(ge=1, le=1024)] = 1  # CPU threads of a replica, which it also reserves
 
 

@@ -20,7 +20,8 @@ import torch
 
 from domext_ray.config.inference import InferenceScaleConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.runtime.cpu_kernels import PREDICTION, configure_kernels
+from domext_ray.runtime.cpu_kernels import PREDICTION
+from domext_ray.runtime.device import prepare_device
 from domext_ray.runtime.ray_cluster import describe_nodes, list_nodes
 from domext_ray.runtime.tasks import Function, Pool, Records, Task, run_tasks
 from domext_ray.storage import Place, new_file
@@ -137,9 +138,7 @@ def run_blocks(
     workers, cpus = plan_workers(scale, len(missing))
 
     def make_function() -> Function:
-        torch.set_num_threads(max(1, int(cpus)))
-        configure_kernels(PREDICTION)
-        work = make(torch.device("cuda", 0) if scale.uses_gpu else torch.device("cpu"))
+        work = make(prepare_device(scale.uses_gpu, cpus, PREDICTION))
         return lambda block: folder.make_part(block, work)
 
     done = run_tasks(

@@ -26,6 +26,7 @@ from domext_ray.inference.input_rows import check_text
 from domext_ray.model.build import choose_attention
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.runtime.device import autocast
 from domext_ray.vocabulary.tokenizer import make_backend
 
 MASK = "[MASK]"
@@ -180,11 +181,12 @@ class FillMask:
             ids[place, : row.length], mask[place, : row.length] = row.input_ids, 1
         masked = np.concatenate([place * length + row.place[0] for place, row in enumerate(rows)])
         device = self.model.device
-        logits = cast(nn.Module, self.model)(
-            torch.from_numpy(ids).to(device, non_blocking=True),
-            attention_mask=None if mask.all() else torch.from_numpy(mask).to(device, non_blocking=True),
-            masked_positions=torch.from_numpy(masked).to(device, non_blocking=True),
-        ).logits
+        with autocast(device):
+            logits = cast(nn.Module, self.model)(
+                torch.from_numpy(ids).to(device, non_blocking=True),
+                attention_mask=None if mask.all() else torch.from_numpy(mask).to(device, non_blocking=True),
+                masked_positions=torch.from_numpy(masked).to(device, non_blocking=True),
+            ).logits
         top = logits.float().softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]))
         return top.values, top.indices
 

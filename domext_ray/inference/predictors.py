@@ -35,6 +35,7 @@ from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames
 from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, hash_values
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -146,7 +147,7 @@ def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDIC
     tokenizer = load_tokenizer(bank.base.tokenizer_folder)
     task = make_described_task(description, tokenizer)
     ((stage, own),) = task.stages.items()
-    fitted = Fitted.place(own, cast(nn.Module, bank.load(name)).requires_grad_(False), device, bf16=False)
+    fitted = Fitted.place(own, cast(nn.Module, bank.load(name)).requires_grad_(False), device, bf16=has_bf16(device))
     return ExportedModel(description, task, {stage: fitted}, tokenizer, batch_tokens)
 
 

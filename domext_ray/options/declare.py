@@ -225,12 +225,3 @@ Time = Annotated[str, AfterValidator(check_time)]
 Cadence = Annotated[int | str, PlainValidator(check_cadence)]
 """How often something is done: every so many steps, such as 200, or after each such time, as 15m."""
 Identifier = Annotated[str, AfterValidator(check_identifier)]
-UseGpu = bool | Literal["auto"]
-"""A GPU for each worker, or not; auto until it is known how many GPUs there are."""
-
-
-def is_gpu_used(value: UseGpu) -> bool:
-    """Return `--scale.use_gpu` once it is known."""
-    if value == "auto":
-        raise ValueError("--scale.use_gpu auto is not settled yet")
-    return value

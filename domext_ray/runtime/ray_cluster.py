@@ -14,6 +14,7 @@ import secrets
 import socket
 import stat
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +22,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runtime.machine import find_address, has_gpu_devices, is_cluster
-from domext_ray.runtime.ray_private import ask_cluster_id, read_resource_state, stay_on_localhost
+from domext_ray.runtime.ray_private import (
+    ask_cluster_id,
+    is_growing,
+    read_autoscaler_state,
+    read_resource_state,
+    stay_on_localhost,
+)
 from domext_ray.runtime.stopping import keep_signals
 
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -34,6 +42,10 @@ CONNECT_SECONDS = 5.0
 START_ATTEMPTS = 3
 ANSWER_SECONDS = 120.0
 """For a node that is asked something; the first process there may have torch to load from a disk that others read."""
+OLD_CARDS = frozenset({"K80", "M60", "P4", "P40", "P100", "V100", "T4"})
+"""Cards that clusters rent out and that have no units for bf16, as Ray calls them; those of a machine are asked."""
+SAY_SECONDS = 30.0
+"""Between two sentences of a job that waits for GPUs."""
 LOCAL_TRAIN_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",  # a job ends that much sooner than with Ray's 2 s
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process that would watch this machine for being taken away
@@ -200,39 +212,110 @@ def resolve_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
         The configuration with true or false; as it is, while the cluster's GPUs are not known yet.
 
     Raises:
-        ConfigError: there are fewer GPUs than wanted.
+        ConfigError: there are fewer GPUs than wanted; on a cluster that has some or can bring some, after a while.
     """
     use_gpu, in_cluster = config.scale.use_gpu, is_cluster()
     if use_gpu is False or (in_cluster and not ray.is_initialized()):
         return config
-    num_gpus = int(ray.cluster_resources().get("GPU", 0.0)) if ray.is_initialized() else _count_own_gpus()
+    brings = in_cluster and _wait_for_gpus(wanted, config.scale.wait_seconds)
+    num_gpus = _count_gpus() if ray.is_initialized() else _count_own_gpus()
     place, more = ("the cluster", ", or add nodes") if in_cluster else ("this machine", "")
     lower = f"lower {option}" if option and num_gpus else "leave --scale.use_gpu at auto"
+    needed = f"needs {wanted} GPU{'s' if wanted > 1 else ''} and {place} has {num_gpus}"
+    if num_gpus < wanted and brings:  # CPUs would take what GPUs were rented for
+        lower = f"lower {option}, " if option else ""
+        raise ConfigError(
+            f"--scale.use_gpu {str(use_gpu).lower()} {needed} after --scale.wait {config.scale.wait}; {lower}wait "
+            "longer, add nodes, or give --scale.use_gpu false."
+        )
     if use_gpu is True and num_gpus < wanted:
-        needed = f"{wanted} GPU{'s' if wanted > 1 else ''}"
-        raise ConfigError(f"--scale.use_gpu true needs {needed} and {place} has {num_gpus}; {lower}{more}.")
+        raise ConfigError(f"--scale.use_gpu true {needed}; {lower}{more}.")
     if 0 < num_gpus < wanted:
         print(f"note: {place} has {num_gpus} of {wanted} GPUs, so CPUs train; {lower} to use it.", flush=True)
     return replace(config, scale=replace(config.scale, use_gpu=num_gpus >= wanted))
+
+
+def _count_gpus() -> int:
+    return int(ray.cluster_resources().get("GPU", 0.0))
+
+
+def _wait_for_gpus(wanted: int, seconds: float) -> bool:
+    """Wait until a cluster has so many GPUs; whether it has any, or its autoscaler can bring any."""
+    if _count_gpus() >= wanted or not (_count_gpus() or _can_bring_gpus()):
+        return _count_gpus() > 0
+    started, said = time.monotonic(), 0
+    request_resources(bundles=[{"GPU": 1.0}] * wanted)
+    try:
+        while (found := _count_gpus()) < wanted and (waited := time.monotonic() - started) < seconds:
+            if waited >= said * SAY_SECONDS:
+                said += 1
+                print(
+                    f"waiting for GPUs: the cluster has {found} of {wanted}, on {describe_nodes(list_nodes())}"
+                    f"{_describe_launches()}; {waited:.0f} of {seconds:g} s (--scale.wait)",
+                    flush=True,
+                )
+            time.sleep(1.0)
+    finally:
+        request_resources(bundles=[])  # Ray would keep the nodes when the job has ended
+    return True
+
+
+def _can_bring_gpus() -> bool:
+    """Whether an autoscaler has a node type with a GPU: it says of a request whether it never can meet it."""
+    if not is_growing():
+        return False
+    request_resources(bundles=[{"GPU": 1.0}])
+    asked, ends = read_resource_state().cluster_resource_state_version, time.monotonic() + ANSWER_SECONDS
+    while (state := read_autoscaler_state()).last_seen_cluster_resource_state_version <= asked:
+        if time.monotonic() > ends:
+            raise RunError(f"the cluster's autoscaler has not answered within {ANSWER_SECONDS:g} s; see ray status.")
+        time.sleep(0.2)
+    return not state.infeasible_cluster_resource_constraints
+
+
+def _describe_launches() -> str:
+    """What an autoscaler is starting and could not start; empty where there is none."""
+    if not is_growing():
+        return ""
+    state = read_autoscaler_state()
+    coming = Counter[str]({each.ray_node_type_name: each.count for each in state.pending_instance_requests})
+    coming.update(each.ray_node_type_name for each in state.pending_instances)
+    parts = [f"starting {number} of {name}" for name, number in coming.items()]
+    parts += [f"{each.ray_node_type_name} failed: {each.reason}" for each in state.failed_instance_requests[-1:]]
+    return "".join(f", {each}" for each in parts)
 
 
 def resolve_precision(config: ConfigT) -> ConfigT:
     """Put bf16 or fp32 in the place of `--engine.precision auto`.
 
     Returns:
-        bf16 on GPUs, and on CPUs that all have units for it; as it is, while the processes' machines are not known yet.
+        bf16 on GPUs and CPUs that all have units for it; as it is, while the processes' machines are not known yet.
     """
     engine, scale = config.engine, config.scale
     if engine.precision != "auto" or scale.use_gpu == "auto":
         return config
-    if not (scale.uses_gpu or engine.base_dtype == "bf16"):
+    has_units = engine.base_dtype == "bf16"
+    if not has_units:
         if is_cluster() and not ray.is_initialized():
             return config
-        from domext_ray.runtime.cpu_kernels import has_bf16_units
+        has_units = _have_cards_bf16() if scale.uses_gpu else _have_cpus_bf16()
+    return replace(config, engine=replace(engine, precision="bf16" if has_units else "fp32"))
 
-        if not (all(has for _, has in run_on_each_node(has_bf16_units)) if is_cluster() else has_bf16_units()):
-            return replace(config, engine=replace(engine, precision="fp32"))
-    return replace(config, engine=replace(engine, precision="bf16"))
+
+def _have_cards_bf16() -> bool:
+    if is_cluster():  # whose cards may all be taken: what nodes say of themselves, and no task, tells
+        return OLD_CARDS.isdisjoint(list_accelerators())
+    import torch  # here, because reading tasks import this file and do not compute
+
+    from domext_ray.runtime.device import has_bf16
+
+    return all(has_bf16(torch.device("cuda", number)) for number in range(torch.cuda.device_count()))
+
+
+def _have_cpus_bf16() -> bool:
+    from domext_ray.runtime.cpu_kernels import has_bf16_units
+
+    return all(has for _, has in run_on_each_node(has_bf16_units)) if is_cluster() else has_bf16_units()
 
 
 def run_on_each_node(function: Callable[..., Any], *args: Any, own: bool = True) -> list[tuple[str, Any]]:

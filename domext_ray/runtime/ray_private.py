@@ -26,6 +26,8 @@ REACHES = {
     "ray._private.authentication.authentication_token_setup:logger": "a token without a warning in every run",
     "ray._raylet:AuthenticationTokenLoader.instance": "the token of this machine",
     "ray.autoscaler.v2.sdk:get_cluster_resource_state": "what a cluster cannot place",
+    "ray.autoscaler.v2.utils:is_autoscaler_v2": "whether a cluster grows",
+    "ray.core.generated.autoscaler_pb2:GetClusterStatusReply": "what its autoscaler can bring",
     "ray._raylet:GcsClient": "the client that asks for it",
     "ray._private.services:JEMALLOC_SO": "the allocator that Ray ships",
     "ray.serve._private.replica:add_port_to_grpc_server": "a replica that opens no port",
@@ -104,6 +106,20 @@ def read_resource_state() -> Any:
     """Return what the autoscaler is told of tasks, actors and gangs that wait; Ray is initialised."""
     client = reach("ray._raylet:GcsClient")(address=ray.get_runtime_context().gcs_address)
     return reach("ray.autoscaler.v2.sdk:get_cluster_resource_state")(client)
+
+
+def is_growing() -> bool:
+    """Return whether the cluster has an autoscaler that says what it can bring; Ray is initialised."""
+    found: bool = reach("ray.autoscaler.v2.utils:is_autoscaler_v2")(fetch_from_server=True)
+    return found
+
+
+def read_autoscaler_state() -> Any:
+    """Return what that autoscaler last said: what it starts, and what it never can; Ray is initialised."""
+    client = reach("ray._raylet:GcsClient")(address=ray.get_runtime_context().gcs_address)
+    reply = reach("ray.core.generated.autoscaler_pb2:GetClusterStatusReply")()
+    reply.ParseFromString(client.get_cluster_status(timeout_s=10))
+    return reply.autoscaling_state
 
 
 def find_allocator() -> str | None:

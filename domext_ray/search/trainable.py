@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from ray import tune
 
 from domext_ray.errors import DomextError, RunError
@@ -63,12 +62,8 @@ class SweepTrial(tune.Trainable):
 
     def _run_rung(self) -> dict[str, Any]:
         join_alone()
-        use_gpu = self.work.config.scale.uses_gpu
-        if not use_gpu:
-            torch.set_num_threads(max(1, round(self.work.cpus)))
-        device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
         if self.trial is None:
-            self.trial = Trial(self.work, self.folder, self.point, device)
+            self.trial = Trial(self.work, self.folder, self.point)
         return self.trial.run_rung(self.rung)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

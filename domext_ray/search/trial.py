@@ -39,7 +39,8 @@ from domext_ray.plan import count_run, load_run_base, size_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
-from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
+from domext_ray.runtime.cpu_kernels import TRAINING
+from domext_ray.runtime.device import prepare_device
 from domext_ray.search.space import PREPARATION, Point, Space, configure
 from domext_ray.storage import Place, write_json, write_text
 from domext_ray.training.distillation import choose_snippets
@@ -117,18 +118,18 @@ class Trial:
         work: what all trials share.
         folder: the trial's directory.
         point: its point of the space.
-        device: where to train.
 
     Raises:
         DomextError: the point's options do not go together, or do not fit the base.
     """
 
-    def __init__(self, work: SweepWork, folder: Path, point: Point, device: torch.device) -> None:
-        self.work, self.folder, self.device = work, folder, device
+    def __init__(self, work: SweepWork, folder: Path, point: Point) -> None:
+        self.work, self.folder = work, folder
         configs = configure(work.config, work.space, point)
         self.finetune = configs.finetune
         pretrain = configs.pretrain
-        configure_kernels(TRAINING, uses_fp32=not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16))
+        uses_fp32 = not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16)
+        self.device = prepare_device(work.config.scale.uses_gpu, round(work.cpus), TRAINING, uses_fp32=uses_fp32)
         self.prepared = work.prepared[name_preparation(pretrain)]
         base = load_run_base(pretrain)
         sized, self.shape = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
@@ -298,11 +299,8 @@ def _score_set(
 
 def score_base(work: SweepWork) -> dict[str, Any]:
     """Return what the base scores without any pre-training of the sweep's, as a trial is scored: see `score_sets`."""
-    use_gpu = work.config.scale.uses_gpu
-    if not use_gpu:
-        torch.set_num_threads(max(1, round(work.cpus)))
-    configure_kernels(TRAINING, uses_fp32=not work.config.finetune.engine.uses_bf16)
-    device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
+    uses_fp32 = not work.config.finetune.engine.uses_bf16
+    device = prepare_device(work.config.scale.uses_gpu, round(work.cpus), TRAINING, uses_fp32=uses_fp32)
     return score_sets(load_start_model(work.config.base), work, work.config.finetune, device)
 
 

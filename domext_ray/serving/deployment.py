@@ -24,7 +24,8 @@ from ray.serve.handle import DeploymentHandle
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import DomextError, find_user_error
 from domext_ray.options.build import from_dict
-from domext_ray.runtime.cpu_kernels import PREDICTION, configure_kernels
+from domext_ray.runtime.cpu_kernels import PREDICTION
+from domext_ray.runtime.device import prepare_device
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.runtime.ray_private import close_replica_port, recall, remember
 from domext_ray.serving.app import make_app
@@ -73,11 +74,11 @@ class Encoder:
 
     def __init__(self, config: ServeConfig, on_gpu: bool) -> None:
         close_replica_port()
-        configure_kernels(PREDICTION)
+        device = prepare_device(on_gpu, config.scale.threads, PREDICTION)
         self._thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.scale.threads,))
         with quiet_libraries():
             bank = open_bank(config)
-            self._engine = Engine(bank, torch.device("cuda" if on_gpu else "cpu"))
+            self._engine = Engine(bank, device)
             for name in read_served(config):
                 try:  # one that has been damaged since takes no other with it: its own rows are refused
                     self._engine.attach(name, bank.describe(name).sha256)

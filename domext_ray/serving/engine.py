@@ -19,6 +19,7 @@ from domext_ray.adapters.serving import AdapterServer, MixedStates
 from domext_ray.errors import DomextError, RunError
 from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.model.pooling import pool_states
+from domext_ray.runtime.device import autocast
 from domext_ray.serving.whole_model import ModelServer, ModelStates, WholeModel
 
 Wants = Literal["words", "labels", "mean", "cls"]
@@ -123,12 +124,13 @@ class Engine:
             return []
         ids, types, mask = self._collate(rows)
         names = [row.adapter for row in rows]
-        states = self._server.encode(ids, mask, adapter_names=names, token_type_ids=types)
         outcomes: dict[int, Outcome] = {}
-        outcomes |= self._pool(rows, states, mask)
         scored = [place for place, row in enumerate(rows) if row.wants in ("words", "labels")]
         places = {place: torch.from_numpy(row.places) for place, row in enumerate(rows) if row.places is not None}
-        logits = states.score(scored, places)
+        with autocast(self._device):
+            states = self._server.encode(ids, mask, adapter_names=names, token_type_ids=types)
+            outcomes |= self._pool(rows, states, mask)
+            logits = states.score(scored, places)
         outcomes |= self._choose_words({place: logits[place] for place in places}, rows)
         for place in scored:
             if rows[place].wants == "labels":

@@ -114,7 +114,7 @@ class Engine(Trainer):
         self._stage, self._compiled, self._num_updates = engine.zero_stage, engine.compile, 0
         sizes = {name: each.numel() for name, each in self._trainables.items()}
         self._owners = _share_out(sizes, self.world_size)
-        config = _build_config(engine, optim, micro_batch_size, accumulation_steps, sum(sizes.values()))
+        config = _build_config(engine, optim, micro_batch_size, accumulation_steps, sum(sizes.values()), device.type)
         self._deepspeed = _initialize(module, self._optimizer, config, device)
         self._deepspeed.train()
         if engine.zero_stage < 3:
@@ -270,7 +270,12 @@ def _load_parameters(trainables: dict[str, nn.Parameter], state: TrainState) -> 
 
 
 def _build_config(
-    engine: EngineConfig, optim: OptimConfig, micro_batch_size: int, accumulation_steps: int, num_elements: int
+    engine: EngineConfig,
+    optim: OptimConfig,
+    micro_batch_size: int,
+    accumulation_steps: int,
+    num_elements: int,
+    device_type: str,
 ) -> dict[str, Any]:
     bucket = min(num_elements + num_elements % 2, MAX_BUCKET_ELEMENTS)  # DeepSpeed refuses an odd number
     zero: dict[str, Any] = {
@@ -278,6 +283,8 @@ def _build_config(
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
     }
+    if device_type == "cuda" and engine.zero_stage in (1, 2):
+        zero["overlap_comm"] = True  # gradients are reduced while the backward pass goes on; at stage 3 by default
     if engine.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     return {
@@ -303,7 +310,8 @@ def _initialize(
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # Its calls of collectives that torch has renamed would warn at every step.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    _forbid_compiled_op(deepspeed)
+    if device.type == "cpu":  # elsewhere looking at its ops would have it try some twenty of them
+        _forbid_compiled_op(deepspeed)
     # `device_rank` outranks LOCAL_RANK, which counts workers of a node, not the GPUs that this process sees.
     args = SimpleNamespace(device_rank=device.index or 0)
     return deepspeed.initialize(args=args, model=objective, optimizer=optimizer, config=config)[0]

@@ -63,27 +63,26 @@ def train_worker(settings: dict[str, Any]) -> None:
     import ray.train.torch
     import torch
 
-    from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
+    from domext_ray.runtime.cpu_kernels import TRAINING
+    from domext_ray.runtime.device import prepare_device
     from domext_ray.runtime.ray_cluster import count_cpus
     from domext_ray.training.run import Run
     from domext_ray.training.worker import PretrainWorker
 
     run: Run = pickle.loads(settings["run"])
-    configure_kernels(TRAINING, uses_fp32=not run.config.engine.uses_bf16)
-    context = ray.train.get_context()
-    if not run.config.scale.uses_gpu:
-        fair = count_cpus() // context.get_local_world_size()
-        torch.set_num_threads(max(1, int(run.config.scale.cpus_per_worker or fair)))
-    elif not torch.cuda.is_available():
+    context, scale = ray.train.get_context(), run.config.scale
+    if scale.uses_gpu and not torch.cuda.is_available():
         raise ConfigError(
             f"--scale.use_gpu is true, and torch {torch.__version__} finds no GPU on {platform.node()}, where Ray has "
             "one; install a build of torch with CUDA there, or give --scale.use_gpu false."
         )
+    cpus = scale.cpus_per_worker or count_cpus() // context.get_local_world_size()
+    device = prepare_device(scale.uses_gpu, cpus, TRAINING, uses_fp32=not run.config.engine.uses_bf16)
     worker = PretrainWorker(
         run,
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
-        device=ray.train.torch.get_device() if run.config.scale.uses_gpu else torch.device("cpu"),
+        device=ray.train.torch.get_device() if scale.uses_gpu else device,
         report=ray.train.report,
     )
     worker.run()

@@ -26,6 +26,7 @@ from domext_ray.downstream.tasks.stages import Records, StagedTask
 from domext_ray.downstream.tasks.task_file import TASK_FILE, read_task_file
 from domext_ray.errors import RunError
 from domext_ray.labelled.examples import AnyExample
+from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import hash_file, hash_values
 
 _NO_METHOD = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -139,7 +140,7 @@ def load_exported(folder: str | Path, device: torch.device, batch_tokens: int = 
     for name, stage in task.stages.items():
         values = {each: getattr(starts[name].config, each) for each in _HEAD_VALUES}
         model = build_task_model(starts[name], stage, _NO_METHOD, dropout=0.0, seed=0, **values)
-        fitted[name] = Fitted.place(stage, model.eval().requires_grad_(False), device, bf16=False)
+        fitted[name] = Fitted.place(stage, model.eval().requires_grad_(False), device, bf16=has_bf16(device))
     return ExportedModel(description, task, fitted, tokenizer, batch_tokens)
 
 

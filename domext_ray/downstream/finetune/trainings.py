@@ -31,7 +31,8 @@ from domext_ray.downstream.tasks.stages import StagedResult, StagedTask, evaluat
 from domext_ray.errors import TrainingError
 from domext_ray.files import read_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED
-from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
+from domext_ray.runtime.cpu_kernels import TRAINING
+from domext_ray.runtime.device import prepare_device
 from domext_ray.storage import new_file, write_json, write_text
 
 MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"
@@ -146,11 +147,8 @@ def _read_scores(work: FinetuneWork, point: Point) -> dict[str, SplitScore]:
 
 
 def _prepare_process(work: FinetuneWork) -> torch.device:
-    if work.config.scale.uses_gpu:
-        return torch.device("cuda", 0)
-    torch.set_num_threads(max(1, int(work.cpus)))
-    configure_kernels(TRAINING, uses_fp32=not work.config.engine.uses_bf16)
-    return torch.device("cpu")
+    uses_fp32 = not work.config.engine.uses_bf16
+    return prepare_device(work.config.scale.uses_gpu, work.cpus, TRAINING, uses_fp32=uses_fp32)
 
 
 def _write_splits(work: FinetuneWork, point: Point, result: StagedResult) -> None:

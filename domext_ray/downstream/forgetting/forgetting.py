@@ -32,6 +32,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker
+from domext_ray.runtime.device import autocast
 from domext_ray.storage import new_file
 from domext_ray.training.objective import pad_batch
 from domext_ray.training.step import move_batch
@@ -253,7 +254,6 @@ def _predict_or_read(
     return is_right
 
 
-@torch.inference_mode()
 def _choose_device(config: ForgettingConfig) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if config.use_gpu is True and not has_gpu:
@@ -263,6 +263,7 @@ def _choose_device(config: ForgettingConfig) -> torch.device:
     return torch.device("cuda" if has_gpu and config.use_gpu else "cpu")
 
 
+@torch.inference_mode()
 def predict_masked(
     model: DomextForMaskedLM,
     rows: Sequence[MaskedText],
@@ -296,12 +297,13 @@ def predict_masked(
         ids, labels, is_scored = zip(*(row.spread() for row in own), strict=True)
         longest = max(map(len, ids))  # a model may have positions for no more
         given = move_batch(pad_batch(ids, labels, is_scored, pad_id, longest), device)
-        logits = model(
-            given["input_ids"],
-            attention_mask=given["attention_mask"],
-            masked_positions=given["masked_positions"],
-            adapter_names=adapter_names,
-        ).logits
+        with autocast(device):
+            logits = model(
+                given["input_ids"],
+                attention_mask=given["attention_mask"],
+                masked_positions=given["masked_positions"],
+                adapter_names=adapter_names,
+            ).logits
         is_right = (logits.argmax(dim=-1) == given["labels"]).cpu().numpy()
         ends = np.cumsum([len(row.places) for row in own])[:-1]
         for i, part in zip(batch, np.split(is_right, ends), strict=True):

@@ -16,6 +16,7 @@ from domext_ray.downstream.start.model import StartModel, build_encoder, is_run
 from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.model.pooling import mean_layers, pool_states
+from domext_ray.runtime.device import autocast
 from domext_ray.training.start import read_run_config
 
 BATCH_TEXTS = 64
@@ -104,8 +105,9 @@ class TextEmbedding:
             return_tensors="pt",
         )
         rows, mask = (batch[each].to(self.device, non_blocking=True) for each in ("input_ids", "attention_mask"))
-        encoded = self._encoder(rows, attention_mask=mask, output_hidden_states=bool(self.layers))
+        with autocast(torch.device(self.device)):
+            encoded = self._encoder(rows, attention_mask=mask, output_hidden_states=bool(self.layers))
         states = mean_layers(encoded.hidden_states, self.layers) if self.layers else encoded.last_hidden_state
-        vectors = pool_states(states, mask, self.pooling)
+        vectors = pool_states(states.float(), mask, self.pooling)
         is_cut = [bool(each.overflowing) for each in batch.encodings]
         return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).cpu().numpy(), is_cut

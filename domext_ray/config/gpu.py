@@ -1,0 +1,31 @@
+"""Whether the processes of a job have GPUs, and how long they wait for them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from domext_ray.options.declare import Time, free, option_group, read_seconds
+
+UseGpu = bool | Literal["auto"]
+"""A GPU for each process, or not; auto until it is known how many GPUs there are."""
+
+
+@option_group
+class GpuOptions:
+    """The options of `--scale` that all jobs have which start processes."""
+
+    use_gpu: UseGpu = free("auto")  # a GPU for each process; auto: where there are GPUs, or a cluster can bring them
+    # how long a job waits for GPUs that a cluster has too few of, before it gives up
+    wait: Time = free("10m")
+
+    @property
+    def wait_seconds(self) -> float:
+        """The seconds of `wait`."""
+        return read_seconds(self.wait)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether each process has a GPU; `auto` has been settled (`ray_cluster.resolve_gpu`)."""
+        if self.use_gpu == "auto":
+            raise ValueError("--scale.use_gpu auto is not settled yet")
+        return self.use_gpu
