@@ -335,11 +335,16 @@ def store_base(model: DomextForMaskedLM, dtype: torch.dtype) -> None:
 
 
 def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bool) -> None:
-    """Set the attention implementation that trains fastest: the fused one, but for bf16 on a CPU.
+    """Set the attention implementation of `pick_attention`."""
+    model.set_attn_implementation(pick_attention(device, bf16=bf16))
+
+
+def pick_attention(device: torch.device, *, bf16: bool) -> str:
+    """Return the attention implementation that trains fastest: the fused one, but for bf16 on a CPU.
 
     There torch's fused kernel takes three times as long as products and a softmax in turn, above all backward.
     """
-    model.set_attn_implementation("eager" if bf16 and device.type == "cpu" else "sdpa")
+    return "eager" if bf16 and device.type == "cpu" else "sdpa"
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from domext_ray.runtime.ray_cluster import (
     find_shortage,
     is_cluster,
     list_nodes,
+    resolve_gpu,
     run_on_each_node,
     share_cpus,
 )
@@ -74,7 +75,8 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
         DomextError: a user's mistake, a loss that is not finite, or workers that died too often.
         Stopped: a signal ended the training; the step under way was saved if there was time.
     """
-    config, run_dir = run.config, run.paths.run
+    # Nodes with GPUs that the job waited for at its start may have gone while its text was prepared.
+    config, run_dir = resolve_gpu(run.config, run.config.scale.num_workers, "--scale.num_workers"), run.paths.run
     attempt, resources = run_dir.fence, reserve(config)
     assert isinstance(attempt, Attempt), "the run is held"
     if resources["CPU"] < min(CROWDED_CPUS, config.scale.cpus_per_worker or 1.0):

@@ -25,6 +25,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import choose_attention, describe_extensions, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.options.declare import read_seconds
 from domext_ray.runs.events import (
     CHECKPOINTS,
     EVALUATION,
@@ -37,6 +38,7 @@ from domext_ray.runs.events import (
 )
 from domext_ray.runs.losses import DOMAIN, TRAIN, name_losses
 from domext_ray.training.checkpoint import agree_on_checkpoint, describe_resumption, save_checkpoint
+from domext_ray.training.choices import describe_choices
 from domext_ray.training.cost import Roofline, count_flops, make_full_batch, measure_peak_memory, time_matmuls
 from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.distillation import distill_new_words
@@ -112,8 +114,11 @@ class PretrainWorker:
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
         self.num_skipped = self.num_unmasked = 0  # steps in a row
         self._save_waits = self.is_stopping = False
+        self._taken: tuple[Any, float, float, list[int]] | None = None
         trackers, options = self.config.run.trackers, list_tracked_options(self.config)
         self.log = MetricsLog(self.run_dir, self.step, trackers, options) if rank == 0 else None
+        for choice in describe_choices(self.config, device) if rank == 0 else ():
+            notify_driver(self.run_dir, choice)
 
     def _build_engine(self) -> Engine:
         config = self.config
@@ -200,10 +205,11 @@ class PretrainWorker:
         done, first = self._is_done(last_step), self.step + 1
         self._enter_phase("reading the first rows", FIRST_STEP)
         while not done and not self.is_stopping:
+            before = self.seconds
             record = self._train_step()
             done = self._is_done(last_step)
-            evaluates = done or self.step % train.evaluate_every == 0
-            saves = done or self.is_stopping or self._is_save_due()
+            evaluates = done or self._is_due(train.evaluate_every, before)
+            saves = done or self.is_stopping or self._is_save_due(before)
             if evaluates:
                 record |= self._evaluate(at_end=done and self._is_done())
             if self.log is not None:
@@ -230,13 +236,12 @@ class PretrainWorker:
             self.log.close()
 
     def _is_done(self, last_step: int = 0) -> bool:
-        """Whether a limit is reached; rank 0's clock decides for all."""
+        """Whether a limit is reached; rank 0's clock decides for all, and comes with the counts of the next batch."""
         train = self.config.train
-        if train.max_seconds:
-            seconds = torch.tensor([self.seconds], dtype=torch.float64, device=self.engine.device)
-            dist.broadcast(seconds, src=0)
-            self.seconds = seconds.item()
         limit = min(train.max_steps, last_step or train.max_steps)
+        goes_by_time = train.max_seconds or str in map(type, (train.save_every, train.evaluate_every))
+        if goes_by_time and self.start_step < self.step < limit and self._taken is None:
+            self._taken = self._take_batch()
         return self.step >= limit or 0 < train.max_tokens <= self.tokens or 0 < train.max_seconds <= self.seconds
 
     def _measure_progress(self) -> float:
@@ -245,17 +250,26 @@ class PretrainWorker:
         spent = [(self.step, horizon), (self.tokens, train.max_tokens), (self.seconds, train.max_seconds)]
         return min(1.0, max(done / limit for done, limit in spent if limit))
 
-    def _is_save_due(self) -> bool:
+    def _is_save_due(self, before: float) -> bool:
         """Whether a checkpoint is due; it waits for a step that is not skipped, which shows that the weights work."""
-        self._save_waits |= self.step % self.config.train.save_every == 0
+        self._save_waits |= self._is_due(self.config.train.save_every, before)
         return self._save_waits and self.num_skipped == 0
 
-    def _train_step(self) -> dict[str, Any]:
+    def _is_due(self, every: int | str, before: float) -> bool:
+        """Whether the newest step ends a number of steps, or a time; the clock stood at `before` when it began."""
+        if isinstance(every, int):
+            return self.step % every == 0
+        period = read_seconds(every)
+        return self.seconds // period > before // period
+
+    def _take_batch(self) -> tuple[Any, float, float, list[int]]:
+        """This rank's micro batches, the seconds until they and all came, and their counts over all ranks."""
         started = time.perf_counter()
         micro_batches, tokens_here = next(self.batches)
         waited = time.perf_counter() - started
         asked = self.log is not None and self.log.is_stopping  # rank 0 knows, and all ranks end at this step
         here = [
+            round(1e6 * self.seconds) if self.rank == 0 else 0,
             sum(each.num_masked for each in micro_batches),
             sum(tokens_here),
             sum(each.num_pairs for each in micro_batches),
@@ -265,13 +279,21 @@ class PretrainWorker:
         ]
         counts = torch.tensor(here, dtype=torch.int64, device=self.engine.device)
         self.engine.sum_over_ranks(counts)
-        num_masked, num_tokens, num_pairs, num_distilled, self.is_stopping, *of_parts = counts.tolist()
+        microseconds, *summed = counts.tolist()
+        self.seconds = microseconds / 1e6
+        return micro_batches, waited, time.perf_counter() - started, summed
+
+    def _train_step(self) -> dict[str, Any]:
+        micro_batches, waited, spent, counts = self._taken or self._take_batch()
+        started, self._taken = time.perf_counter() - spent, None
+        num_masked, num_tokens, num_pairs, num_distilled, self.is_stopping, *of_parts = counts
         figures = self.engine.train_step(
             micro_batches, num_masked, self.step, num_pairs, num_distilled, self._measure_progress()
         )
         self._check_step(figures, num_masked)
         seconds = time.perf_counter() - started
-        self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
+        self.step, self.tokens = self.step + 1, self.tokens + num_tokens
+        self.seconds = round(self.seconds + seconds, 6)  # as it travels
         record = {
             "step": self.step,
             TRAIN + self.losses.loss: figures.loss,

@@ -1,0 +1,40 @@
+"""What a run chooses for the device that it trains on, a line each, with the reason."""
+
+from __future__ import annotations
+
+import torch
+
+from domext_ray.config.pretrain import PretrainConfig, resolve_long_micro_batch_size, resolve_micro_batch_size
+from domext_ray.model.build import pick_attention
+from domext_ray.runtime.cpu_kernels import has_bf16_units
+from domext_ray.runtime.device import has_bf16
+
+
+def describe_choices(config: PretrainConfig, device: torch.device) -> list[str]:
+    """Return the lines.
+
+    Args:
+        config: the run; its precision and its use of GPUs are settled.
+        device: of a worker.
+    """
+    engine, on_gpu, bf16 = config.engine, device.type == "cuda", config.engine.uses_bf16
+    where = "CUDA" if on_gpu else "CPU"
+    attention = pick_attention(device, bf16=bf16)
+    rows = "packed rows" if config.prepare.packed else "padded rows"
+    fused = "bf16, for which the fused kernel is slower" if attention == "eager" else "fused"
+    if on_gpu:
+        version = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        has_units, reason = has_bf16(device), f"compute capability {version}"
+    else:
+        has_units = has_bf16_units()
+        reason = "this CPU has bf16 units" if has_units else "this CPU has no bf16 units"
+    reason = reason if bf16 == has_units else f"as asked; {reason}"
+    precision = "bf16" if bf16 else "fp32, products in TF32" if on_gpu and has_units else "fp32"
+    sizes = [resolve_micro_batch_size(config)]
+    sizes += [resolve_long_micro_batch_size(config)] if config.train.long_seq_length else []
+    return [
+        f"attention: {attention} ({rows}, {fused}, {where})",
+        f"precision: {precision} ({reason})",
+        f"compile: {'on (asked)' if engine.compile else 'off (not asked)'}",
+        f"micro batch: {', then '.join(map(str, sizes))} rows ({'asked' if config.train.micro_batch_size else where})",
+    ]
