@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ OBJECT_STORE_BYTES = 150_000_000
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster: its address, its dashboard, its token, and the environment of its clients."""
+    """A running cluster: its address, its dashboard, its token, the environment of its clients, and how it grows."""
 
     address: str
     dashboard: str
     token: str
     environment: dict[str, str]
+    add: Callable[..., None] = field(default=lambda *options: None)
 
     def call(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -106,6 +107,7 @@ def run_raylets(cpus: Sequence[int]) -> Iterator[Cluster]:
                 subprocess.Popen(command, env=started.environment, stdout=log, stderr=log, start_new_session=True)
             )
 
+    started = replace(started, add=lambda *options: start("--address", started.address, *options))
     try:
         start(
             *("--head", "--port", str(port), "--dashboard-port", str(dashboard), "--num-cpus", str(cpus[0])),
@@ -113,7 +115,7 @@ def run_raylets(cpus: Sequence[int]) -> Iterator[Cluster]:
         )
         wait_for(lambda: bool(started.list("nodes")), processes, folder)
         for number in cpus[1:]:
-            start("--address", started.address, "--num-cpus", str(number))
+            started.add("--num-cpus", str(number))
         wait_for(lambda: len(started.list("nodes")) == len(cpus), processes, folder)
         yield started
     finally:

@@ -1,0 +1,106 @@
+"""A job waits for the GPUs of a cluster that grows, asks its autoscaler for them, and refuses when they do not come."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from raylets import Cluster, run_raylets
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+DECIDE = """
+import sys, time
+from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
+from domext_ray.errors import ConfigError
+from domext_ray.runtime import ray_cluster
+ray_cluster.SAY_SECONDS = 2.0
+ray_cluster.start_ray()
+number, wait = int(sys.argv[1]), sys.argv[2]
+config, started = PretrainConfig(scale=ScaleConfig(num_workers=number, wait=wait)), time.monotonic()
+try:
+    print("uses GPUs:", ray_cluster.resolve_gpu(config, number, "--scale.num_workers").scale.use_gpu)
+except ConfigError as error:
+    print("refused:", error)
+print("seconds:", int(time.monotonic() - started))
+"""
+AUTOSCALER = """
+import sys, time
+import ray
+from ray._raylet import GCS_AUTOSCALER_STATE_NAMESPACE, GCS_AUTOSCALER_V2_ENABLED_KEY, GcsClient
+from ray.autoscaler.v2.sdk import get_cluster_resource_state
+from ray.core.generated.autoscaler_pb2 import AutoscalingState
+ray.init(logging_level="ERROR")
+client = GcsClient(address=ray.get_runtime_context().gcs_address)
+key, space = GCS_AUTOSCALER_V2_ENABLED_KEY.encode(), GCS_AUTOSCALER_STATE_NAMESPACE.encode()
+client.internal_kv_put(key, b"1", True, namespace=space)
+print("ready", flush=True)
+ends = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < ends:
+    seen = get_cluster_resource_state(client)
+    state = AutoscalingState(last_seen_cluster_resource_state_version=seen.cluster_resource_state_version)
+    state.autoscaler_state_version = seen.cluster_resource_state_version
+    asked = [each for of in seen.cluster_resource_constraints for each in of.resource_requests]
+    if asked and sys.argv[1] == "without":
+        state.infeasible_cluster_resource_constraints.extend(seen.cluster_resource_constraints)
+    elif asked:
+        state.pending_instance_requests.add(ray_node_type_name="gpu", count=sum(each.count for each in asked))
+    client.report_autoscaling_state(state.SerializeToString())
+    time.sleep(0.5)
+client.internal_kv_put(key, b"0", True, namespace=space)
+"""
+"""What stands for an autoscaler: it says of what it is asked for that it starts it, or that it never can."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with run_raylets([1]) as started:
+        started.environment["RAY_ADDRESS"] = started.address
+        yield started
+
+
+def start(cluster: Cluster, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", *command], env=cluster.environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def read(process: subprocess.Popen[str]) -> list[str]:
+    return process.communicate(timeout=300)[0].splitlines()
+
+
+def test_a_job_waits_for_the_gpus_of_its_cluster(cluster: Cluster) -> None:
+    *said, decided, seconds = read(start(cluster, DECIDE, "1", "10m"))
+    assert not said and decided == "uses GPUs: False" and int(seconds.split()[-1]) < 5, "none are there, or can come"
+
+    autoscaler = start(cluster, AUTOSCALER, "without", "20")
+    assert autoscaler.stdout is not None and autoscaler.stdout.readline() == "ready\n"
+    *said, decided, _ = read(start(cluster, DECIDE, "1", "10m"))
+    assert not said and decided == "uses GPUs: False", "it has no node type with a GPU"
+    autoscaler.wait(timeout=60)
+
+    autoscaler = start(cluster, AUTOSCALER, "with", "40")
+    assert autoscaler.stdout is not None and autoscaler.stdout.readline() == "ready\n"
+    first, *_, decided, _ = read(start(cluster, DECIDE, "2", "4s"))
+    assert first.startswith("waiting for GPUs: the cluster has 0 of 2, on 1 node of 1 CPU, starting ")
+    assert first.endswith(" of gpu; 0 of 4 s (--scale.wait)")
+    assert decided == (
+        "refused: --scale.use_gpu auto needs 2 GPUs and the cluster has 0 after --scale.wait 4s; lower "
+        "--scale.num_workers, wait longer, add nodes, or give --scale.use_gpu false."
+    )
+    autoscaler.wait(timeout=60)
+
+    cluster.add("--num-cpus", "1", "--num-gpus", "1")
+    while len(cluster.list("nodes")) < 2:
+        time.sleep(1)
+    waits = start(cluster, DECIDE, "2", "10m")
+    assert waits.stdout is not None
+    line = waits.stdout.readline()
+    assert line.startswith(
+        "waiting for GPUs: the cluster has 1 of 2, on 1 node of 1 CPU and 1 node of 1 CPU and 1 GPU;"
+    )
+    cluster.add("--num-cpus", "1", "--num-gpus", "1")  # it joins while the job waits
+    assert "uses GPUs: True" in read(waits)
