@@ -33,7 +33,8 @@ def prepare_device(uses_gpu: bool, cpus: float, num_kept: int, *, uses_fp32: boo
 
 def has_bf16(device: torch.device) -> bool:
     """Whether predictions are computed in bf16 on a device: on cards that have units for it. Training has an option."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
+    is_card = device.type == "cuda" and torch.cuda.is_available()
+    return is_card and torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
 
 
 def autocast(device: torch.device) -> torch.autocast:
