@@ -367,6 +367,7 @@ def make_fake(objective: Objective) -> tuple[Objective, FakeTensorMode]:
 def list_moments(trained: int, frozen: int, step: StepMemory, sharding: Sharding) -> list[dict[str, int]]:
     """Return what a rank holds beside its state in the moments of a step that may need most; sizes are bytes."""
     bucket = min(trained, 4 * MAX_BUCKET_ELEMENTS)
+    filled = bucket * (2 if sharding.on_gpu else 1)  # in turn, where reductions overlap (engine.py, `overlap_comm`)
     share = trained // sharding.world_size
     earlier = (trained if sharding.stage < 2 else share) if sharding.accumulates else 0
     # Parameters are gathered into one tensor and copied from it; gloo gathers into a tensor of its own before that
@@ -381,15 +382,15 @@ def list_moments(trained: int, frozen: int, step: StepMemory, sharding: Sharding
         ),
         1: (
             (earlier, 0, step.before),
-            (earlier or step.gradients, bucket, step.after),
+            (earlier or step.gradients, filled, step.after),
             # A bucket is reduced as a flat copy of itself; then a rank's share is copied for the optimizer.
-            (trained, 2 * bucket, 0),
+            (trained, filled + bucket, 0),
             (trained + share, 0, 0),
         ),
         2: (
             (earlier, 0, step.before),
-            (earlier, bucket, step.after),
-            (earlier + share, 2 * bucket, step.reducing),
+            (earlier, filled, step.after),
+            (earlier + share, filled + bucket, step.reducing),
             (2 * share, 0, 0),
         ),
         3: (  # buffers of gradients are there from the start
