@@ -175,4 +175,4 @@ def test_predictions_are_made_in_bf16_where_the_card_has_it(
     rounded = compute()
     for one, other in zip(exact, rounded, strict=True):
         assert one.dtype == other.dtype and not np.array_equal(one, other)
-        np.testing.assert_allclose(one, other, atol=0.05)
+        np.testing.assert_allclose(one, other, atol=0.15)
