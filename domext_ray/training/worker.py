@@ -286,7 +286,8 @@ class PretrainWorker:
     def _train_step(self) -> dict[str, Any]:
         micro_batches, waited, spent, counts = self._taken or self._take_batch()
         started, self._taken = time.perf_counter() - spent, None
-        num_masked, num_tokens, num_pairs, num_distilled, self.is_stopping, *of_parts = counts
+        num_masked, num_tokens, num_pairs, num_distilled, asked, *of_parts = counts
+        self.is_stopping = bool(asked)
         figures = self.engine.train_step(
             micro_batches, num_masked, self.step, num_pairs, num_distilled, self._measure_progress()
         )
