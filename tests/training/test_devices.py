@@ -56,6 +56,7 @@ WAITS = {
     },
     "prediction": {
         ("downstream/finetune/training.py", "run_rows", HOST): (4, "outputs, which are decoded on the host"),
+        ("downstream/start/text_embedding.py", "_embed", HOST): (1, "vectors of terms, which are ranked on the host"),
         ("inference/fill_mask.py", "run", HOST): (2, "probabilities and ids"),
         ("model/domext/heads_domext.py", "forward", HOST): (2, "as in training"),
         ("model/domext/heads_domext.py", "forward", CARD): (1, "as in training"),
