@@ -33,15 +33,16 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import choose_attention, describe_extensions, store_base
 from domext_ray.runs.losses import name_losses
 from domext_ray.training import engine as engine_module
+from domext_ray.training import worker as worker_module
 from domext_ray.training.checkpoint import save_checkpoint
+from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.engine import Engine, TensorState, TrainState, join_alone
 from domext_ray.training.evaluate import evaluate
-from domext_ray.training.keeping import make_loss
+from domext_ray.training.losses import make_loss
 from domext_ray.training.objective import to_batch
-from domext_ray.training.parts import PartFigures, name_parts
+from domext_ray.training.parts import PartFigures
 from domext_ray.training.start import build_run_model
 from domext_ray.training.step import SingleProcessTrainer, list_trainables, move_batch
-from domext_ray.training.vectors import attach_decoder
 from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -129,14 +130,17 @@ def run_steps(config: PretrainConfig, built: Built, batches: list[Any], precisio
 
 def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> PretrainWorker:
     """Make a rank that steps an engine on the same micro batches again and again: no Ray reads them."""
-    worker = object.__new__(PretrainWorker)
+    worker_module.count_epochs = lambda *_: [0.0, 0.0]  # type: ignore[assignment]
+    worker, parts = object.__new__(PretrainWorker), PartFigures(config, [], None)
+    parts.describe = lambda *_: {}  # type: ignore[method-assign]
     vars(worker).update(
         config=config,
         engine=engine,
-        batches=itertools.repeat((batches, [9, *[0] * (len(name_parts(config)) - 1)])),
-        parts=PartFigures(config, [], None),
+        batches=itertools.repeat((batches, [9, *[0] * (len(parts.names) - 1)])),
+        parts=parts,
         losses=name_losses(config.objective.kind),
         log=None,
+        phases=[],
         rooflines={},
         step=0,
         seconds=0.0,
@@ -144,8 +148,6 @@ def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> P
         num_skipped=0,
         num_unmasked=0,
     )
-    worker._describe_replay = lambda *_: {}  # type: ignore[method-assign]
-    worker.parts.describe = lambda *_: {}  # type: ignore[method-assign]
     return worker
 
 

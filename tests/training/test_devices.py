@@ -23,6 +23,7 @@ from card_runs import (
     run_vectors,
     save_start,
 )
+from forked import run_group
 from method_runs import Places, make_places
 from methods import ROWS, find_row
 from tiny_layouts import TINY_LAYOUTS
@@ -55,6 +56,7 @@ WAITS = {
     },
     "prediction": {
         ("downstream/finetune/training.py", "run_rows", HOST): (4, "outputs, which are decoded on the host"),
+        ("downstream/start/text_embedding.py", "_embed", HOST): (1, "vectors of terms, which are ranked on the host"),
         ("inference/fill_mask.py", "run", HOST): (2, "probabilities and ids"),
         ("model/domext/heads_domext.py", "forward", HOST): (2, "as in training"),
         ("model/domext/heads_domext.py", "forward", CARD): (1, "as in training"),
@@ -145,7 +147,6 @@ SLOW = {row.slug for row in ROWS if row.name not in REPRESENTATIVE}
 
 
 def _work(_: int, names: set[str], places: Places, root: Path) -> None:
-    torch.set_num_threads(1)
     layouts = {}
     for kind, layout in TINY_LAYOUTS.items():
         base = layout.save(root / kind)
@@ -178,7 +179,7 @@ def results(
     asked = {each.callspec.params["name"] for each in own if hasattr(each, "callspec")}
     if any(not hasattr(each, "callspec") for each in own):
         asked |= {*NAMES} - SLOW
-    torch.multiprocessing.spawn(_work, (asked, places, root))
+    run_group(_work, (asked, places, root), 1)
     return torch.load(root / "results.pt", weights_only=False)
 
 
