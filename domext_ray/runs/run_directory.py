@@ -23,7 +23,7 @@ ConfigT = TypeVar("ConfigT", bound=Any)
 
 SUBMITTED_RUNS = Path("~/domext_runs")
 CONFIG = "config.yaml"
-FORMAT = 3
+FORMAT = 4
 """Of run.json."""
 _PACKAGES = ("domext_ray", "torch", "ray", "transformers", "deepspeed", "tokenizers", "numpy")
 _CONFIG_REMEDY = "bring back a copy of it, or run its own command again, which writes it anew"

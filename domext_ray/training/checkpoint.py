@@ -147,7 +147,8 @@ def save_checkpoint(
         write_json(target / MANIFEST, {**manifest, "sha256": hash_values(manifest)}, sort_keys=True)
     except (OSError, SafetensorError, StorageError) as error:
         with contextlib.suppress(OSError, DomextError):
-            target.delete()
+            if not (target / MANIFEST).is_file():  # other ranks still write theirs: what is left counts for nothing
+                (target if num_ranks == 1 else target / (TENSORS + ending)).delete()
         cause = getattr(error.__cause__ or error, "strerror", None) or str(error)
         raise StorageError(
             f"the checkpoint of step {step} cannot be written to {folder} ({cause}): free space there, and the same "
@@ -224,7 +225,7 @@ def choose_checkpoint(
     """
     folder = Place(where)
     found, damages = _search(folder)
-    if chosen and (found is None or _order(found.path) < _order(chosen.path)):
+    if chosen and found != chosen and (found is None or _order(found.path) <= _order(chosen.path)):
         return wait_for_checkpoint(folder, chosen)
     if found is None and damages:
         reasons = "; ".join(f"{each.name}: {damage}" for each, damage in damages)

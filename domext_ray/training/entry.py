@@ -23,7 +23,7 @@ class RunFailures(UserCallback):
 
     Args:
         run_dir: the run's directory.
-        max_failures: restarts before Ray Train gives up.
+        max_failures: deaths of workers after which the run ends; machines that were taken back do not count.
     """
 
     def __init__(self, run_dir: Where, max_failures: int) -> None:
@@ -39,14 +39,15 @@ class RunFailures(UserCallback):
         for error in errors.values():
             if (mistake := find_user_error(error)) is not None:
                 raise mistake
-        self.num_failures += 1
+        is_taken = any(getattr(each, "preempted", False) for each in errors.values())  # a spot machine, given back
+        self.num_failures += not is_taken
         rank, ends = min(errors), self.num_failures > self.max_failures
         reason = (str(errors[rank]).strip() or type(errors[rank]).__name__).splitlines()[0]
-        notify_driver(
-            self.run_dir,
-            f"worker {rank} failed ({reason}): failure {self.num_failures} of at most {self.max_failures}"
-            + ("; the job gives up." if ends else " (--train.max_failures); all workers start again."),
-        )
+        count = f"failure {self.num_failures} of at most {self.max_failures}"
+        told = f"{count}; the job gives up" if ends else f"{count} (--train.max_failures); all workers start again"
+        if is_taken:
+            told = "its machine was taken back; all workers start again"
+        notify_driver(self.run_dir, f"worker {rank} failed ({reason}): {told}.")
         if ends and all(isinstance(each, RayError) for each in errors.values()):  # others are defects of the code
             raise TrainingError(
                 f"workers died more than --train.max_failures ({self.max_failures}) times, the last time worker {rank} "

@@ -87,8 +87,8 @@ def test_an_option_that_a_run_does_not_name_is_another(tmp_path: Path) -> None:
 def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
     run = lay_out(tmp_path / "run")
     path = run / "run.json"
-    path.write_text(path.read_text().replace('"format": 3', '"format": 2'))
-    with pytest.raises(RunError, match=r"run\.json is not of format 3"):
+    path.write_text(path.read_text().replace('"format": 4', '"format": 2'))
+    with pytest.raises(RunError, match=r"run\.json is not of format 4"):
         check_identity(run, identity_of(CONFIG))
 
 
@@ -100,8 +100,8 @@ def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
         "[1]",
         "\x80",
         "{}",
-        '{"format": 3}',
-        '{"format": 3, "identity": {"optim": {"decay_steps": "x"}}}',
+        '{"format": 4}',
+        '{"format": 4, "identity": {"optim": {"decay_steps": "x"}}}',
     ],
 )
 def test_a_damaged_record_is_one_sentence(tmp_path: Path, content: str) -> None:

@@ -102,6 +102,10 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
 def test_a_dead_worker_is_said_and_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
     failures, reader = RunFailures(tmp_path, max_failures=1), EventReader(tmp_path)
     death = RayActorError("The actor died.\n\tits pid: 1")
+    failures.after_exception(None, {1: RayActorError(preempted=True)})  # which does not count
+    assert [each.text for each in reader.read()] == [
+        f"worker 1 failed ({death.BASE_ERROR_MSG}): its machine was taken back; all workers start again."
+    ]
     failures.after_exception(None, {1: WorkerHealthCheckFailedError("A worker health check failed.", death)})
     died_again = WorkerHealthCheckFailedError("A worker health check failed.", death)
     with pytest.raises(TrainingError) as raised:
