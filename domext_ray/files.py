@@ -33,9 +33,10 @@ def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = No
     Raises:
         RunError: it is missing or damaged, lacks a value, or has another format.
     """
-    values = _read(path, remedy, json.loads, "JSON object", {**({"format": int} if format else {}), **(expected or {})})
-    if format and values["format"] != format:
+    values = _read(path, remedy, json.loads, "JSON object", {"format": int} if format else {})
+    if format and values["format"] != format:  # before what another format need not have
         raise RunError(f"{path} has format {values['format']}, and this version reads {format}; {remedy}.")
+    check_values(path, values, "JSON object", remedy, expected or {})
     return values
 
 

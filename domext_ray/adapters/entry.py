@@ -121,9 +121,7 @@ def make_model(
 
 def put_adapter(model: nn.Module, name: str, entry: BankEntry, tensors: Mapping[str, Tensor]) -> None:
     """Add an adapter to a model, or an encoder, with its tensors, or leave the model as it was; heads stay."""
-    target: Any = (
-        model if hasattr(model, "attach_adapter") else model.bert
-    )  # a head for words has a part of the adapter
+    target: Any = model
     if name in target.config.adapters:
         raise RunError(f"the model has an adapter {name!r} already; detach it first.")
     prefix = "" if hasattr(target, "bert") else "bert."

@@ -88,6 +88,17 @@ def check_target(where: Where, kind: str, source: Path | None = None) -> None:
     _check_own(folder, record)
 
 
+def check_whole(where: Where) -> None:
+    """Refuse half an export, whose files are of two.
+
+    Raises:
+        RunError: its job was stopped on the way; or the marker is damaged or of another version.
+    """
+    record = _read_marker(Place(where))
+    if record is not None and not all(record.files.values()):
+        raise RunError(f"{where} holds half an export, whose job was stopped; export the run again.")
+
+
 def list_exported(where: Where) -> list[str]:
     """Return the files of an export, its marker, too.
 
@@ -98,8 +109,7 @@ def list_exported(where: Where) -> list[str]:
     record = _read_marker(folder)
     if record is None:
         raise RunError(f"{folder} holds no export of this project (it has no {MARKER}); export the run first.")
-    if not all(record.files.values()):
-        raise RunError(f"{folder} holds half an export, whose job was stopped; export the run again.")
+    check_whole(folder)
     _check_own(folder, record)
     if missing := record.files.keys() - set(folder.list_files()):
         raise RunError(f"{folder / min(missing)}: it is part of the export, and is missing; export the run again.")

@@ -129,7 +129,7 @@ def is_plain(model: Any) -> bool:
 def save_model(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Save a model as transformers' own where that has it, or else with the code that it needs."""
     if not is_plain(model):
-        save_with_code(copy.deepcopy(model).to(dtype), folder)
+        save_with_code(copy.deepcopy(model).to("cpu", dtype), folder)
         return
     own, layout, kind = model.config, find_layout(model.config), type(model).__name__
     config = layout.restore(own, kind.removeprefix("Domext") if layout.has_plain_heads else "ForMaskedLM")

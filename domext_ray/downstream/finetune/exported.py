@@ -25,6 +25,7 @@ from domext_ray.downstream.tasks.description import TaskDescription, make_descri
 from domext_ray.downstream.tasks.stages import Records, StagedTask
 from domext_ray.downstream.tasks.task_file import TASK_FILE, read_task_file
 from domext_ray.errors import RunError
+from domext_ray.export.folder import check_whole
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import hash_file, hash_values
@@ -100,7 +101,7 @@ def find_export(folder: str | Path) -> Path:
     """Return the folder of a fine-tuned model: an export, or that of a fine-tuning run.
 
     Raises:
-        RunError: it holds no fine-tuned model.
+        RunError: it holds no fine-tuned model, or half an export.
     """
     folder = Path(folder).expanduser()
     if (folder / TRAININGS).is_dir():
@@ -109,6 +110,7 @@ def find_export(folder: str | Path) -> Path:
             raise RunError(f"{folder} is missing: the run has not ended, or was made with --export false; export it.")
     if not (folder / TASK_FILE).is_file() and find_head(folder) is None:
         raise RunError(f"{folder} holds no fine-tuned model; give the export of a fine-tuning run.")
+    check_whole(folder)
     return folder
 
 

@@ -25,6 +25,8 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 from .configuration_domext import DomextConfig
 from .layers_domext import Linear, Pooler
 from .modeling_domext import DomextModel, DomextPreTrainedModel
+from .routers_domext import Routers  # noqa: F401 - this and the next one: transformers 5.5 copies what a file itself
+from .words_domext import Embeddings  # noqa: F401 - imports, and then misses what these do
 
 SPAN_SIZE = 64
 """m: size of the query and the key by which a span's first and last token are scored."""

@@ -168,7 +168,7 @@ class AdapterPlace(nn.Module):
         raise NotImplementedError
 
     def attach_adapters(self) -> None:
-        """Make the parts of all adapters; a place does that last in its constructor."""
+        """Make the parts of all adapters, once what `make_part` reads is there."""
         self.adapters = nn.ModuleDict()
         for name in self.config.adapters:
             self.attach_adapter(name)

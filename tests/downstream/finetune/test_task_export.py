@@ -24,6 +24,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.card import SplitScore, read_score
 from domext_ray.downstream.finetune.export import export_stages, save_fitted
+from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
@@ -42,6 +43,7 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
+from domext_ray.storage import Place
 
 EXAMPLES: dict[str, tuple[AnyExample, ...]] = {
     "ner": (TaggedSentence("0", "t:1", ("the", "heart", "disease"), ("O", "B-Disease", "I-Disease")),),
@@ -228,6 +230,25 @@ def test_only_an_earlier_export_of_a_fine_tuned_model_is_replaced(start: StartMo
         with pytest.raises(RunError, match=reason):
             export_stages(start, task, fitted, place)
     assert "| dev | 0.250 |" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_half_an_export_of_several_models_predicts_nothing(
+    start: StartModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task, fitted), folder, real = fit(start, "relation_extraction", FULL), tmp_path / "export", Place.put
+    export_stages(start, task, fitted, folder)
+    assert load_exported(folder, torch.device("cpu")).fitted.keys() == task.stages.keys()
+
+    def put(self: Place, *args: Any, **settings: Any) -> str:
+        if str(self) == str(folder / "task.json"):
+            raise OSError("killed")
+        return real(self, *args, **settings)
+
+    monkeypatch.setattr(Place, "put", put)
+    with pytest.raises(RunError, match="killed"):
+        export_stages(start, task, fitted, folder)
+    with pytest.raises(RunError, match="half an export"):
+        load_exported(folder, torch.device("cpu"))
 
 
 def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> None:
