@@ -71,6 +71,9 @@ class MaskedRows:
         inputs, labels, selected = (np.concatenate(each) for each in zip(*rows, strict=True))
         return cls(inputs, labels, selected, np.array([len(first) for first, *_ in rows]), is_distilled=is_distilled)
 
+    def __len__(self) -> int:
+        return len(self.lengths)
+
     def count_tokens(self, num_parts: int) -> list[int]:
         """Return the tokens of each part of a mixture; of other rows all of them."""
         parts = np.zeros(len(self.lengths), dtype=np.int64) if self.parts is None else self.parts

@@ -42,8 +42,14 @@ class ViewedRows:
         assert num_parts == 1, "objectives that make vectors read one text"
         return [sum(map(len, [*self.first, *self.second] if self.are_parts else self.second))]
 
+    def __len__(self) -> int:
+        return len(self.first)
+
     def cut(self, rows: slice) -> ViewedRows:
         return ViewedRows(self.first[rows], self.second[rows], self.are_parts)
+
+    def take(self, rows: np.ndarray) -> ViewedRows:
+        return ViewedRows([self.first[i] for i in rows], [self.second[i] for i in rows], self.are_parts)
 
 
 class Viewer:

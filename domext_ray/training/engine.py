@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import shutil
 import warnings
@@ -111,7 +110,7 @@ class Engine(Trainer):
         module = objective(model, device, bf16=engine.uses_bf16)
         super().__init__(module, optim=optim, warmup_steps=warmup_steps, seed=seed, device=device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._stage, self._compiled, self._num_updates = engine.zero_stage, engine.compile, 0
+        self._stage, self._compiled = engine.zero_stage, engine.compile
         sizes = {name: each.numel() for name, each in self._trainables.items()}
         self._owners = _share_out(sizes, self.world_size)
         config = _build_config(engine, optim, micro_batch_size, accumulation_steps, sum(sizes.values()), device.type)
@@ -122,26 +121,20 @@ class Engine(Trainer):
         if state is not None and state.num_updates:
             self._load_moments(state)
 
-    def evaluate(self, batch: Any) -> tuple[float, int, int, int]:
+    def evaluate(self, batch: Any) -> Tensor:
         """Score this rank's batch without dropout.
 
         Returns:
-            Sum of the predicted tokens' negative log-likelihoods in nats, number of exact predictions, number of
-            predicted tokens, number of pairs whose label was predicted.
+            Sum of the predicted tokens' negative log-likelihoods in nats, number of exact predictions, number of pairs
+            whose label was predicted: float64 [3] on the device.
         """
-        loss_sum, _, _, num_correct, num_in_order, _ = self.predict(batch)
-        figures = torch.stack([each.double() for each in (loss_sum, num_correct, num_in_order)])
-        loss, correct, in_order = figures.tolist()
-        return loss, int(correct), batch.num_masked, int(in_order)
-
-    def predict(self, batch: Any) -> tuple[Tensor, ...]:
-        """Return what the objective's forward gives for one batch of this rank, without dropout and gradients."""
         self._deepspeed.eval()
         try:
             with torch.no_grad(), self._as_written():
-                return self._forward(batch)
+                loss_sum, _, _, num_correct, num_in_order, _ = self._forward(batch)
         finally:
             self._deepspeed.train()
+        return torch.stack([each.double() for each in (loss_sum, num_correct, num_in_order)])
 
     def _as_written(self) -> contextlib.AbstractContextManager[None]:
         """Run layers without their compiled code: few evaluations would wait for more of it than they save."""
@@ -155,7 +148,7 @@ class Engine(Trainer):
             if self._owners[name] == self.rank:
                 # A copy, because on a CPU the gathered tensor may be the one that goes on training.
                 tensors[name] = TensorState(*(each.to("cpu", torch.float32, copy=True) for each in whole))
-        return TrainState(tensors, self._num_updates)
+        return TrainState(tensors, self.num_updates)
 
     def _micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         self._deepspeed.set_gradient_accumulation_boundary(is_last)
@@ -169,16 +162,15 @@ class Engine(Trainer):
     def _backward(self, loss: Tensor) -> None:
         self._deepspeed.backward(loss, scale_wrt_gas=False)
 
-    def _apply_gradients(self) -> tuple[float, bool]:
-        if self._stage > 0:  # DeepSpeed computes the norm over all shards, clips, and refuses one that is not finite
+    def _apply_gradients(self) -> Tensor:
+        if self._stage == 0:
+            figures = clip_gradients(self._optimizer, self._trainables.values(), self._optim.max_grad_norm)
             self._deepspeed.step()
-            norm, applied = float(self._deepspeed.get_global_grad_norm()), bool(self._deepspeed.was_step_applied())
-        else:
-            norm = clip_gradients(self._trainables.values(), self._optim.max_grad_norm).item()
-            applied = math.isfinite(norm)
-            self._deepspeed.step() if applied else self._deepspeed.zero_grad()
-        self._num_updates += applied
-        return norm, applied
+            return figures
+        self._deepspeed.step()  # computes the norm over all shards, clips, and refuses one that is not finite
+        figures = torch.empty(2, dtype=torch.float64, device=self.device)
+        figures[0], figures[1] = self._deepspeed.get_global_grad_norm(), self._deepspeed.was_step_applied()
+        return figures
 
     def _gather(self, name: str, param: nn.Parameter, moment: str | None) -> Tensor:
         """Return a whole parameter (`moment` None) or one of its moments; collective above ZeRO-0."""
@@ -189,7 +181,7 @@ class Engine(Trainer):
             whole = safe_get_full_fp32_param(param) if self._stage == 3 else param.detach()
         elif self._stage == 0:
             whole = self._optimizer.state[param][moment]
-        elif self._num_updates == 0:  # DeepSpeed has linked no state yet
+        elif self.num_updates == 0:  # DeepSpeed has linked no state yet
             whole = torch.zeros(getattr(param, "ds_shape", param.shape), device=self.device)
         else:
             whole = safe_get_full_optimizer_state(param, moment)
@@ -203,14 +195,14 @@ class Engine(Trainer):
             set_learning_rate(self._optimizer, 0.0)
             counts = torch.ones(len(self._loss_weights), dtype=torch.float64)
             self._accumulate_gradients([self._deepspeed.module.make_empty()], counts)
-            _, applied = self._apply_gradients()
+            _, applied = self._apply_gradients().tolist()
             assert applied, "the empty step was refused"
         for name, param in self._trainables.items():
             for moment in MOMENTS:
                 self._set_moment(param, moment, getattr(state.tensors[name], moment).to(self.device))
         for each in self._optimizer.state.values():
             each["step"].fill_(state.num_updates)
-        self._num_updates = state.num_updates
+        self.num_updates = state.num_updates
 
     def _set_moment(self, param: nn.Parameter, moment: str, value: Tensor) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state

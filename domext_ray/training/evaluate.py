@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,23 +100,25 @@ def measure_bits(score: Score, asked: EvalSet) -> float:
 
 
 def evaluate(engine: Engine, batches: Sequence[Any]) -> Scores:
-    """Score a fixed set of batches; collective, every rank gives the same list and takes its share.
+    """Score a fixed set, of which every rank gives its share (`EvalSet.share`); collective.
 
-    Every rank runs the same number of forwards (ZeRO-3 would wait for ever otherwise): a rank without a batch of its
-    own repeats one at weight zero.
+    Every rank runs the same number of forwards (ZeRO-3 would wait for ever otherwise): one with fewer batches repeats
+    its last one at weight zero.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    totals = torch.zeros(5, dtype=torch.float64)
-    for first in range(0, len(batches), world_size):
-        own = first + rank
-        batch = batches[min(own, len(batches) - 1)]
-        if own >= len(batches):
-            batch = batch.without_weight()
-        totals += torch.tensor([*engine.evaluate(batch), batch.num_pairs], dtype=torch.float64)
-    totals = totals.to(engine.device)
+    if not batches:  # on any rank
+        return Scores()
+    num_passes = torch.tensor(len(batches))
+    if engine.world_size > 1:
+        dist.all_reduce(num_passes, dist.ReduceOp.MAX)
+    batches = [*batches, *[batches[-1].without_weight()] * (int(num_passes) - len(batches))]
+    sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
+    for batch in batches:
+        sums += engine.evaluate(batch)
+    counts = [sum(each.num_masked for each in batches), sum(each.num_pairs for each in batches)]
+    totals = torch.tensor([*sums.tolist(), *counts], dtype=torch.float64)
     engine.sum_over_ranks(totals)
-    loss_sum, *counts = totals.tolist()
-    return Scores(loss_sum, *map(int, counts))
+    loss_sum, num_correct, num_in_order, num_tokens, num_pairs = totals.tolist()
+    return Scores(loss_sum, *map(int, (num_correct, num_tokens, num_in_order, num_pairs)))
 
 
 def evaluate_routed(engine: Engine, model: nn.Module, asked: EvalSet) -> Scores:
@@ -129,7 +131,7 @@ def evaluate_routed(engine: Engine, model: nn.Module, asked: EvalSet) -> Scores:
         for name in sorted({*names}):  # the same on every rank
             config.active_adapters = [] if name == BASE_NAME else [name]
             rows = asked.rows.take(np.flatnonzero(np.array(names) == name))
-            scores += evaluate(engine, asked.collate(rows))
+            scores += evaluate(engine, replace(asked, rows=rows).share(engine.rank, engine.world_size))
     finally:
         config.active_adapters = before
     return scores
@@ -155,7 +157,11 @@ def build_domain_set(
     shard_rows = [each.num_rows for each in manifest.records(split)]
     table = take_numbered(manifest.paths(split), shard_rows, np.sort(order[: num_grouped or len(order)]))
     masker: Any = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
-    return EvalSet(masker.mask(table, epoch=0), lambda rows: [*map(to_batch, masker.collate(rows, batch_size))])
+    return EvalSet(
+        masker.mask(table, epoch=0),
+        lambda rows: [*map(to_batch, masker.collate(rows, batch_size))],
+        group_rows=objective.inseparable_rows,
+    )
 
 
 def read_probe(path: str | Path = "") -> list[str]:

@@ -66,12 +66,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group["rate_scale"]
 
 
-def clip_gradients(params: Collection[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale a gradient to the largest norm allowed (0: any), and return its norm before; if not finite, it is lost."""
+def clip_gradients(optimizer: torch.optim.AdamW, params: Collection[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale a gradient to the largest norm allowed (0: any); if it is not finite, the next step will change nothing.
+
+    Returns:
+        Its norm before, and 1 if it is finite, else 0: float64 [2] on its device, whose host need not wait for it.
+    """
     norm = nn.utils.get_total_norm([each.grad for each in params if each.grad is not None])
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(params, max_norm, norm)
-    return norm
+    is_finite = norm.isfinite()
+    optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]  # as torch's GradScaler tells it
+    return torch.stack([norm.double(), is_finite.double()])
 
 
 def create_moments(optimizer: torch.optim.AdamW) -> None:

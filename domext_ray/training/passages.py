@@ -63,20 +63,28 @@ class EvalSet:
         collate: makes batches of some of them.
         num_chars: characters of the scored words; 0: no bits are measured on them.
         price_bits: bits of the scored words' numbers of pieces, in sum.
+        group_rows: rows that are compared with each other, and stay in one batch.
     """
 
     rows: Any
     collate: Callable[[Any], list[Any]]
     num_chars: int = 0
     price_bits: float = 0.0
+    group_rows: int = 1
 
     @property
     def batches(self) -> list[Any]:
         """Made anew each time: they take more memory than rows, and little time."""
         return self.collate(self.rows)
 
+    def share(self, rank: int, world_size: int) -> list[Any]:
+        """Return batches of a rank's rows, neighbours on different ranks; without any, one of which nothing counts."""
+        is_own = np.arange(len(self.rows)) // self.group_rows % world_size == rank
+        own = self.collate(self.rows.take(np.flatnonzero(is_own)))
+        return own or [each.without_weight() for each in self.collate(self.rows.take(np.flatnonzero(~is_own)[:1]))]
 
-NOTHING = EvalSet(None, lambda rows: [])
+
+NOTHING = EvalSet(np.arange(0), lambda rows: [])
 
 
 @dataclass(frozen=True)

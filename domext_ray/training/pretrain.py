@@ -101,7 +101,9 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
             callbacks=cast(Any, [RunFailures(run_dir, config.train.max_failures)]),  # typed as Ray Tune's
         ),
         torch_config=TorchConfig(
-            backend="nccl" if config.scale.uses_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
+            # What is counted on the host is added up there: no rank waits for its GPU to count.
+            backend="cpu:gloo,cuda:nccl" if config.scale.uses_gpu else "gloo",
+            timeout_s=COLLECTIVE_TIMEOUT_SECONDS,
         ),
     )
     number = config.scale.num_workers

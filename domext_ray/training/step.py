@@ -8,10 +8,10 @@ spreads a step over ranks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,7 @@ class Trainer(ABC):
         self._loss_weights, self._num_watched = objective.loss_weights, objective.num_watched
         self._trainables = list_trainables(objective.model)
         self._optimizer = build_optimizer(self._trainables, optim, rate_scales)
+        self.num_updates = 0  # AdamW's, of the steps whose figures were read
 
     def train_step(
         self,
@@ -132,6 +133,18 @@ class Trainer(ABC):
         Returns:
             The step's figures. If they are not finite, nothing was changed on any rank.
         """
+        return self.launch_step(micro_batches, num_targets, step, num_pairs, num_distilled, progress)()
+
+    def launch_step(
+        self,
+        micro_batches: Sequence[Any],
+        num_targets: int,
+        step: int,
+        num_pairs: int = 0,
+        num_distilled: int = 0,
+        progress: float = 0.0,
+    ) -> Callable[[], StepFigures]:
+        """Make one step as `train_step` does, and return what reads its figures: only then is a GPU waited for."""
         rate = compute_learning_rate(step, self._optim, self._warmup_steps, progress)
         set_learning_rate(self._optimizer, rate)
         seed_step(self._seed, step, self.rank)
@@ -139,11 +152,17 @@ class Trainer(ABC):
         counts = counts.clamp_min(1)[: len(self._loss_weights)]
         sums = self._accumulate_gradients(micro_batches, counts)
         self.sum_over_ranks(sums)
-        grad_norm, applied = self._apply_gradients()
-        sums = sums.cpu()
-        means, watched = (sums[: len(counts)] / counts).tolist(), sums[len(counts) :].tolist()
+        figures = torch.cat([self._apply_gradients(), sums])
+        return functools.partial(self._read_figures, figures, counts.tolist(), rate)
+
+    def _read_figures(self, figures: Tensor, counts: list[float], rate: float) -> StepFigures:
+        """Read what a step left on the device, in one copy."""
+        grad_norm, applied, *sums = figures.tolist()
+        self.num_updates += int(applied)
+        watched = sums[len(counts) :]
+        means = [each / count for each, count in zip(sums, counts, strict=False)]
         loss, next_sentence_loss, distill_loss = means + [0.0] * (3 - len(means))
-        return StepFigures(loss, next_sentence_loss, distill_loss, grad_norm, rate, applied, tuple(watched))
+        return StepFigures(loss, next_sentence_loss, distill_loss, grad_norm, rate, bool(applied), tuple(watched))
 
     def sum_over_ranks(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all ranks; Gloo would hand a lone one's to another thread and back."""
@@ -184,8 +203,11 @@ class Trainer(ABC):
         """Add a loss's gradient to those that were found before."""
 
     @abstractmethod
-    def _apply_gradients(self) -> tuple[float, bool]:
-        """Clip the gradients and update; return their norm before clipping, and whether the update was made."""
+    def _apply_gradients(self) -> Tensor:
+        """Clip the gradients and update; return their norm before clipping, and 1 if the update was made, else 0.
+
+        Both are float64 on the device, which decides.
+        """
 
 
 class SingleProcessTrainer(Trainer):
@@ -206,12 +228,11 @@ class SingleProcessTrainer(Trainer):
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def _apply_gradients(self) -> tuple[float, bool]:
-        norm = clip_gradients(self._trainables.values(), self._optim.max_grad_norm).item()
-        if math.isfinite(norm):
-            self._optimizer.step()
+    def _apply_gradients(self) -> Tensor:
+        figures = clip_gradients(self._optimizer, self._trainables.values(), self._optim.max_grad_norm)
+        self._optimizer.step()
         self._optimizer.zero_grad()
-        return norm, math.isfinite(norm)
+        return figures
 
     def copy_parameters(self) -> dict[str, Tensor]:
         """Return copies of the trained parameters, fp32 on the CPU."""

@@ -100,6 +100,7 @@ class PretrainWorker:
         self.step = self.start_step = self.checkpoint.step if self.checkpoint else 0
         state = self.checkpoint.trainer_state if self.checkpoint else None
         self.seconds, self.tokens = (float(state["seconds"]), int(state["tokens"])) if state else (0.0, 0)
+        self.clock = self.seconds  # rank 0's, as it has last told all
         self.phases = make_phases(self.config, inputs.texts)
         self.parts = PartFigures(self.config, self.phases, state)
         general = inputs.general_tokenizer
@@ -114,7 +115,9 @@ class PretrainWorker:
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
         self.num_skipped = self.num_unmasked = 0  # steps in a row
         self._save_waits = self.is_stopping = False
-        self._taken: tuple[Any, float, float, list[int]] | None = None
+        self.reads_late = device.type != "cpu"  # a GPU is still at a step that was launched
+        self._unread: Callable[[], dict[str, Any]] | None = None
+        self._ahead: tuple[list[Any], list[int], float] | None = None
         trackers, options = self.config.run.trackers, list_tracked_options(self.config)
         self.log = MetricsLog(self.run_dir, self.step, trackers, options) if rank == 0 else None
         for choice in describe_choices(self.config, device) if rank == 0 else ():
@@ -160,14 +163,15 @@ class PretrainWorker:
         )
         return {first: count_flops(module, batch) for first, batch in batches}
 
-    def _describe_speed(self, num_tokens: int, seconds: float) -> dict[str, float]:
-        """Figures of rank 0's newest step."""
+    def _describe_speed(self, step: int, num_tokens: int, seconds: float) -> dict[str, float]:
+        """Figures of one of rank 0's steps."""
         if not self.rooflines:
             return {}
-        phase = max(first for first in self.rooflines if first < self.step)
-        if self.step - max(phase, self.start_step) == QUIET_STEPS and self.device.type == "cpu":
+        phase = max(first for first in self.rooflines if first < step)
+        if step - max(phase, self.start_step) == QUIET_STEPS and self.device.type == "cpu":
             bf16 = self.config.engine.uses_bf16
             self.rooflines[phase] = time_matmuls(self.rooflines[phase], self.device, bf16=bf16)
+            self._since = time.perf_counter()
         speed = self.rooflines[phase].describe(num_tokens, seconds, self.world_size)
         return speed | {"memory/peak_mb": measure_peak_memory(self.device)}
 
@@ -199,17 +203,24 @@ class PretrainWorker:
         """
         train = self.config.train
         if self.step == 0 and evaluate_start:
-            record = {"step": 0, **self._evaluate()}
+            start = {"step": 0, **self._evaluate()}
             if self.log is not None:
-                self.log.write(record)
+                self.log.write(start)
         done, first = self._is_done(last_step), self.step + 1
         self._enter_phase("reading the first rows", FIRST_STEP)
+        self._since = time.perf_counter()
         while not done and not self.is_stopping:
-            before = self.seconds
+            before = self.clock
             record = self._train_step()
             done = self._is_done(last_step)
-            evaluates = done or self._is_due(train.evaluate_every, before)
-            saves = done or self.is_stopping or self._is_save_due(before)
+            ends, evaluates = done or self.is_stopping, done or self._is_due(train.evaluate_every, before)
+            self._save_waits |= self._is_due(train.save_every, before)
+            if record is None and not (ends or evaluates or self._save_waits or self.step == first):
+                continue
+            record = record or self._read_step()
+            paused = time.perf_counter()
+            # A checkpoint waits for a step that is not skipped, which shows that the weights work.
+            saves = ends or (self._save_waits and self.num_skipped == 0)
             if evaluates:
                 record |= self._evaluate(at_end=done and self._is_done())
             if self.log is not None:
@@ -220,13 +231,16 @@ class PretrainWorker:
                 self.report(record)
             if saves or evaluates or self.step == first:
                 self._enter_phase("training", TRAINING)
+            self._since += time.perf_counter() - paused
         if self.log is not None and self.is_stopping:
             self.log.confirm_end()
         self._enter_phase("ending the workers", WORKERS)
 
     def time_steps(self, num_steps: int) -> float:
         """Train some steps without a trace and return the seconds of one: the median of the later half."""
-        seconds = [float(self._train_step()["time/step_seconds"]) for _ in range(num_steps)]
+        self._since = time.perf_counter()
+        records = [self._train_step() or self._read_step() for _ in range(num_steps)]
+        seconds = [float(each["time/step_seconds"]) for each in records]
         return statistics.median(seconds[num_steps // 2 :])
 
     def close(self) -> None:
@@ -236,93 +250,112 @@ class PretrainWorker:
             self.log.close()
 
     def _is_done(self, last_step: int = 0) -> bool:
-        """Whether a limit is reached; rank 0's clock decides for all, and comes with the counts of the next batch."""
+        """Whether a limit is reached; rank 0's clock has told all."""
         train = self.config.train
         limit = min(train.max_steps, last_step or train.max_steps)
-        goes_by_time = train.max_seconds or str in map(type, (train.save_every, train.evaluate_every))
-        if goes_by_time and self.start_step < self.step < limit and self._taken is None:
-            self._taken = self._take_batch()
-        return self.step >= limit or 0 < train.max_tokens <= self.tokens or 0 < train.max_seconds <= self.seconds
+        return self.step >= limit or 0 < train.max_tokens <= self.tokens or 0 < train.max_seconds <= self.clock
 
     def _measure_progress(self) -> float:
         """Share of the budget that is spent, by the limit that is nearest; rank 0's clock has told all."""
         train, horizon = self.config.train, self.config.optim.decay_steps
-        spent = [(self.step, horizon), (self.tokens, train.max_tokens), (self.seconds, train.max_seconds)]
+        spent = [(self.step, horizon), (self.tokens, train.max_tokens), (self.clock, train.max_seconds)]
         return min(1.0, max(done / limit for done, limit in spent if limit))
-
-    def _is_save_due(self, before: float) -> bool:
-        """Whether a checkpoint is due; it waits for a step that is not skipped, which shows that the weights work."""
-        self._save_waits |= self._is_due(self.config.train.save_every, before)
-        return self._save_waits and self.num_skipped == 0
 
     def _is_due(self, every: int | str, before: float) -> bool:
         """Whether the newest step ends a number of steps, or a time; the clock stood at `before` when it began."""
         if isinstance(every, int):
             return self.step % every == 0
         period = read_seconds(every)
-        return self.seconds // period > before // period
+        return self.clock // period > before // period
 
-    def _take_batch(self) -> tuple[Any, float, float, list[int]]:
-        """This rank's micro batches, the seconds until they and all came, and their counts over all ranks."""
+    def _look_ahead(self) -> tuple[list[Any], list[int], float]:
+        """Take the next step's micro batches, what they count over all ranks, and the seconds that this took to come.
+
+        Rank 0's clock is added up with the counts, and whether it was asked to end. All are tensors of the CPU, whose
+        ranks talk while their GPUs are at the step before.
+        """
         started = time.perf_counter()
-        micro_batches, tokens_here = next(self.batches)
+        micro_batches, tokens_here = next(self.batches, ([], []))  # no more behind the last step
         waited = time.perf_counter() - started
-        asked = self.log is not None and self.log.is_stopping  # rank 0 knows, and all ranks end at this step
         here = [
-            round(1e6 * self.seconds) if self.rank == 0 else 0,
+            self.seconds if self.rank == 0 else 0.0,
+            self.log is not None and self.log.is_stopping,
             sum(each.num_masked for each in micro_batches),
             sum(tokens_here),
             sum(each.num_pairs for each in micro_batches),
             sum(each.num_distilled for each in micro_batches),
-            asked,
             *self.parts.count(micro_batches, tokens_here),
         ]
-        counts = torch.tensor(here, dtype=torch.int64, device=self.engine.device)
-        self.engine.sum_over_ranks(counts)
-        microseconds, *summed = counts.tolist()
-        self.seconds = microseconds / 1e6
-        return micro_batches, waited, time.perf_counter() - started, summed
+        sums = torch.tensor(here, dtype=torch.float64)
+        self.engine.sum_over_ranks(sums)
+        self.clock, asked, *counts = sums.tolist()
+        self.is_stopping = asked > 0
+        return micro_batches, [*map(int, counts)], waited
 
-    def _train_step(self) -> dict[str, Any]:
-        micro_batches, waited, spent, counts = self._taken or self._take_batch()
-        started, self._taken = time.perf_counter() - spent, None
-        num_masked, num_tokens, num_pairs, num_distilled, asked, *of_parts = counts
-        self.is_stopping = bool(asked)
-        figures = self.engine.train_step(
+    def _train_step(self) -> dict[str, Any] | None:
+        """Make a step and return its record; None: its figures are still to be read (`_read_step`).
+
+        Then those of the step before are: a GPU always has a step to work at.
+        """
+        micro_batches, counts, waited = self._ahead or self._look_ahead()
+        num_masked, num_tokens, num_pairs, num_distilled, *_ = counts
+        read_figures = self.engine.launch_step(
             micro_batches, num_masked, self.step, num_pairs, num_distilled, self._measure_progress()
         )
-        self._check_step(figures, num_masked)
-        seconds = time.perf_counter() - started
         self.step, self.tokens = self.step + 1, self.tokens + num_tokens
-        self.seconds = round(self.seconds + seconds, 6)  # as it travels
+        before = None if self._unread is None else self._read_step()
+        if before is not None and self.log is not None:
+            self.log.write(before)
+        self._unread = functools.partial(
+            self._make_record, read_figures, self.step, self.tokens, counts=counts, waited=waited
+        )
+        record = None if self.reads_late else self._read_step()
+        self._ahead = self._look_ahead()
+        return record
+
+    def _read_step(self) -> dict[str, Any]:
+        """Return the record of the step that was launched last, whose end is waited for."""
+        assert self._unread is not None, "no step was launched"
+        make_record, self._unread = self._unread, None
+        return make_record()
+
+    def _make_record(
+        self, read_figures: Callable[[], StepFigures], step: int, tokens: int, *, counts: list[int], waited: float
+    ) -> dict[str, Any]:
+        num_masked, num_tokens, num_pairs, num_distilled, *of_parts = counts
+        figures = read_figures()
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        self.seconds += seconds
+        self._check_step(figures, num_masked, step)
         record = {
-            "step": self.step,
+            "step": step,
             TRAIN + self.losses.loss: figures.loss,
             "train/lr": figures.learning_rate,
             "train/grad_norm": figures.grad_norm,
             TRAIN + self.losses.count: num_masked,
-            "train/tokens": self.tokens,
+            "train/tokens": tokens,
             "train/skipped": int(figures.skipped),
             "throughput/tokens_per_second": num_tokens / seconds,
             "data/wait_seconds": waited,
             "time/step_seconds": seconds,
             "time/seconds": self.seconds,
-            **self._describe_speed(num_tokens, seconds),
+            **self._describe_speed(step, num_tokens, seconds),
         }
         record |= {"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {}
-        record |= self.parts.describe(self.step, of_parts, figures.part_losses)
+        record |= self.parts.describe(step, of_parts, figures.part_losses)
         if self.config.parts:
-            record["train/domain_epochs"], *beside = count_epochs(self.phases, self.step)
+            record["train/domain_epochs"], *beside = count_epochs(self.phases, step)
             record |= {"train/replay_epochs": beside[0]} if self.config.replay.corpus else {}
         if self.config.has_general_text and self.config.objective.keep != "none":
             record |= {"train/keep_loss": figures.distill_loss, "train/keep_tokens": num_distilled}
         return record
 
-    def _check_step(self, figures: StepFigures, num_masked: int) -> None:
+    def _check_step(self, figures: StepFigures, num_masked: int, number: int) -> None:
         """Stop a run that diverges or learns nothing; a single batch without a masked token is as it should be."""
         self.num_skipped = 0 if figures.finite else self.num_skipped + 1
         self.num_unmasked = 0 if num_masked else self.num_unmasked + 1
-        step = f"step {self.step + 1:,} has a loss of {figures.loss:g} and a gradient norm of {figures.grad_norm:g}"
+        step = f"step {number:,} has a loss of {figures.loss:g} and a gradient norm of {figures.grad_norm:g}"
         another = "give a lower --optim.lr under another --run.name"
         if not figures.finite and self.config.optim.on_non_finite == "stop":
             raise DivergenceError(
@@ -336,14 +369,14 @@ class PretrainWorker:
             )
         if self.num_unmasked >= min(MAX_UNMASKED_STEPS, self.config.train.max_steps):
             raise TrainingError(
-                f"no token was masked in {self.num_unmasked} steps up to step {self.step + 1:,}, so that nothing is "
+                f"no token was masked in {self.num_unmasked} steps up to step {number:,}, so that nothing is "
                 "learned: the texts of --corpus are too short, or unknown words alone to the tokenizer of --base, or "
                 f"--objective.mask_prob ({self.config.objective.mask_prob:g}) is too low."
             )
 
     def score(self, asked: EvalSet) -> Scores:
         """Score a fixed set of rows; collective."""
-        return evaluate(self.engine, asked.batches)
+        return evaluate(self.engine, asked.share(self.rank, self.world_size))
 
     def _evaluate(self, *, at_end: bool = False) -> dict[str, Any]:
         """Score the fixed sets. At a run's start and end also what takes as long as the rest of an evaluation.

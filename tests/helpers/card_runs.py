@@ -121,6 +121,7 @@ def run_steps(config: PretrainConfig, built: Built, batches: list[Any], precisio
         engine = make_card_engine(model, device, objective, precision)
         assert len(batches) == 2, "what waits once per micro batch is seen twice"
         worker = make_worker(config, engine, batches)
+        worker._train_step()
         card.take_waits()
         worker._train_step()
         waits = {"step": card.take_waits()}
@@ -142,11 +143,18 @@ def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> P
         log=None,
         phases=[],
         rooflines={},
+        rank=0,
+        reads_late=True,
+        is_stopping=False,
         step=0,
         seconds=0.0,
+        clock=0.0,
         tokens=0,
         num_skipped=0,
         num_unmasked=0,
+        _since=0.0,
+        _ahead=None,
+        _unread=None,
     )
     return worker
 

@@ -35,13 +35,8 @@ from domext_ray.model.domext import layers_domext
 pytestmark = pytest.mark.timeout(900)
 
 HOST, CARD = "to host", "to card"
-_ITEM = "_local_scalar_dense"
 _STEP = {
-    ("training/worker.py", "_train_step", CARD): (1, "counts of the global batch, which are summed over ranks"),
-    ("training/worker.py", "_train_step", HOST): (1, "the sums: they divide the losses, and say when to end"),
-    ("training/step.py", "train_step", HOST): (1, "the step's losses, for metrics.jsonl"),
-    ("training/engine.py", "_apply_gradients", _ITEM): (1, "a gradient that is not finite is no step"),
-    ("training/step.py", "_apply_gradients", _ITEM): (1, "the same of a fine-tuning"),
+    ("training/step.py", "_read_figures", HOST): (1, "the figures of the step before, or of a fine-tuning's own step"),
 }
 _BILSTM = {
     ("model/domext/heads_domext.py", "forward", HOST): (2, "torch packs rows by lengths on the host"),
@@ -50,9 +45,7 @@ _BILSTM = {
 WAITS = {
     "step": {**_STEP, **_BILSTM},
     "evaluation": {
-        ("training/engine.py", "evaluate", HOST): (1, "a batch's figures"),
-        ("training/evaluate.py", "evaluate", CARD): (1, "figures, which are summed over ranks"),
-        ("training/evaluate.py", "evaluate", HOST): (1, "the sums"),
+        ("training/evaluate.py", "evaluate", HOST): (1, "the sums over a set, at its end"),
     },
     "prediction": {
         ("downstream/finetune/training.py", "run_rows", HOST): (4, "outputs, which are decoded on the host"),

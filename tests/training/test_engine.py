@@ -37,6 +37,7 @@ from domext_ray.training.engine import Engine, TensorState, TrainState, _forbid_
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import MaskedBatch, pad_batch
 from domext_ray.training.optimizer import compute_learning_rate
+from domext_ray.training.passages import EvalSet
 from domext_ray.training.step import StepFigures, seed_step
 
 pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
@@ -279,6 +280,11 @@ def measure_bad_steps(stages: Stages) -> dict[str, Any]:
     return results
 
 
+def join_evaluated(some: np.ndarray) -> Parts:
+    rows = draw_rows(99)
+    return [join([rows[i] for i in some[first : first + 2]]) for first in range(0, len(some), 2)]
+
+
 def measure_evaluation(stages: Stages) -> dict[str, Any]:
     """Ranks score different amounts; the last one has nothing, as a filler."""
     results: dict[str, Any] = {}
@@ -287,9 +293,11 @@ def measure_evaluation(stages: Stages) -> dict[str, Any]:
         train(engine, 0, 1)
         rows = draw_rows(99)
         batch = join(rows[2:6]) if dist.get_rank() == 0 else rows[0]
-        scores = [engine.evaluate(batch) for _ in range(2)]
-        whole = evaluate(engine, [join(rows[i : i + 2]) for i in (1, 3, 5)])  # two ranks: in the end one has no batch
-        results[str(stage)] = scores, gather_whole(engine), train(engine, 1, 2), whole
+        scores = [engine.evaluate(batch).tolist() for _ in range(2)]
+        asked = EvalSet(np.arange(1, 7), join_evaluated)  # of two ranks, each has three rows: two batches
+        whole = evaluate(engine, asked.share(dist.get_rank(), dist.get_world_size()))
+        one = evaluate(engine, replace(asked, rows=asked.rows[:1]).share(dist.get_rank(), dist.get_world_size()))
+        results[str(stage)] = scores, gather_whole(engine), train(engine, 1, 2), (whole, one)
     return results
 
 
@@ -557,12 +565,9 @@ def test_uneven_evaluation(two_ranks: list[Any], stage: int) -> None:
     expected = nn.functional.cross_entropy(logits, batch.labels, reduction="sum").item()
     num_correct = int((logits.argmax(-1) == batch.labels).sum())
     for rank, result in enumerate(two_ranks):
-        for loss_sum, correct, count, _ in result["evaluation"][str(stage)][0]:
-            if rank == 0:
-                assert loss_sum == pytest.approx(expected, rel=1e-4)
-                assert (correct, count) == (num_correct, batch.num_masked)
-            else:
-                assert (loss_sum, correct, count) == (0.0, 0, 0)
+        for loss_sum, correct, _ in result["evaluation"][str(stage)][0]:
+            assert loss_sum == pytest.approx(0.0 if rank else expected, rel=1e-4)
+            assert correct == (0 if rank else num_correct)
 
 
 @each_stage
@@ -570,14 +575,15 @@ def test_evaluations_are_summed_over_ranks(two_ranks: list[Any], stage: int) -> 
     model = build_model()
     state = two_ranks[0]["evaluation"][str(stage)][1]
     model.load_state_dict({name: each.param for name, each in state.tensors.items()}, strict=False)
-    batch = join(draw_rows(99)[1:7])
-    with torch.no_grad():
-        logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits
-    for result in two_ranks:
-        scores = result["evaluation"][str(stage)][3]
-        assert scores.num_tokens == batch.num_masked
-        assert scores.loss == pytest.approx(nn.functional.cross_entropy(logits, batch.labels).item(), rel=1e-4)
-        assert scores.accuracy == pytest.approx((logits.argmax(-1) == batch.labels).float().mean().item())
+    for place, last in enumerate((7, 2)):  # six rows, and one, which only the first rank has
+        batch = join(draw_rows(99)[1:last])
+        with torch.no_grad():
+            logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits
+        for result in two_ranks:
+            scores = result["evaluation"][str(stage)][3][place]
+            assert scores.num_tokens == batch.num_masked
+            assert scores.loss == pytest.approx(nn.functional.cross_entropy(logits, batch.labels).item(), rel=1e-4)
+            assert scores.accuracy == pytest.approx((logits.argmax(-1) == batch.labels).float().mean().item())
 
 
 @each_stage

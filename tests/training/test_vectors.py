@@ -177,7 +177,7 @@ def test_a_row_of_special_tokens_has_views(tiny_base_folder: Path) -> None:
 def test_contrast_is_infonce_within_groups(tiny_base_folder: Path) -> None:
     engine = make_engine(tiny_base_folder, CROP)
     (batch,) = make_batches(tiny_base_folder, CROP)
-    loss, num_right, number, _ = engine.evaluate(batch)
+    loss, num_right, _ = engine.evaluate(batch).tolist()
     model = get_model(engine).eval()
     with torch.no_grad():
         states = model.bert(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
@@ -190,7 +190,7 @@ def test_contrast_is_infonce_within_groups(tiny_base_folder: Path) -> None:
         )
         expected += F.cross_entropy(scores / 0.05, torch.arange(4), reduction="sum").item()
         right += int((scores.argmax(1) == torch.arange(4)).sum())
-    assert loss == pytest.approx(expected, abs=1e-3) and (num_right, number) == (right, 8)
+    assert loss == pytest.approx(expected, abs=1e-3) and (num_right, batch.num_masked) == (right, 8)
 
 
 def test_the_decoder_reads_the_vector_and_the_words_before(tiny_base_folder: Path) -> None:
