@@ -294,7 +294,7 @@ def measure_evaluation(stages: Stages) -> dict[str, Any]:
         rows = draw_rows(99)
         batch = join(rows[2:6]) if dist.get_rank() == 0 else rows[0]
         scores = [engine.evaluate(batch).tolist() for _ in range(2)]
-        asked = EvalSet(np.arange(1, 7), join_evaluated)  # of two ranks, each has three rows: two batches
+        asked = EvalSet(np.arange(1, 6), join_evaluated)  # of two ranks, one has two batches and the other one
         whole = evaluate(engine, asked.share(dist.get_rank(), dist.get_world_size()))
         one = evaluate(engine, replace(asked, rows=asked.rows[:1]).share(dist.get_rank(), dist.get_world_size()))
         results[str(stage)] = scores, gather_whole(engine), train(engine, 1, 2), (whole, one)
@@ -575,7 +575,7 @@ def test_evaluations_are_summed_over_ranks(two_ranks: list[Any], stage: int) -> 
     model = build_model()
     state = two_ranks[0]["evaluation"][str(stage)][1]
     model.load_state_dict({name: each.param for name, each in state.tensors.items()}, strict=False)
-    for place, last in enumerate((7, 2)):  # six rows, and one, which only the first rank has
+    for place, last in enumerate((6, 2)):  # five rows, and one, which only the first rank has
         batch = join(draw_rows(99)[1:last])
         with torch.no_grad():
             logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits

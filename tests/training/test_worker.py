@@ -99,9 +99,11 @@ def test_products_are_timed_when_all_has_started(start: Start, tmp_path: Path) -
     assert timed == [False] * QUIET_STEPS + [True, True], "the first record is step 0's"
 
 
-def test_a_loss_that_is_not_finite_stops_with_advice_that_works(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_late", [False, True])
+def test_a_loss_that_is_not_finite_stops_with_advice_that_works(start: Start, tmp_path: Path, reads_late: bool) -> None:
     optim = OptimConfig(decay_steps=16, warmup_steps=1)
     worker = start()
+    worker.reads_late = reads_late  # as on a GPU
     worker.run(7)
     poison(worker)
     with pytest.raises(TrainingError, match=r"step 8 has a loss of nan .* --run\.name, or --optim\.on_non_finite skip"):
@@ -117,10 +119,14 @@ def poison(worker: PretrainWorker) -> None:
         next(iter(worker.engine._trainables.values())).fill_(math.nan)
 
 
-def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_late", [False, True])
+def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(
+    start: Start, tmp_path: Path, reads_late: bool
+) -> None:
     """A rate at which the first step already ruins the weights: all later ones are skipped."""
     train = TrainConfig(max_steps=100, global_batch_size=4, seq_length=32, eval_rows=4, save_every=3)
     worker = start(optim=OptimConfig(lr=1e30, decay_steps=100, warmup_steps=1, on_non_finite="skip"), train=train)
+    worker.reads_late = reads_late
     with pytest.raises(TrainingError, match=r"as have the 10 steps before it.* a lower --optim\.lr under another"):
         worker.run()
     skipped = [each["train/skipped"] for each in read_metrics(tmp_path / "metrics.jsonl")[1:]]
@@ -128,8 +134,10 @@ def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(start:
     assert list_steps(tmp_path / "checkpoints") == []
 
 
-def test_a_skipped_step_puts_its_checkpoint_off(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_late", [False, True])
+def test_a_skipped_step_puts_its_checkpoint_off(start: Start, tmp_path: Path, reads_late: bool) -> None:
     worker = start(optim=OptimConfig(decay_steps=16, warmup_steps=1, on_non_finite="skip"))
+    worker.reads_late = reads_late
     embeddings = cast(Any, worker.engine._deepspeed).module.model.bert.embeddings
     embeddings.register_forward_hook(lambda _, __, output: output * (math.nan if worker.step in (4, 5) else 1.0))
     worker.run(8)
@@ -161,6 +169,7 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
     for each in (tmp_path / "checkpoints").iterdir():
         each.rename(tmp_path / each.name)
     worker = start()
+    worker.reads_late = True  # as on a GPU; what is written is the same
     worker.run(6)
     assert worker.run_dir.fence is not None
     Attempt(Place(tmp_path), worker.run_dir.fence.number).ask_to_end()
