@@ -111,7 +111,11 @@ class Trainer(ABC):
         self._optimizer = build_optimizer(self._trainables, optim, rate_scales)
         self.num_updates = 0  # AdamW's, of the steps whose figures were read
 
-    def train_step(
+    def train_step(self, *arguments: Any, **named: Any) -> StepFigures:
+        """Make one optimiser step and wait for its figures; see `launch_step`."""
+        return self.launch_step(*arguments, **named)()
+
+    def launch_step(
         self,
         micro_batches: Sequence[Any],
         num_targets: int,
@@ -119,7 +123,7 @@ class Trainer(ABC):
         num_pairs: int = 0,
         num_distilled: int = 0,
         progress: float = 0.0,
-    ) -> StepFigures:
+    ) -> Callable[[], StepFigures]:
         """Make one optimiser step on the objective's mean loss, or the weighted sum of its mean losses.
 
         Args:
@@ -131,20 +135,9 @@ class Trainer(ABC):
             progress: see `compute_learning_rate`.
 
         Returns:
-            The step's figures. If they are not finite, nothing was changed on any rank.
+            What reads the step's figures, and waits for a GPU that is still at it. If they are not finite, nothing was
+            changed on any rank.
         """
-        return self.launch_step(micro_batches, num_targets, step, num_pairs, num_distilled, progress)()
-
-    def launch_step(
-        self,
-        micro_batches: Sequence[Any],
-        num_targets: int,
-        step: int,
-        num_pairs: int = 0,
-        num_distilled: int = 0,
-        progress: float = 0.0,
-    ) -> Callable[[], StepFigures]:
-        """Make one step as `train_step` does, and return what reads its figures: only then is a GPU waited for."""
         rate = compute_learning_rate(step, self._optim, self._warmup_steps, progress)
         set_learning_rate(self._optimizer, rate)
         seed_step(self._seed, step, self.rank)
