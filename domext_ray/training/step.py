@@ -145,11 +145,19 @@ class Trainer(ABC):
         counts = counts.clamp_min(1)[: len(self._loss_weights)]
         sums = self._accumulate_gradients(micro_batches, counts)
         self.sum_over_ranks(sums)
-        figures = torch.cat([self._apply_gradients(), sums])
-        return functools.partial(self._read_figures, figures, counts.tolist(), rate)
+        # A copy that is asked for later would come behind the steps that are launched before it.
+        figures = torch.cat([self._apply_gradients(), sums]).to("cpu", non_blocking=True)
+        copied = torch.cuda.Event() if self.device.type == "cuda" else None
+        if copied is not None:
+            copied.record()
+        return functools.partial(self._read_figures, figures, copied, counts.tolist(), rate)
 
-    def _read_figures(self, figures: Tensor, counts: list[float], rate: float) -> StepFigures:
-        """Read what a step left on the device, in one copy."""
+    def _read_figures(
+        self, figures: Tensor, copied: torch.cuda.Event | None, counts: list[float], rate: float
+    ) -> StepFigures:
+        """Read what a step left, when its copy is there."""
+        if copied is not None:
+            copied.synchronize()
         grad_norm, applied, *sums = figures.tolist()
         self.num_updates += int(applied)
         watched = sums[len(counts) :]

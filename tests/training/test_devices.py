@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(900)
 
 HOST, CARD = "to host", "to card"
 _STEP = {
-    ("training/step.py", "_read_figures", HOST): (1, "the figures of the step before, or of a fine-tuning's own step"),
+    ("training/step.py", "launch_step", HOST): (1, "its figures, which are waited for when the next step is launched"),
 }
 _BILSTM = {
     ("model/domext/heads_domext.py", "forward", HOST): (2, "torch packs rows by lengths on the host"),
