@@ -13,6 +13,7 @@ workspaces); what the allocator keeps between blocks; a checkpoint, of which eac
 from __future__ import annotations
 
 import copy
+import functools
 import resource
 import statistics
 import sys
@@ -45,7 +46,7 @@ from domext_ray.model.build import Extensions, build_model, choose_attention, st
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
-from domext_ray.training.losses import MaskedLoss, Objective, make_vector_loss, needs_teacher
+from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_vector_loss, needs_teacher
 from domext_ray.training.objective import MaskedBatch, ViewBatch, to_batch
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
@@ -233,7 +234,8 @@ def make_dry_run_model(
         # A GPU's fused attention keeps no weights with dropout either; a CPU's has no dropout, so it is left out.
         cast(Any, model.config).attention_probs_dropout_prob = 0.0
     network = cast(nn.Module, model).to(device).train()
-    loss = make_vector_loss(config.objective) if config.objective.makes_vectors else MaskedLoss
+    masked = functools.partial(MaskedLoss, num_chunks=count_chunks(config, cast(Any, model.config).vocab_size))
+    loss = make_vector_loss(config.objective) if config.objective.makes_vectors else masked
     objective = loss(network, device, bf16=config.engine.uses_bf16)
     sizes = zip(config.train.lengths, _list_rows(config), strict=True)
     batches = [make_full_batch(config, num_words, *each) for each in sizes]
@@ -270,7 +272,8 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
     config, length, flops_per_token = model.config, model.config.train.seq_length, 0.0
     if not config.objective.makes_vectors:  # whose two views of a row differ in length
         batch = make_full_batch(config, model.num_words, length)
-        flops_per_token = count_flops(model.objective, batch).flops_per_token
+        whole = MaskedLoss(model.objective.model, model.device, bf16=config.engine.uses_bf16)
+        flops_per_token = count_flops(whole, batch).flops_per_token
     if config.train.teraflops or (config.scale.use_gpu is True and model.device.type != "cuda"):
         return StepCost(flops_per_token, 0.0)
     trainer = SingleProcessTrainer(

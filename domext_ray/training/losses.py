@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,8 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
+from domext_ray.config.pretrain import (
+    ObjectiveConfig,
+    PretrainConfig,
+    resolve_long_micro_batch_size,
+    resolve_micro_batch_size,
+)
 from domext_ray.corpus.views import pad_infonce, pad_tsdae
 from domext_ray.model.base import Base
 from domext_ray.model.build import build_base, bypass_extensions
@@ -28,6 +35,9 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.pooling import pool_states
 from domext_ray.training.decoder import DECODER
 from domext_ray.training.objective import NO_LABEL, DistillRows, ViewBatch, pad_batch, to_batch
+
+MAX_SCORES = 2**27
+"""Scores of words that stand at once, [P, V]: 512 MiB in fp32, of which a forward and backward pass holds several."""
 
 
 class Objective(nn.Module):
@@ -52,6 +62,10 @@ class Objective(nn.Module):
         self.num_watched = 0
         """Sums that its last output has, [num_watched]: added up over the global batch, and nothing more."""
 
+    def autocast(self) -> torch.autocast:
+        """Run what is computed meanwhile in bf16, if that was asked for."""
+        return torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16)
+
     def make_empty(self) -> Any:
         """Return a batch of which nothing counts: its gradient is 0 wherever there is one."""
         empty = pad_batch([np.zeros(8)], [np.zeros(8)], [np.zeros(8, dtype=bool)], pad_id=0)
@@ -66,6 +80,9 @@ class MaskedLoss(Objective):
     On rows of general text the model keeps to its base's predictions: KL(base || model) over the base's words, at the
     predicted positions (Hinton et al. 2015, with a temperature of 1); or it learns their masked words, as elsewhere.
 
+    A vocabulary of 250,000 words has gigabytes of scores: they are computed in chunks of positions, and again in the
+    backward pass.
+
     Args:
         model: the model.
         device: where it is.
@@ -75,6 +92,7 @@ class MaskedLoss(Objective):
             text is learned.
         num_words: words of the base.
         num_parts: parts of a mixture, whose losses are watched; 0: there are none.
+        num_chunks: chunks of a batch's positions; the same on all ranks, for at ZeRO-3 each chunk gathers the head.
     """
 
     def __init__(
@@ -87,9 +105,11 @@ class MaskedLoss(Objective):
         teacher: nn.Module | None = None,
         num_words: int = 0,
         num_parts: int = 0,
+        num_chunks: int = 1,
     ) -> None:
         super().__init__(model, device, bf16=bf16)
         self.num_watched = num_parts
+        self.num_chunks = num_chunks
         self.loss_weights = (1.0, 1.0, distill_weight)
         self.teaches_itself = teacher is model
         self.teacher = None if self.teaches_itself else teacher
@@ -114,22 +134,22 @@ class MaskedLoss(Objective):
         rows = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         rows |= {} if document_ids is None else {"document_ids": document_ids}
         asked = self._ask_base(rows, distill_rows) if self.training else None
-        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
+        model = cast(Any, self.model)
+        with self.autocast():
             # A base's configuration may ask for all hidden states, which nobody reads here.
             rows |= {"masked_positions": masked_positions, "token_indices": token_indices}
-            outputs = self.model(**rows, output_hidden_states=False)
-        logits = outputs[0] if kinds is None else _keep_kinds(outputs[0], labels, kinds)
-        losses = F.cross_entropy(logits.float(), labels, reduction="none")
+            encoded, (states, *_) = model.encode(**rows, pool=model.predicts_next_sentence, output_hidden_states=False)
+            order = model.cls.seq_relationship(encoded.pooler_output) if model.predicts_next_sentence else None
+        kept = None if asked is None or distill_rows is None else distill_rows.prediction_indices
+        losses, predicted, divergences = self._score_chunks(states, labels, kinds, asked, kept)
         loss_sum = (losses * weights).sum()
         nothing = torch.zeros_like(labels[0])
         order_loss_sum, distill_loss_sum, num_in_order = torch.zeros_like(loss_sum), torch.zeros_like(loss_sum), nothing
         if next_sentence_labels is not None:
-            order = outputs.seq_relationship_logits
+            assert order is not None
             order_loss_sum = F.cross_entropy(order.float(), next_sentence_labels, reduction="sum")
             num_in_order = (order.argmax(-1) == next_sentence_labels).sum()
         if distill_rows is not None and asked is not None:
-            own = logits.index_select(0, distill_rows.prediction_indices)[:, : self.num_words].float().log_softmax(-1)
-            divergences = F.kl_div(own, asked, reduction="none", log_target=True).sum(-1)
             distill_loss_sum = (divergences * distill_rows.weights).sum()
         elif distill_rows is not None:
             distill_loss_sum = (losses.index_select(0, distill_rows.prediction_indices) * distill_rows.weights).sum()
@@ -137,23 +157,78 @@ class MaskedLoss(Objective):
         if parts is not None:  # without atomic additions, whose order is not fixed
             is_own = parts == torch.arange(self.num_watched, device=parts.device).unsqueeze(1)
             watched = torch.where(is_own, losses.detach(), 0.0).sum(1)
-        if self.training:  # nobody looks at the predictions, and they cost a pass over [P, V]
+        if self.training:
             return loss_sum, order_loss_sum, distill_loss_sum, nothing, nothing, watched
-        num_correct = ((logits.argmax(-1) == labels) & (weights > 0)).sum()
+        num_correct = ((predicted == labels) & (weights > 0)).sum()
         return loss_sum, order_loss_sum, distill_loss_sum, num_correct, num_in_order, watched
 
-    def _ask_base(self, rows: Mapping[str, Tensor | None], asked: DistillRows | None) -> Tensor | None:
-        """Return the base's log-probabilities at the asked positions, fp32 [P', V]; None where it is not asked."""
-        if asked is None or (self.teacher is None and not self.teaches_itself):
-            return None
+    @contextlib.contextmanager
+    def _as_base(self) -> Iterator[Any]:
+        """The base, which predicts without dropout, gradients and, where it is the model itself, its extensions."""
         teacher = self.model if self.teacher is None else self.teacher
-        own = {name: None if each is None else each.index_select(0, asked.rows) for name, each in rows.items()}
         bypass = bypass_extensions(teacher) if self.teaches_itself else contextlib.nullcontext()
         teacher.eval()
-        with torch.no_grad(), bypass, torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
-            logits = teacher(**own, masked_positions=asked.positions)[0]
+        with torch.no_grad(), bypass, self.autocast():
+            yield teacher
         teacher.train(self.teaches_itself)
-        return logits[:, : self.num_words].float().log_softmax(-1)
+
+    def _ask_base(self, rows: Mapping[str, Tensor | None], asked: DistillRows | None) -> Tensor | None:
+        """Return the base's states at the asked positions, [P', d]; None where it is not asked."""
+        if asked is None or (self.teacher is None and not self.teaches_itself):
+            return None
+        own = {name: None if each is None else each.index_select(0, asked.rows) for name, each in rows.items()}
+        with self._as_base() as teacher:
+            pool = teacher.predicts_next_sentence
+            states: Tensor = teacher.encode(**own, masked_positions=asked.positions, pool=pool)[1][0]
+        return states
+
+    def _score_chunks(
+        self, states: Tensor, labels: Tensor, kinds: Tensor | None, asked: Tensor | None, kept: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Return what `_score` does; the scores of one chunk stand at a time."""
+        if self.num_chunks == 1:
+            return self._score(states, labels, kinds, asked, kept)
+
+        def cut(*rows: Tensor) -> Iterable[tuple[Tensor, ...]]:
+            return zip(*(each.tensor_split(self.num_chunks) for each in rows), strict=True)
+
+        score = functools.partial(checkpoint, self._score, use_reentrant=False, preserve_rng_state=False)
+        parts = [score(*each, kinds) for each in cut(states, labels)]
+        losses, predicted, divergences = map(torch.cat, zip(*parts, strict=True))
+        if asked is not None and kept is not None:
+            rows = cut(states.index_select(0, kept), labels.index_select(0, kept), asked)
+            divergences = torch.cat([score(own, words, None, theirs)[2] for own, words, theirs in rows])
+        return losses, predicted, divergences
+
+    def _score(
+        self,
+        states: Tensor,
+        labels: Tensor,
+        kinds: Tensor | None,
+        asked: Tensor | None = None,
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return losses [P], what is predicted [P] (in eval mode), divergences [P'] at some positions (None: all)."""
+        with self.autocast():
+            logits = _score_words(self.model, states)
+        if kinds is not None:
+            logits = _keep_kinds(logits, labels, kinds)
+        losses = F.cross_entropy(logits.float(), labels, reduction="none")
+        # In training nobody looks at the predictions, and they cost a pass over [P, V].
+        predicted = labels if self.training else logits.argmax(-1)
+        if asked is None:
+            return losses, predicted, losses[:0]
+        own = logits if kept is None else logits.index_select(0, kept)
+        own = own[:, : self.num_words].float().log_softmax(-1)
+        with self._as_base() as teacher:
+            theirs = _score_words(teacher, asked)[:, : self.num_words].float().log_softmax(-1)
+        return losses, predicted, F.kl_div(own, theirs, reduction="none", log_target=True).sum(-1)
+
+
+def _score_words(model: Any, states: Tensor) -> Tensor:
+    """Return the scores of a model's words, [P, V], of states [P, d]."""
+    scores: Tensor = model.cls.predictions(states, model.bert.embeddings.adapters)
+    return scores
 
 
 def _keep_kinds(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
@@ -176,7 +251,7 @@ class VectorLoss(Objective):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None, weights: Tensor, **written: Any) -> Any:
         """Return what `MaskedLoss` returns: there are no pairs, nothing is kept, and nothing is watched."""
-        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
+        with self.autocast():
             encoder = cast(Any, self.model).bert
             states = encoder(input_ids, attention_mask=attention_mask, pool=False).last_hidden_state
             scores, labels = self.score(pool_states(states, attention_mask, self.objective.pooling), **written)
@@ -211,7 +286,7 @@ class TSDAELoss(VectorLoss):
         model = cast(Any, self.model)
         states = getattr(model, DECODER)(model.bert.embeddings.embed_words(written["decoder_ids"]), vectors)
         states = states.flatten(0, 1).index_select(0, written["positions"])
-        return model.cls.predictions(states, model.bert.embeddings.adapters), written["labels"]
+        return _score_words(model, states), written["labels"]
 
 
 def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., VectorLoss]:
@@ -230,7 +305,10 @@ def make_loss(
     if config.objective.makes_vectors:
         return make_vector_loss(config.objective)
     num_parts = len(config.texts) if config.parts else 0
-    loss = functools.partial(MaskedLoss, distill_weight=config.objective.keep_weight, num_parts=num_parts)
+    num_chunks = count_chunks(config, cast(Any, model).config.vocab_size)
+    loss = functools.partial(
+        MaskedLoss, distill_weight=config.objective.keep_weight, num_parts=num_parts, num_chunks=num_chunks
+    )
     if base is None or not needs_teacher(config):
         return loss
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
@@ -239,6 +317,14 @@ def make_loss(
         engine, causal = config.engine, config.objective.is_causal
         teacher = build_base(base, device, causal=causal, bf16=engine.uses_bf16, is_narrow=engine.has_narrow_base)
     return functools.partial(loss, teacher=cast(nn.Module, teacher), num_words=base.config.vocab_size)
+
+
+def count_chunks(config: PretrainConfig, num_words: int) -> int:
+    """Return in how many chunks of positions a run scores `num_words` words (`MaskedLoss`)."""
+    share = 1.0 if config.objective.is_causal else config.objective.mask_prob
+    rows = resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)
+    most = max(size * length for size, length in zip(rows, config.train.lengths, strict=False))
+    return max(1, math.ceil(share * most * num_words / MAX_SCORES))
 
 
 def needs_teacher(config: PretrainConfig) -> bool:

@@ -62,11 +62,11 @@ def attend_eagerly(
 class Linear(nn.Linear):
     """Linear layer whose weight may be stored in another dtype than it computes in (a frozen base kept in bf16)."""
 
-    def forward(self, inputs: Tensor, weight_shifts: Sequence[Tensor] = ()) -> Tensor:
+    def forward(self, inputs: Tensor, weight_shifts: Sequence[nn.Module] = ()) -> Tensor:
         """[..., in_features] -> [..., out_features], in the inputs' dtype or in autocast's."""
         weight = self.weight
         for shift in weight_shifts:
-            weight = weight + shift
+            weight = shift(table=weight)
         if weight.dtype != inputs.dtype and not torch.is_autocast_enabled(inputs.device.type):
             weight = weight.to(inputs.dtype)
         return nn.functional.linear(inputs, weight, self.bias)

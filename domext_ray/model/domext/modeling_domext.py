@@ -452,16 +452,16 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         self.cls.predictions.decoder = new_embeddings  # type: ignore[assignment]
         self.cls.predictions.bias = new_embeddings.bias  # type: ignore[assignment]
 
-    def _score_words(
+    def encode(
         self,
         input_ids: Tensor | None,
-        masked_positions: Tensor | None,
-        adapter_names: Sequence[str] | None,
+        masked_positions: Tensor | None = None,
+        adapter_names: Sequence[str] | None = None,
         *,
-        pool: bool,
+        pool: bool = False,
         **kwargs: Any,
-    ) -> tuple[Any, Tensor]:
-        """Encode rows, and score the vocabulary at all positions [B, N, V + E], or at some [P, V + E]."""
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Encode rows; return also what `cls.predictions` reads to score words at all positions, or at some."""
         adapter_names = self.bert.name_rows(adapter_names, input_ids)
         output_indices = None
         given = input_ids if input_ids is not None else kwargs.get("inputs_embeds")
@@ -478,7 +478,7 @@ class DomextForMaskedLM(DomextPreTrainedModel):
                 rows = masked_positions // states.shape[1]
                 adapter_rows = {name: torch.isin(rows, each).nonzero().flatten() for name, each in adapter_rows.items()}
             states = take_tokens(states, masked_positions)
-        return encoded, self.cls.predictions(states, self.bert.embeddings.adapters, adapter_rows)
+        return encoded, (states, self.bert.embeddings.adapters, adapter_rows)
 
     @can_return_tuple
     def forward(
@@ -498,17 +498,17 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         `masked_positions`, int64 [P] in the flattened [B·N], are those of which logits [P, V + E] are asked for;
         without them they are [B, N, V + E]. `labels`, int64 [P] or [B, N], give the mean loss; -100 is ignored.
         """
-        encoded, logits = self._score_words(
+        encoded, states = self.encode(
             input_ids,
             masked_positions,
             adapter_names,
-            pool=False,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
+        logits = self.cls.predictions(*states)
         loss = None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
@@ -543,7 +543,7 @@ class DomextForPreTraining(DomextForMaskedLM):
 
         `next_sentence_label`, int64 [B], is 0 where the second text follows the first and 1 where it is from elsewhere.
         """
-        encoded, logits = self._score_words(
+        encoded, states = self.encode(
             input_ids,
             masked_positions,
             adapter_names,
@@ -552,6 +552,7 @@ class DomextForPreTraining(DomextForMaskedLM):
             token_type_ids=token_type_ids,
             **kwargs,
         )
+        logits = self.cls.predictions(*states)
         assert self.cls.seq_relationship is not None
         order = self.cls.seq_relationship(encoded.pooler_output)
         loss = None

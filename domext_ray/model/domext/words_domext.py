@@ -43,17 +43,21 @@ class WordShift(nn.Module):
         is_whole = adapter.word_rows == config.base_vocab_size
         self.register_buffer("rows", None if is_whole else torch.arange(adapter.word_rows))
 
-    def forward(self, input_ids: Tensor | None = None, states: Tensor | None = None) -> Tensor:
-        """Return the shifts of words, those of states' scores, or a copy of the whole table's (see `NormShift`).
+    def forward(
+        self, input_ids: Tensor | None = None, states: Tensor | None = None, table: Tensor | None = None
+    ) -> Tensor:
+        """Return the shifts of words, those of states' scores, or a whole table that is shifted.
 
         Args:
             input_ids: int64 [...], words, of which those without a shift get zeros; gives [..., d].
             states: [..., d], what the output projection reads; gives [..., K].
+            table: [K, d], the base's; gives [K, d].
         """
         if states is not None:
             return nn.functional.linear(states, self.weight)
-        if input_ids is None:
-            return self.weight.clone()
+        if table is not None:
+            return table + self.weight
+        assert input_ids is not None
         last = len(self.weight) - 1
         if self.rows is None:
             indices, is_shifted = input_ids.clamp_max(last), input_ids <= last
@@ -192,7 +196,7 @@ class PredictionHead(AdapterPlace):
         transformed = self.transform(hidden_states, [each for each in heads if each[0].dense is not None])
         # A shift of all words and rows joins the projection; others are sums of their own.
         whole = [shift for shift, rows in words if rows is None and shift.rows is None]
-        logits = self.decoder(transformed, [shift() for shift in whole])
+        logits = self.decoder(transformed, whole)
         for (shift, rows), (head, _) in zip(words, heads, strict=True):
             bias = head().to(logits.dtype)
             scores = bias if shift in whole else (shift(states=take_rows(transformed, rows)) + bias).to(logits.dtype)

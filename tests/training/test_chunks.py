@@ -1,0 +1,132 @@
+"""The loss in chunks of positions: figures and gradients are those of the whole, and the forecast sees less memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked import run_group
+from method_runs import Places, build, draw_batches, make_config, make_places, measure_sharded, shard_everything
+from methods import Row, find_row
+from torch import Tensor, nn
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig, PretrainConfig, ShapeConfig, TrainConfig, VocabConfig
+from domext_ray.training import losses
+from domext_ray.training.cost import estimate_memory, make_dry_run_model
+from domext_ray.training.losses import make_loss
+from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.step import move_batch
+
+pytestmark = pytest.mark.timeout(900)
+CPU = torch.device("cpu")
+WHOLE, SMALL = losses.MAX_SCORES, 3_000
+KEPT = "AF + word shifts, keeping the base's predictions"
+NAMES = (
+    "full",
+    "bottleneck after attention, tanh, left to right",
+    "AF + word shifts + new words",
+    KEPT,
+    "full, keeping the base's predictions",
+    "exBERT + sentence pairs, keeping the base's predictions",
+    "bottleneck, general text learned",
+)
+
+
+@pytest.fixture(scope="module")
+def places(tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    return make_places(tmp_path_factory.mktemp("chunks"), tiny_base_folder, tiny_roberta_folder)
+
+
+def measure(row: Row, places: Places) -> tuple[int, list[tuple[Tensor, ...]], dict[str, Tensor | None]]:
+    """Chunks; outputs of micro batches in training and evaluation; gradients, of parameters that left their start."""
+    built, config = build(row, places), make_config(row, places)
+    network, draw = cast(nn.Module, built.model), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for param in network.parameters():
+            if param.requires_grad:
+                param.add_(torch.randn(param.shape, generator=draw) * 0.05)
+    loss: Any = make_loss(config, built.base, network, built.fixed, CPU)(network, CPU, bf16=False)
+    batches = [*draw_batches(row, places, 0)[0], take_position(draw_batches(row, places, 1)[0][-1])]
+    outputs = [loss.train()(**move_batch(each, CPU)) for each in batches]
+    sum(each for found in outputs for each in found[:3]).backward()
+    with torch.no_grad():
+        scored = [loss.eval()(**move_batch(each, CPU)) for each in batches]
+    gradients = {name: None if each.grad is None else each.grad for name, each in network.named_parameters()}
+    return loss.num_chunks, [*outputs, *scored], gradients
+
+
+def take_position(batch: MaskedBatch) -> MaskedBatch:
+    """Leave one position of a batch: there are more chunks."""
+    first = {name: getattr(batch, name)[:1] for name in ("masked_positions", "labels", "weights")}
+    return replace(batch, **first, parts=None, distill_rows=None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_are_the_whole(name: str, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = find_row(name)
+    whole, expected, gradients = measure(row, places)
+    monkeypatch.setattr(losses, "MAX_SCORES", SMALL)
+    chunks, found, own = measure(row, places)
+    assert whole == 1 and chunks > 3
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own, gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_kinds_are_kept_in_chunks(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = find_row("new words")
+    model = build(row, places).model
+    batch = draw_batches(row, places, 0)[0][0]
+    batch = replace(batch, kinds=(torch.arange(model.config.vocab_size) % 3).to(torch.uint8))
+    found = [losses.MaskedLoss(cast(nn.Module, model), CPU, bf16=False, num_chunks=each).eval() for each in (1, 4)]
+    with torch.no_grad():
+        whole, chunks = (each(**move_batch(batch, CPU)) for each in found)
+    torch.testing.assert_close(chunks, whole, rtol=1e-5, atol=1e-5)
+    assert int(whole[3]) <= batch.num_masked
+
+
+@pytest.mark.slow
+def test_chunks_on_two_workers_at_zero_3(places: Places) -> None:
+    """Ranks predict different numbers of tokens, and gather the head equally often."""
+    run_group(_work, (places,), 2)
+    for each in torch.load(places.root / "sharded-0.pt", weights_only=False).values():
+        (expected, before), (found, after) = each
+        torch.testing.assert_close(
+            [(step.loss, step.distill_loss, step.grad_norm) for step in found],
+            [(step.loss, step.distill_loss, step.grad_norm) for step in expected],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+        for name, tensor in before.tensors.items():
+            torch.testing.assert_close(after.tensors[name].param, tensor.param, rtol=1e-4, atol=1e-4)
+
+
+def _work(rank: int, places: Places) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{places.root / 'store'}", rank=rank, world_size=2)
+    shard_everything()
+    results: dict[str, Any] = {}
+    for name in (KEPT, "full", "AF + word shifts + new words"):
+        for losses.MAX_SCORES in (WHOLE, SMALL):
+            results.setdefault(name, []).append(measure_sharded(find_row(name), places, 3))
+    torch.save(results, places.root / f"sharded-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_the_forecast_of_a_large_vocabulary_has_no_whole_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = PretrainConfig(
+        base="none",
+        vocab=VocabConfig(size=250_002),
+        shape=ShapeConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8),
+        method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
+        train=TrainConfig(seq_length=128, global_batch_size=256, micro_batch_size=256),
+        engine=EngineConfig(precision="fp32"),
+    )
+    chunks = estimate_memory(make_dry_run_model(config, None, 250_002, 0))["activations"]
+    monkeypatch.setattr(losses, "MAX_SCORES", 2**40)
+    whole = estimate_memory(make_dry_run_model(config, None, 250_002, 0))["activations"]
+    scores = 0.15 * 256 * 128 * 250_002 * 4
+    assert chunks < 4 * 4 * WHOLE < 2 * scores < whole
