@@ -12,7 +12,7 @@ import torch
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.batching import MaskedRows, Masker, pad_masked
+from domext_ray.corpus.batching import MaskedRows, Masker, find_sequences, pad_masked
 from domext_ray.errors import ConfigError
 from domext_ray.training.objective import NO_LABEL, MaskedBatch, pad_batch, to_batch
 
@@ -166,9 +166,8 @@ def test_token_indices_are_those_of_all_tokens_and_few_of_padding(tokenizer: Ber
     assert batch.cu_seq_lens.diff().tolist() == [64] * 6 + [24, 40, 24, 8] + [24] * 4 and batch.max_length == 64
     assert full.cu_seq_lens.tolist() == [0, 64, 128, 192, 256] and full.max_length == 64
     assert nearly.cu_seq_lens[-1] == nearly.input_ids.numel() and nearly.cu_seq_lens.dtype == torch.int32
-    packed = Masker(tokenizer, ObjectiveConfig(), seed=1, packed=True)
-    rows = pad_masked(packed.mask(make_rows(2, 30), epoch=0), 0, first_id=int(full.input_ids[0, 0]), pad_to=40)
-    assert rows["cu_seq_lens"].tolist() == [0, 32, 40, 72, 80]
+    shown, document_ids = np.arange(8) < np.array([[5], [8]]), np.array([[1, 1, 2, 2, 2, 2, 2, 2], [1] * 8])
+    assert find_sequences(shown, document_ids)["cu_seq_lens"].tolist() == [0, 2, 5, 8, 16]
 
 
 @pytest.mark.parametrize(("num_masked", "expected"), [(1, 1), (31, 31), (33, 34), (155, 160), (160, 160), (513, 544)])
