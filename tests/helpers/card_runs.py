@@ -168,6 +168,8 @@ def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> P
         log=None,
         phases=[],
         rooflines={},
+        rank=0,
+        _taken=None,
         step=0,
         seconds=0.0,
         tokens=0,

@@ -38,8 +38,8 @@ pytestmark = pytest.mark.timeout(900)
 HOST, CARD = "to host", "to card"
 _ITEM = "_local_scalar_dense"
 _STEP = {
-    ("training/worker.py", "_train_step", CARD): (1, "counts of the global batch, which are summed over ranks"),
-    ("training/worker.py", "_train_step", HOST): (1, "the sums: they divide the losses, and say when to end"),
+    ("training/worker.py", "_take_batch", CARD): (1, "counts of the global batch, which are summed over ranks"),
+    ("training/worker.py", "_take_batch", HOST): (1, "the sums: they divide the losses, and say when to end"),
     ("training/step.py", "train_step", HOST): (1, "the step's losses, for metrics.jsonl"),
     ("training/engine.py", "_apply_gradients", _ITEM): (1, "a gradient that is not finite is no step"),
     ("training/step.py", "_apply_gradients", _ITEM): (1, "the same of a fine-tuning"),
