@@ -84,8 +84,11 @@ def attend_sequences(
     from torch.nn.attention import varlen  # older versions of torch have none
 
     reach = -1 if sliding_window is None else sliding_window - 1
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     context = varlen.varlen_attn(
-        *(each[0].transpose(0, 1) for each in (query, key, value)),
+        query,
+        key,
+        value,
         cu_seq_lens,
         cu_seq_lens,
         max_length,
@@ -93,7 +96,7 @@ def attend_sequences(
         scale=scaling,
         window_size=(reach, 0 if module.is_causal else reach),
     )
-    return context[None], None
+    return cast(Tensor, context)[None], None
 
 
 ALL_ATTENTION_FUNCTIONS.register(VARLEN, attend_sequences)
