@@ -264,6 +264,8 @@ class TrainConfig:
     # rows of a forward pass there; 0: as many tokens as in the first phase
     long_micro_batch_size: NonNegativeInt = free(0)
     dropout: ShareOrZero = 0.1  # dropout of hidden states and attention
+    # dropout of attention alone; same: as --train.dropout. At 0 a GPU attends in bf16 without masks and padding
+    attention_dropout: ShareOrZero | Literal["same"] = "same"
     # steps between checkpoints, or time in training steps, such as 15m (one more at the end)
     save_every: Cadence = free(200)
     evaluate_every: Cadence = free(200)  # likewise between evaluations (also at the start and at the end)
@@ -287,6 +289,11 @@ class TrainConfig:
             self.long_seq_length,
             f"0, or above --train.seq_length ({self.seq_length})",
         )
+
+    @property
+    def attention_dropout_prob(self) -> float:
+        """Dropout of attention weights."""
+        return self.dropout if self.attention_dropout == "same" else self.attention_dropout
 
     @property
     def lengths(self) -> tuple[int, ...]:

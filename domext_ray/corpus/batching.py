@@ -232,6 +232,8 @@ def pad_masked(
     distill_rows = None
     if rows.is_distilled is not None:
         distill_rows = _find_distill_rows(rows.is_distilled, masked_positions, weights, length)
+    document_ids = None if first_id is None else (input_ids == first_id).cumsum(1)
+    token_indices = _find_token_indices(shown)
     segments = None if rows.second_starts is None else (shown & (places >= rows.second_starts[:, None]))
     return {
         "input_ids": input_ids,
@@ -243,9 +245,28 @@ def pad_masked(
         "next_sentence_labels": rows.next_sentence,
         "distill_rows": distill_rows,
         "parts": parts,
-        "document_ids": None if first_id is None else (input_ids == first_id).cumsum(1),
-        "token_indices": _find_token_indices(shown),
+        "document_ids": document_ids,
+        "token_indices": token_indices,
+        **find_sequences(shown, document_ids, token_indices),
     }
+
+
+def find_sequences(
+    shown: np.ndarray, document_ids: np.ndarray | None = None, token_indices: np.ndarray | None = None
+) -> Arrays:
+    """Return what attention without padding asks of padded rows, of which bool [B, N] says what are tokens.
+
+    `cu_seq_lens` int32 [S + 1] and `max_length` are as in `DomextModel`, like the other arguments: here they cost
+    nothing, and a GPU would make its host wait for them.
+    """
+    begins = np.ones(shown.shape, dtype=bool)
+    begins[:, 1:] = shown[:, 1:] != shown[:, :-1]
+    if document_ids is not None:
+        begins[:, 1:] |= document_ids[:, 1:] != document_ids[:, :-1]
+    numbers = begins.reshape(-1).cumsum()
+    lengths = np.bincount(numbers if token_indices is None else numbers[token_indices])
+    lengths = lengths[lengths > 0]
+    return {"cu_seq_lens": np.append(0, lengths.cumsum()).astype(np.int32), "max_length": int(lengths.max())}
 
 
 def round_up(num_predicted: int) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.batching import PADDING_MULTIPLE, Arrays, Masker
+from domext_ray.corpus.batching import PADDING_MULTIPLE, Arrays, Masker, find_sequences
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import flatten_lists
 from domext_ray.corpus.rows import SECOND_START
@@ -157,10 +157,11 @@ def make_full_views(rows: np.ndarray, objective: ObjectiveConfig) -> Arrays:
 
 
 def _pad(rows: Sequence[np.ndarray], pad_id: int) -> Arrays:
-    """Token ids [R, N] and their mask; no mask where nothing is padded."""
+    """Token ids [R, N], their mask, and their sequences; no mask where nothing is padded."""
     lengths = np.array([len(each) for each in rows])
     size = -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
     padded = np.full((len(rows), size), pad_id, dtype=np.int64)
     is_token = np.arange(size) < lengths[:, None]
     padded[is_token] = np.concatenate(rows)
-    return {"input_ids": padded, "attention_mask": None if is_token.all() else is_token.astype(np.int64)}
+    mask = None if is_token.all() else is_token.astype(np.int64)
+    return {"input_ids": padded, "attention_mask": mask, **find_sequences(is_token)}

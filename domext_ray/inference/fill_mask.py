@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.corpus.batching import find_sequences
 from domext_ray.downstream.finetune.batches import plan_prediction
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.windows import RowTemplate, read_template
@@ -26,7 +27,7 @@ from domext_ray.inference.input_rows import check_text
 from domext_ray.model.build import choose_attention
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.runtime.device import autocast
+from domext_ray.runtime.device import autocast, has_bf16
 from domext_ray.vocabulary.tokenizer import make_backend
 
 MASK = "[MASK]"
@@ -107,7 +108,7 @@ class FillMask:
         max_length: int = 0,
     ) -> None:
         self.model, self.tokenizer, self.top_k, self.batch_tokens = model, tokenizer, top_k, batch_tokens
-        choose_attention(model, model.device, bf16=False)
+        choose_attention(model, model.device, bf16=has_bf16(model.device))
         self.max_length = max_length or min(512, cast(DomextConfig, model.config).max_row_length)
         self.codec = MaskCodec(tokenizer)
         self.template: RowTemplate = read_template(tokenizer, pair=False)
@@ -180,12 +181,14 @@ class FillMask:
         for place, row in enumerate(rows):
             ids[place, : row.length], mask[place, : row.length] = row.input_ids, 1
         masked = np.concatenate([place * length + row.place[0] for place, row in enumerate(rows)])
-        device = self.model.device
+        device, sequences = self.model.device, find_sequences(mask > 0)
         with autocast(device):
             logits = cast(nn.Module, self.model)(
                 torch.from_numpy(ids).to(device, non_blocking=True),
                 attention_mask=None if mask.all() else torch.from_numpy(mask).to(device, non_blocking=True),
                 masked_positions=torch.from_numpy(masked).to(device, non_blocking=True),
+                cu_seq_lens=torch.from_numpy(sequences["cu_seq_lens"]).to(device, non_blocking=True),
+                max_length=sequences["max_length"],
             ).logits
         top = logits.float().softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]))
         return top.values, top.indices

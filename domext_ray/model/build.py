@@ -18,8 +18,10 @@ from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, MLM_HEAD, POOLER, Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, complete_adapter
+from domext_ray.model.domext.layers_domext import VARLEN
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts import find_layout
+from domext_ray.runtime.device import has_bf16
 
 _LAYER_NORM = re.compile(r"bert\..*LayerNorm\.(weight|bias)")
 _BIAS = re.compile(r"bert\.(embeddings|encoder)\..*bias")
@@ -340,11 +342,14 @@ def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bo
 
 
 def pick_attention(device: torch.device, *, bf16: bool) -> str:
-    """Return the attention implementation that trains fastest: the fused one, but for bf16 on a CPU.
+    """Return the attention implementation that is fastest: without padding where a card can, else the fused one.
 
-    There torch's fused kernel takes three times as long as products and a softmax in turn, above all backward.
+    For bf16 on a CPU torch's fused kernel takes three times as long as products and a softmax in turn, above all
+    backward.
     """
-    return "eager" if bf16 and device.type == "cpu" else "sdpa"
+    if device.type == "cpu":
+        return "eager" if bf16 else "sdpa"
+    return VARLEN if bf16 and has_bf16(device) else "sdpa"
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import torch
 
 from domext_ray.config.pretrain import PretrainConfig, resolve_long_micro_batch_size, resolve_micro_batch_size
 from domext_ray.model.build import pick_attention
+from domext_ray.model.domext.layers_domext import VARLEN
 from domext_ray.runtime.cpu_kernels import has_bf16_units
 from domext_ray.runtime.device import has_bf16
 
@@ -19,9 +20,12 @@ def describe_choices(config: PretrainConfig, device: torch.device) -> list[str]:
     """
     engine, on_gpu, bf16 = config.engine, device.type == "cuda", config.engine.uses_bf16
     where = "CUDA" if on_gpu else "CPU"
-    attention = pick_attention(device, bf16=bf16)
+    attention, why = pick_attention(device, bf16=bf16), "fused"
     rows = "packed rows" if config.prepare.packed else "padded rows"
-    fused = "bf16, for which the fused kernel is slower" if attention == "eager" else "fused"
+    if attention == "eager":
+        why = "bf16, for which the fused kernel is slower"
+    elif attention == VARLEN and config.train.attention_dropout_prob:
+        attention, why = "sdpa", "fused; varlen, which has no dropout, with --train.attention_dropout 0"
     if on_gpu:
         version = ".".join(map(str, torch.cuda.get_device_capability(device)))
         has_units, reason = has_bf16(device), f"compute capability {version}"
@@ -33,7 +37,7 @@ def describe_choices(config: PretrainConfig, device: torch.device) -> list[str]:
     sizes = [resolve_micro_batch_size(config)]
     sizes += [resolve_long_micro_batch_size(config)] if config.train.long_seq_length else []
     return [
-        f"attention: {attention} ({rows}, {fused}, {where})",
+        f"attention: {attention} ({rows}, {why}, {where})",
         f"precision: {precision} ({reason})",
         f"compile: {'on (asked)' if engine.compile else 'off (not asked)'}",
         f"micro batch: {', then '.join(map(str, sizes))} rows ({'asked' if config.train.micro_batch_size else where})",

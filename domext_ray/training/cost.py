@@ -230,9 +230,9 @@ def make_dry_run_model(
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
     choose_attention(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.uses_bf16)
-    if is_for_gpu and device.type == "cpu":
-        # A GPU's fused attention keeps no weights with dropout either; a CPU's has no dropout, so it is left out.
-        cast(Any, model.config).attention_probs_dropout_prob = 0.0
+    # A GPU's fused attention keeps no weights with dropout either; a CPU's has no dropout, so it is left out.
+    is_thought_of = is_for_gpu and device.type == "cpu"
+    cast(Any, model.config).attention_probs_dropout_prob = 0.0 if is_thought_of else config.train.attention_dropout_prob
     network = cast(nn.Module, model).to(device).train()
     masked = functools.partial(MaskedLoss, num_chunks=count_chunks(config, cast(Any, model.config).vocab_size))
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else masked

@@ -129,6 +129,8 @@ class MaskedLoss(Objective):
         parts: Tensor | None = None,
         document_ids: Tensor | None = None,
         token_indices: Tensor | None = None,
+        cu_seq_lens: Tensor | None = None,
+        max_length: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return sums of losses (fp32): words', pairs', distilled; exact predictions, in eval mode; losses by part."""
         rows = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
@@ -138,7 +140,9 @@ class MaskedLoss(Objective):
         with self.autocast():
             # A base's configuration may ask for all hidden states, which nobody reads here.
             rows |= {"masked_positions": masked_positions, "token_indices": token_indices}
-            encoded, (states, *_) = model.encode(**rows, pool=model.predicts_next_sentence, output_hidden_states=False)
+            rows |= {"cu_seq_lens": cu_seq_lens}
+            asks = {"pool": model.predicts_next_sentence, "max_length": max_length, "output_hidden_states": False}
+            encoded, (states, *_) = model.encode(**rows, **asks)
             order = model.cls.seq_relationship(encoded.pooler_output) if model.predicts_next_sentence else None
         kept = None if asked is None or distill_rows is None else distill_rows.prediction_indices
         losses, predicted, divergences = self._score_chunks(states, labels, kinds, asked, kept)
@@ -249,11 +253,20 @@ class VectorLoss(Objective):
         pad, rows = pad_tsdae if self.objective.kind == "tsdae" else pad_infonce, [np.zeros(8, dtype=np.int64)]
         return cast(ViewBatch, to_batch(pad(rows, rows, pad_id=0)).without_weight())
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, weights: Tensor, **written: Any) -> Any:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        weights: Tensor,
+        cu_seq_lens: Tensor | None = None,
+        max_length: int = 0,
+        **written: Any,
+    ) -> Any:
         """Return what `MaskedLoss` returns: there are no pairs, nothing is kept, and nothing is watched."""
         with self.autocast():
             encoder = cast(Any, self.model).bert
-            states = encoder(input_ids, attention_mask=attention_mask, pool=False).last_hidden_state
+            rows = {"attention_mask": attention_mask, "cu_seq_lens": cu_seq_lens, "max_length": max_length}
+            states = encoder(input_ids, pool=False, **rows).last_hidden_state
             scores, labels = self.score(pool_states(states, attention_mask, self.objective.pooling), **written)
         nothing = torch.zeros((), device=scores.device)
         loss_sum = (F.cross_entropy(scores.float(), labels, reduction="none") * weights).sum()

@@ -52,6 +52,7 @@ class MaskedBatch:
         document_ids: int64 [B, N], which of its row's documents each token is of; None: a row is one document.
         token_indices: int64 [T], ascending, the tokens' in the flattened [B·N], and as many of padding as make T a
             multiple of 64, so that few shapes occur; None: most of the batch is tokens.
+        cu_seq_lens, max_length: see `corpus.batching.find_sequences`; None and 0: attention has masks.
     """
 
     input_ids: torch.Tensor
@@ -66,6 +67,8 @@ class MaskedBatch:
     parts: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
     token_indices: torch.Tensor | None = None
+    cu_seq_lens: torch.Tensor | None = None
+    max_length: int = 0
 
     @property
     def num_masked(self) -> int:
@@ -110,6 +113,7 @@ class ViewBatch:
         decoder_ids: int64 [B, M], tsdae: the second views, padded, as the decoder reads them; None for infonce.
         positions: int64 [P], in the flattened [B·M], whose next token is written; None likewise.
         labels: int64 [P], these tokens; None likewise.
+        cu_seq_lens, max_length: of the R rows; see `MaskedBatch`.
     """
 
     input_ids: torch.Tensor
@@ -118,6 +122,8 @@ class ViewBatch:
     decoder_ids: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     labels: torch.Tensor | None = None
+    cu_seq_lens: torch.Tensor | None = None
+    max_length: int = 0
 
     num_pairs = num_distilled = 0
 

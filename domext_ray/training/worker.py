@@ -126,7 +126,9 @@ class PretrainWorker:
     def _build_engine(self) -> Engine:
         config = self.config
         model = build_run_model(config, self.base, self.tokenizer_dir, config.train.dropout, self.plan.earlier)
-        self.extensions = describe_extensions(cast(DomextConfig, model.config))
+        own = cast(DomextConfig, model.config)
+        own.attention_probs_dropout_prob = config.train.attention_dropout_prob
+        self.extensions = describe_extensions(own)
         if self.checkpoint is None:
             self.fixed = begin(self.plan, model, lambda: self._distill_words(model))
         else:

@@ -42,6 +42,7 @@ from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.layouts import find_layout
+from domext_ray.training.step import move_batch
 
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 SAMPLERS = ("random", "group_by_length")
@@ -101,8 +102,8 @@ def check_losses(start: StartModel, task: Task, rows: Sequence[Row], device: tor
     batch = task.collate(rows)
     tensors = DataCollatorForTokenClassification(start.tokenizer)(describe_rows(rows)).to(device)
     with torch.no_grad():
-        inputs = {name: None if each is None else each.to(device) for name, each in batch.inputs.items()}
-        loss_sum = task.compute_loss_sum(model(**inputs), {k: v.to(device) for k, v in batch.targets.items()})
+        given = move_batch(batch, device)
+        loss_sum = task.compute_loss_sum(model(**given["inputs"]), given["targets"])
         difference = abs(loss_sum.item() / batch.num_targets - rival(**tensors).loss.item())
     assert difference < LOSS_TOLERANCE, f"the losses of one batch differ by {difference}"
 

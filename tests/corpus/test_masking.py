@@ -12,7 +12,7 @@ import torch
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.batching import MaskedRows, Masker, pad_masked
+from domext_ray.corpus.batching import MaskedRows, Masker, find_sequences, pad_masked
 from domext_ray.errors import ConfigError
 from domext_ray.training.objective import NO_LABEL, MaskedBatch, pad_batch, to_batch
 
@@ -162,6 +162,12 @@ def test_token_indices_are_those_of_all_tokens_and_few_of_padding(tokenizer: Ber
     (full,) = collate(masker, masker.mask(make_rows(4, 62), epoch=0), micro_batch_size=4)
     (nearly,) = collate(masker, masker.mask(pa.concat_tables([make_rows(31), make_rows(1, 22)]), epoch=0), 32)
     assert full.token_indices is None and nearly.token_indices is None and nearly.attention_mask is not None
+    # Stretches of padding are sequences of their own: here 48 tokens of it, which bring 528 tokens to 576.
+    assert batch.cu_seq_lens.diff().tolist() == [64] * 6 + [24, 40, 24, 8] + [24] * 4 and batch.max_length == 64
+    assert full.cu_seq_lens.tolist() == [0, 64, 128, 192, 256] and full.max_length == 64
+    assert nearly.cu_seq_lens[-1] == nearly.input_ids.numel() and nearly.cu_seq_lens.dtype == torch.int32
+    shown, document_ids = np.arange(8) < np.array([[5], [8]]), np.array([[1, 1, 2, 2, 2, 2, 2, 2], [1] * 8])
+    assert find_sequences(shown, document_ids)["cu_seq_lens"].tolist() == [0, 2, 5, 8, 16]
 
 
 @pytest.mark.parametrize(("num_masked", "expected"), [(1, 1), (31, 31), (33, 34), (155, 160), (160, 160), (513, 544)])

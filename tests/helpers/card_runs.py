@@ -20,6 +20,7 @@ from made_banks import add_drawn, make_bank
 from method_runs import MICRO_BATCH, OPTIM, Built, Places, build, draw_batches, draw_rows, make_config
 from methods import Row, find_row
 from torch import nn
+from torch.nn.attention import varlen
 
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.adapters.serving import serve_adapters
@@ -29,8 +30,10 @@ from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.inference.fill_mask import FillMask
+from domext_ray.model import build as build_module
 from domext_ray.model.base import load_base
 from domext_ray.model.build import choose_attention, describe_extensions, store_base
+from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.runs.losses import name_losses
 from domext_ray.training import engine as engine_module
 from domext_ray.training import worker as worker_module
@@ -91,22 +94,45 @@ def make_card_engine(model: nn.Module, device: torch.device, objective: Any, pre
     )
 
 
-def run_row(row: Row, places: Places, precision: str = "bf16") -> dict[str, Waits]:
+def run_row(row: Row, places: Places, precision: str = "bf16", dropout: float = 0.1) -> dict[str, Waits]:
     """Steps of a method of the matrix."""
-    config, built = make_config(row, places), build(row, places, dropout=0.1)
+    config, built = make_config(row, places), build(row, places, dropout=dropout)
     batches, *_ = draw_batches(row, places, 0)
     return run_steps(config, built, batches, precision)
 
 
-def run_objective(objective: ObjectiveConfig, places: Places, *, packed: bool = False) -> dict[str, Waits]:
+def run_objective(
+    objective: ObjectiveConfig, places: Places, *, packed: bool = False, dropout: float = 0.1
+) -> dict[str, Waits]:
     """Steps of another objective, or of packed rows."""
     row = find_row("AF")
     config, base = replace(make_config(row, places), objective=objective), load_base(str(places.base_of(row)))
-    model = build_run_model(config, base, places.tokenizer_of(row), 0.1)
+    model = build_run_model(config, base, places.tokenizer_of(row), dropout)
     attach_decoder(model, objective, 48, seed=0)
     masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), objective, 3, packed=packed)
     rows = masker.mask(draw_rows(row, places, 0), epoch=0)
     return run_steps(config, Built(model, base, {}), [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)])
+
+
+def run_varlen(run: Callable[[], dict[str, Waits]]) -> dict[str, Waits]:
+    """What runs where attention needs neither masks nor padding, with torch's own kernel on the card."""
+    calls, plain, build_masks = [], varlen.varlen_attn, DomextModel._build_masks
+
+    def attend(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return plain(*arguments, **options)
+
+    def mask(model: Any, *arguments: Any) -> Any:
+        assert model.training and model.config.attention_probs_dropout_prob, "there is a mask"
+        return build_masks(model, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "pick_attention", lambda *_, **__: "varlen")
+        patch.setattr(varlen, "varlen_attn", attend)
+        patch.setattr(DomextModel, "_build_masks", mask)
+        waits = run()
+    assert calls and {each[0].dtype for each in calls} == {torch.bfloat16}
+    return waits
 
 
 def run_steps(config: PretrainConfig, built: Built, batches: list[Any], precision: str = "bf16") -> dict[str, Waits]:

@@ -77,12 +77,17 @@ def test_a_run_says_what_it_chose_for_a_card(
     pretend_card(monkeypatch, capability)
     train = TrainConfig(global_batch_size=4096, seq_length=128, long_seq_length=512)
     config = resolve_precision(PretrainConfig(scale=ON_CARD, train=train, prepare=PrepareConfig(packed=True)))
+    has_varlen = capability >= (8, 0)
+    instead = "; varlen, which has no dropout, with --train.attention_dropout 0" if has_varlen else ""
     assert describe_choices(config, CARD) == [
-        "attention: sdpa (packed rows, fused, CUDA)",
+        f"attention: sdpa (packed rows, fused{instead}, CUDA)",
         f"precision: {says}",
         "compile: off (not asked)",
         "micro batch: 256, then 64 rows (CUDA)",
     ]
+    without = replace(config, train=replace(train, attention_dropout=0.0))
+    picked = "varlen" if has_varlen else "sdpa"
+    assert describe_choices(without, CARD)[0] == f"attention: {picked} (packed rows, fused, CUDA)"
     other = "fp32" if says.startswith("bf16") else "bf16"
     asked = replace(
         config, engine=EngineConfig(precision=other, compile=True), train=replace(train, micro_batch_size=8)

@@ -20,6 +20,7 @@ from card_runs import (
     run_fill_mask,
     run_objective,
     run_row,
+    run_varlen,
     run_vectors,
     save_start,
 )
@@ -126,6 +127,12 @@ def list_runs(places: Places, layouts: dict[str, Places], root: Path) -> dict[st
         **{kind: lambda each=each: run_row(find_row("AF"), each) for kind, each in layouts.items()},
         **{kind: lambda each=each: run_objective(each, places) for kind, each in OBJECTIVES.items()},
         "packed": lambda: run_objective(ObjectiveConfig(), places, packed=True),
+        "varlen": lambda: run_varlen(lambda: run_row(find_row("AF"), places, dropout=0.0)),
+        "varlen-exbert": lambda: run_varlen(lambda: run_row(find_row("exBERT"), places, dropout=0.0)),
+        "varlen-packed": lambda: run_varlen(
+            lambda: run_objective(ObjectiveConfig(), layouts["modernbert"], packed=True, dropout=0.0)
+        ),
+        "varlen-ner": lambda: run_varlen(lambda: run_family("ner", base)),
         **{family: lambda family=family: run_family(family, base) for family in FAMILIES},
         "bilstm": lambda: run_family("ner", base, head_bilstm=8),
         "bank": lambda: run_bank(base, root),

@@ -73,7 +73,7 @@ class TaskLoss(Objective):
         super().__init__(model, device, bf16=bf16)
         self.task = task
 
-    def forward(self, inputs: dict[str, Tensor | None], targets: dict[str, Tensor], num_targets: int) -> Any:
+    def forward(self, inputs: dict[str, Any], targets: dict[str, Tensor], num_targets: int) -> Any:
         """Return the loss's sum in training; the outputs that decoding needs otherwise."""
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
             outputs = self.model(**inputs)

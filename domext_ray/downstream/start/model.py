@@ -28,6 +28,7 @@ from domext_ray.model.build import choose_attention, describe_adapters, describe
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
+from domext_ray.runtime.device import has_bf16
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
@@ -180,7 +181,7 @@ def build_encoder(start: StartModel, device: torch.device) -> DomextModel:
     encoder: Any = DomextModel(copy.deepcopy(start.config))
     tensors = {name.removeprefix(_ENCODER): each for name, each in start.tensors.items()}
     encoder.load_state_dict(tensors, assign=True)
-    choose_attention(encoder, device, bf16=False)
+    choose_attention(encoder, device, bf16=has_bf16(device))
     return encoder.to(device).eval()
 
 

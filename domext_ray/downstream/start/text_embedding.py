@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from domext_ray.config.vectors import Pooling, PoolingChoice
+from domext_ray.corpus.batching import find_sequences
 from domext_ray.downstream.start.model import StartModel, build_encoder, is_run
 from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
@@ -105,8 +106,10 @@ class TextEmbedding:
             return_tensors="pt",
         )
         rows, mask = (batch[each].to(self.device, non_blocking=True) for each in ("input_ids", "attention_mask"))
+        sequences = find_sequences(batch["attention_mask"].numpy() > 0)
+        sequences["cu_seq_lens"] = torch.from_numpy(sequences["cu_seq_lens"]).to(self.device, non_blocking=True)
         with autocast(torch.device(self.device)):
-            encoded = self._encoder(rows, attention_mask=mask, output_hidden_states=bool(self.layers))
+            encoded = self._encoder(rows, attention_mask=mask, output_hidden_states=bool(self.layers), **sequences)
         states = mean_layers(encoded.hidden_states, self.layers) if self.layers else encoded.last_hidden_state
         vectors = pool_states(states.float(), mask, self.pooling)
         is_cut = [bool(each.overflowing) for each in batch.encodings]

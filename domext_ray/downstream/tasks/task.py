@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.corpus.batching import find_sequences
 from domext_ray.downstream.tasks.learned import Learned, check_learned
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, LabelledSet
@@ -71,12 +72,13 @@ class TaskBatch:
 
     Args:
         inputs: arguments of the model's forward: input_ids int64 [B, N] (or [B, C, N]), attention_mask of that shape
-            or None when nothing is padded, token_type_ids or None, and what `Row.targets` names input_*.
+            or None when nothing is padded, token_type_ids or None, cu_seq_lens and max_length (see
+            `corpus.batching.find_sequences`), and what `Row.targets` names input_*.
         targets: the other targets, stacked and padded.
         num_targets: what the mean loss divides by (labelled tokens, rows, ...), 0 or more.
     """
 
-    inputs: dict[str, Tensor | None]
+    inputs: dict[str, Any]
     targets: dict[str, Tensor]
     num_targets: int
 
@@ -249,11 +251,13 @@ class Task(ABC):
         # Only the options of a choice are padded within a row; "[PAD]" in a text is text.
         is_token = [row.input_ids != pad_id if row.input_ids.ndim > 1 else np.ones(row.length, bool) for row in rows]
         mask = _stack(is_token, longest, False, axis=-1)
-        inputs: dict[str, Tensor | None] = {
+        inputs: dict[str, Any] = {
             "input_ids": ids,
             "attention_mask": None if bool(mask.all()) else mask.to(torch.int64),
             "token_type_ids": None,
         }
+        sequences = find_sequences(mask.reshape(-1, longest).numpy())
+        inputs |= {"cu_seq_lens": torch.from_numpy(sequences["cu_seq_lens"]), "max_length": sequences["max_length"]}
         if any(row.token_type_ids is not None for row in rows):
             types = [np.zeros_like(r.input_ids) if r.token_type_ids is None else r.token_type_ids for r in rows]
             inputs["token_type_ids"] = _stack(types, longest, 0, axis=-1)

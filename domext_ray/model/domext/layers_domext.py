@@ -31,10 +31,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_domext import AdapterConfig, DomextConfig
+
+VARLEN = "varlen"
+"""The attention implementation of `attend_sequences`, beside those of transformers: bf16 or fp16 on a GPU."""
 
 
 def attend_eagerly(
@@ -57,6 +61,46 @@ def attend_eagerly(
         scores = scores + attention_mask
     weights = nn.functional.dropout(nn.functional.softmax(scores, dim=-1), p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+def attend_sequences(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    cu_seq_lens: Tensor | None = None,
+    max_length: int = 0,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend without a mask within sequences that stand end to end, [1, heads, T, d_k]; without them, as "sdpa" does.
+
+    It knows no dropout. A window is counted as flash attention counts it.
+    """
+    if cu_seq_lens is None:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    from torch.nn.attention import varlen  # older versions of torch have none
+
+    reach = -1 if sliding_window is None else sliding_window - 1
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    context = varlen.varlen_attn(
+        query,
+        key,
+        value,
+        cu_seq_lens,
+        cu_seq_lens,
+        max_length,
+        max_length,
+        scale=scaling,
+        window_size=(reach, 0 if module.is_causal else reach),
+    )
+    return cast(Tensor, context)[None], None
+
+
+ALL_ATTENTION_FUNCTIONS.register(VARLEN, attend_sequences)
+ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, sdpa_mask)
 
 
 class Linear(nn.Linear):
@@ -116,26 +160,29 @@ def take_tokens(states: Tensor, output_indices: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Padding:
-    """Where rows without their padding, [1, T, ...] end to end, stand in the [B, N] that attention needs.
+    """Where rows without their padding, [1, T, ...] end to end, stand in [B, N].
 
     Args:
-        token_indices: int64 [T], ascending, in the flattened [B·N].
+        token_indices: int64 [T], ascending, in the flattened [B·N]; None: all of them, padding too.
         num_rows: B.
         length: N.
     """
 
-    token_indices: Tensor
+    token_indices: Tensor | None
     num_rows: int
     length: int
 
     def pad_input(self, states: Tensor) -> Tensor:
         """[1, T, width] -> [B, N, width], 0 elsewhere."""
+        if self.token_indices is None:
+            return states.view(self.num_rows, self.length, -1)
         flat = states.new_zeros(self.num_rows * self.length, states.shape[-1])
         return flat.index_copy(0, self.token_indices, states[0]).view(self.num_rows, self.length, -1)
 
     def unpad_input(self, states: Tensor) -> Tensor:
-        """[B, N, width] -> [1, T, width]."""
-        return states.flatten(0, 1).index_select(0, self.token_indices)[None]
+        """[B, N, ...] -> [1, T, ...]."""
+        flat = states.flatten(0, 1)
+        return (flat if self.token_indices is None else flat.index_select(0, self.token_indices))[None]
 
 
 def select_adapters(
@@ -299,6 +346,9 @@ class HeadGroup(nn.Module):
         query, key, value = (each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for each in padded)
         if cos_sin is not None:
             query, key = apply_rotary_pos_emb(query, cos_sin), apply_rotary_pos_emb(key, cos_sin)
+        # Where heads are no multiple of 16 bytes, fused kernels refuse them, or their masks; zeros change no score.
+        if missing := -self.head_size % 8 if query.is_cuda or "cu_seq_lens" in kwargs else 0:
+            query, key, value = (nn.functional.pad(each, (0, missing)) for each in (query, key, value))
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
         context, weights = interface(
             self,
@@ -310,7 +360,7 @@ class HeadGroup(nn.Module):
             scaling=self.head_size**-0.5,
             **kwargs,
         )
-        context = context.flatten(2)
+        context = context[..., : self.head_size].flatten(2)
         return context if padding is None else padding.unpad_input(context), weights
 
 

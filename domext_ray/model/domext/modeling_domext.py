@@ -29,6 +29,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_domext import DomextConfig, check_active, complete_adapter
 from .layers_domext import (
+    VARLEN,
     AdapterPlace,
     BottleneckInput,
     BottleneckOutput,
@@ -269,28 +270,36 @@ class DomextModel(DomextPreTrainedModel):
         document_ids: Tensor | None,
         output_indices: Tensor | None,
         token_indices: Tensor | None,
+        sequences: dict[str, Any],
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """Run the encoder over what the embeddings return, [B, N, d]; arguments and results are as in `Encoder`."""
+        """Run the encoder over what the embeddings return, [B, N, d]; arguments and results are as in `Encoder`.
+
+        `sequences` are for attention that needs neither masks nor padding; empty: it needs both.
+        """
         config = self.config
-        inputs: list[dict[str, Any]] = [
-            {"attention_mask": mask} for mask in self._build_masks(embedded, attention_mask, document_ids)
-        ]
+        padding = Padding(token_indices, *embedded.shape[:2])
+        masks = (None, None) if sequences else self._build_masks(embedded, attention_mask, document_ids)
+        inputs: list[dict[str, Any]] = [{"attention_mask": mask} for mask in masks]
         if not config.has_position_table:
             if position_ids is None:
                 position_ids = torch.arange(embedded.shape[1], device=embedded.device)[None]
+            if sequences:
+                position_ids = padding.unpad_input(position_ids.expand(embedded.shape[:2]))
             for each, theta in zip(inputs, (config.rope_theta, config.local_rope_theta), strict=True):
                 each["cos_sin"] = compute_cos_sin(position_ids, config.head_size, theta)
                 if module_size := config.module_hidden_size // config.num_attention_heads:
                     each["module_cos_sin"] = compute_cos_sin(position_ids, module_size, theta)
-        if token_indices is None:
+        if token_indices is None and not sequences:
             return self.encoder(embedded, *inputs, output_indices=output_indices, **kwargs)
-        padding = Padding(token_indices, *embedded.shape[:2])
-        own = None if output_indices is None else torch.searchsorted(token_indices, output_indices)
-        last, states, weights = self.encoder(
-            padding.unpad_input(embedded), *inputs, output_indices=own, padding=padding, **kwargs
-        )
-        return padding.pad_input(last) if output_indices is None else last, states, weights
+        own = output_indices
+        if token_indices is not None and output_indices is not None:
+            own = torch.searchsorted(token_indices, output_indices)
+        kwargs |= sequences or {"padding": padding}
+        last, states, weights = self.encoder(padding.unpad_input(embedded), *inputs, output_indices=own, **kwargs)
+        if output_indices is not None:
+            return last, states, weights
+        return padding.pad_input(last), states and tuple(map(padding.pad_input, states)), weights
 
     def _build_masks(
         self, embedded: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
@@ -303,7 +312,8 @@ class DomextModel(DomextPreTrainedModel):
         everywhere: Any = None
         nearby: Any = None
         asks = attention_mask is not None and attention_mask.dim() == 2 and own is None
-        if asks and config._attn_implementation == "sdpa":
+        is_fused = config._attn_implementation in ("sdpa", VARLEN)
+        if asks and is_fused:
             # transformers would ask whether anything is hidden, for which a GPU's host waits.
             everywhere, values["attention_mask"] = cast(Tensor, attention_mask).bool()[:, None, None], None
             if config.causal:
@@ -322,7 +332,7 @@ class DomextModel(DomextPreTrainedModel):
             nearby = create_bidirectional_sliding_window_mask(**values, and_mask_function=own)
         if values["attention_mask"] is not attention_mask:
             nearby = everywhere if nearby is None else nearby & everywhere
-        if nearby is not None and attention_mask is not None and config._attn_implementation == "sdpa":
+        if nearby is not None and attention_mask is not None and is_fused:
             # Padding far from every token would see nothing, and a softmax over nothing is nan.
             nearby = nearby | torch.eye(length, dtype=torch.bool, device=embedded.device)
         return everywhere, nearby
@@ -351,6 +361,8 @@ class DomextModel(DomextPreTrainedModel):
         document_ids: Tensor | None = None,
         output_indices: Tensor | None = None,
         token_indices: Tensor | None = None,
+        cu_seq_lens: Tensor | None = None,
+        max_length: int = 0,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode rows.
@@ -374,6 +386,10 @@ class DomextModel(DomextPreTrainedModel):
             token_indices: int64 [T], ascending, in the flattened [B·N]: at least all tokens that `attention_mask`
                 shows. The layers leave the others out, whose states are then 0. It goes without `output_hidden_states`
                 and `adapter_names`. None: padding is computed, too.
+            cu_seq_lens: int32 [S + 1], read by attn_implementation "varlen": where sequences begin among the
+                `token_indices`, or in the flattened [B·N], and where the last ends. They are rows, or documents, and
+                stretches of padding. None, `adapter_names`, or attention dropout in training: "varlen" is "sdpa".
+            max_length: tokens of the longest sequence.
             **kwargs: for the attention implementation; `num_layers`: run the first ones only.
 
         Returns:
@@ -403,6 +419,9 @@ class DomextModel(DomextPreTrainedModel):
             )
         adapter_rows = self.find_rows(adapter_names, given.shape[0])
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, adapter_rows)
+        sequences: dict[str, Any] = {"cu_seq_lens": cu_seq_lens, "max_length": max_length}
+        is_dropped = self.training and self.config.attention_probs_dropout_prob > 0
+        is_varlen = self.config._attn_implementation == VARLEN and not is_dropped
         last, states, weights = self._run_layers(
             embedded,
             attention_mask,
@@ -410,6 +429,7 @@ class DomextModel(DomextPreTrainedModel):
             document_ids,
             output_indices,
             token_indices,
+            sequences if is_varlen and cu_seq_lens is not None and adapter_rows is None else {},
             output_hidden_states=bool(output_hidden_states),
             output_attentions=bool(output_attentions),
             adapter_rows=adapter_rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import varlen
 from transformers import AutoModelForMaskedLM
 
+from domext_ray.corpus.batching import find_sequences
 from domext_ray.model.domext import modeling_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
@@ -331,6 +334,96 @@ def test_tokens_that_nobody_asks_for_are_left_out(
     whole = model.bert(rows, attention_mask=mask, pool=False).last_hidden_state
     torch.testing.assert_close(states[mask.bool()], whole[mask.bool()], rtol=1e-4, atol=2e-6)
     assert not states[1, 6:].any()
+
+
+def attend_in_turn(query: Tensor, key: Tensor, value: Tensor, *places: Any, scale: float, window_size: Any) -> Tensor:
+    """What torch's kernel for GPUs computes, on a CPU: sequences in turn."""
+    ends, ends_of_keys, longest, longest_key = places
+    assert ends is ends_of_keys and ends.dtype == torch.int32 and longest == longest_key == int(ends.diff().max())
+    assert ends[-1] == len(query) and query.shape[-1] % 8 == 0
+    contexts = []
+    for first, end in itertools.pairwise(ends.tolist()):
+        queries, keys, values = (each[first:end].transpose(0, 1) for each in (query, key, value))
+        distance = torch.arange(end - first) - torch.arange(end - first)[:, None]
+        before, behind = ((distance.abs().max() if each < 0 else each) for each in window_size)
+        seen = (distance >= -before) & (distance <= behind)
+        attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, seen, scale=scale)
+        contexts.append(attended.transpose(0, 1))
+    return torch.cat(contexts)
+
+
+@pytest.mark.parametrize("rows", ["full", "padded", "padded, left out", "packed", "packed, left out"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"position_rule": "roberta"}, MODERN],
+    ids=["absolute positions", "roberta's", "rotary, local layers"],
+)
+def test_sequences_end_to_end_are_masked_rows(
+    rows: str, causal: bool, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every extension: loss, gradients and states of "varlen" are those of "sdpa"; a module has heads of 2."""
+    extended = {"adapters": EVERYTHING, "module_hidden_size": 8, "module_ffn_size": 6, "extension_vocab_size": 5}
+    model = make_model(**layout, causal=causal, adapter_init="paper", **extended).train()
+    model.gradient_checkpointing_enable()
+    calls = []
+
+    def attend(*arguments: Any, **options: Any) -> Tensor:
+        calls.append(options["window_size"])
+        return attend_in_turn(*arguments, **options)
+
+    monkeypatch.setattr(varlen, "varlen_attn", attend)
+    lengths = torch.tensor([12, 12, 12] if rows == "full" else [12, 5, 9])
+    mask = (torch.arange(12) < lengths[:, None]).long()
+    ids = torch.randint(1, VOCAB, mask.shape, generator=torch.Generator().manual_seed(3)) * mask
+    document_ids = None if "packed" not in rows else torch.tensor([[1] * 7 + [2] * 5, [1] * 12, [1] * 2 + [2] * 10])
+    token_indices = torch.tensor([*range(12), *range(12, 18), *range(24, 33)]) if "left out" in rows else None
+    given = {
+        "attention_mask": None if rows == "full" else mask,
+        "document_ids": document_ids,
+        "token_indices": token_indices,
+    }
+    numbers = (None if each is None else each.numpy() for each in (document_ids, token_indices))
+    sequences = find_sequences(mask.bool().numpy(), *numbers)
+    sequences["cu_seq_lens"] = torch.from_numpy(sequences["cu_seq_lens"])
+    positions, labels = torch.tensor([1, 7, 13, 15, 24, 32]), torch.arange(6)
+
+    def compute(implementation: str) -> list[Tensor]:
+        model.set_attn_implementation(implementation)
+        output = model(ids, masked_positions=positions, labels=labels, **given)
+        model.zero_grad()
+        output.loss.backward()
+        keeps = token_indices is None
+        encoded = model.bert(ids, output_hidden_states=keeps, **given)
+        states = [each[mask.bool()].detach() for each in (encoded.last_hidden_state, *(encoded.hidden_states or ()))]
+        gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        return [output.loss.detach(), output.logits.detach(), *states, *gradients]
+
+    expected = compute("sdpa")
+    assert not calls
+    given |= sequences
+    assert all(torch.equal(*each) for each in zip(expected, compute("sdpa"), strict=True)) and not calls
+    found = compute("varlen")
+    right = 0 if causal else -1
+    assert {(-1, right)} <= {*calls} and (len({*calls}) == 2) == (layout is MODERN)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_masks_stay_where_sequences_cannot_be(ids: Tensor, mask: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sequences, with rows of several adapters, and in training with dropout of attention weights."""
+    monkeypatch.setattr(varlen, "varlen_attn", lambda *_, **__: pytest.fail("there is a mask"))
+    model = make_model(adapter_init="paper", attention_probs_dropout_prob=0.3)
+    sequences = find_sequences(mask.bool().numpy())
+    sequences["cu_seq_lens"] = torch.from_numpy(sequences["cu_seq_lens"])
+    found = []
+    for implementation in ("sdpa", "varlen"):
+        model.set_attn_implementation(implementation)
+        named = model.eval()(ids, mask, adapter_names=["law", "__base__", "art"], **sequences).logits
+        plain = model(ids, mask).logits
+        torch.manual_seed(0)
+        found.append([named, plain, model.train()(ids, mask, **sequences).logits])
+    assert all(torch.equal(*each) for each in zip(*found, strict=True))
 
 
 def test_tokens_are_left_out_of_plain_rows_only(ids: Tensor) -> None:
