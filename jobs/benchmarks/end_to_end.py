@@ -44,7 +44,7 @@ from domext_ray.options.read import read_flags
 from domext_ray.plan import resolve_workers
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import resolve_schedule
-from domext_ray.runtime.ray_cluster import count_cpus
+from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import hash_values
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import resolve_max_steps

@@ -23,7 +23,7 @@ import torch
 
 from domext_ray.files import Kind, read_json
 from domext_ray.options.places import hide_places
-from domext_ray.runtime.ray_cluster import count_cpus
+from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import write_text
 
 REPOSITORY = Path(__file__).parents[2]
