@@ -40,9 +40,9 @@ RATE = "rows per CPU second"
 
 def run_reading(options: argparse.Namespace) -> None:
     """Time both sides in turn at every length; print and write medians and their ratio."""
-    torch.set_num_threads(1)
     from domext_ray.runtime.ray_cluster import start_ray
 
+    torch.set_num_threads(1)
     start_ray()
     records = []
     print(
