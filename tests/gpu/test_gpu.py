@@ -199,7 +199,7 @@ def _work(rank: int, size: int, name: str, runs: dict[str, Callable[..., Any]], 
         store = f"file://{places.root / f'store-{name}'}"
         dist.init_process_group(backend, init_method=store, rank=rank, world_size=size)
     shard_everything()
-    results = {key: try_to(run, places=places, device=device) for key, run in runs.items()}
+    results = {key: try_to(run, places, device) for key, run in runs.items()}
     if not rank:
         torch.save(results, places.root / f"results-{name}.pt")
     dist.destroy_process_group()
