@@ -72,6 +72,7 @@ TOLERANCE = {"cpu": 1e-5, "cuda": 1e-3}
 BF16_TOLERANCE = 2e-2
 SCORE_TOLERANCE = {"cpu": 1e-5, "cuda": 5e-2}
 """Of logits and vectors, which a card may compute in bf16."""
+RIVALS = ("transformers, all weights", "transformers with peft's LoRA")
 COLLECTIVES = "all_reduce broadcast all_gather all_gather_into_tensor reduce_scatter_tensor reduce".split()
 
 
@@ -141,14 +142,15 @@ def step_again(row: Row, places: Places, device: torch.device) -> dict[str, Any]
 
 
 def step_as_trial(places: Places, device: torch.device) -> dict[str, Any]:
-    """Steps of a sweep's trial, whose group is of gloo alone; which devices its collectives meet, and its memory."""
-    met = set[str]()
+    """Steps of a sweep's trial: what its collectives send through which backend, and its memory."""
+    met, backends = set[tuple[str, str]](), dict(each.split(":") for each in dist.get_backend_config().split(","))
 
     def watch(name: str) -> None:
         plain = getattr(dist, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            met.update(each.device.type for each in (*arguments, *named.values()) if isinstance(each, torch.Tensor))
+            kinds = {each.device.type for each in (*arguments, *named.values()) if isinstance(each, torch.Tensor)}
+            met.update((kind, backends[kind]) for kind in kinds)
             return plain(*arguments, **named)
 
         setattr(dist, name, call)
@@ -266,9 +268,10 @@ def test_a_resumed_run_goes_on(method: str, alone: dict[str, Any], device: torch
     np.testing.assert_allclose(found["resumed"], found["straight"], rtol=0.0 if device == CPU else 1e-4)
 
 
-def test_a_trial_sends_nothing_of_a_card_through_gloo(alone: dict[str, Any]) -> None:
+def test_a_trial_sends_nothing_of_a_card_through_gloo(alone: dict[str, Any], device: torch.device) -> None:
     assert isinstance(alone["trial"], dict), alone["trial"]
-    assert alone["trial"]["met"] <= {"cpu"}
+    sent = {(device.type, "gloo" if device == CPU else "nccl")}  # the model, which DeepSpeed broadcasts
+    assert sent <= alone["trial"]["met"] <= sent | {("cpu", "gloo")}
 
 
 def test_segments_of_memory_can_grow(alone: dict[str, Any], device: torch.device) -> None:
@@ -381,9 +384,34 @@ sys.meta_path.insert(0, Without())
 """
 
 
-@pytest.mark.parametrize("what", ["import test_gpu", "import benchmark"])
-def test_a_machine_without_ray_is_enough(what: str) -> None:
+SMALL = "--lengths 16 --tokens 32 --repeats 2 --steps 1 --warmup 0 --threads 1".split()
+
+
+def run_without_ray(code: str) -> None:
     folders = [REPOSITORY, *(REPOSITORY / each for each in ("jobs", "tests", "tests/gpu"))]
     folders += [REPOSITORY / "tests" / each for each in ("helpers", "methods")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    subprocess.run([sys.executable, "-c", WITHOUT_RAY + what], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", WITHOUT_RAY + code], env=environment, check=True)
+
+
+def test_these_tests_need_no_ray() -> None:
+    run_without_ray("import test_gpu")
+
+
+def test_the_benchmark_of_a_card_needs_no_ray(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "jobs")
+    from benchmarks.output import read_records
+    from benchmarks.tables import make_table
+
+    words = ["gpu", "--device", device.type, "--bases", "tiny-bert", "tiny-modernbert", "--output", str(tmp_path)]
+    run_without_ray(f"import benchmark; sys.argv[1:] = {[*words, *SMALL]}; benchmark.main()")
+    records = read_records(tmp_path)
+    assert [each["case"]["base"] for each in records] == ["tiny-bert", "tiny-modernbert"]
+    for each in records:
+        sides = {side["name"].split(" (")[0]: side for side in each["figures"]["sides"]}
+        assert {*sides} == {"full", "af", "exbert", "bottleneck", "lora", *RIVALS}
+        assert all(0 <= side["gap_frac"] < 1 and side["mfu"] > 0 for side in sides.values())
+        assert all(len(result["values"]) == 2 for result in each["results"])
+    assert "tiny-modernbert" in make_table(records)
