@@ -14,6 +14,9 @@ medians and their ratio are printed and written as JSON. `--method` says which:
 `python jobs/benchmark.py methods` times a step of every method of this library in turn, as shares of continued
 pre-training, in which all weights train.
 
+`python jobs/benchmark.py gpu` does so on a card, on BERT-base, BERT-large and ModernBERT-base, beside transformers' own
+model: tokens per second, MFU, peak memory and host gaps. It needs no Ray.
+
 `python jobs/benchmark.py keep` times a step in which a quarter of the rows ask the base what it predicts
 (--objective.keep kl) against the same step without.
 
@@ -52,6 +55,7 @@ import torch
 from benchmarks.as_worker import configure_allocator
 from benchmarks.end_to_end import add_end_to_end_options, run_end_to_end
 from benchmarks.finetune import add_finetune_options, run_finetune
+from benchmarks.gpu import add_gpu_options, run_gpu
 from benchmarks.keeping import run_keeping
 from benchmarks.memory import add_memory_options, add_plan_options, run_memory, run_plan
 from benchmarks.methods import run_methods
@@ -103,8 +107,13 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     plan = verbs.add_parser("plan", help="what a dry run says of memory, against what training takes")
     plan.set_defaults(run=run_plan, as_worker=False)
     add_plan_options(plan)
+    gpu = verbs.add_parser("gpu", help="every method on a card, beside transformers' own model")
+    gpu.set_defaults(run=run_gpu)
     for each in (step, profile, methods, keep, memory, plan):
+        add_base(each)
+    for each in (step, profile, methods, keep, memory, plan, gpu):
         add_sizes(each)
+    add_gpu_options(gpu)
     for each in (step, profile, methods, keep):
         each.add_argument("--as_worker", action="store_true", help="all compute as a job's workers: allocator, kernels")
     finetune = verbs.add_parser("finetune", help="fine-tuning against transformers' Trainer")
@@ -164,10 +173,15 @@ def check_options(options: argparse.Namespace) -> None:
         raise ConfigError("--device is 'cuda'; this machine has no CUDA device, so it must be cpu.")
 
 
-def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the models and batches that are timed."""
+def add_base(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a base of BERT-base width."""
     parser.add_argument("--layout", choices=("bert", "modernbert"), default="bert", help="layout of the base")
     parser.add_argument("--layers", type=int, default=12, help="layers of BERT-base width")
+    parser.set_defaults(hidden_size=768)
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the models and batches that are timed."""
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row")
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a step, about")
     parser.add_argument("--heads", type=int, default=1, help="AF Adapter: extra heads per layer")

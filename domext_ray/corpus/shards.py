@@ -59,7 +59,7 @@ from domext_ray.data.split import (
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import lock_work
-from domext_ray.runtime.tasks import Records
+from domext_ray.runtime.records import Records
 from domext_ray.storage import Place, Where, hash_file, hash_values, new_file
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 

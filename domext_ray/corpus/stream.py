@@ -23,8 +23,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
-import ray
-import ray.data
 
 from domext_ray.corpus.batching import EPOCH, Arrays, join_rows
 from domext_ray.corpus.manifest import take_rows
@@ -148,6 +146,8 @@ def stream_batches(reader: BatchReader, batch: int = 0, end: int = sys.maxsize) 
 
 
 def _run(batches: BatchRange) -> Iterator[RankBatch]:
+    import ray.data
+
     configure_ray_data()
     num_tasks = -(-(batches.last - batches.first) // batches.per_task)
     # Not `ray.data.range`: it would read its numbers in tasks of a whole CPU, which workers may have left none of.

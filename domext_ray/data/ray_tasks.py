@@ -6,10 +6,8 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 
-import ray.data
-
 from domext_ray.data.sources import ReadTask, Sources
-from domext_ray.runtime.tasks import Records, Result, Task, run_tasks
+from domext_ray.runtime.records import Records, Result
 
 
 def run_read_tasks(
@@ -31,6 +29,8 @@ def run_read_tasks(
     Raises:
         DomextError: see `run_tasks`.
     """
+    from domext_ray.runtime.tasks import Task, run_tasks  # here, for most who import this file run no tasks: no Ray
+
     plans = map(find_plan, range(len(sources.tasks)))
     return run_tasks(
         lambda item: function(*item),
@@ -48,6 +48,8 @@ def run_read_tasks(
 
 def configure_ray_data() -> None:
     """Make Ray Data keep the order of its blocks, and leave progress and logs to us."""
+    import ray.data
+
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

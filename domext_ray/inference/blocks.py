@@ -23,7 +23,8 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.runtime.cpu_kernels import PREDICTION
 from domext_ray.runtime.device import prepare_device
 from domext_ray.runtime.ray_cluster import describe_nodes, list_nodes
-from domext_ray.runtime.tasks import Function, Pool, Records, Task, run_tasks
+from domext_ray.runtime.records import Records
+from domext_ray.runtime.tasks import Function, Pool, Task, run_tasks
 from domext_ray.storage import Place, new_file
 
 PARTS, RECORDS = "predictions", ".blocks"

@@ -20,3 +20,10 @@ def is_cluster() -> bool:
 def has_gpu_devices() -> bool:
     """Whether the system has a GPU's device file: NVIDIA's, AMD's, or that of Windows' subsystem."""
     return any(each for pattern in ("nvidia[0-9]*", "kfd", "dxg") for each in Path("/dev").glob(pattern))
+
+
+def count_cpus() -> int:
+    """Return the CPUs that this process may use: those of its container and its affinity, not the machine's."""
+    import joblib  # type: ignore[import-untyped]  # here, because reading tasks import this file and do not count
+
+    return int(joblib.cpu_count())

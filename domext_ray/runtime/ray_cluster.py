@@ -27,7 +27,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.runtime.machine import find_address, has_gpu_devices, is_cluster
+from domext_ray.runtime.machine import count_cpus, find_address, has_gpu_devices, is_cluster
 from domext_ray.runtime.ray_private import (
     ask_cluster_id,
     is_growing,
@@ -183,13 +183,6 @@ def _make_private_folder() -> Path:
         raise RunError(f"{folder} belongs to another user; delete it, or give another folder in RAY_TMPDIR.")
     folder.chmod(0o700)
     return folder
-
-
-def count_cpus() -> int:
-    """Return the CPUs that this process may use: those of its container and its affinity, not the machine's."""
-    import joblib  # type: ignore[import-untyped]  # here, because reading tasks import this file and do not count
-
-    return int(joblib.cpu_count())
 
 
 def _count_own_gpus() -> int:

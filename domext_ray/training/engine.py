@@ -60,7 +60,9 @@ class TrainState:
 def join_alone() -> None:
     """Make a process group of this process alone, unless there is one: the engine reduces over ranks."""
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        # DeepSpeed broadcasts a model: one on a GPU through Gloo would go by way of the host.
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 class Engine(Trainer):

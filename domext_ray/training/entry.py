@@ -66,7 +66,7 @@ def train_worker(settings: dict[str, Any]) -> None:
 
     from domext_ray.runtime.cpu_kernels import TRAINING
     from domext_ray.runtime.device import prepare_device
-    from domext_ray.runtime.ray_cluster import count_cpus
+    from domext_ray.runtime.machine import count_cpus
     from domext_ray.training.run import Run
     from domext_ray.training.worker import PretrainWorker
 

@@ -31,9 +31,18 @@ MAX_WORD_CHARS = 100
 """WordPiece's limit: a longer word is [UNK] whatever the vocabulary. No longer word is new with BPE, either."""
 PREFIX = "##"
 """The mark of a name that stands joined to what is before it."""
+Groups = dict[str, tuple[int, ...]]
+"""Hashes of different groups that a word occurs in, up to as many as are asked for."""
 
 _ASCII_WORD = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
 _NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+def add_groups(groups: Groups, word: str, found: Iterable[int], enough: int) -> None:
+    """Note groups that a word occurs in, until there are enough."""
+    known = groups.get(word, ())
+    if len(known) < enough:
+        groups[word] = tuple(dict.fromkeys((*known, *found)))[:enough]
 
 
 def _list_characters() -> dict[int, str]:

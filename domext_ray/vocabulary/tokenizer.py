@@ -22,7 +22,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, Where, write_json
-from domext_ray.vocabulary.word_counts import Groups, add_groups
+from domext_ray.vocabulary.family import Groups, add_groups
 
 _FILES = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt|"

@@ -31,9 +31,9 @@ from domext_ray.data.sources import ReadTask, Sources
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import lock_work
-from domext_ray.runtime.tasks import Records
+from domext_ray.runtime.records import Records
 from domext_ray.storage import Place, Where
-from domext_ray.vocabulary.family import TokenizerFamily, WordCounts, tokenizer_family
+from domext_ray.vocabulary.family import Groups, TokenizerFamily, WordCounts, add_groups, tokenizer_family
 
 MAX_CHUNKS = 250_000
 """Distinct raw chunks that a task holds before it turns them into words."""
@@ -41,9 +41,6 @@ MAX_TASK_WORDS = 1_000_000
 """Distinct words that a task holds; with the chunks, about 200 MB."""
 MAX_WORDS = 2_000_000
 """Distinct words that the driver holds: about 300 MB."""
-
-Groups = dict[str, tuple[int, ...]]
-"""Hashes of different groups that a word occurs in, up to as many as are asked for."""
 
 
 @contextlib.contextmanager
@@ -206,13 +203,6 @@ def forget_rarest(totals: Counter[str], limit: int) -> int:
     totals.clear()
     totals.update(kept)
     return dropped
-
-
-def add_groups(groups: Groups, word: str, found: Iterable[int], enough: int) -> None:
-    """Note groups that a word occurs in, until there are enough."""
-    known = groups.get(word, ())
-    if len(known) < enough:
-        groups[word] = tuple(dict.fromkeys((*known, *found)))[:enough]
 
 
 def forget_missing(groups: Groups, totals: Mapping[str, int]) -> None:

@@ -10,8 +10,6 @@ import torch
 
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
-from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
-from domext_ray.runtime.ray_private import find_allocator
 
 
 def configure_allocator() -> None:
@@ -20,6 +18,9 @@ def configure_allocator() -> None:
     Raises:
         ConfigError: this Ray ships none.
     """
+    from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
+    from domext_ray.runtime.ray_private import find_allocator
+
     allocator = find_allocator()
     if allocator is None:
         raise ConfigError("--as_worker is set; this Ray ships no jemalloc, as it does for Linux, so leave it out.")
@@ -30,6 +31,8 @@ def configure_allocator() -> None:
 
 def strip_allocator() -> dict[str, str]:
     """Return this process's environment for a child that has the allocator which it would have by itself."""
+    from domext_ray.runtime.ray_private import find_allocator
+
     allocator = find_allocator()
     return {name: value for name, value in os.environ.items() if value != allocator}
 

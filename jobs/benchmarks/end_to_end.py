@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 from benchmarks.output import Measured, Record, add_output_options, write_json, write_records
 
@@ -37,14 +36,12 @@ from domext_ray.data.dropped import Dropped
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError
 from domext_ray.files import read_json
-from domext_ray.inputs import run_preparation
 from domext_ray.model.base import load_base
 from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
-from domext_ray.plan import resolve_workers
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import resolve_schedule
-from domext_ray.runtime.ray_cluster import count_cpus
+from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import hash_values
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import resolve_max_steps
@@ -140,6 +137,11 @@ def run_end_to_end(options: argparse.Namespace) -> None:
 
 def prepare(options: argparse.Namespace, folder: Path) -> Comparison:
     """Read our options, prepare the text once for both sides' evaluations, and write what the rival reads."""
+    import ray
+
+    from domext_ray.inputs import run_preparation
+    from domext_ray.plan import resolve_workers
+
     job_options = (*RECIPE, "--corpus", options.text, *options.job_options)
     config = presets.configure(PretrainConfig, "af_words", read_flags(PretrainConfig, job_options))
     train = config.train

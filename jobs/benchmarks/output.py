@@ -15,7 +15,7 @@ import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 
 from domext_ray.files import Kind, read_json
 from domext_ray.options.places import hide_places
-from domext_ray.runtime.ray_cluster import count_cpus
+from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import write_text
 
 REPOSITORY = Path(__file__).parents[2]
@@ -147,8 +147,9 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that compute."""
-    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+    """Return the versions of Python and of the libraries that compute, those that are here: a card needs no Ray."""
+    here = {each.metadata["Name"] for each in distributions()}
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES if name in here}}
 
 
 def describe_commit() -> str:

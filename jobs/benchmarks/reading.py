@@ -32,7 +32,6 @@ from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.sampler import Part, Sampler
 from domext_ray.corpus.stream import BatchReader, stream_batches
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
-from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 BATCH, BATCHES_PER_TASK = 32, 32
@@ -41,6 +40,8 @@ RATE = "rows per CPU second"
 
 def run_reading(options: argparse.Namespace) -> None:
     """Time both sides in turn at every length; print and write medians and their ratio."""
+    from domext_ray.runtime.ray_cluster import start_ray
+
     torch.set_num_threads(1)
     start_ray()
     records = []

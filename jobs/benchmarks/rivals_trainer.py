@@ -11,11 +11,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from benchmarks.timing import Batch, Clock, Seconds
 from peft import get_peft_model
 from torch import Tensor, nn
@@ -129,18 +127,6 @@ def collate_masked(rows: Sequence[Row]) -> MaskedBatch:
     labels = stacked["labels"].flatten()
     positions = (labels >= 0).nonzero().flatten()
     return MaskedBatch(stacked["input_ids"], None, None, positions, labels[positions], torch.ones(len(positions)))
-
-
-@contextmanager
-def one_process_group(device: torch.device) -> Iterator[None]:
-    """Provide the process group of one worker, which the engine needs."""
-    with tempfile.TemporaryDirectory(prefix="domext-group-") as folder:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{Path(folder, 'store')}", rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
 
 
 class TrainerRuns(nn.Module):

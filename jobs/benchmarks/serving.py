@@ -32,7 +32,6 @@ import numpy as np
 import psutil
 import torch
 from benchmarks.output import Measured, Record, add_output_options, write_records
-from ray import serve
 from starlette.requests import Request
 
 from domext_ray.adapters.bank import AdapterBank
@@ -41,7 +40,6 @@ from domext_ray.config.serve import BatchConfig, LimitConfig, ServeConfig, Serve
 from domext_ray.errors import RunError
 from domext_ray.model.domext.configuration_domext import complete_adapter
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.serving.serve import start_serving
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TOKEN = "only-for-this-benchmark"
@@ -229,6 +227,7 @@ def make_rival(folder: str, options: argparse.Namespace) -> Any:
         folder: the bank.
         options: rows and time of a batch, adapters and threads.
     """
+    from ray import serve
 
     class Multiplexed:
         def __init__(self) -> None:
@@ -264,6 +263,8 @@ def make_rival(folder: str, options: argparse.Namespace) -> Any:
 
 def run_serving_benchmark(options: argparse.Namespace) -> None:
     """Send traffic to both sides in turn, then too much of it, then kill a replica; print and write what was seen."""
+    from domext_ray.serving.serve import start_serving
+
     os.environ["DOMEXT_SERVE_TOKEN"] = TOKEN
     with tempfile.TemporaryDirectory(prefix="domext-benchmark-") as folder:
         bank = make_bank(Path(folder) / "bank", options.base, options.adapters)
@@ -309,6 +310,8 @@ def _ask(load: Load, options: argparse.Namespace, address: str, *, to_rival: boo
 
 
 def _ask_rival(load: Load, options: argparse.Namespace, folder: str) -> Traffic:
+    from ray import serve
+
     with quiet_libraries():
         serve.run(make_rival(folder, options), name=RIVAL, route_prefix="/rival")
     try:

@@ -21,7 +21,7 @@ from benchmarks.output import Measured, Record, write_records
 from benchmarks.rivals import AfRival, ExbertRival, Rival
 from benchmarks.rivals_adapters import AdaptersRival
 from benchmarks.rivals_modernbert import ModernBertRival
-from benchmarks.timing import Batch, Seconds, check_figures, compute_figures, make_batch, make_step
+from benchmarks.timing import Batch, Seconds, check_figures, compute_figures, make_batch, make_step, one_process_group
 from torch import Tensor
 from transformers import ModernBertConfig
 
@@ -141,13 +141,19 @@ def make_base(options: argparse.Namespace) -> Base | None:
     if options.layout == "bert":
         return None
     longest = max(ModernBertConfig().max_position_embeddings, *options.lengths)
-    found = ModernBertConfig(num_hidden_layers=options.layers, max_position_embeddings=longest)
+    found = ModernBertConfig(
+        num_hidden_layers=options.layers,
+        hidden_size=options.hidden_size,
+        num_attention_heads=options.hidden_size // 64,
+        intermediate_size=options.hidden_size * 3 // 2,
+        max_position_embeddings=longest,
+    )
     config = LAYOUTS[options.layout].describe(found)
     return Base("random", Path(), config, detach(DomextForMaskedLM(config)), {}, "", Path())
 
 
 def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
-    """Make a model of BERT-base width on the device.
+    """Make a model on the device.
 
     Args:
         options: its sizes.
@@ -155,9 +161,9 @@ def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
     """
     shape = ShapeConfig(
         num_hidden_layers=options.layers,
-        hidden_size=768,
-        num_attention_heads=12,
-        intermediate_size=3072,
+        hidden_size=options.hidden_size,
+        num_attention_heads=options.hidden_size // 64,
+        intermediate_size=4 * options.hidden_size,
         max_position_embeddings=max(512, *options.lengths),
     )
     new_words = [[0]] * options.new_words if method == "exbert" else []
@@ -246,7 +252,7 @@ def pair_with_adapters(options: argparse.Namespace) -> Iterator[Callable[[Batch]
 def pair_with_trainer(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
     """Pair this library's engine with transformers' Trainer and peft, on the same weights; each makes whole runs."""
     # peft, Trainer and DeepSpeed load slowly, and only this rival needs them.
-    from benchmarks.rivals_trainer import EngineRuns, RunLength, TrainerRuns, one_process_group, split_rows
+    from benchmarks.rivals_trainer import EngineRuns, RunLength, TrainerRuns, split_rows
 
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     length = RunLength(options.warmup + options.steps, options.warmup)

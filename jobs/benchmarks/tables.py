@@ -202,6 +202,21 @@ def _rows_of_methods(record: Content) -> Iterator[Row]:
         }
 
 
+def _rows_of_gpu(record: Content) -> Iterator[Row]:
+    case, found = record["case"], record["figures"]
+    for each in found["sides"]:
+        yield {
+            "": f"{each['name']}, {case['base']}" + (", compiled" if "compiled" in case else ""),
+            "precision": case["precision"],
+            "tokens per row": f"{case['length']:,}",
+            "rows": f"{case['rows']:,}",
+            "tokens/s": show(each["tokens_per_second"]),
+            "MFU": f"{each['mfu']:.1%}",
+            "peak, GiB": f"{each['peak_bytes'] / 2**30:.2f}",
+            "no kernel runs": f"{each['gap_frac']:.1%}",
+        }
+
+
 def _rows_of_keep(record: Content) -> Iterator[Row]:
     case = record["case"]
     yield {
@@ -314,6 +329,7 @@ TABLES = {
     "step": Table(_rows_of_step, ("", "precision")),
     "profile": Table(_rows_of_profile, ("", "precision")),
     "methods": Table(_rows_of_methods, ("", "precision")),
+    "gpu": Table(_rows_of_gpu, ("", "precision")),
     "keep": Table(_rows_of_keep, ("precision",)),
     "finetune": Table(_rows_of_finetune),
     "overhead": Table(_rows_of_overhead, ("job", "the loop computes")),

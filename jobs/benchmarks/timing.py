@@ -5,12 +5,16 @@ Both sides use it, so that the same is measured; it needs torch alone, so that a
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 MASK_PROB = 0.15
@@ -86,6 +90,18 @@ def synchronize(device: torch.device) -> None:
     """Wait for the device's queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@contextmanager
+def one_process_group(device: torch.device) -> Iterator[None]:
+    """Provide the process group of one worker, which the engine needs."""
+    with tempfile.TemporaryDirectory(prefix="domext-group-") as folder:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{Path(folder, 'store')}", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 def make_batch(rows: int, length: int, vocab_size: int, device: torch.device) -> Batch:

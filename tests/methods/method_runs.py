@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from forked import run_group
 from lone_engine import gather_whole
 from methods import ROWS, Row, find_row
-from torch import Tensor
+from torch import Tensor, nn
 
 from domext_ray.config.pretrain import (
     EngineConfig,
@@ -161,20 +161,28 @@ def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpo
 
 
 def make_engine(
-    row: Row, places: Places, built: Built, stage: int = 0, state: TrainState | None = None, precision: str = "fp32"
+    row: Row,
+    places: Places,
+    built: Built,
+    stage: int = 0,
+    state: TrainState | None = None,
+    precision: str = "fp32",
+    device: torch.device = CPU,
+    **options: Any,
 ) -> Engine:
     """Hand a row's model to the engine, as one of the group's workers."""
-    choose_attention(built.model, CPU, bf16=precision == "bf16")
+    choose_attention(built.model, device, bf16=precision == "bf16")
+    model = cast(nn.Module, built.model).to(device)
     return Engine(
-        built.model,
-        objective=make_loss(make_config(row, places), built.base, built.model, built.fixed, CPU),
-        engine=EngineConfig(zero_stage=stage, precision=precision),  # type: ignore[arg-type]
+        model,
+        objective=make_loss(make_config(row, places), built.base, model, built.fixed, device),
+        engine=EngineConfig(zero_stage=stage, precision=precision, **options),  # type: ignore[arg-type]
         optim=OPTIM,
         warmup_steps=OPTIM.warmup_steps,
         micro_batch_size=MICRO_BATCH,
         accumulation_steps=NUM_ROWS // MICRO_BATCH // dist.get_world_size(),
         seed=7,
-        device=CPU,
+        device=device,
         state=state,
     )
 
@@ -273,12 +281,12 @@ def save(row: Row, places: Places, built: Built, step: int, engine: Engine) -> N
     save_checkpoint(places.run_of(row) / "checkpoints", step, engine.gather_state(), built.fixed, {}, record, keep=1)
 
 
-def resume(row: Row, places: Places) -> tuple[list[StepFigures], TrainState]:
+def resume(row: Row, places: Places, device: torch.device = CPU) -> tuple[list[StepFigures], TrainState]:
     """Go on from the checkpoint on the disk, and save the last one."""
     checkpoint = find_latest(places.run_of(row) / "checkpoints")
     assert checkpoint is not None and checkpoint.step == CUT
     built = build(row, places, dropout=0.1, checkpoint=checkpoint)
-    engine = make_engine(row, places, built, state=checkpoint.state)
+    engine = make_engine(row, places, built, state=checkpoint.state, device=device)
     figures = train(engine, row, places, CUT, STEPS)
     save(row, places, built, STEPS, engine)
     return figures, engine.gather_state()

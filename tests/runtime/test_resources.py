@@ -27,9 +27,9 @@ from domext_ray.plan import plan_run
 from domext_ray.runs.run_directory import write_config
 from domext_ray.runtime import cpu_kernels, ray_private
 from domext_ray.runtime import ray_cluster as cluster
+from domext_ray.runtime.machine import count_cpus
 from domext_ray.runtime.ray_cluster import (
     Node,
-    count_cpus,
     describe_nodes,
     find_shortage,
     resolve_gpu,

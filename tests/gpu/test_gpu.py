@@ -1,0 +1,422 @@
+"""Everything that computes, on a card against this machine's CPU, without Ray; the tier slow runs it all on the CPU.
+
+A card needs torch, transformers, peft and DeepSpeed beside it. Losses are held against the CPU's within a tolerance:
+sums come in another order there, and some are made by atomic additions, in an order that no run has twice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import REPOSITORY
+from finetuned_models import BOTTLENECK, fit
+from made_banks import CLASSES, TAGS, make_bank
+from method_runs import (
+    CUT,
+    MICRO_BATCH,
+    NUM_ROWS,
+    STEPS,
+    Built,
+    Places,
+    build,
+    draw_rows,
+    make_config,
+    make_engine,
+    make_places,
+    resume,
+    save,
+    shard_everything,
+    train,
+    try_to,
+)
+from methods import ROWS, Row, find_row
+
+from domext_ray.adapters.serving import serve_adapters
+from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig
+from domext_ray.corpus.views import make_masker
+from domext_ray.downstream.finetune.training import Fitted
+from domext_ray.downstream.forgetting.forgetting import load_masked_lm
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.downstream.start.text_embedding import TextEmbedding
+from domext_ray.inference.fill_mask import FillMask
+from domext_ray.model.base import load_base
+from domext_ray.model.build import store_base
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.heads_domext import StateBiLSTM
+from domext_ray.serving.engine import Engine as ServingEngine
+from domext_ray.serving.engine import ServedRow
+from domext_ray.training.engine import join_alone
+from domext_ray.training.evaluate import evaluate
+from domext_ray.training.objective import to_batch
+from domext_ray.training.start import build_run_model
+from domext_ray.training.step import move_batch
+from domext_ray.vocabulary.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.timeout(1200)
+CPU = torch.device("cpu")
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-3}
+"""Of losses in fp32, a share of them."""
+BF16_TOLERANCE = 2e-2
+SCORE_TOLERANCE = {"cpu": 1e-5, "cuda": 5e-2}
+"""Of logits and vectors, which a card may compute in bf16."""
+RIVALS = ("transformers, all weights", "transformers with peft's LoRA")
+COLLECTIVES = "all_reduce broadcast all_gather all_gather_into_tensor reduce_scatter_tensor reduce".split()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("cuda", marks=pytest.mark.gpu), pytest.param("cpu", marks=pytest.mark.slow)],
+)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """What computes."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")
+    return torch.device(request.param)
+
+
+# --- steps of the engine, in processes of their own: DeepSpeed keeps its first device and its first group -----------
+
+
+def step_row(
+    row: Row, places: Places, device: torch.device, stage: int = 0, precision: str = "fp32", **options: Any
+) -> list[float]:
+    """Losses of a method's first steps."""
+    built = build(row, places)
+    if precision == "bf16":
+        store_base(built.model, torch.bfloat16)
+    engine = make_engine(row, places, built, stage, precision=precision, device=device, **options)
+    return [each.loss for each in train(engine, row, places, 0, CUT)]
+
+
+def step_packed(places: Places, device: torch.device) -> list[float]:
+    """Losses of rows that hold several texts, whose attention ends at each."""
+    row, objective = find_row("AF"), ObjectiveConfig(mask_prob=0.3)
+    base = load_base(str(places.base_of(row)))
+    model = build_run_model(replace(make_config(row, places), objective=objective), base, places.tokenizer_of(row), 0.0)
+    masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), objective, 3, packed=True)
+    engine, losses = make_engine(row, places, Built(model, base, {}), device=device), []
+    for step in range(CUT):
+        rows = masker.mask(draw_rows(row, places, step), epoch=0)
+        batches = [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)]
+        share, rank = NUM_ROWS // MICRO_BATCH // dist.get_world_size(), dist.get_rank()
+        num_masked = sum(each.num_masked for each in batches)
+        losses.append(engine.train_step(batches[rank * share :][:share], num_masked, step).loss)
+    return losses
+
+
+def step_evaluating(places: Places, device: torch.device) -> list[float]:
+    """Losses at ZeRO-3 of steps between which the model is evaluated: DeepSpeed traces the order of its modules."""
+    row = find_row("AF")
+    engine = make_engine(row, places, build(row, places), 3, device=device)
+    masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), row.make_objective(), 3)
+    held_out = masker.collate(masker.mask(draw_rows(row, places, STEPS), epoch=0), MICRO_BATCH)
+    losses = []
+    for step in range(CUT):
+        losses += [each.loss for each in train(engine, row, places, step, step + 1)]
+        evaluate(engine, [to_batch(each) for each in held_out])
+    return losses
+
+
+def step_again(row: Row, places: Places, device: torch.device) -> dict[str, Any]:
+    """A run with dropout that goes on, and one that is saved and loaded where the first went on."""
+    built = build(row, places, dropout=0.1)
+    engine = make_engine(row, places, built, device=device)
+    train(engine, row, places, 0, CUT)
+    save(row, places, built, CUT, engine)
+    dist.barrier()
+    straight = [each.loss for each in train(engine, row, places, CUT, STEPS)]
+    return {"straight": straight, "resumed": [each.loss for each in resume(row, places, device)[0]]}
+
+
+def step_as_trial(places: Places, device: torch.device) -> dict[str, Any]:
+    """Steps of a sweep's trial: what its collectives send through which backend, and its memory."""
+    met, backends = set[tuple[str, str]](), dict(each.split(":") for each in dist.get_backend_config().split(","))
+
+    def watch(name: str) -> None:
+        plain = getattr(dist, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            kinds = {each.device.type for each in (*arguments, *named.values()) if isinstance(each, torch.Tensor)}
+            met.update((kind, backends[kind]) for kind in kinds)
+            return plain(*arguments, **named)
+
+        setattr(dist, name, call)
+
+    for name in COLLECTIVES:
+        watch(name)
+    losses = step_row(find_row("AF"), places, device)
+    blocks = torch.cuda.memory_snapshot() if device.type == "cuda" else []
+    return {"losses": losses, "met": met, "expandable": [each["is_expandable"] for each in blocks]}
+
+
+FRESH = [row for row in ROWS if not row.after]
+ZERO = [(name, stage) for name in ("AF", "exBERT", "AF + sentence pairs", "LoRA") for stage in (1, 2, 3)]
+
+
+def list_runs() -> dict[str, tuple[str, Callable[..., Any]]]:
+    """What runs, by name: the run of the CPU that it must equal, and itself."""
+    af = find_row("AF")
+    return {
+        **{row.slug: (row.slug, partial(step_row, row)) for row in FRESH},
+        **{f"{row.slug}-bf16": (row.slug, partial(step_row, row, precision="bf16")) for row in FRESH},
+        **{
+            f"{find_row(name).slug}-zero-{stage}": (find_row(name).slug, partial(step_row, find_row(name), stage=stage))
+            for name, stage in ZERO
+        },
+        "recomputed": (af.slug, partial(step_row, af, activation_checkpointing=True)),
+        "offloaded": (af.slug, partial(step_row, af, stage=1, offload=True)),
+        "compiled": (af.slug, partial(step_row, af, compile=True)),
+        "packed": ("packed", step_packed),
+        "evaluated-between-at-zero-3": (af.slug, step_evaluating),
+    }
+
+
+RUNS = list_runs()
+REFERENCES = sorted({reference for reference, _ in RUNS.values()})
+
+
+def _work(rank: int, size: int, name: str, runs: dict[str, Callable[..., Any]], places: Places, kind: str) -> None:
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if kind == "cuda" else CPU
+    os.environ |= {"LOCAL_RANK": str(rank)}
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    if name == "trial":
+        join_alone()
+    else:
+        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+        store = f"file://{places.root / f'store-{name}'}"
+        dist.init_process_group(backend, init_method=store, rank=rank, world_size=size)
+    shard_everything()
+    results = {key: try_to(run, places, device) for key, run in runs.items()}
+    if not rank:
+        torch.save(results, places.root / f"results-{name}.pt")
+    dist.destroy_process_group()
+
+
+def launch(name: str, runs: dict[str, Callable[..., Any]], places: Places, kind: str, size: int = 1) -> dict[str, Any]:
+    """Run in new processes, a rank on each card."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", kind)  # DeepSpeed chooses at import
+        if name == "trial":
+            patch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        torch.multiprocessing.spawn(_work, (size, name, runs, places, kind), nprocs=size)
+    return dict(torch.load(places.root / f"results-{name}.pt", weights_only=False))
+
+
+@pytest.fixture(scope="module")
+def places(tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    return make_places(tmp_path_factory.mktemp("card"), tiny_base_folder, tiny_roberta_folder)
+
+
+@pytest.fixture(scope="module")
+def results(places: Places, device: torch.device, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the device computes, of the runs that are asked for, on two cards where there are two."""
+    own = [each for each in request.session.items if each.path == request.path and isinstance(each, pytest.Function)]
+    asked = {each.callspec.params["name"] for each in own if "name" in each.callspec.params}
+    runs = {name: run for name, (_, run) in RUNS.items() if name in asked | {*REFERENCES}}
+    size = min(2, torch.cuda.device_count()) if device.type == "cuda" else 1
+    return launch(f"device-{device.type}", runs, places, device.type, size)
+
+
+@pytest.fixture(scope="module")
+def references(results: dict[str, Any], places: Places, device: torch.device) -> dict[str, Any]:
+    """What the CPU computes."""
+    if device == CPU:
+        return results
+    return launch("reference", {name: RUNS[name][1] for name in REFERENCES}, places, "cpu")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_losses_are_the_cpus(
+    name: str, results: dict[str, Any], references: dict[str, Any], device: torch.device
+) -> None:
+    if name == "compiled" and not any(map(shutil.which, ("cc", "gcc", "clang", "g++", "clang++"))):
+        pytest.skip("torch.compile needs a C compiler, and finds none")
+    found, expected = results[name], references[RUNS[name][0]]
+    assert isinstance(found, list) and isinstance(expected, list), f"{found}\n{expected}"
+    tolerance = BF16_TOLERANCE if name.endswith("-bf16") else TOLERANCE[device.type]
+    np.testing.assert_allclose(found, expected, rtol=tolerance)
+    assert len(set(found)) == CUT, "the model trains"
+
+
+@pytest.fixture(scope="module")
+def alone(places: Places, device: torch.device) -> dict[str, Any]:
+    """What a process of its own group computes, as a sweep's trial has it; its allocator grows its segments."""
+    runs = {"trial": step_as_trial, **{name: partial(step_again, find_row(name)) for name in ("AF", "exBERT")}}
+    return launch("trial", runs, places, device.type)
+
+
+@pytest.mark.parametrize("method", ["AF", "exBERT"])
+def test_a_resumed_run_goes_on(method: str, alone: dict[str, Any], device: torch.device) -> None:
+    found = alone[method]
+    assert isinstance(found, dict), found
+    # A card adds the gradients of words in an order that no run has twice.
+    np.testing.assert_allclose(found["resumed"], found["straight"], rtol=0.0 if device == CPU else 1e-4)
+
+
+def test_a_trial_sends_nothing_of_a_card_through_gloo(alone: dict[str, Any], device: torch.device) -> None:
+    assert isinstance(alone["trial"], dict), alone["trial"]
+    sent = {(device.type, "gloo" if device == CPU else "nccl")}  # the model, which DeepSpeed broadcasts
+    assert sent <= alone["trial"]["met"] <= sent | {("cpu", "gloo")}
+
+
+def test_segments_of_memory_can_grow(alone: dict[str, Any], device: torch.device) -> None:
+    if device == CPU:
+        pytest.skip("a CPU has no segments")
+    assert all(alone["trial"]["expandable"])
+
+
+# --- fine-tuning, prediction, banks, in this process ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "head_bilstm"), [("ner", 0), ("ner", 8), ("qa", 0)])
+def test_a_fine_tuning_and_its_predictions_are_the_cpus(
+    family: str, head_bilstm: int, places: Places, device: torch.device
+) -> None:
+    start = load_start_model(str(places.bert))
+    task, expected = fit(start, family, BOTTLENECK, head_bilstm=head_bilstm)
+    _, found = fit(start, family, BOTTLENECK, head_bilstm=head_bilstm, device=device)
+    for name, each in expected.items():
+        apart = [(found[name].tensors[key] - value).abs().flatten() for key, value in each.tensors.items()]
+        assert torch.cat(apart).quantile(0.99) < 1e-3  # AdamW makes whole steps of gradients that are almost zero
+    scores = []
+    for where in (CPU, device):  # the same model
+        placed = {name: Fitted.place(each.task, each.model, where, bf16=False) for name, each in expected.items()}
+        steps = task.run_steps({name: each.predict for name, each in placed.items()}, task.data.test)
+        score = task.score(task.data.test, task.decode(task.data.test, steps))
+        scores.append(score.get(score.primary))
+    assert scores[1] == pytest.approx(scores[0], abs=0.0 if device == CPU else 0.15)  # texts on the edge, of eight
+
+
+def test_a_bilstm_never_computes_in_fp16(device: torch.device) -> None:
+    lstm = StateBiLSTM(DomextConfig(hidden_size=32, num_attention_heads=4, head_bilstm=8, head_layers=[1]), 0.0).to(
+        device
+    )
+    states, mask = torch.randn(3, 7, 32, device=device, requires_grad=True), torch.ones(3, 7, device=device)
+    mask[1, 4:] = 0
+    seen = list[torch.dtype]()
+    lstm.lstm.register_forward_hook(
+        lambda module, inputs, outputs: seen.append(getattr(outputs[0], "data", outputs[0]).dtype)
+    )
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        for each in (mask, None):
+            lstm([states], each).float().sum().backward()
+    assert len(seen) == 2 and {*seen} <= {torch.bfloat16, torch.float32}
+
+
+def test_a_training_in_bf16_predicts_what_one_in_fp32_does(places: Places, device: torch.device) -> None:
+    start, bf16 = load_start_model(str(places.bert)), EngineConfig(precision="bf16")
+    (expected,) = fit(start, "classification", BOTTLENECK)[1].values()
+    (found,) = fit(start, "classification", BOTTLENECK, engine=bf16, device=device)[1].values()
+    assert found.steps == expected.steps and found.dev_scores[-1] == pytest.approx(expected.dev_scores[-1], abs=0.3)
+
+
+def test_filled_masks_and_vectors_are_the_cpus(places: Places, device: torch.device) -> None:
+    texts = ["the [MASK] is", "[MASK] [MASK] of a cell"]
+    filled, vectors = [], []
+    for each in (CPU, device):
+        model, tokenizer = load_masked_lm(str(places.bert), "--model")
+        fill: Any = FillMask(model.to(each), tokenizer, top_k=3, batch_tokens=512)  # type: ignore[arg-type]
+        filled.append(fill.predict([fill.make_example({"text": text}, "text") for text in texts]))
+        embed = TextEmbedding(load_start_model(str(places.bert)), layers=(1, 2), normalize=True, device=each.type)
+        vectors.append(np.asarray(embed(["the drug", "a heart disease of the patient"])))
+    first, second = ([mask for record in each for mask in record["masks"]] for each in filled)
+    assert len(first) == len(second) == 3
+    for here, there in zip(first, second, strict=True):
+        assert here["fills"][0]["token"] == there["fills"][0]["token"]
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=SCORE_TOLERANCE[device.type])
+
+
+def test_a_banks_mixed_pass_is_the_cpus(places: Places, device: torch.device, tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", str(places.bert))
+    ids, mask = torch.randint(5, 200, (4, 9), generator=torch.Generator().manual_seed(0)), torch.ones(4, 9).long()
+    mask[2, 5:] = 0
+    outputs: list[Any] = []
+    for each in (CPU, device):
+        server = serve_adapters(bank).to(each)
+        batch = move_batch(SimpleNamespace(input_ids=ids, attention_mask=mask), each)
+        with torch.no_grad():
+            outputs.append(
+                [server(**batch, adapter_names=names) for names in (["tags1", "sorts2", "fills1", "__base__"], "auto")]
+            )
+    for here, there in zip(*outputs, strict=True):
+        for expected, found in zip(here, there, strict=True):
+            torch.testing.assert_close(found.float().cpu(), expected, atol=SCORE_TOLERANCE[device.type], rtol=1e-3)
+
+
+def test_a_servers_engine_answers_as_the_cpu(places: Places, device: torch.device, tmp_path: Path) -> None:
+    bank, ids = make_bank(tmp_path / "bank", str(places.bert)), np.array([2, 7, 8, 4, 9, 3])
+    rows = [
+        ServedRow(name, bank.describe(name).sha256, ids[:size], None, wants, places=here, top_k=2)
+        for name, size, wants, here in (
+            ("tags1", 6, "labels", None),
+            ("sorts2", 4, "labels", None),
+            ("fills1", 6, "words", np.array([3])),
+            ("tags2", 5, "mean", None),
+        )
+    ]
+    expected, found = (ServingEngine(bank, each).run(rows) for each in (CPU, device))  # type: ignore[arg-type]
+    for here, there in zip(expected, found, strict=True):
+        assert isinstance(here, tuple) and isinstance(there, tuple), (here, there)
+        np.testing.assert_allclose(there[0], here[0], atol=SCORE_TOLERANCE[device.type])
+    assert np.shape(found[0][0]) == (6, len(TAGS)) and np.shape(found[1][0]) == (len(CLASSES),)  # type: ignore[index]
+
+
+# --- without Ray ----------------------------------------------------------------------------------------------------
+
+WITHOUT_RAY = """
+import sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        assert name.split(".")[0] != "ray", f"{name} is imported"
+
+sys.meta_path.insert(0, Without())
+"""
+
+
+SMALL = "--lengths 16 --tokens 32 --repeats 2 --steps 1 --warmup 0 --threads 1".split()
+
+
+def run_without_ray(code: str) -> None:
+    folders = [REPOSITORY, *(REPOSITORY / each for each in ("jobs", "tests", "tests/gpu"))]
+    folders += [REPOSITORY / "tests" / each for each in ("helpers", "methods")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    subprocess.run([sys.executable, "-c", WITHOUT_RAY + code], env=environment, check=True)
+
+
+def test_these_tests_need_no_ray() -> None:
+    run_without_ray("import test_gpu")
+
+
+def test_the_benchmark_of_a_card_needs_no_ray(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "jobs")
+    from benchmarks.output import read_records
+    from benchmarks.tables import make_table
+
+    words = ["gpu", "--device", device.type, "--bases", "tiny-bert", "tiny-modernbert", "--output", str(tmp_path)]
+    run_without_ray(f"import benchmark; sys.argv[1:] = {[*words, *SMALL]}; benchmark.main()")
+    records = read_records(tmp_path)
+    assert [each["case"]["base"] for each in records] == ["tiny-bert", "tiny-modernbert"]
+    for each in records:
+        sides = {side["name"].split(" (")[0]: side for side in each["figures"]["sides"]}
+        assert {*sides} == {"full", "af", "exbert", "bottleneck", "lora", *RIVALS}
+        assert all(0 <= side["gap_frac"] < 1 and side["mfu"] > 0 for side in sides.values())
+        assert all(len(result["values"]) == 2 for result in each["results"])
+    assert "tiny-modernbert" in make_table(records)
