@@ -161,7 +161,7 @@ def check_options(options: argparse.Namespace) -> None:
     """Refuse values outside their rules.
 
     Raises:
-        ConfigError: a number is too small, or there is no such device.
+        ConfigError: a number is too small.
     """
     for name in POSITIVE:
         value = getattr(options, name, 1)
@@ -169,7 +169,15 @@ def check_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is {value}; it must be 1 or more.")
     if getattr(options, "warmup", 0) < 0:
         raise ConfigError(f"--warmup is {options.warmup}; it must be 0 or more.")
-    if options.device == "cuda" and not torch.cuda.is_available():
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        ConfigError: there is no CUDA.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device is 'cuda'; this machine has no CUDA device, so it must be cpu.")
 
 
@@ -205,6 +213,7 @@ def main() -> None:
     """Run one verb."""
     with exit_on_user_error():
         options = parse_options()
+        check_device(options.device)
         if getattr(options, "as_worker", False):
             configure_allocator()
         options.run(options)

@@ -36,8 +36,8 @@ from domext_ray.model.pooling import pool_states
 from domext_ray.training.decoder import DECODER
 from domext_ray.training.objective import NO_LABEL, DistillRows, ViewBatch, pad_batch, to_batch
 
-MAX_SCORES = 2**27
-"""Scores of words that stand at once, [P, V]: 512 MiB in fp32, of which a forward and backward pass holds several."""
+MAX_SCORES = 2**28
+"""Scores of words that stand at once, [P, V]: 1 GiB in fp32, of which a forward and backward pass holds several."""
 
 
 class Objective(nn.Module):

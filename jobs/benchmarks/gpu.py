@@ -10,6 +10,7 @@ host gap is time in which no kernel runs, by torch's profiler; on a CPU, in whic
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -105,9 +106,9 @@ def list_sides(options: argparse.Namespace, batch: Batch) -> Iterable[tuple[str,
     """Return what makes each side, by its name: the methods that are asked for, each before its rival."""
     for method in options.methods:
         sizes = describe_sizes(options, method)
-        yield f"{method} ({sizes})" if sizes else method, lambda method=method: make_own(options, method, batch)
+        yield f"{method} ({sizes})" if sizes else method, functools.partial(make_own, options, method, batch)
         if method in RIVALS:
-            yield RIVALS[method], lambda method=method: make_rival(options, method, batch)
+            yield RIVALS[method], functools.partial(make_rival, options, method, batch)
 
 
 def make_own(options: argparse.Namespace, method: str, batch: Batch) -> Side:
