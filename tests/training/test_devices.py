@@ -40,8 +40,8 @@ _STEP = {
     ("training/step.py", "launch_step", HOST): (1, "its figures, which are waited for when the next step is launched"),
 }
 _BILSTM = {
-    ("model/domext/heads_domext.py", "forward", HOST): (2, "torch packs rows by lengths on the host"),
-    ("model/domext/heads_domext.py", "forward", CARD): (2, "the order of packed rows"),
+    ("model/domext/heads_domext.py", "_read", HOST): (2, "torch packs rows by lengths on the host"),
+    ("model/domext/heads_domext.py", "_read", CARD): (2, "the order of packed rows"),
 }
 WAITS = {
     "step": {**_STEP, **_BILSTM},

@@ -74,12 +74,16 @@ class StateBiLSTM(nn.Module):
     def forward(self, states: Sequence[Tensor], attention_mask: Tensor | None = None) -> Tensor:
         """Read K times [B, N, d] in both directions, the backward one from a row's last token, not from its padding."""
         inputs = self.dropout(torch.cat(list(states), dim=-1) if self.mix is None else self.mix(states))
+        with torch.autocast(inputs.device.type, enabled=False):  # a GPU's makes LSTMs fp16
+            read = self._read(inputs.to(self.lstm.weight_ih_l0.dtype), attention_mask)
+        return self.dense(read)
+
+    def _read(self, inputs: Tensor, attention_mask: Tensor | None) -> Tensor:
         if attention_mask is None:
-            return self.dense(self.lstm(inputs)[0])
+            return self.lstm(inputs)[0]
         lengths = attention_mask.ne(0).sum(dim=1).clamp_min(1).cpu()
         packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
-        read, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=inputs.shape[1])
-        return self.dense(read)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=inputs.shape[1])[0]
 
 
 class DomextHeadModel(DomextPreTrainedModel):
