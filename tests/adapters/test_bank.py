@@ -666,6 +666,7 @@ def test_a_fine_tuned_model_is_added_with_its_task(family: str, bank: AdapterBan
     examples = task.data.test
     rows = again.encode(examples, is_training=False)
     batch = again.collate(rows).inputs
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
     logits = serve_adapters(bank)(**batch, adapter_names=["tuned"] * len(rows))
     size = [row.length if again.has_token_outputs else None for row in rows]
     outputs = [(each[:end].numpy(),) for each, end in zip(logits, size, strict=True)]

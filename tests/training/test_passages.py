@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,21 @@ def make_tokenizer(cuts: dict[str, tuple[str, ...]]) -> BertTokenizer:
     return BertTokenizer(vocab={each: i for i, each in enumerate(entries)})
 
 
-class Knowing(nn.Module):
+class MaskedModel(nn.Module):
+    """A model whose states are its scores already."""
+
+    predicts_next_sentence = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = SimpleNamespace(embeddings=SimpleNamespace(adapters=None))
+        self.cls = SimpleNamespace(predictions=lambda scores, *_: scores)
+
+    def encode(self, *inputs: Any, **named: Any) -> tuple[None, tuple[Tensor, ...]]:
+        return None, self(*inputs, **named)
+
+
+class Knowing(MaskedModel):
     """Knows how often each word is, and predicts a piece from the number of masks and the pieces before it.
 
     `waste` of its probability goes to entries that cannot stand there.
@@ -78,7 +93,7 @@ class Knowing(nn.Module):
         return (1 - self.waste) * found / found.sum() + self.waste * is_other / is_other.sum()
 
 
-class Ignorant(nn.Module):
+class Ignorant(MaskedModel):
     """A model that knows nothing, with three rows more than its tokenizer has entries."""
 
     def __init__(self, num_entries: int) -> None:

@@ -118,7 +118,9 @@ def write_inputs(fitted: Fitted, folder: Path) -> Any:
 
     task = fitted.task
     batch = task.collate(task.encode(task.data.dev, is_training=False))
-    save_file({k: v.contiguous() for k, v in batch.inputs.items() if v is not None}, folder / "inputs.safetensors")
+    inputs = {name: each.contiguous() for name, each in batch.inputs.items() if isinstance(each, torch.Tensor)}
+    inputs.pop("cu_seq_lens")  # it goes with `max_length`, for an attention of ours
+    save_file(inputs, folder / "inputs.safetensors")
     (folder / "auto_class.json").write_text(json.dumps(HEAD_AUTO_CLASSES[task.head]), encoding="utf-8")
     with torch.no_grad():
         return fitted.model.eval()(**batch.inputs)[0]
