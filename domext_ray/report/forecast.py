@@ -101,9 +101,9 @@ def make_forecast(
         [estimate(sample, config.prepare_for(text), length) for length in config.train.lengths]
         for text, sample in zip(config.texts, samples, strict=True)
     ]
-    rate, origin = _find_rate(config, measure)
     num_steps, read, seconds = 0, list[TextForecast](), 0.0
     known = [each for each in estimates[0] if each is not None]
+    rate, origin = _find_rate(config, measure, known[0] if known else None)
     if len(known) == len(estimates[0]):
         num_steps = count_limited_steps(config, [(each.num_rows, each.num_tokens) for each in known])
         horizon = config.optim.decay_steps or num_steps
@@ -120,8 +120,13 @@ def make_forecast(
     return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates)
 
 
-def _find_rate(config: PretrainConfig, measure: Callable[[], StepCost]) -> tuple[StepCost, str]:
-    """The rate of all workers together, as it is given or measured, and where it is from."""
+def _find_rate(
+    config: PretrainConfig, measure: Callable[[], StepCost], rows: RowEstimate | None
+) -> tuple[StepCost, str]:
+    """The rate of all workers together, as it is given or measured, and where it is from.
+
+    Full rows are measured. A row with padding has fewer tokens, and takes as long where padding is computed, too.
+    """
     if config.train.tokens_per_second:
         return StepCost(0.0, config.train.tokens_per_second), "--train.tokens_per_second"
     measured, num_workers = measure(), config.scale.num_workers
@@ -129,6 +134,8 @@ def _find_rate(config: PretrainConfig, measure: Callable[[], StepCost]) -> tuple
         given = config.train.teraflops * 1e12 * num_workers / measured.flops_per_token
         return replace(measured, tokens_per_second=given), "--train.teraflops"
     together = measured.tokens_per_second * (num_workers if config.scale.use_gpu is True else 1)
+    if rows is not None:
+        together *= min(1.0, rows.num_tokens / (rows.num_rows * config.train.seq_length))
     return replace(measured, tokens_per_second=together), "measured here"
 
 

@@ -46,8 +46,8 @@ from domext_ray.model.build import Extensions, build_model, choose_attention, st
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
-from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_vector_loss, needs_teacher
-from domext_ray.training.objective import MaskedBatch, ViewBatch, to_batch
+from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_loss, make_vector_loss, needs_teacher
+from domext_ray.training.objective import DistillRows, MaskedBatch, ViewBatch, to_batch
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
 META = torch.device("meta")
@@ -195,6 +195,7 @@ class DryRunModel:
     batches: Sequence[MaskedBatch | ViewBatch]  # one per length phase, on the CPU
     device: torch.device  # of the model
     num_words: int  # of the base
+    base: Base | None
 
 
 def make_dry_run_model(
@@ -239,7 +240,7 @@ def make_dry_run_model(
     objective = loss(network, device, bf16=config.engine.uses_bf16)
     sizes = zip(config.train.lengths, _list_rows(config), strict=True)
     batches = [make_full_batch(config, num_words, *each) for each in sizes]
-    return DryRunModel(config, objective, batches, device, num_words)
+    return DryRunModel(config, objective, batches, device, num_words, base)
 
 
 def _list_rows(config: PretrainConfig) -> list[int]:
@@ -276,17 +277,32 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
         flops_per_token = count_flops(whole, batch).flops_per_token
     if config.train.teraflops or (config.scale.use_gpu is True and model.device.type != "cuda"):
         return StepCost(flops_per_token, 0.0)
-    trainer = SingleProcessTrainer(
-        model.objective, optim=config.optim, warmup_steps=NUM_TIMED + 1, seed=config.seed, device=model.device
+    network = model.objective.model
+    objective = make_loss(config, model.base, network, (), model.device)(
+        network, model.device, bf16=config.engine.uses_bf16
     )
+    trainer = SingleProcessTrainer(
+        objective, optim=config.optim, warmup_steps=NUM_TIMED + 1, seed=config.seed, device=model.device
+    )
+    batch = _make_general(config, model.batches[0]) if needs_teacher(config) else model.batches[0]
     seconds: list[float] = []
     with as_worker(TRAINING, uses_fp32=not config.engine.uses_bf16):
         while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
             start = time.perf_counter()
-            trainer.train_step(model.batches[:1], model.batches[0].num_masked, len(seconds))
+            trainer.train_step([batch], batch.num_masked, len(seconds), num_distilled=batch.num_distilled)
             _wait(model.device)
             seconds.append(time.perf_counter() - start)
     return StepCost(flops_per_token, resolve_micro_batch_size(config) * length / statistics.median(seconds[1:]))
+
+
+def _make_general(config: PretrainConfig, batch: Any) -> Any:
+    """Let a batch's first rows be general ones, about which the base is asked: as many as a run has of them."""
+    shares = zip(config.texts, config.part_shares[0][1], strict=True)
+    share = float(sum(share for text, share in shares if text.keep))
+    num_rows, length = max(1, round(share * len(batch.input_ids))), batch.input_ids.shape[1]
+    kept = torch.arange(max(1, min(round(share * len(batch.labels)), num_rows * length)))
+    distilled = DistillRows(torch.arange(num_rows), kept, batch.masked_positions[kept], batch.weights[kept])
+    return replace(batch, distill_rows=distilled)
 
 
 # --- memory ---

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import write_corpus
 
+from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import (
     OptimConfig,
@@ -27,6 +29,7 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.report.forecast import describe_forecast, make_forecast
 from domext_ray.training.cost import StepCost, make_dry_run_model, measure_step_cost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps
+from domext_ray.training.step import SingleProcessTrainer, StepFigures
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 COUNTS = ParameterCounts(total=1000, trainable=100, encoder=900)
@@ -127,6 +130,28 @@ def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:
     config = PretrainConfig(base=str(tiny_base_folder), train=TrainConfig(seq_length=32, global_batch_size=8))
     rate = measure_step_cost(make_dry_run_model(config, load_base(config.base), 0, num_new_words=3))
     assert rate.tokens_per_second > 0 and rate.flops_per_token > 0
+
+
+@pytest.mark.parametrize("trains", ["extensions", "all"])  # all: beside a copy of the base
+def test_steps_that_ask_the_base_are_timed_as_such(
+    trains: str, tiny_base_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real = list[StepFigures](), SingleProcessTrainer.train_step
+
+    def train_step(self: SingleProcessTrainer, *args: Any, **counts: Any) -> StepFigures:
+        assert counts["num_distilled"] == round(0.25 * 40)  # of 8 rows of 32 tokens, of which 40 are predicted
+        made.append(real(self, *args, **counts))
+        return made[-1]
+
+    monkeypatch.setattr(SingleProcessTrainer, "train_step", train_step)
+    config = PretrainConfig(
+        base=str(tiny_base_folder),
+        replay=ReplayConfig(corpus="self"),
+        method=MethodConfig(trains=trains, **({} if trains == "extensions" else {"heads": 0, "ffn_units": 0})),
+        train=TrainConfig(seq_length=32, global_batch_size=8),
+    )
+    measure_step_cost(make_dry_run_model(config, load_base(config.base), 0, num_new_words=0))
+    assert made[-1].distill_loss > 0 and made[-1].loss > 0
 
 
 def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
