@@ -119,19 +119,18 @@ def make_model(
     return model.eval()
 
 
-def put_adapter(model: nn.Module, name: str, entry: BankEntry, tensors: Mapping[str, Tensor]) -> None:
+def put_adapter(model: Any, name: str, entry: BankEntry, tensors: Mapping[str, Tensor]) -> None:
     """Add an adapter to a model, or an encoder, with its tensors, or leave the model as it was; heads stay."""
-    target: Any = model
-    if name in target.config.adapters:
+    if name in model.config.adapters:
         raise RunError(f"the model has an adapter {name!r} already; detach it first.")
-    prefix = "" if hasattr(target, "bert") else "bert."
+    prefix = "" if hasattr(model, "bert") else "bert."
     own = {key.removeprefix(prefix): each for key, each in tensors.items() if f".adapters.{name}." in key}
     try:
-        target.attach_adapter(name, **asdict(entry.adapter))
-        target.load_state_dict(own, strict=False)
+        model.attach_adapter(name, **asdict(entry.adapter))
+        model.load_state_dict(own, strict=False)
     except BaseException:
-        if name in target.config.adapters:
-            target.detach_adapter(name)
+        if name in model.config.adapters:
+            model.detach_adapter(name)
         raise
 
 
