@@ -1,4 +1,4 @@
-"""Breaks the package in forty ways, one at a time, and says which a test notices.
+"""Breaks the package in the ways of a table, one at a time, and says which a test notices.
 
     python tests/mutations.py [NUMBER ...] [--jobs 2]
 
@@ -8,6 +8,7 @@ that passes guards nothing there. README.md has the list with its results.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -64,10 +65,11 @@ def run(number: int, mutation: Mutation) -> str:
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    jobs = int(words.pop(words.index("--jobs") + 1)) if "--jobs" in words else 1
-    mutations = read_mutations()
-    chosen = [int(each) for each in words if each.isdigit()] or range(1, len(mutations) + 1)
-    with ThreadPoolExecutor(jobs) as pool:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="of the table; none: all")
+    parser.add_argument("--jobs", type=int, default=1, help="at a time")
+    asked, mutations = parser.parse_args(), read_mutations()
+    chosen = asked.numbers or range(1, len(mutations) + 1)
+    with ThreadPoolExecutor(asked.jobs) as pool:
         for line in pool.map(lambda number: run(number, mutations[number - 1]), chosen):
             print(line, flush=True)
