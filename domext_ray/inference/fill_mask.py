@@ -28,6 +28,8 @@ from domext_ray.model.build import choose_attention
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.runtime.device import autocast, has_bf16
+from domext_ray.training.objective import to_tensors
+from domext_ray.training.step import move_batch
 from domext_ray.vocabulary.tokenizer import make_backend
 
 MASK = "[MASK]"
@@ -181,15 +183,10 @@ class FillMask:
         for place, row in enumerate(rows):
             ids[place, : row.length], mask[place, : row.length] = row.input_ids, 1
         masked = np.concatenate([place * length + row.place[0] for place, row in enumerate(rows)])
-        device, sequences = self.model.device, find_sequences(mask > 0)
-        with autocast(device):
-            logits = cast(nn.Module, self.model)(
-                torch.from_numpy(ids).to(device, non_blocking=True),
-                attention_mask=None if mask.all() else torch.from_numpy(mask).to(device, non_blocking=True),
-                masked_positions=torch.from_numpy(masked).to(device, non_blocking=True),
-                cu_seq_lens=torch.from_numpy(sequences["cu_seq_lens"]).to(device, non_blocking=True),
-                max_length=sequences["max_length"],
-            ).logits
+        arrays = {"input_ids": ids, "attention_mask": None if mask.all() else mask, "masked_positions": masked}
+        given = move_batch(to_tensors(arrays | find_sequences(mask > 0)), self.model.device)
+        with autocast(self.model.device):
+            logits = cast(nn.Module, self.model)(**given).logits
         top = logits.float().softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]))
         return top.values, top.indices
 

@@ -330,10 +330,11 @@ def trains_base(name: str, method: MethodConfig, first_layer: int) -> bool:
 
 
 def store_base(model: DomextForMaskedLM, dtype: torch.dtype) -> None:
-    """Store the frozen matrices in another dtype, for use under autocast; vectors (biases, LayerNorms) stay fp32."""
-    for param in model.parameters():
-        if not param.requires_grad and param.ndim >= 2:
-            param.data = param.data.to(dtype)
+    """Store what frozen products read in another dtype, as autocast would at each; LayerNorms stay fp32."""
+    for module in cast(nn.Module, model).modules():
+        for param in module.parameters(recurse=False):
+            if not param.requires_grad and (param.ndim >= 2 or isinstance(module, nn.Linear)):
+                param.data = param.data.to(dtype)
 
 
 def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bool) -> None:

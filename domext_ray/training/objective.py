@@ -139,15 +139,18 @@ class ViewBatch:
 
 def to_batch(arrays: Arrays) -> Any:
     """Make a `MaskedBatch` or a `ViewBatch` of a forward pass; its tensors share the memory of the arrays."""
-    tensors: dict[str, Any] = {
-        name: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in arrays.items()
-    }
+    tensors = to_tensors(arrays)
     if "masked_positions" not in arrays:
         return ViewBatch(**tensors)
     distill = arrays["distill_rows"]
     if distill is not None:
-        tensors["distill_rows"] = DistillRows(**{name: torch.from_numpy(each) for name, each in distill.items()})
+        tensors["distill_rows"] = DistillRows(**to_tensors(distill))
     return MaskedBatch(**tensors)
+
+
+def to_tensors(arrays: Arrays) -> dict[str, Any]:
+    """Make tensors of arrays, whose memory they share; what is no array stays."""
+    return {name: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in arrays.items()}
 
 
 def pad_batch(

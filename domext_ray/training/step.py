@@ -24,6 +24,8 @@ from domext_ray.training.losses import Objective
 from domext_ray.training.objective import DistillRows
 from domext_ray.training.optimizer import build_optimizer, clip_gradients, compute_learning_rate, set_learning_rate
 
+ALIGNMENT = 64  # bytes, of a tensor in a batch that is sent as one
+
 
 @dataclass(frozen=True)
 class StepFigures:
@@ -67,17 +69,39 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 def move_batch(batch: Any, device: torch.device) -> dict[str, Any]:
-    """Return a batch's fields by name, their tensors on a device: what an objective's forward takes."""
-    return {name: _move(each, device) for name, each in vars(batch).items()}
+    """Return the fields of a batch (or of a dictionary) by name, their tensors on a device: what a forward takes."""
+    fields = batch if isinstance(batch, dict) else vars(batch)
+    return fields if device.type == "cpu" else _send(fields, device)
 
 
-def _move(value: Any, device: torch.device) -> Any:
-    """Bring the tensors of a batch's field to a device, those in dictionaries and in parts of a batch too."""
+def _send(fields: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Bring tensors of the CPU to a device in one copy, of which they are views there.
+
+    A GPU's host does not wait: torch hands out pinned memory again only when the copies from it are done.
+    """
+    tensors = list[Tensor]()
+    _map_tensors(fields, tensors.append)
+    sizes = [-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in tensors]
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for part, each in zip(buffer.split(sizes), tensors, strict=True):
+        _view_as(part, each).copy_(each)
+    parts = iter(buffer.to(device, non_blocking=True).split(sizes))
+    sent: dict[str, Any] = _map_tensors(fields, lambda each: _view_as(next(parts), each))
+    return sent
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Return a batch's field with what a function makes of its tensors, those in dictionaries and parts too."""
     if isinstance(value, DistillRows):
-        return DistillRows(**move_batch(value, device))
+        return DistillRows(**_map_tensors(vars(value), function))
     if isinstance(value, dict):
-        return {name: _move(each, device) for name, each in value.items()}
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+        return {name: _map_tensors(each, function) for name, each in value.items()}
+    return function(value) if isinstance(value, Tensor) else value
+
+
+def _view_as(part: Tensor, tensor: Tensor) -> Tensor:
+    """Return the first bytes of a buffer's part with a tensor's dtype and shape."""
+    return part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 class Trainer(ABC):

@@ -341,6 +341,15 @@ def test_filled_masks_and_vectors_are_the_cpus(places: Places, device: torch.dev
     np.testing.assert_allclose(vectors[1], vectors[0], atol=SCORE_TOLERANCE[device.type])
 
 
+def test_batches_that_wait_for_a_busy_card_arrive_as_they_are(device: torch.device) -> None:
+    batches = [SimpleNamespace(ids=torch.full((64, 512), i), weights=torch.full((7,), i / 2)) for i in range(50)]
+    if device != CPU:
+        torch.cuda._sleep(10**9)
+    sent = [move_batch(each, device) for each in batches]
+    for each, found in zip(batches, sent, strict=True):
+        assert torch.equal(found["ids"].cpu(), each.ids) and torch.equal(found["weights"].cpu(), each.weights)
+
+
 def test_a_banks_mixed_pass_is_the_cpus(places: Places, device: torch.device, tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "bank", str(places.bert))
     ids, mask = torch.randint(5, 200, (4, 9), generator=torch.Generator().manual_seed(0)), torch.ones(4, 9).long()

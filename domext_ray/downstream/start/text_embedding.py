@@ -18,7 +18,9 @@ from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.model.pooling import mean_layers, pool_states
 from domext_ray.runtime.device import autocast
+from domext_ray.training.objective import to_tensors
 from domext_ray.training.start import read_run_config
+from domext_ray.training.step import move_batch
 
 BATCH_TEXTS = 64
 MAX_LENGTH = 64
@@ -105,12 +107,12 @@ class TextEmbedding:
             max_length=self.longest,
             return_tensors="pt",
         )
-        rows, mask = (batch[each].to(self.device, non_blocking=True) for each in ("input_ids", "attention_mask"))
-        sequences = find_sequences(batch["attention_mask"].numpy() > 0)
-        sequences["cu_seq_lens"] = torch.from_numpy(sequences["cu_seq_lens"]).to(self.device, non_blocking=True)
-        with autocast(torch.device(self.device)):
-            encoded = self._encoder(rows, attention_mask=mask, output_hidden_states=bool(self.layers), **sequences)
+        rows = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        sequences, device = find_sequences(batch["attention_mask"].numpy() > 0), torch.device(self.device)
+        given = move_batch(rows | to_tensors(sequences), device)
+        with autocast(device):
+            encoded = self._encoder(**given, output_hidden_states=bool(self.layers))
         states = mean_layers(encoded.hidden_states, self.layers) if self.layers else encoded.last_hidden_state
-        vectors = pool_states(states.float(), mask, self.pooling)
+        vectors = pool_states(states.float(), given["attention_mask"], self.pooling)
         is_cut = [bool(each.overflowing) for each in batch.encodings]
         return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).cpu().numpy(), is_cut

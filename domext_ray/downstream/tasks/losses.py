@@ -46,8 +46,8 @@ class ClassTask(Task):
 
     smooths_labels = True
     """Whether the loss is a cross-entropy, whose targets can be smoothed."""
-    class_weights: np.ndarray | None = None
-    """Weights of the classes; None: all weigh 1."""
+    class_weights: Tensor | None = None
+    """Weights of the classes, float; None: all weigh 1."""
     label_smoothing = 0.0
 
     @abstractmethod
@@ -61,17 +61,20 @@ class ClassTask(Task):
             logits: fp32 [M, classes].
             labels: int64 [M]; `NO_TARGET` has no part.
         """
-        weights = (
-            None if self.class_weights is None else torch.from_numpy(self.class_weights).to(logits, non_blocking=True)
-        )
         return nn.functional.cross_entropy(
             logits,
             labels,
-            weight=weights,
+            weight=self.place_class_weights(logits),
             ignore_index=NO_TARGET,
             reduction="sum",
             label_smoothing=self.label_smoothing,
         )
+
+    def place_class_weights(self, logits: Tensor) -> Tensor | None:
+        """Return the weights as logits are, on their device, where they stay: no step sends them again."""
+        if self.class_weights is not None:
+            self.class_weights = self.class_weights.to(logits, non_blocking=True)
+        return self.class_weights
 
 
 def balance(targets: Iterable[str], classes: Sequence[str]) -> np.ndarray:
@@ -112,4 +115,5 @@ def set_loss(task: StagedTask, options: LossOptions, family: str) -> None:
     require(is_usual or smooths, "optim.label_smoothing", options.label_smoothing, f"0 {rule} that exclude each other")
     if isinstance(stage, ClassTask):
         stage.label_smoothing = options.label_smoothing
-        stage.class_weights = stage.balance_classes() if options.class_weights == "balanced" else None
+        is_balanced = options.class_weights == "balanced"
+        stage.class_weights = torch.from_numpy(stage.balance_classes()) if is_balanced else None

@@ -90,9 +90,9 @@ class MultiLabelTask(TextRows, ClassTask):
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the summed binary cross-entropy; see `Task.compute_loss_sum`."""
         logits, labels = outputs.logits.float(), targets["labels"]
-        weights = None
-        if self.class_weights is not None:
-            absent, present = torch.from_numpy(self.class_weights).to(logits)
+        weights = self.place_class_weights(logits)
+        if weights is not None:
+            absent, present = weights
             weights = torch.where(labels > 0, present, absent)
         return nn.functional.binary_cross_entropy_with_logits(logits, labels, weight=weights, reduction="sum")
 

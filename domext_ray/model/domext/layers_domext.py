@@ -104,16 +104,16 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, sdpa_mask)
 
 
 class Linear(nn.Linear):
-    """Linear layer whose weight may be stored in another dtype than it computes in (a frozen base kept in bf16)."""
+    """Linear layer that may be stored in another dtype than it computes in (a frozen base kept in bf16)."""
 
     def forward(self, inputs: Tensor, weight_shifts: Sequence[nn.Module] = ()) -> Tensor:
         """[..., in_features] -> [..., out_features], in the inputs' dtype or in autocast's."""
-        weight = self.weight
+        weight, bias = self.weight, self.bias
         for shift in weight_shifts:
             weight = shift(table=weight)
-        if weight.dtype != inputs.dtype and not torch.is_autocast_enabled(inputs.device.type):
-            weight = weight.to(inputs.dtype)
-        return nn.functional.linear(inputs, weight, self.bias)
+        if not torch.is_autocast_enabled(inputs.device.type):
+            weight, bias = weight.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype)
+        return nn.functional.linear(inputs, weight, bias)
 
 
 @dataclass(frozen=True)
@@ -253,19 +253,16 @@ def to_autocast_dtype(states: Tensor) -> Tensor:
 
 
 class NormShift(nn.Module):
-    """What an adapter adds to a LayerNorm's weight and bias, so that the base's own stay as they are.
-
-    It returns copies: ZeRO-3 takes a module's parameters away when its forward pass has ended.
-    """
+    """What an adapter adds to a LayerNorm's weight and bias, so that the base's own stay as they are."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(config.hidden_size))
         self.bias = nn.Parameter(torch.zeros(config.hidden_size))
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Return the shifts of weight and bias, [d] each."""
-        return self.weight.clone(), self.bias.clone()
+    def forward(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Shift weight and bias, [..., d] each; here, for ZeRO-3 takes the shifts away behind this pass."""
+        return weight + self.weight, bias + self.bias
 
 
 class LayerNorm(nn.LayerNorm):
@@ -276,16 +273,15 @@ class LayerNorm(nn.LayerNorm):
         inputs = inputs.to(self.weight.dtype)
         if not shifts:
             return super().forward(inputs)
-        values = [(rows, *shift()) for shift, rows in shifts]
-        weights = [Delta(rows, weight) for rows, weight, _ in values]
-        biases = [Delta(rows, bias) for rows, _, bias in values]
-        own_bias = torch.zeros_like(self.weight) if self.bias is None else self.bias
+        weight, bias = self.weight, torch.zeros_like(self.weight) if self.bias is None else self.bias
         if all(rows is None for _, rows in shifts):
-            weight, bias = add_deltas(self.weight, weights), add_deltas(own_bias, biases)
+            for shift, _ in shifts:
+                weight, bias = shift(weight, bias)
             return nn.functional.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
         normalized = nn.functional.layer_norm(inputs, self.normalized_shape, eps=self.eps)
         shape = (len(inputs), *[1] * (inputs.dim() - 2), inputs.shape[-1])
-        return normalized * add_deltas(self.weight.expand(shape), weights) + add_deltas(own_bias.expand(shape), biases)
+        weight = add_deltas(weight.expand(shape), [Delta(rows, shift.weight) for shift, rows in shifts])
+        return normalized * weight + add_deltas(bias.expand(shape), [Delta(rows, shift.bias) for shift, rows in shifts])
 
 
 def make_norm(config: DomextConfig) -> LayerNorm:

@@ -136,10 +136,7 @@ class Embeddings(AdapterPlace):
 
 
 class HeadShift(nn.Module):
-    """What an adapter adds to the MLM head: biases of the words that it shifts, and, if asked for, the transform's.
-
-    It returns copies, as `NormShift` does.
-    """
+    """What an adapter adds to the MLM head: biases of the words that it shifts, and, if asked for, the transform's."""
 
     def __init__(self, config: DomextConfig, adapter: AdapterConfig) -> None:
         super().__init__()
@@ -147,9 +144,9 @@ class HeadShift(nn.Module):
         self.dense = DeltaProjection(config.hidden_size, config.hidden_size) if adapter.word_head else None
         self.norm = NormShift(config) if adapter.word_head else None
 
-    def forward(self) -> Tensor:
-        """Return the shifts of the biases, [K]."""
-        return self.bias.clone()
+    def forward(self, scores: Tensor) -> Tensor:
+        """Add the shifts of the biases to scores [..., K]."""
+        return scores + self.bias.to(scores.dtype)
 
 
 class PredictionTransform(nn.Module):
@@ -198,8 +195,10 @@ class PredictionHead(AdapterPlace):
         whole = [shift for shift, rows in words if rows is None and shift.rows is None]
         logits = self.decoder(transformed, whole)
         for (shift, rows), (head, _) in zip(words, heads, strict=True):
-            bias = head().to(logits.dtype)
-            scores = bias if shift in whole else (shift(states=take_rows(transformed, rows)) + bias).to(logits.dtype)
+            if shift in whole:
+                logits = head(logits)
+                continue
+            scores = head(shift(states=take_rows(transformed, rows))).to(logits.dtype)
             if shift.rows is not None:
                 spread = scores.new_zeros(*scores.shape[:-1], logits.shape[-1])
                 scores = spread.index_copy(-1, shift.rows, scores)
