@@ -36,8 +36,15 @@ from domext_ray.model.domext import layers_domext
 pytestmark = pytest.mark.timeout(900)
 
 HOST, CARD, SENT = "to host", "to card", "sent"
+_BATCH = "training/step.py", "_send", SENT
 _STEP = {
+    _BATCH: (2, "a micro batch, all of it"),
+    ("training/step.py", "_accumulate_gradients", SENT): (1, "factors of the losses"),
     ("training/step.py", "launch_step", HOST): (1, "its figures, which are waited for when the next step is launched"),
+}
+_ROWS = {
+    ("model/domext/modeling_domext.py", "find_rows", SENT): (5, "the rows of each adapter"),
+    ("adapters/serving.py", "_score", SENT): (4, "the rows of each head"),
 }
 _BILSTM = {
     ("model/domext/heads_domext.py", "_read", HOST): (2, "torch packs rows by lengths on the host"),
@@ -46,18 +53,26 @@ _BILSTM = {
 WAITS = {
     "step": {**_STEP, **_BILSTM},
     "evaluation": {
+        _BATCH: (1, "a batch"),
         ("training/evaluate.py", "evaluate", HOST): (1, "the sums over a set, at its end"),
     },
     "prediction": {
+        _BATCH: (2, "a batch; there is one, or one for each of two stages"),
         ("downstream/finetune/training.py", "run_rows", HOST): (4, "outputs, which are decoded on the host"),
         ("downstream/start/text_embedding.py", "_embed", HOST): (1, "vectors of terms, which are ranked on the host"),
         ("inference/fill_mask.py", "run", HOST): (2, "probabilities and ids"),
         ("model/domext/heads_domext.py", "_read", HOST): (2, "as in training"),
         ("model/domext/heads_domext.py", "_read", CARD): (1, "as in training"),
     },
-    "vectors": {("downstream/start/text_embedding.py", "_embed", HOST): (1, "the vectors")},
-    "mixed": {},
-    "routed": {("model/domext/routers_domext.py", "forward", HOST): (3, "each router's sums, which name the rows")},
+    "vectors": {
+        _BATCH: (1, "a batch"),
+        ("downstream/start/text_embedding.py", "_embed", HOST): (1, "the vectors"),
+    },
+    "mixed": _ROWS,
+    "routed": {
+        **_ROWS,
+        ("model/domext/routers_domext.py", "forward", HOST): (3, "each router's sums, which name the rows"),
+    },
 }
 """By what runs: file, function and what -> how often at most, in a step of two micro batches or one batch; and why."""
 
@@ -103,7 +118,7 @@ def send_more(states: torch.Tensor) -> torch.Tensor:
 FAULTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "value": (ask_for_a_value, "ask_for_a_value: "),
     "index": (use_an_index_of_the_cpu, "MixedDevicesError"),
-    "mask": (take_by_a_mask, "take_by_a_mask: boolean index"),
+    "mask": (take_by_a_mask, "take_by_a_mask: index"),
     "copy": (send_more, "send_more: sent"),
 }
 
