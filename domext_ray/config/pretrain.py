@@ -358,7 +358,7 @@ class EngineConfig:
 
     @property
     def has_narrow_base(self) -> bool:
-        """Whether the frozen matrices are stored in bf16, to which autocast rounds nearly all of them anyway."""
+        """Whether the frozen base is stored in bf16, LayerNorms apart: autocast would round nearly all of it anyway."""
         return self.uses_bf16 if self.base_dtype == "auto" else self.base_dtype == "bf16"
 
 

@@ -117,14 +117,13 @@ def test_the_first_layer_keeps_no_graph_of_its_frozen_heads(layer: Layer) -> Non
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_weights_stored_in_bf16_serve_fp32_inputs(autocast: bool) -> None:
-    linear, norm = Linear(8, 8), LayerNorm(8)
-    linear.weight.data = linear.weight.data.bfloat16()
+    linear, norm = Linear(8, 8).bfloat16(), LayerNorm(8)
     inputs = torch.randn(3, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         projected = linear(inputs)
         assert projected.dtype == (torch.bfloat16 if autocast else torch.float32)
         assert norm(projected).dtype == torch.float32
-    expected = nn.functional.linear(inputs, linear.weight.float(), linear.bias)
+    expected = nn.functional.linear(inputs, linear.weight.float(), linear.bias.float())
     torch.testing.assert_close(projected.float(), expected, atol=0.03 if autocast else 1e-6, rtol=0.02)
 
 
