@@ -111,7 +111,8 @@ class Linear(nn.Linear):
         weight, bias = self.weight, self.bias
         for shift in weight_shifts:
             weight = shift(table=weight)
-        if not torch.is_autocast_enabled(inputs.device.type):
+        is_stored_otherwise = any(each is not None and each.dtype != inputs.dtype for each in (weight, bias))
+        if is_stored_otherwise and not torch.is_autocast_enabled(inputs.device.type):
             weight, bias = weight.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype)
         return nn.functional.linear(inputs, weight, bias)
 
