@@ -342,7 +342,7 @@ def _list_alive() -> list[dict[str, Any]]:
     return [each for each in ray.nodes() if each["Alive"]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Node:
     """CPUs, as Ray counts them, and GPUs that a node has for a job's processes."""
 
@@ -403,11 +403,11 @@ def find_shortage(nodes: Sequence[Node], number: int, share: float, *, with_gpu:
 
 
 def describe_nodes(nodes: Sequence[Node]) -> str:
-    """Return what a cluster has, as "4 nodes of 1 CPU"."""
+    """Return what a cluster has, as "4 nodes of 1 CPU"; Ray lists nodes in any order, so the largest come first."""
     return " and ".join(
         f"{number} node{'s' if number > 1 else ''} of {node.cpus:g} CPU{'' if node.cpus == 1 else 's'}"
         + (f" and {node.gpus:g} GPU{'' if node.gpus == 1 else 's'}" if node.gpus else "")
-        for node, number in Counter(nodes).items()
+        for node, number in sorted(Counter(nodes).items(), reverse=True)
     )
 
 

@@ -107,7 +107,11 @@ def run_raylets(cpus: Sequence[int]) -> Iterator[Cluster]:
                 subprocess.Popen(command, env=started.environment, stdout=log, stderr=log, start_new_session=True)
             )
 
-    started = replace(started, add=lambda *options: start("--address", started.address, *options))
+    def join(*options: str) -> None:
+        start("--address", started.address, *options)
+        wait_for(lambda: len(started.list("nodes")) == len(processes), processes, folder)
+
+    started = replace(started, add=join)
     try:
         start(
             *("--head", "--port", str(port), "--dashboard-port", str(dashboard), "--num-cpus", str(cpus[0])),
@@ -115,7 +119,7 @@ def run_raylets(cpus: Sequence[int]) -> Iterator[Cluster]:
         )
         wait_for(lambda: bool(started.list("nodes")), processes, folder)
         for number in cpus[1:]:
-            started.add("--num-cpus", str(number))
+            start("--address", started.address, "--num-cpus", str(number))
         wait_for(lambda: len(started.list("nodes")) == len(cpus), processes, folder)
         yield started
     finally:
