@@ -104,6 +104,7 @@ def save_checkpoint(
     trainer_state: dict[str, Any],
     run_info: dict[str, Any],
     keep: int,
+    group: dist.ProcessGroup | None = None,
 ) -> Place:
     """Write one checkpoint, then delete the oldest ones; called on all ranks.
 
@@ -117,6 +118,7 @@ def save_checkpoint(
         trainer_state: where the run stands, JSON, on rank 0.
         run_info: what the run is, JSON, on rank 0.
         keep: checkpoints to keep, the new one included; 1 or more.
+        group: of all ranks, for this thread alone; None: that of the process.
 
     Returns:
         The checkpoint's folder; only rank 0 returns when it is whole.
@@ -138,7 +140,7 @@ def save_checkpoint(
         _check_finite(state, step)
         shares[rank] = _write_files(target, {TENSORS + ending: values, f"moments{ending}": moments})
         if num_ranks > 1:
-            dist.all_gather_object(shares, shares[rank])
+            dist.all_gather_object(shares, shares[rank], group)
         if rank != 0:
             return target
         files = {name: each for share in shares for name, each in share.items()}

@@ -7,7 +7,7 @@ dry run makes some steps, and a worker times its products alone, which is what i
 memory, what autograd keeps is measured on tensors without values; what DeepSpeed holds beside follows from its code.
 
 Not in the memory: Python and its libraries; what a kernel needs while it runs (packed weights of oneDNN, cuBLAS
-workspaces); what the allocator keeps between blocks; a checkpoint, of which each rank copies its share.
+workspaces); what the allocator keeps between blocks; the copy of a rank's share of a checkpoint that is being written.
 """
 
 from __future__ import annotations

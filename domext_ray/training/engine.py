@@ -143,14 +143,30 @@ class Engine(Trainer):
         return torch.compiler.set_stance("force_eager") if self._compiled else contextlib.nullcontext()
 
     def gather_state(self) -> TrainState:
-        """Collect this rank's share of the training state on its CPU, one whole tensor at a time; called on all."""
+        """Collect this rank's share of the training state on its CPU; see `copy_state`."""
+        return self.copy_state()()
+
+    def copy_state(self) -> Callable[[], TrainState]:
+        """Copy this rank's share of the training state to its CPU, one whole tensor at a time; called on all.
+
+        Returns:
+            What waits for a GPU that is still at it, on any thread: the copies come behind the steps that were launched
+            before them, and training goes on.
+        """
         tensors = {}
         for name, param in self._trainables.items():
             whole = [self._gather(name, param, None), *(self._gather(name, param, moment) for moment in MOMENTS)]
             if self._owners[name] == self.rank:
                 # A copy, because on a CPU the gathered tensor may be the one that goes on training.
-                tensors[name] = TensorState(*(each.to("cpu", torch.float32, copy=True) for each in whole))
-        return TrainState(tensors, self.num_updates)
+                copies = [each.to("cpu", torch.float32, copy=True, non_blocking=True) for each in whole]
+                tensors[name] = TensorState(*copies)
+        state, wait = TrainState(tensors, self.num_updates), self._mark()
+
+        def read() -> TrainState:
+            wait()
+            return state
+
+        return read
 
     def _micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         self._deepspeed.set_gradient_accumulation_boundary(is_last)

@@ -171,17 +171,19 @@ class Trainer(ABC):
         self.sum_over_ranks(sums)
         # A copy that is asked for later would come behind the steps that are launched before it.
         figures = torch.cat([self._apply_gradients(), sums]).to("cpu", non_blocking=True)
-        copied = torch.cuda.Event() if self.device.type == "cuda" else None
-        if copied is not None:
-            copied.record()
-        return functools.partial(self._read_figures, figures, copied, counts.tolist(), rate)
+        return functools.partial(self._read_figures, figures, self._mark(), counts.tolist(), rate)
 
-    def _read_figures(
-        self, figures: Tensor, copied: torch.cuda.Event | None, counts: list[float], rate: float
-    ) -> StepFigures:
+    def _mark(self) -> Callable[[], None]:
+        """Return what waits, on any thread, until a GPU has done what it was asked for up to now."""
+        if self.device.type != "cuda":
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
+    def _read_figures(self, figures: Tensor, wait: Callable[[], None], counts: list[float], rate: float) -> StepFigures:
         """Read what a step left, when its copy is there."""
-        if copied is not None:
-            copied.synchronize()
+        wait()
         grad_norm, applied, *sums = figures.tolist()
         self.num_updates += int(applied)
         watched = sums[len(counts) :]

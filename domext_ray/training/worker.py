@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ from domext_ray.runs.events import (
     notify_driver,
 )
 from domext_ray.runs.losses import DOMAIN, TRAIN, name_losses
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import agree_on_checkpoint, describe_resumption, save_checkpoint
 from domext_ray.training.choices import describe_choices
 from domext_ray.training.cost import Roofline, count_flops, make_full_batch, measure_peak_memory, time_matmuls
@@ -62,6 +64,8 @@ MAX_UNMASKED_STEPS = 20
 """Steps in a row without a masked token, after which the text or the tokenizer is to blame and not chance."""
 QUIET_STEPS = 10
 """Steps after which what starts beside a worker (readers, above all) has started, so that products may be timed."""
+SAID_SECONDS = 1.0
+"""Training that waits so long for a checkpoint says so."""
 
 
 class PretrainWorker:
@@ -115,6 +119,10 @@ class PretrainWorker:
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
         self.num_skipped = self.num_unmasked = 0  # steps in a row
         self._save_waits = self.is_stopping = False
+        # A thread writes checkpoints, one at a time; what its ranks exchange must not meet what steps exchange.
+        self._saver = ThreadPoolExecutor(1, "saver")
+        self._saving: tuple[int, Future[Place]] | None = None
+        self._saving_group = dist.new_group(backend="gloo") if world_size > 1 else None
         self.reads_late = device.type != "cpu"  # a GPU is still at a step that was launched
         self._unread: Callable[[], dict[str, Any]] | None = None
         self._ahead: tuple[list[Any], list[int], float] | None = None
@@ -203,17 +211,27 @@ class PretrainWorker:
             last_step: another limit beside those of the configuration; 0: none. A later call goes on from there.
             evaluate_start: whether step 0 is evaluated, too.
         """
-        train = self.config.train
         if self.step == 0 and evaluate_start:
             start = {"step": 0, **self._evaluate()}
             if self.log is not None:
                 self.log.write(start)
-        done, first = self._is_done(last_step), self.step + 1
+        try:
+            self._make_steps(last_step)
+        finally:  # what was saved before a mistake is not lost with it
+            self._finish_save()
+        if self.log is not None and self.is_stopping:
+            self.log.confirm_end()
+        self._enter_phase("ending the workers", WORKERS)
+
+    def _make_steps(self, last_step: int) -> None:
+        train, done, first = self.config.train, self._is_done(last_step), self.step + 1
         self._enter_phase("reading the first rows", FIRST_STEP)
         self._since = time.perf_counter()
         while not done and not self.is_stopping:
             before = self.clock
             record = self._train_step()
+            if self._saving is not None and self._saving[1].done():
+                self._finish_save()
             done = self._is_done(last_step)
             ends, evaluates = done or self.is_stopping, done or self._is_due(train.evaluate_every, before)
             self._save_waits |= self._is_due(train.save_every, before)
@@ -234,9 +252,6 @@ class PretrainWorker:
             if saves or evaluates or self.step == first:
                 self._enter_phase("training", TRAINING)
             self._since += time.perf_counter() - paused
-        if self.log is not None and self.is_stopping:
-            self.log.confirm_end()
-        self._enter_phase("ending the workers", WORKERS)
 
     def time_steps(self, num_steps: int) -> float:
         """Train some steps without a trace and return the seconds of one: the median of the later half."""
@@ -248,6 +263,7 @@ class PretrainWorker:
     def close(self) -> None:
         """Stop reading, and close the metrics."""
         self.batches.close()
+        self._saver.shutdown()
         if self.log is not None:
             self.log.close()
 
@@ -360,6 +376,7 @@ class PretrainWorker:
         step = f"step {number:,} has a loss of {figures.loss:g} and a gradient norm of {figures.grad_norm:g}"
         another = "give a lower --optim.lr under another --run.name"
         if not figures.finite and self.config.optim.on_non_finite == "stop":
+            self._finish_save()  # the run goes on from there
             raise DivergenceError(
                 f"{step}; {another}, or --optim.on_non_finite skip, with which the same command "
                 f"{describe_resumption(self.run_dir / 'checkpoints')} and leaves such steps out."
@@ -431,7 +448,7 @@ class PretrainWorker:
             enter_phase(self.run_dir, phase, stage)
 
     def _save(self, record: dict[str, Any]) -> None:
-        """Save, unless the weights cannot predict: the last step may have ruined them, and none has shown it yet."""
+        """Begin to save, unless the weights cannot predict: the last step may have ruined them, unseen as yet."""
         loss = record.get(DOMAIN + self.losses.loss, 0.0)
         if record.get("eval/domain_tokens") and not math.isfinite(loss):
             raise DivergenceError(
@@ -439,14 +456,16 @@ class PretrainWorker:
                 "not saved; give a lower --optim.lr under another --run.name."
             )
         self._save_waits = False
+        self._finish_save()
         self._enter_phase(f"saving the checkpoint of step {self.step:,}", CHECKPOINTS)
         if self.log is not None:
             self.log.publish()  # first: a run that goes on from this checkpoint has all figures up to it
-        save_checkpoint(
+        copied = self.engine.copy_state()
+        save = functools.partial(
+            save_checkpoint,
             self.run_dir / "checkpoints",
             self.step,
-            self.engine.gather_state(),
-            self.fixed,
+            fixed=self.fixed,
             trainer_state={"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_trainer_state()},
             run_info={
                 "base": self.config.base,
@@ -456,7 +475,22 @@ class PretrainWorker:
                 "extensions": asdict(self.extensions),
             },
             keep=self.config.run.keep_checkpoints,
+            group=self._saving_group,
         )
+        self._saving = self.step, self._saver.submit(lambda: save(state=copied()))
+
+    def _finish_save(self) -> None:
+        """Wait until the checkpoint that is being written is whole; raise what has kept it from that."""
+        if self._saving is None:
+            return
+        (step, saving), self._saving = self._saving, None
+        started = time.perf_counter()
+        if not saving.done():
+            self._enter_phase(f"writing the checkpoint of step {step:,}", CHECKPOINTS)
+        saving.result()
+        waited = time.perf_counter() - started
+        if waited >= SAID_SECONDS and self.rank == 0:
+            notify_driver(self.run_dir, f"waited {waited:.1f} s for the checkpoint of step {step:,} to be written")
 
 
 def _load_checked_base(run: Run) -> Base:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -16,6 +21,7 @@ from conftest import FEW_SENTENCES, write_corpus
 from file_limits import limit_files
 from safetensors.torch import load_file
 
+from domext_ray import storage
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import (
     EngineConfig,
@@ -33,6 +39,7 @@ from domext_ray.pipeline import prepare_run
 from domext_ray.plan import plan_run
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import Attempt, supersede
+from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.engine import join_alone
@@ -151,7 +158,116 @@ def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path)
     poison(worker)
     with pytest.raises(TrainingError, match=r"after step 3 .* not finite, so they are not saved"):
         worker._save({})
+        worker._finish_save()
     assert list_steps(tmp_path / "checkpoints") == [3]
+
+
+def hold_files(monkeypatch: pytest.MonkeyPatch, hold: Callable[[Path], None]) -> list[tuple[int, str]]:
+    """Have the disk call `hold` before it takes a file of a checkpoint; return step and name of those it has taken."""
+    flush, taken = storage.flush_files, list[tuple[int, str]]()
+
+    def flush_slowly(*paths: Path) -> None:
+        for each in paths:
+            if each.is_file() and (step := re.match(r"step-(\d+)", each.parent.name)):
+                hold(each)
+                taken.append((int(step[1]), each.name.split(".")[1]))
+        flush(*paths)
+
+    monkeypatch.setattr(storage, "flush_files", flush_slowly)
+    return taken
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    start: Start, task: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps are made before the first of its files is there; it has the weights of its own step."""
+    start(train=replace(task.config.train, save_every=100)).run(5)
+    straight = (tmp_path / "checkpoints" / "step-00000005-0001").rename(tmp_path / "straight")
+    (tmp_path / "checkpoints").rename(tmp_path / "before")
+    begun, ended = threading.Event(), threading.Event()
+
+    def hold(path: Path) -> None:
+        begun.set()
+        assert ended.wait(60)
+
+    hold_files(monkeypatch, hold)
+    worker = start(train=replace(task.config.train, evaluate_every=8))
+    steps: list[int] = []
+
+    def look(record: dict[str, Any]) -> None:
+        steps.append(record["step"])
+        if record["step"] == 8:
+            assert begun.wait(60) and list_steps(tmp_path / "checkpoints") == []
+            ended.set()
+
+    worker.report = look
+    worker.run(9)
+    assert steps == [5, 8, 9] and list_steps(tmp_path / "checkpoints") == [5, 9]
+    saved = tmp_path / "checkpoints" / "step-00000005-0002"
+    for each in ("tensors", "moments"):
+        assert (saved / f"{each}.safetensors").read_bytes() == (straight / f"{each}.safetensors").read_bytes()
+
+
+def test_a_save_waits_for_the_one_before_it_and_says_so(
+    start: Start, task: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("domext_ray.training.worker.SAID_SECONDS", 0.1)
+    taken = hold_files(monkeypatch, lambda path: time.sleep(0.5 if path.suffix == ".safetensors" else 0.0))
+    start(train=replace(task.config.train, save_every=2)).run(6)
+    files = ("tensors", "moments", "manifest")
+    assert taken == [(step, name) for step in (2, 4, 6) for name in files]
+    assert find_latest(tmp_path / "checkpoints").step == 6
+    said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
+    waited = [re.fullmatch(r"waited (\d+\.\d) s for the checkpoint of step (\d) to be written", each) for each in said]
+    assert [int(each[2]) for each in waited if each] == [2, 4, 6]
+    assert all(float(each[1]) >= 0.1 for each in waited if each)
+    assert [each for each in said if each.startswith("writing")] == [
+        f"writing the checkpoint of step {step}" for step in (2, 4, 6)
+    ]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    worker = start()
+    worker.run(3)
+    hold_files(monkeypatch, refuse)
+    with pytest.raises(RunError, match=r"checkpoint of step 5 cannot be written to .*No space left on device.*before"):
+        worker.run()
+    assert 5 <= read_steps(tmp_path)[-1] <= 10 and list_steps(tmp_path / "checkpoints") == [3]
+    monkeypatch.undo()
+    assert start().step == 3
+
+
+def test_one_that_dies_while_it_writes_leaves_the_checkpoint_before(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that was only frozen, and comes back when another attempt has gone on, replaces nothing."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def hold(path: Path) -> None:
+        if path.parent.name == "step-00000005-0001":
+            begun.set()
+            assert ended.wait(60)
+
+    first = start()
+    first.run(3)
+    hold_files(monkeypatch, hold)
+    first.time_steps(2)
+    first._save({})
+    assert begun.wait(60)
+    second = start()
+    assert second.step == 3
+    second.run()
+    checkpoints = sorted(each.parent.name for each in (tmp_path / "checkpoints").glob("*/manifest.json"))
+    ended.set()
+    with pytest.raises(RunError):
+        first._finish_save()
+    assert sorted(each.parent.name for each in (tmp_path / "checkpoints").glob("*/manifest.json")) == checkpoints
+    assert find_latest(tmp_path / "checkpoints").step == 16 and read_steps(tmp_path) == list(range(17))
 
 
 def test_a_run_without_a_masked_token_stops(start: Start, tmp_path: Path) -> None:
