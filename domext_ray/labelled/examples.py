@@ -19,6 +19,10 @@ class Entity:
     label: str
 
 
+class ScatteredEntity(Entity):
+    """An entity of several stretches, from the first to the last: it equals no predicted one, which is one stretch."""
+
+
 @dataclass(frozen=True)
 class Relation:
     """A labelled, directed pair of entities of one text."""
@@ -51,11 +55,14 @@ class TaggedSentence(Example):
         words: at least one.
         tags: as many, "O", "B-TYPE" or "I-TYPE", valid IOB2 whatever scheme the file has.
         document: sentences of one document share it and follow each other in their split; "" if the file has none.
+        misplaced: gold entities, in characters, that no tags say: they end inside a word, or overlap others. Nothing is
+            learned from them, and each is a miss.
     """
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
     document: str = ""
+    misplaced: tuple[Entity, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -79,11 +86,21 @@ class AnnotatedText(Example):
         text: the text.
         entities: stretches of characters, without duplicates, sorted by (start, end, label).
         relations: heads and tails are among `entities`.
+        misplaced: gold entities that the text does not have where their offsets say.
+        unplaced: gold triples (subject, predicate, object) that the text or the schema does not have. Nothing is
+            learned from either, and what is not predicted all the same is a miss.
     """
 
     text: str
     entities: tuple[Entity, ...]
     relations: tuple[Relation, ...] = ()
+    misplaced: tuple[Entity, ...] = field(default=(), kw_only=True)
+    unplaced: tuple[tuple[str, str, str], ...] = field(default=(), kw_only=True)
+
+    @property
+    def gold(self) -> tuple[Entity, ...]:
+        """All entities that predictions are scored by."""
+        return (*self.entities, *self.misplaced)
 
 
 @dataclass(frozen=True)
@@ -142,17 +159,20 @@ class Question(Example):
     Args:
         question: the question.
         context: the text that may hold the answer.
-        answers: accepted stretches of `context`, labels "", in the file's order; empty: it has no answer.
+        answers: accepted stretches of `context`, labels "", in the file's order.
+        unplaced: accepted answers that the context does not have where their offsets say; without these and those the
+            question has no answer.
     """
 
     question: str
     context: str
     answers: tuple[Entity, ...]
+    unplaced: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def answer_texts(self) -> tuple[str, ...]:
         """The accepted answers."""
-        return tuple(self.context[each.start : each.end] for each in self.answers)
+        return (*(self.context[each.start : each.end] for each in self.answers), *self.unplaced)
 
 
 @dataclass(frozen=True)
@@ -208,6 +228,7 @@ class LabelledSet:
         notes: one sentence for every thing that was counted instead of refused, such as overlong pairs.
         positive_label: the class whose F1 is "f1.positive", where the description names one.
         marks: of the two arguments in the set's files (relation only), each (open, close) or one placeholder.
+        rule: how answers are compared (qa only), one of `set_families.RULES`.
     """
 
     name: str
@@ -220,3 +241,4 @@ class LabelledSet:
     notes: tuple[str, ...] = field(default=())
     positive_label: str | None = None
     marks: tuple[tuple[str, ...], ...] = ()
+    rule: str | None = None

@@ -11,6 +11,9 @@ from domext_ray.labelled.examples import SPLITS, AnnotatedText, LabelledSet, Mul
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
 
+_SELDOM = ("group", "misplaced", "unplaced")
+"""Fields that count only where they have something."""
+
 
 @dataclass(frozen=True)
 class LoadedSet:
@@ -53,7 +56,6 @@ def _hash_examples(data: LabelledSet) -> str:
         for example in getattr(data, split):
             values = asdict(example)
             del values["source"]  # where a file is does not make it another set
-            if not example.group:
-                del values["group"]
+            values = {key: each for key, each in values.items() if each or key not in _SELDOM}
             digest.update(f"{split} {values}\n".encode())
     return digest.hexdigest()

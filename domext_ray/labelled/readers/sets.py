@@ -27,9 +27,9 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.labelled.readers.files import Dirt, list_places
+from domext_ray.labelled.readers.issues import DataIssues, list_places
 from domext_ray.labelled.readers.readers import find_file, find_split_files, read_splits
-from domext_ray.labelled.readers.rows import read_catalogue
+from domext_ray.labelled.readers.rows import is_learnable, read_catalogue
 from domext_ray.labelled.readers.spans import Schema, name_relation, read_schema
 from domext_ray.labelled.set_description import SetDescription
 
@@ -52,19 +52,23 @@ def load_set(
         CorpusError: a file or split that is missing, empty or of another layout, a label that the description has not,
             and with `strict` any row that breaks a rule.
     """
-    dirt = Dirt(strict, mends=repair)
+    issues = DataIssues(strict, mends=repair)
     schema = _read_schema(description, data)
-    read = read_splits(description, data, dirt, schema)
-    splits, notes = cut_splits(read, description, data, seed, dirt)
+    read = read_splits(description, data, issues, schema)
+    splits, notes = cut_splits(read, description, data, seed, issues.list_notes())
     if "test" in read and not splits["test"]:
         notes.append(f"The test of {data} has no example.")
     catalogue = _read_catalogue(description, data)
     if catalogue:
-        _check_terms(splits, catalogue, dirt)
-    labels = _find_labels(splits, description, schema, dirt)
+        _check_terms(splits, catalogue, issues)
+    sources = {each.source for each in splits["train"]}
+    splits["train"] = tuple(e for e in splits["train"] if not isinstance(e, Question) or is_learnable(e))
+    labels = _find_labels(splits, description, schema, issues)
     for key, label in (("negative_label", description.negative_label), ("positive_label", description.positive_label)):
         if label is not None and label not in labels:
             raise CorpusError(f"{description.where}: {key} {label!r} is no label of {data} ({', '.join(labels)}).")
+    if not splits["train"]:
+        raise _lacks_split("train", splits, description, data, issues.list_notes(sources))
     return LabelledSet(
         description.name,
         splits["train"],
@@ -73,9 +77,10 @@ def load_set(
         labels,
         description.negative_label,
         catalogue,
-        (*notes, *dirt.notes, *_count_shared(splits)),
+        (*notes, *issues.list_notes(sources), *_count_shared(splits), *_compare_counts(read, description)),
         description.positive_label,
         description.marks if description.task == "relation" else (),
+        description.rule,
     )
 
 
@@ -96,20 +101,46 @@ def read_split(
     Raises:
         CorpusError: there is no such split, or see `load_set`.
     """
-    dirt = Dirt(strict)
-    read: Splits = read_splits(description, data, dirt, _read_schema(description, data))
-    notes: list[str] = []
+    issues = DataIssues(strict)
+    read: Splits = read_splits(description, data, issues, _read_schema(description, data))
+    notes, counts = list[str](), _compare_counts(read, description)
     if split not in read and "train" in read:
-        read, notes = cut_splits(read, description, data, 0, dirt)
+        read, notes = cut_splits(read, description, data, 0, issues.list_notes())
+    found = issues.list_notes()
     if not read.get(split):
         has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
-        reason = f"; {dirt.notes[0]}" if dirt.notes else "."
+        reason = f"; {found[0]}" if found else "."
         raise CorpusError(f"{data} has no example in {split} (it has {has}){reason}")
-    return tuple(read[split]), (*notes, *dirt.notes)
+    return tuple(read[split]), (*notes, *found, *counts)
+
+
+def _compare_counts(read: Splits, description: SetDescription) -> list[str]:
+    """Say which files hold more or less than the description knows of the whole set."""
+    notes = []
+    for split, counts in description.counts.items():
+        found = {"examples": len(read.get(split, ())), "entities": sum(map(_count_entities, read.get(split, ())))}
+        for what, expected in counts.items():
+            if found["examples"] and found[what] not in expected:
+                path = read[split][0].source.rpartition(":")[0]
+                wanted = " or ".join(f"{each:,}" for each in expected)
+                notes.append(
+                    f"{path} has {found[what]:,} {what}, and {split} of {description.name} has {wanted}: it is cut "
+                    "short, or another version, and its scores do not compare with published ones."
+                )
+    return notes
+
+
+def _count_entities(example: AnyExample) -> int:
+    match example:
+        case TaggedSentence():
+            return sum(tag.startswith("B-") for tag in example.tags) + len(example.misplaced)
+        case AnnotatedText():
+            return len(example.gold)
+    return 0
 
 
 def cut_splits(
-    splits: Splits, description: SetDescription, data: str, seed: int, dirt: Dirt
+    splits: Splits, description: SetDescription, data: str, seed: int, found: Sequence[str]
 ) -> tuple[dict[str, tuple[AnyExample, ...]], list[str]]:
     """Cut the splits that are missing or empty from the one that is there.
 
@@ -121,7 +152,7 @@ def cut_splits(
         description: its `fractions`.
         data: where they were read, for messages.
         seed: another seed is another cut.
-        dirt: what was left out, for messages.
+        found: what was left out, for messages.
 
     Returns:
         Examples of all splits, and what was cut in sentences.
@@ -134,7 +165,7 @@ def cut_splits(
     missing = [split for split in ("train", "dev") if split not in present]
     shares = description.fractions
     if missing and (whole is None or any(each not in shares for each in (whole, *missing))):
-        raise _lacks_split(missing[0], splits, description, data, dirt)
+        raise _lacks_split(missing[0], splits, description, data, found)
     made = {split: splits.get(split, ()) for split in SPLITS}
     if not missing or whole is None:
         return made, []
@@ -167,9 +198,11 @@ def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int)
     return {split: tuple(each) for split, each in parts.items()}
 
 
-def _lacks_split(split: str, splits: Splits, description: SetDescription, data: str, dirt: Dirt) -> CorpusError:
+def _lacks_split(
+    split: str, splits: Splits, description: SetDescription, data: str, notes: Sequence[str]
+) -> CorpusError:
     if split in splits:
-        reason = f"; {dirt.notes[0]}" if dirt.notes else "."
+        reason = f"; {notes[0]}" if notes else "."
         files = find_split_files(Path(data), description) if Path(data).is_dir() else {}
         name = f" ({files[split].name})" if split in files else ""
         return CorpusError(f"The {split} of {data}{name} has no example{reason}")
@@ -220,27 +253,25 @@ def _count_shared(splits: Splits) -> list[str]:
 
 
 def labels_of(example: AnyExample) -> tuple[str, ...]:
-    """Return the labels of an example: its class, entity types, or predicates.
-
-    Args:
-        example: of any family; those without labels give none.
-    """
+    """Return the labels of an example: its class, entity types, or predicates; those without labels give none."""
     match example:
         case TaggedSentence():
-            return tuple(dict.fromkeys(tag[2:] for tag in example.tags if tag != "O"))
+            tagged = (tag[2:] for tag in example.tags if tag != "O")
+            return tuple(dict.fromkeys((*tagged, *(each.label for each in example.misplaced))))
         case AnnotatedText(relations=relations) if relations:
             return tuple(dict.fromkeys(each.label for each in relations))
         case AnnotatedText():
-            return tuple(dict.fromkeys(each.label for each in example.entities))
+            return tuple(dict.fromkeys(each.label for each in example.gold))
         case MarkedText() | LabelledText():
             return (example.label,) if example.label else ()
         case MultiLabelText():
             return example.labels
-        case _:
-            return ()
+    return ()
 
 
-def _find_labels(splits: Splits, description: SetDescription, schema: Schema | None, dirt: Dirt) -> tuple[str, ...]:
+def _find_labels(
+    splits: Splits, description: SetDescription, schema: Schema | None, issues: DataIssues
+) -> tuple[str, ...]:
     """Return the labels in the head's order, and check those of the examples."""
     first_places = {
         split: {label: each.source for each in reversed(splits[split]) for label in labels_of(each)} for split in SPLITS
@@ -255,7 +286,7 @@ def _find_labels(splits: Splits, description: SetDescription, schema: Schema | N
     for split in ("dev", "test"):
         for label, source in sorted(first_places[split].items()):
             if label not in first_places["train"]:
-                dirt.add(source, f"label {label!r} of {split}", "is not in train", outcome="kept")
+                issues.add(source, f"label {label!r} of {split}", "is not in train", outcome="kept")
     return declared or tuple(sorted({*first_places["train"], *first_places["dev"]}))
 
 
@@ -293,10 +324,10 @@ def _lacks_side_file(key: str, patterns: tuple[str, ...], description: SetDescri
     )
 
 
-def _check_terms(splits: Splits, catalogue: tuple[str, ...], dirt: Dirt) -> None:
+def _check_terms(splits: Splits, catalogue: tuple[str, ...], issues: DataIssues) -> None:
     known = set(catalogue)
     for split in SPLITS:
         for each in splits[split]:
             if isinstance(each, Mention) and not known.issuperset(each.terms):
                 strange = [term for term in each.terms if term not in known]
-                dirt.add(each.source, "term", "is not in the catalogue", strange, outcome="kept")
+                issues.add(each.source, "term", "is not in the catalogue", strange, outcome="kept")
