@@ -7,7 +7,7 @@ message can name file and line.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,19 @@ class Example:
     source: str
     group: str = field(default="", kw_only=True)
 
+    inputs: ClassVar[tuple[str, ...]] = ("text",)
+    """Fields that a model sees; by a hash of the first a set is cut."""
+
+    @property
+    def seen(self) -> tuple[Any, ...]:
+        """All that a model sees of it."""
+        return tuple(getattr(self, each) for each in self.inputs)
+
+    @property
+    def whole(self) -> str:
+        """What must not be on two sides of a cut."""
+        return str(getattr(self, self.inputs[0]))
+
 
 @dataclass(frozen=True)
 class TaggedSentence(Example):
@@ -63,6 +76,12 @@ class TaggedSentence(Example):
     tags: tuple[str, ...]
     document: str = ""
     misplaced: tuple[Entity, ...] = field(default=(), kw_only=True)
+
+    inputs = ("words",)
+
+    @property
+    def whole(self) -> str:
+        return f"document {self.document}" if self.document else " ".join(self.words)
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,8 @@ class MarkedText(Example):
     tail: Entity
     label: str
 
+    inputs = ("text", "head", "tail")
+
 
 @dataclass(frozen=True)
 class LabelledText(Example):
@@ -136,20 +157,18 @@ class LabelledText(Example):
     label: str
     value: float = 0.0
 
+    inputs = ("text", "pair")
+
 
 @dataclass(frozen=True)
 class MultiLabelText(Example):
-    """A text, or a pair of texts, with any number of labels.
-
-    Args:
-        text: the first text.
-        pair: the second text, or None.
-        labels: different labels, or none.
-    """
+    """A text, or a pair of texts (None: there is no second), with any number of different labels."""
 
     text: str
     pair: str | None
     labels: tuple[str, ...]
+
+    inputs = ("text", "pair")
 
 
 @dataclass(frozen=True)
@@ -168,6 +187,8 @@ class Question(Example):
     context: str
     answers: tuple[Entity, ...]
     unplaced: tuple[str, ...] = field(default=(), kw_only=True)
+
+    inputs = ("context", "question")
 
     @property
     def answer_texts(self) -> tuple[str, ...]:
@@ -191,15 +212,12 @@ class Choice(Example):
     options: tuple[str, ...]
     answer: int
 
+    inputs = ("context", "stem", "options")
+
 
 @dataclass(frozen=True)
 class Mention(Example):
-    """A free wording, and the standard terms that it means (CHIP-CDN).
-
-    Args:
-        text: the wording.
-        terms: one or more entries of the set's catalogue.
-    """
+    """A free wording, and the one or more standard terms of the set's catalogue that it means (CHIP-CDN)."""
 
     text: str
     terms: tuple[str, ...]
@@ -229,6 +247,7 @@ class LabelledSet:
         positive_label: the class whose F1 is "f1.positive", where the description names one.
         marks: of the two arguments in the set's files (relation only), each (open, close) or one placeholder.
         rule: how answers are compared (qa only), one of `set_families.RULES`.
+        warnings: those of `notes` that must be heard before training.
     """
 
     name: str
@@ -242,3 +261,4 @@ class LabelledSet:
     positive_label: str | None = None
     marks: tuple[tuple[str, ...], ...] = ()
     rule: str | None = None
+    warnings: tuple[str, ...] = ()

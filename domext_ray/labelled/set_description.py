@@ -38,17 +38,19 @@ _LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list |
 _DIFFERENT = AfterValidator(_require_different)
 _Text = Annotated[str, Field(min_length=1)]
 _Label = Annotated[_Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-"""YAML reads an unquoted yes, no, on or off as a truth value, which is no label."""
 _Texts = Annotated[tuple[_Text, ...], _DIFFERENT, _LISTED]
+_Labels = Annotated[tuple[_Label, ...], _DIFFERENT, _LISTED]
 _Columns = Annotated[tuple[_Text | int, ...], Field(min_length=1), _DIFFERENT, _LISTED]
 _Mark = Annotated[tuple[_Text, ...], Field(min_length=1, max_length=2), _LISTED]
+_Marks = Annotated[tuple[_Mark, _Mark], _DIFFERENT, _LISTED]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Counts = dict[Literal["examples", "entities"], Annotated[tuple[int, ...], Field(min_length=1), _LISTED]]
 _Split = Literal["train", "dev", "test"]
-_Count = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), _LISTED]
-_LABEL = "a label (quote yes, no, on and off)"
-_PATTERNS = "file name patterns"
+_A_TEXT, _PATTERNS, _QUOTED = "a text", "file name patterns", "(quote yes, no, on and off)"
+_SOME = f"for some of {', '.join(SPLITS)}"
 
 
-def _key(rule: str, default: Any = "") -> Any:
+def _key(rule: str = _A_TEXT, default: Any = "") -> Any:
     """A key of a description: what its value must be, as it ends a sentence."""
     given = "default_factory" if default is dict else "default"
     return Field(**{given: default}, description=rule)
@@ -56,72 +58,46 @@ def _key(rule: str, default: Any = "") -> Any:
 
 @dataclass(frozen=True, config=ConfigDict(strict=True))
 class SetDescription:
-    """A labelled set's layout, in the order of a YAML's keys; what is empty has the family's default.
+    """A labelled set's layout, in the order of a YAML's keys; what is empty has the family's default."""
 
-    Fields:
-        task: its family, a key of `FAMILIES`.
-        reader: the files' layout: "conll", "squad", "records" (CSV, TSV, JSON, JSON Lines or Parquet by the file's
-            ending), "label_columns" (the same, with a column of 0 and 1 per label), "spans" (the same, with entities as
-            stretches of characters) or "brat" (a folder per split, with pairs of .txt and .ann).
-        files: file name patterns of each split, tried in order; none: the set has no such split.
-        columns: see `Family`.
-        labels: classes, entity types or predicates in the head's order; empty: those of the data.
-        negative_label: the label that says that there is no relation.
-        positive_label: the class whose F1 is "f1.positive".
-        metric: path of the figure that dev chooses by.
-        rule: how answers are compared (qa), one of `RULES`; empty: SQuAD 2.0's where `no_answer`, else SQuAD 1.1's.
-        scheme: tag scheme (ner), a key of `SCHEMES`.
-        ends: whether an entity's end is its last character (inclusive) or the one after (exclusive); auto: each
-            entity's own text tells, and where it has none ends are exclusive (spans) or must be named (nested_ner).
-        marks: the two arguments' marks (relation): (open, close), or one placeholder, which stays in the text.
-        separator: stands between several terms or labels of one cell (normalization, multilabel).
-        no_answer: questions may have no answer (qa).
-        schema: name patterns of the file of predicates with their argument types (relation_extraction).
-        catalogue: name patterns of the file of standard terms (normalization).
-        fractions: shares by which splits without a file of their own are cut from the one that has one.
-        config: configuration of the dataset on the hub, such as "mrpc".
-        group_field: column that says whose a row is, such as patient_id: splits that are cut keep all of a group on one
-            side, and no page of mistakes quotes a row.
-        source: where the set is from, an address.
-        licence: of the set, where its authors name one.
-        counts: examples and entities that a split's file has when it is whole; several where several copies are usual.
-        path: the YAML that describes it; "" if none does.
-        required: roles that every row must have.
-    """
-
-    name: _Text = _key("a text")
-    task: _Text = _key("a text")
-    reader: _Text = _key("a text")
+    name: _Text = _key()
+    # its family, a key of `FAMILIES`
+    task: _Text = _key()
+    # the files' layout: conll, squad, records (a table, JSON or Parquet by the file's ending), label_columns (such with
+    # a column of 0 and 1 per label), spans (such with entities by characters), or brat (a folder per split)
+    reader: _Text = _key()
+    # patterns of each split, tried in order; none: the set has no such split
     files: dict[_Split, _Texts] = _key(f"{_PATTERNS} for {', '.join(SPLITS)}", dict)
-    columns: dict[str, _Columns] = _key("a mapping to column names or numbers", dict)
-    labels: Annotated[tuple[_Label, ...], _DIFFERENT, _LISTED] = _key(
-        "a list of different labels (quote yes, no, on and off)", ()
-    )
-    negative_label: _Label | None = _key(_LABEL, None)
-    positive_label: _Label | None = _key(_LABEL, None)
-    metric: _Text = _key("a text")
+    columns: dict[str, _Columns] = _key("a mapping to column names or numbers", dict)  # see `Family`
+    # classes, entity types or predicates in the head's order; empty: those of the data
+    labels: _Labels = _key(f"a list of different labels {_QUOTED}", ())
+    negative_label: _Label | None = _key(f"a label {_QUOTED}", None)  # says that there is no relation
+    positive_label: _Label | None = _key(f"a label {_QUOTED}", None)  # the class whose F1 is "f1.positive"
+    metric: _Text = _key()  # path of the figure that dev chooses by
+    # how answers are compared (qa); empty: as in SQuAD 2.0 where `no_answer`, else as in SQuAD 1.1
     rule: Literal["squad_v1", "squad_v2", "cmrc"] | None = _key(f"one of {', '.join(RULES)}", None)
-    scheme: Annotated[_Text, AfterValidator(str.lower)] = _key(f"one of {', '.join(SCHEMES)}", "auto")
+    scheme: Annotated[_Text, AfterValidator(str.lower)] = _key(f"one of {', '.join(SCHEMES)}", "auto")  # of tags (ner)
+    # whether an entity's end is its last character or the one after; auto: each entity's own text tells, and where it
+    # has none ends are exclusive (spans) or must be named (nested_ner)
     ends: _Text = _key(f"one of {', '.join(ENDS)}", "auto")
-    marks: Annotated[tuple[_Mark, _Mark], _DIFFERENT, _LISTED] = _key(
-        "two different marks, each a placeholder or [open, close]", (("<<", ">>"), ("[[", "]]"))
-    )
-    separator: _Text = _key("a text")
-    no_answer: bool = _key("true or false", True)
-    schema: _Texts = _key(_PATTERNS, ())
-    catalogue: _Texts = _key(_PATTERNS, ("catalogue.*", "catalog.*"))
-    fractions: dict[_Split, Annotated[float, Field(gt=0, le=1)]] = _key(
-        f"shares above 0 for some of {', '.join(SPLITS)}", dict
-    )
-    config: _Text = _key("a text")
+    # of the two arguments (relation): (open, close), or one placeholder, which stays in the text
+    marks: _Marks = _key("two different marks, each a placeholder or [open, close]", (("<<", ">>"), ("[[", "]]")))
+    separator: _Text = _key()  # between several terms or labels of one cell (normalization, multilabel)
+    no_answer: bool = _key("true or false", True)  # questions may have none (qa)
+    schema: _Texts = _key(_PATTERNS, ())  # of the file of predicates with their argument types (relation_extraction)
+    catalogue: _Texts = _key(_PATTERNS, ("catalogue.*", "catalog.*"))  # of the file of standard terms (normalization)
+    # shares by which splits without a file of their own are cut from the one that has one
+    fractions: dict[_Split, _Share] = _key(f"shares above 0 {_SOME}", dict)
+    config: _Text = _key()  # of the dataset on the hub, such as "mrpc"
+    # column that says whose a row is, such as patient_id: splits that are cut keep all of a group on one side, and no
+    # page of mistakes quotes a row
     group_field: _Text | int = _key("a column's name or number")
-    source: _Text = _key("a text")
-    licence: _Text = _key("a text")
-    counts: dict[_Split, dict[Literal["examples", "entities"], _Count]] = _key(
-        f"whole numbers of examples or entities for some of {', '.join(SPLITS)}", dict
-    )
-    path: str = ""
-    required: tuple[str, ...] = dataclasses.field(default=(), init=False)
+    source: _Text = _key()  # where the set is from, an address
+    licence: _Text = _key()  # where its authors name one
+    # what a split's file has when it is whole; several where several copies are usual
+    counts: dict[_Split, _Counts] = _key(f"whole numbers of examples or entities {_SOME}", dict)
+    path: str = ""  # the YAML that describes it; "" if none does
+    required: tuple[str, ...] = dataclasses.field(default=(), init=False)  # roles that every row must have
 
     @property
     def where(self) -> str:
@@ -144,19 +120,19 @@ class SetDescription:
             *(("a key of columns", each, family.columns) for each in given),
         ):
             self._demand(key, value, allowed)
-        needed = family.readers[reader]
-        filled = {
+        files: Any = self.files
+        filled: dict[str, Any] = {
             "reader": reader,
-            "files": {**(BRAT_FILES if reader == "brat" else DEFAULT_FILES), **self.files},
+            "files": {**(BRAT_FILES if reader == "brat" else DEFAULT_FILES), **files},
             "columns": {**family.columns, **given},
-            "required": tuple(r for r in family.columns if r in needed or (r in OPTIONAL and r in given)),
+            "required": tuple(r for r in family.columns if r in family.readers[reader] or r in given and r in OPTIONAL),
             "metric": self.metric or family.metric,
             "ends": "exclusive" if reader == "brat" else self.ends,
             "separator": self.separator or family.separator,
             "rule": self.rule or (RULES[self.no_answer] if self.task == "qa" else None),
         }
-        for key, value in filled.items():
-            object.__setattr__(self, key, value)
+        for key, made in filled.items():
+            object.__setattr__(self, key, made)
         if self.group_field != "" and reader not in ("records", "label_columns", "spans"):
             raise self._error(
                 "group_field", self.group_field, f"left out with reader: {reader}, whose files have no columns"
@@ -182,8 +158,7 @@ class SetDescription:
         return ConfigError(f"{self.where}: {key} is {value!r}; it must be {rule}.")
 
 
-_FIELDS = {each.name: each for each in dataclasses.fields(SetDescription)}  # type: ignore[arg-type]
-_KEYS = [name for name in _FIELDS if name not in ("path", "required")]
+_KEYS = [each.name for each in dataclasses.fields(SetDescription)][:-2]
 
 
 def make_description(task: str, name: str, path: str = "", **values: Any) -> SetDescription:
@@ -222,10 +197,7 @@ def find_set(task: str, data: str) -> tuple[SetDescription, str]:
 
     Args:
         task: as for `find_description`.
-        data: folder, or hub name, of the set; empty for a set whose files ship.
-
-    Returns:
-        The description, and the folder or hub name.
+        data: folder, or hub name, of the set; empty for a set whose files ship, whose folder is returned.
 
     Raises:
         ConfigError: there is no such task or path, or the two do not go together.
@@ -275,10 +247,7 @@ def find_description(task: str, data: str) -> SetDescription:
 
 
 def read_description(path: Path) -> SetDescription:
-    """Read a description from YAML.
-
-    Args:
-        path: the file; its stem names the set unless it has a key `name` (set.yaml: the folder's name).
+    """Read a description from YAML; without a key `name` its stem names the set (set.yaml: the folder does).
 
     Raises:
         ConfigError: a file that is missing or no YAML, an unknown key, or a value outside its rule.

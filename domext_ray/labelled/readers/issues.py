@@ -17,13 +17,7 @@ _WHOLE_FLOAT = re.compile(r"-?[0-9]{1,15}\.0+")
 
 @dataclass(frozen=True)
 class Record:
-    """One row as it was read.
-
-    Args:
-        values: what it has, by column or by role.
-        path: its file, or the dataset's split.
-        line: its line there, from 1 (of a dataset: its row).
-    """
+    """One row as it was read: values by column or by role, its file or split, and its line there (or row), from 1."""
 
     values: Mapping[Any, Any]
     path: str
@@ -54,18 +48,10 @@ class DataIssues:
     def add(
         self, place: str, what: str, fault: str, detail: object = "", *, outcome: str = "left out", source: str = ""
     ) -> None:
-        """Count one.
+        """Count one, or refuse it where the counter is strict.
 
-        Args:
-            place: FILE:LINE.
-            what: "row", "entity", "triple", "answer", ...
-            fault: what is wrong, as it follows "the row" in a sentence; the same for all of a kind.
-            detail: the value.
-            outcome: what happens to it; "": it is gold, which is left out of training and kept in dev and test.
-            source: of the example that it is gold of.
-
-        Raises:
-            CorpusError: the counter is strict.
+        The place is FILE:LINE; the fault is the same for all of a kind, as it follows "the row" in a sentence. Without
+        an outcome it is gold, of the example that was read at `source`: left out of training, and kept to be scored.
         """
         if self.is_strict:
             shown = f" ({shorten(detail)})" if detail != "" else ""
@@ -80,7 +66,7 @@ class DataIssues:
             if not outcome:
                 sides = {
                     "left out": [place for place, source in found if source in train],
-                    "kept in dev and test": [place for place, source in found if source not in train],
+                    "kept to be scored": [place for place, source in found if source not in train],
                 }
             notes += [f"{len(p)} x {what} {done}: it {fault} ({list_places(p)})." for done, p in sides.items() if p]
         return notes
@@ -154,10 +140,7 @@ class Row:
     def read_objects(self, role: str, text: str = "", names: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Return a list of objects, also from the object of lists that some datasets have.
 
-        Args:
-            role: of the list.
-            text: what each must have as a text; empty: nothing.
-            names: of the values of a list in place of an object.
+        Each must have a text as `text`, if that is given; a list in place of an object has values of these `names`.
         """
         value = self.get(role) or []
         if isinstance(value, Mapping) and all(isinstance(each, (list, tuple)) for each in value.values()):

@@ -54,15 +54,7 @@ class _Decoder(json.JSONDecoder):
 
 
 class JsonText:
-    """The content of a JSON file.
-
-    Args:
-        path: the file.
-        text: what it has.
-
-    Raises:
-        CorpusError: it is no JSON; with the line.
-    """
+    """The content of a JSON file; a CorpusError names the line where it is none."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
@@ -76,18 +68,13 @@ class JsonText:
             fault = "is nested too deeply" if isinstance(error, RecursionError) else _TOO_LONG
             raise CorpusError(f"{path}:1 {fault}; mend the file.") from None
 
-    def list_values(self, value: Any, kind: type, what: str, line: int = 1) -> Iterator[tuple[str, Any, int]]:
-        """Yield (key, value, line) of a list or an object of the file; the keys of a list are empty.
-
-        Raises:
-            CorpusError: `value`, which `what` is and which begins at `line`, is of another kind.
-        """
+    def list_values(self, value: Any, kind: Any, what: str, line: int = 1) -> Iterator[tuple[str, Any, int]]:
+        """Yield (key, value, line) of a list, whose keys are empty, or of an object that begins at a line."""
         if not isinstance(value, kind):
             rule = f"{what} must be {_KINDS[kind]}, but {shorten(value, 40)} is there"
             raise CorpusError(f"{self.path}:{line} has another layout: {rule}.")
         pairs = value.items() if isinstance(value, dict) else (("", each) for each in value)
-        starts = value.starts  # type: ignore[attr-defined]
-        if len(starts) != len(value):
+        if len(value.starts) != len(value):
             raise CorpusError(f"{self.path}:{line} has a key twice in {what}; give each its own.")
-        for (key, each), start in zip(pairs, starts, strict=True):
+        for (key, each), start in zip(pairs, value.starts, strict=True):
             yield key, each, bisect(self._ends, start) + 1

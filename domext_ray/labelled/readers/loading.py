@@ -33,7 +33,7 @@ class LoadedSet:
 
 
 def load_labelled(config: FinetuneConfig) -> LoadedSet:
-    """Read the set that a configuration names.
+    """Read the set that a configuration names, and warn of a copy that is not whole.
 
     Args:
         config: its `task`, `data` and `labelled`.
@@ -47,6 +47,8 @@ def load_labelled(config: FinetuneConfig) -> LoadedSet:
     data = load_set(description, place, strict=labelled.strict, repair=labelled.repair)
     if not data.labels and isinstance(data.train[0], TaggedSentence | AnnotatedText | MultiLabelText):
         raise CorpusError(f"no example of {place} has a label ({data.train[0].source} is the first); label some.")
+    for each in data.warnings:
+        print(f"warning: {each}", flush=True)
     return LoadedSet(description.task, data, description.metric, _hash_examples(data))
 
 

@@ -55,19 +55,9 @@ _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.
 def read_splits(
     description: SetDescription, data: str, issues: DataIssues, schema: Schema | None = None
 ) -> dict[str, tuple[AnyExample, ...]]:
-    """Read the splits that a set has.
+    """Read the splits that a set has: one that it has not is missing, one that holds no example is empty.
 
-    Args:
-        description: the set's layout.
-        data: a folder of files, a folder of `datasets.save_to_disk`, or a hub name, "NAME" or "NAME:CONFIGURATION".
-        issues: counts what breaks a rule.
-        schema: allowed triples (relation extraction).
-
-    Returns:
-        Examples by split; a split that the set has not is missing, one that holds none is empty.
-
-    Raises:
-        CorpusError: nothing is there, two files claim one split, or a file has another layout.
+    Nothing there, two files that claim one split, and a file of another layout are a CorpusError.
     """
     folder = Path(data)
     if folder.is_dir() and not _is_saved_dataset(folder):

@@ -205,7 +205,8 @@ def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
             continue
         if tokens:
             document = str(num_documents) if num_documents else ""
-            yield Record({"tokens": tokens, "tags": tags, "document": document}, str(path), number - len(tokens))
+            values = {"tokens": tokens, "tags": tags, "document": document, "is_word_a_line": True}
+            yield Record(values, str(path), number - len(tokens))
             tokens, tags = [], []
         num_documents += is_document_start
 

@@ -75,12 +75,7 @@ def make_marked(row: Row) -> MarkedText:
 
 
 def cut_marks(text: str, marks: Sequence[tuple[str, ...]]) -> tuple[str, Entity, Entity] | None:
-    """Return a text without its brackets, and the two stretches that were marked; None if not both are, once each.
-
-    Args:
-        text: with marks.
-        marks: of the head and of the tail, each a placeholder or what opens and closes.
-    """
+    """Return a text without its brackets, and the two stretches that were marked; None if not both are, once each."""
     marked = [each for mark in marks if (each := find_marked(text, mark)) is not None]
     if len(marked) < 2:
         return None
@@ -208,14 +203,7 @@ def _place_answer(values: dict[str, Any], context: str, row: Row) -> Entity | No
 
 
 def read_catalogue(path: Path) -> tuple[str, ...]:
-    """Read the standard terms, in the file's order and without duplicates.
-
-    Args:
-        path: .json (a list of texts), .csv or .tsv (the last column), or one term per line.
-
-    Raises:
-        CorpusError: a file of another layout, or without terms.
-    """
+    """Read the standard terms without duplicates: a .json list, the last column of .csv or .tsv, or one per line."""
     kind, text = find_suffix(str(path)), read_text(path)
     if kind == ".json":
         file, terms = JsonText(path, text), []

@@ -27,13 +27,7 @@ _ROLES = {
 
 
 class BadTagError(ValueError):
-    """A tag that its scheme forbids where it stands.
-
-    Args:
-        place: its place in the sentence, from 0.
-        reason: the rule.
-        can_mend: whether `to_iob2` knows what to make of it.
-    """
+    """A tag that its scheme forbids at a place of its sentence; whether `to_iob2` knows what to make of it."""
 
     def __init__(self, place: int, reason: str, *, can_mend: bool = True) -> None:
         super().__init__(reason)
@@ -77,8 +71,8 @@ def make_tagged(row: Row, scheme: str) -> TaggedSentence:
 
 
 def _name_place(row: Row, place: int) -> str:
-    is_word_a_line = row.description.reader == "conll"
-    return f"{row.record.path}:{row.record.line + place}" if is_word_a_line else f"{row.source}, tag {place + 1},"
+    is_line = row.get("is_word_a_line")
+    return f"{row.record.path}:{row.record.line + place}" if is_line else f"{row.source}, tag {place + 1},"
 
 
 def _parse(tag: str, untyped: str) -> tuple[str, str]:

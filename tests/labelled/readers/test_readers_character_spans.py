@@ -61,7 +61,7 @@ def test_what_no_tags_say_is_kept_and_scored(tmp_path: Path, tiny_base_folder: P
     assert isinstance(sentence, RawSentence)
     assert sentence.tags == ("O", "O", "O", "B-Disease", "I-Disease", "O") and sentence.misplaced == (odd,)
     assert f"1 x entity left out: it {fault} ({tmp_path}/train.jsonl:1)." in made.notes
-    assert any(each.startswith(f"2 x entity kept in dev and test: it {fault} (") for each in made.notes)
+    assert any(each.startswith(f"2 x entity kept to be scored: it {fault} (") for each in made.notes)
     task = TokenClassificationTask(made, AutoTokenizer.from_pretrained(tiny_base_folder), TaskOptions(max_length=32))
     score = task.score(made.test, [sentence.tags])
     assert score.get("entity_precision.micro") == 1.0 and score.get("entity_recall.micro") == 0.5
@@ -105,7 +105,7 @@ def test_a_scattered_entity_of_brat_is_told_and_no_prediction_equals_it(tmp_path
     assert text.entities == (GOUT,) and text.misplaced == (ScatteredEntity(0, 15, "Disease"),)
     assert Entity(0, 15, "Disease") not in text.gold
     assert f"1 x entity left out: it has several stretches ({tmp_path}/train/b.ann:1)." in made.notes
-    assert f"1 x entity kept in dev and test: it has several stretches ({tmp_path}/dev/b.ann:1)." in made.notes
+    assert f"1 x entity kept to be scored: it has several stretches ({tmp_path}/dev/b.ann:1)." in made.notes
 
 
 def test_a_folder_of_brat_without_folders_is_cut(tmp_path: Path) -> None:
