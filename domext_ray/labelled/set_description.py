@@ -45,7 +45,7 @@ _Mark = Annotated[tuple[_Text, ...], Field(min_length=1, max_length=2), _LISTED]
 _Marks = Annotated[tuple[_Mark, _Mark], _DIFFERENT, _LISTED]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Counts = dict[Literal["examples", "entities"], Annotated[tuple[int, ...], Field(min_length=1), _LISTED]]
-_Split = Literal["train", "dev", "test"]
+_Split = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
 _A_TEXT, _PATTERNS, _QUOTED = "a text", "file name patterns", "(quote yes, no, on and off)"
 _SOME = f"for some of {', '.join(SPLITS)}"
 
@@ -120,10 +120,9 @@ class SetDescription:
             *(("a key of columns", each, family.columns) for each in given),
         ):
             self._demand(key, value, allowed)
-        files: Any = self.files
         filled: dict[str, Any] = {
             "reader": reader,
-            "files": {**(BRAT_FILES if reader == "brat" else DEFAULT_FILES), **files},
+            "files": {**(BRAT_FILES if reader == "brat" else DEFAULT_FILES), **self.files},
             "columns": {**family.columns, **given},
             "required": tuple(r for r in family.columns if r in family.readers[reader] or r in given and r in OPTIONAL),
             "metric": self.metric or family.metric,

@@ -63,12 +63,13 @@ def _read_entities(row: Row, text: str) -> tuple[dict[Entity, str], dict[Entity,
     found: tuple[dict[Entity, str], dict[Entity, str]] = ({}, {})
     names = [row.description.columns[role][0] for role in ("start", "end", "type")]
     for values in row.read_objects("entities", names=names):
-        entity, is_misplaced = _read_entity(row, values, text)
-        found[is_misplaced].setdefault(entity, values.get("place", row.source))
+        place = values["place"] if row.description.reader == "brat" else row.source
+        entity, is_misplaced = _read_entity(row, values, text, place)
+        found[is_misplaced].setdefault(entity, place)
     return found
 
 
-def _read_entity(row: Row, values: Mapping[str, Any], text: str) -> tuple[Entity, bool]:
+def _read_entity(row: Row, values: Mapping[str, Any], text: str, place: str) -> tuple[Entity, bool]:
     """Return an entity, and whether it is not where its offsets say, which is counted.
 
     The description's `ends` says whether an end is inclusive; with "auto" each entity's own text tells.
@@ -89,12 +90,12 @@ def _read_entity(row: Row, values: Mapping[str, Any], text: str) -> tuple[Entity
             )
         ends = "exclusive"
     tried = {"inclusive": (end + 1,), "exclusive": (end,), "auto": (end + 1, end)}[ends]
-    is_scattered = values.get("is_scattered", False)
+    is_scattered = row.description.reader == "brat" and values["is_scattered"]
     for each in () if is_scattered else tried:
         if 0 <= start < each <= len(text) and mention in (None, text[start:each]):
             return Entity(start, each, kind.strip()), False
     fault = "has several stretches" if is_scattered else "is not where its offsets say"
-    row.keep_gold("entity", fault, (start, end, mention), values.get("place", ""))
+    row.keep_gold("entity", fault, (start, end, mention), place)
     end = next((each for each in tried if mention is not None and each - start == len(mention)), tried[0])
     return (ScatteredEntity if is_scattered else Entity)(start, end, kind.strip()), True
 
