@@ -63,7 +63,8 @@ def _read_entities(row: Row, text: str) -> tuple[dict[Entity, str], dict[Entity,
     found: tuple[dict[Entity, str], dict[Entity, str]] = ({}, {})
     names = [row.description.columns[role][0] for role in ("start", "end", "type")]
     for values in row.read_objects("entities", names=names):
-        place = values["place"] if row.description.reader == "brat" else row.source
+        is_brat = row.description.reader == "brat"
+        place = values.get("place", row.source) if is_brat else row.source
         entity, is_misplaced = _read_entity(row, values, text, place)
         found[is_misplaced].setdefault(entity, place)
     return found
@@ -90,7 +91,7 @@ def _read_entity(row: Row, values: Mapping[str, Any], text: str, place: str) -> 
             )
         ends = "exclusive"
     tried = {"inclusive": (end + 1,), "exclusive": (end,), "auto": (end + 1, end)}[ends]
-    is_scattered = row.description.reader == "brat" and values["is_scattered"]
+    is_scattered = row.description.reader == "brat" and values.get("is_scattered", False)
     for each in () if is_scattered else tried:
         if 0 <= start < each <= len(text) and mention in (None, text[start:each]):
             return Entity(start, each, kind.strip()), False
