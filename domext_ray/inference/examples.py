@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from domext_ray.errors import CorpusError
-from domext_ray.inference.words import cut_words
 from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,
@@ -35,6 +34,7 @@ from domext_ray.labelled.examples import (
 )
 from domext_ray.labelled.readers.rows import cut_marks
 from domext_ray.labelled.set_families import FAMILIES
+from domext_ray.labelled.words import cut_words
 
 RawRecord: TypeAlias = Mapping[str, Any]
 Marks: TypeAlias = Sequence[tuple[str, ...]]

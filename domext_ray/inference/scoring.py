@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from domext_ray.downstream.tasks.tokens import place_words
+from domext_ray.downstream.tasks.tokens import place_entities, place_words
 from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,
@@ -26,7 +26,6 @@ from domext_ray.labelled.examples import (
     TaggedSentence,
 )
 from domext_ray.labelled.metrics.answer_metrics import score_answer
-from domext_ray.labelled.metrics.metrics import read_tags
 
 MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG = "missed", "spurious", "wrong label", "wrong boundary", "wrong"
 KINDS = (MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG)
@@ -92,18 +91,16 @@ def compare_predictions(examples: Sequence[AnyExample], predictions: Sequence[An
 def _compare(example: AnyExample, predicted: Any) -> Compared:
     match example:
         case TaggedSentence():
-            text, offsets = place_words(example)
-            gold, found = (
-                tuple(Entity(offsets[e.start][0], offsets[e.end - 1][1], e.label) for e in read_tags(tags))
-                for tags in (example.tags, predicted)
-            )
-            return _compare_spans(example, text, gold, found)
+            gold = (*place_entities(example, example.tags), *example.misplaced)
+            return _compare_spans(example, place_words(example)[0], gold, place_entities(example, predicted))
         case AnnotatedText() if isinstance(predicted, (set, frozenset)):
             own = {(_cut(example, r.head), r.label, _cut(example, r.tail)) for r in example.relations}
-            shown = [{(_name_triple(each), each[1]) for each in side} for side in (own, predicted)]
+            shown = [
+                {(_name_triple(each), each[1]) for each in side} for side in ({*own, *example.unplaced}, predicted)
+            ]
             return _compare_sets(example, example.text, *shown)
         case AnnotatedText():
-            return _compare_spans(example, example.text, example.entities, predicted.entities)
+            return _compare_spans(example, example.text, example.gold, predicted.entities)
         case MarkedText():
             head, tail = (replace(each, label=name) for each, name in ((example.head, "1"), (example.tail, "2")))
             return _compare_classes(example, example.text, example.label, predicted, (head, tail))
@@ -239,17 +236,17 @@ def _compare_answers(example: Question, predicted: Any) -> Compared:
     place = len(example.question) + 1
     accepted = [Entity(each.start + place, each.end + place, ANSWER) for each in example.answers]
     found = [Entity(predicted.start + place, predicted.end + place, ANSWER)] if predicted.text else []
-    texts = (example.answer_texts[0] if accepted else "none", predicted.text or "none")
+    texts = (*example.answer_texts, "none")[0], predicted.text or "none"
     is_right = any(score_answer(example.answer_texts, predicted.text, cjk=cjk)[0] for cjk in (False, True))
     spans = (*accepted[:1], *found)
-    mistakes = () if is_right else (Mistake(_name_answer(accepted, found), *texts, spans),)
+    mistakes = () if is_right else (Mistake(_name_answer(example, accepted, found), *texts, spans),)
     text = f"{example.question}\n{example.context}"
     return Compared(example.id, example.source, text, tuple(accepted[:1]), tuple(found), *texts, mistakes=mistakes)
 
 
-def _name_answer(accepted: Sequence[Entity], found: Sequence[Entity]) -> str:
-    if not accepted or not found:
-        return MISSED if accepted else SPURIOUS
+def _name_answer(example: Question, accepted: Sequence[Entity], found: Sequence[Entity]) -> str:
+    if not example.answer_texts or not found:
+        return MISSED if example.answer_texts else SPURIOUS
     is_near = any(each.start < found[0].end and found[0].start < each.end for each in accepted)
     return WRONG_BOUNDARY if is_near else WRONG
 

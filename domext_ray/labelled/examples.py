@@ -7,7 +7,7 @@ message can name file and line.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,10 @@ class Entity:
     start: int
     end: int
     label: str
+
+
+class ScatteredEntity(Entity):
+    """An entity of several stretches, from the first to the last: it equals no predicted one, which is one stretch."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,19 @@ class Example:
     source: str
     group: str = field(default="", kw_only=True)
 
+    inputs: ClassVar[tuple[str, ...]] = ("text",)
+    """Fields that a model sees; by a hash of the first a set is cut."""
+
+    @property
+    def seen(self) -> tuple[Any, ...]:
+        """All that a model sees of it."""
+        return tuple(getattr(self, each) for each in self.inputs)
+
+    @property
+    def whole(self) -> str:
+        """What must not be on two sides of a cut."""
+        return str(getattr(self, self.inputs[0]))
+
 
 @dataclass(frozen=True)
 class TaggedSentence(Example):
@@ -51,11 +68,20 @@ class TaggedSentence(Example):
         words: at least one.
         tags: as many, "O", "B-TYPE" or "I-TYPE", valid IOB2 whatever scheme the file has.
         document: sentences of one document share it and follow each other in their split; "" if the file has none.
+        misplaced: gold entities, in characters, that no tags say: they end inside a word, or overlap others. Nothing is
+            learned from them, and each is a miss.
     """
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
     document: str = ""
+    misplaced: tuple[Entity, ...] = field(default=(), kw_only=True)
+
+    inputs = ("words",)
+
+    @property
+    def whole(self) -> str:
+        return f"document {self.document}" if self.document else " ".join(self.words)
 
 
 @dataclass(frozen=True)
@@ -79,11 +105,21 @@ class AnnotatedText(Example):
         text: the text.
         entities: stretches of characters, without duplicates, sorted by (start, end, label).
         relations: heads and tails are among `entities`.
+        misplaced: gold entities that the text does not have where their offsets say.
+        unplaced: gold triples (subject, predicate, object) that the text or the schema does not have. Nothing is
+            learned from either, and what is not predicted all the same is a miss.
     """
 
     text: str
     entities: tuple[Entity, ...]
     relations: tuple[Relation, ...] = ()
+    misplaced: tuple[Entity, ...] = field(default=(), kw_only=True)
+    unplaced: tuple[tuple[str, str, str], ...] = field(default=(), kw_only=True)
+
+    @property
+    def gold(self) -> tuple[Entity, ...]:
+        """All entities that predictions are scored by."""
+        return (*self.entities, *self.misplaced)
 
 
 @dataclass(frozen=True)
@@ -102,6 +138,8 @@ class MarkedText(Example):
     tail: Entity
     label: str
 
+    inputs = ("text", "head", "tail")
+
 
 @dataclass(frozen=True)
 class LabelledText(Example):
@@ -119,20 +157,18 @@ class LabelledText(Example):
     label: str
     value: float = 0.0
 
+    inputs = ("text", "pair")
+
 
 @dataclass(frozen=True)
 class MultiLabelText(Example):
-    """A text, or a pair of texts, with any number of labels.
-
-    Args:
-        text: the first text.
-        pair: the second text, or None.
-        labels: different labels, or none.
-    """
+    """A text, or a pair of texts (None: there is no second), with any number of different labels."""
 
     text: str
     pair: str | None
     labels: tuple[str, ...]
+
+    inputs = ("text", "pair")
 
 
 @dataclass(frozen=True)
@@ -142,17 +178,22 @@ class Question(Example):
     Args:
         question: the question.
         context: the text that may hold the answer.
-        answers: accepted stretches of `context`, labels "", in the file's order; empty: it has no answer.
+        answers: accepted stretches of `context`, labels "", in the file's order.
+        unplaced: accepted answers that the context does not have where their offsets say; without these and those the
+            question has no answer.
     """
 
     question: str
     context: str
     answers: tuple[Entity, ...]
+    unplaced: tuple[str, ...] = field(default=(), kw_only=True)
+
+    inputs = ("context", "question")
 
     @property
     def answer_texts(self) -> tuple[str, ...]:
         """The accepted answers."""
-        return tuple(self.context[each.start : each.end] for each in self.answers)
+        return (*(self.context[each.start : each.end] for each in self.answers), *self.unplaced)
 
 
 @dataclass(frozen=True)
@@ -171,15 +212,12 @@ class Choice(Example):
     options: tuple[str, ...]
     answer: int
 
+    inputs = ("context", "stem", "options")
+
 
 @dataclass(frozen=True)
 class Mention(Example):
-    """A free wording, and the standard terms that it means (CHIP-CDN).
-
-    Args:
-        text: the wording.
-        terms: one or more entries of the set's catalogue.
-    """
+    """A free wording, and the one or more standard terms of the set's catalogue that it means (CHIP-CDN)."""
 
     text: str
     terms: tuple[str, ...]
@@ -208,6 +246,8 @@ class LabelledSet:
         notes: one sentence for every thing that was counted instead of refused, such as overlong pairs.
         positive_label: the class whose F1 is "f1.positive", where the description names one.
         marks: of the two arguments in the set's files (relation only), each (open, close) or one placeholder.
+        rule: how answers are compared (qa only), one of `set_families.RULES`.
+        warnings: those of `notes` that must be heard before training.
     """
 
     name: str
@@ -220,3 +260,5 @@ class LabelledSet:
     notes: tuple[str, ...] = field(default=())
     positive_label: str | None = None
     marks: tuple[tuple[str, ...], ...] = ()
+    rule: str | None = None
+    warnings: tuple[str, ...] = ()

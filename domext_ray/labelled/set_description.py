@@ -6,19 +6,20 @@ Enters: a family's name, the name of a description that ships with the package, 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import fnmatch
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import SPLITS
-from domext_ray.labelled.set_families import DEFAULT_FILES, ENDS, FAMILIES, SCHEMES, Column
+from domext_ray.labelled.set_families import BRAT_FILES, DEFAULT_FILES, ENDS, FAMILIES, OPTIONAL, RULES, SCHEMES
 from domext_ray.options.yaml_text import parse_yaml
 
 SETS = Path(str(resources.files("domext_ray"))) / "assets" / "sets"
@@ -27,58 +28,76 @@ SET_FILE = "set.yaml"
 """Description that a folder of data may hold."""
 
 
-@dataclass(frozen=True)
+def _require_different(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) != len(values):
+        raise ValueError
+    return values
+
+
+_LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list | tuple) else (value,))
+_DIFFERENT = AfterValidator(_require_different)
+_Text = Annotated[str, Field(min_length=1)]
+_Label = Annotated[_Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+_Texts = Annotated[tuple[_Text, ...], _DIFFERENT, _LISTED]
+_Labels = Annotated[tuple[_Label, ...], _DIFFERENT, _LISTED]
+_Columns = Annotated[tuple[_Text | int, ...], Field(min_length=1), _DIFFERENT, _LISTED]
+_Mark = Annotated[tuple[_Text, ...], Field(min_length=1, max_length=2), _LISTED]
+_Marks = Annotated[tuple[_Mark, _Mark], _DIFFERENT, _LISTED]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Counts = dict[Literal["examples", "entities"], Annotated[tuple[int, ...], Field(min_length=1), _LISTED]]
+_Split = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
+_A_TEXT, _PATTERNS, _QUOTED = "a text", "file name patterns", "(quote yes, no, on and off)"
+_SOME = f"for some of {', '.join(SPLITS)}"
+
+
+def _key(rule: str = _A_TEXT, default: Any = "") -> Any:
+    """A key of a description: what its value must be, as it ends a sentence."""
+    given = "default_factory" if default is dict else "default"
+    return Field(**{given: default}, description=rule)
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True))
 class SetDescription:
-    """A labelled set's layout; `make_description` fills in what a family has by default.
+    """A labelled set's layout, in the order of a YAML's keys; what is empty has the family's default."""
 
-    Args:
-        name: what the set is called.
-        task: its family, a key of `FAMILIES`.
-        path: the YAML that describes it; "" if none does.
-        reader: the files' layout: "conll", "squad", "records" (CSV, TSV, JSON, JSON Lines or Parquet by the file's
-            ending), or "label_columns" (the same, with a column of 0 and 1 per label).
-        files: file name patterns of each split, tried in order; none: the set has no such split.
-        columns: see `Family`.
-        required: columns that every row must have.
-        labels: classes, entity types or predicates in the head's order; empty: those of the data.
-        negative_label: the label that says that there is no relation.
-        positive_label: the class whose F1 is "f1.positive".
-        metric: path of the figure that dev chooses by.
-        scheme: tag scheme (ner), a key of `SCHEMES`.
-        ends: whether an entity's end is its last character (inclusive) or the one after (exclusive); auto: each
-            entity's own text tells (nested_ner).
-        marks: the two arguments' marks (relation): (open, close), or one placeholder, which stays in the text.
-        separator: stands between several terms or labels of one cell (normalization, multilabel).
-        no_answer: questions may have no answer (qa).
-        schema: name patterns of the file of predicates with their argument types (relation_extraction).
-        catalogue: name patterns of the file of standard terms (normalization).
-        fractions: shares by which splits without a file of their own are cut from the one that has one.
-        config: configuration of the dataset on the hub, such as "mrpc".
-        group_field: column that says whose a row is, such as patient_id: splits that are cut keep all of a group on one
-            side, and no page of mistakes quotes a row.
-    """
-
-    name: str
-    task: str
-    path: str
-    reader: str
-    files: Mapping[str, tuple[str, ...]]
-    columns: Mapping[str, tuple[Column, ...]]
-    required: tuple[str, ...]
-    metric: str
-    labels: tuple[str, ...] = ()
-    negative_label: str | None = None
-    positive_label: str | None = None
-    scheme: str = "auto"
-    ends: str = "auto"
-    marks: tuple[tuple[str, ...], ...] = (("<<", ">>"), ("[[", "]]"))
-    separator: str = "##"
-    no_answer: bool = True
-    schema: tuple[str, ...] = ()
-    catalogue: tuple[str, ...] = ("catalogue.*", "catalog.*")
-    fractions: Mapping[str, float] = field(default_factory=dict)
-    config: str = ""
-    group_field: Column = ""
+    name: _Text = _key()
+    # its family, a key of `FAMILIES`
+    task: _Text = _key()
+    # the files' layout: conll, squad, records (a table, JSON or Parquet by the file's ending), label_columns (such with
+    # a column of 0 and 1 per label), spans (such with entities by characters), or brat (a folder per split)
+    reader: _Text = _key()
+    # patterns of each split, tried in order; none: the set has no such split
+    files: dict[_Split, _Texts] = _key(f"{_PATTERNS} for {', '.join(SPLITS)}", dict)
+    columns: dict[str, _Columns] = _key("a mapping to column names or numbers", dict)  # see `Family`
+    # classes, entity types or predicates in the head's order; empty: those of the data
+    labels: _Labels = _key(f"a list of different labels {_QUOTED}", ())
+    negative_label: _Label | None = _key(f"a label {_QUOTED}", None)  # says that there is no relation
+    positive_label: _Label | None = _key(f"a label {_QUOTED}", None)  # the class whose F1 is "f1.positive"
+    metric: _Text = _key()  # path of the figure that dev chooses by
+    # how answers are compared (qa); empty: as in SQuAD 2.0 where `no_answer`, else as in SQuAD 1.1
+    rule: Literal["squad_v1", "squad_v2", "cmrc"] | None = _key(f"one of {', '.join(RULES)}", None)
+    scheme: Annotated[_Text, AfterValidator(str.lower)] = _key(f"one of {', '.join(SCHEMES)}", "auto")  # of tags (ner)
+    # whether an entity's end is its last character or the one after; auto: each entity's own text tells, and where it
+    # has none ends are exclusive (spans) or must be named (nested_ner)
+    ends: _Text = _key(f"one of {', '.join(ENDS)}", "auto")
+    # of the two arguments (relation): (open, close), or one placeholder, which stays in the text
+    marks: _Marks = _key("two different marks, each a placeholder or [open, close]", (("<<", ">>"), ("[[", "]]")))
+    separator: _Text = _key()  # between several terms or labels of one cell (normalization, multilabel)
+    no_answer: bool = _key("true or false", True)  # questions may have none (qa)
+    schema: _Texts = _key(_PATTERNS, ())  # of the file of predicates with their argument types (relation_extraction)
+    catalogue: _Texts = _key(_PATTERNS, ("catalogue.*", "catalog.*"))  # of the file of standard terms (normalization)
+    # shares by which splits without a file of their own are cut from the one that has one
+    fractions: dict[_Split, _Share] = _key(f"shares above 0 {_SOME}", dict)
+    config: _Text = _key()  # of the dataset on the hub, such as "mrpc"
+    # column that says whose a row is, such as patient_id: splits that are cut keep all of a group on one side, and no
+    # page of mistakes quotes a row
+    group_field: _Text | int = _key("a column's name or number")
+    source: _Text = _key()  # where the set is from, an address
+    licence: _Text = _key()  # where its authors name one
+    # what a split's file has when it is whole; several where several copies are usual
+    counts: dict[_Split, _Counts] = _key(f"whole numbers of examples or entities {_SOME}", dict)
+    path: str = ""  # the YAML that describes it; "" if none does
+    required: tuple[str, ...] = dataclasses.field(default=(), init=False)  # roles that every row must have
 
     @property
     def where(self) -> str:
@@ -91,37 +110,54 @@ class SetDescription:
         return self.path or "a YAML file that describes the set"
 
     def __post_init__(self) -> None:
-        family = FAMILIES.get(self.task)
-        if family is None:
-            raise self._error("task", self.task, f"one of {', '.join(FAMILIES)}")
+        self._demand("task", self.task, FAMILIES)
+        family, given = FAMILIES[self.task], self.columns
+        reader = self.reader or next(iter(family.readers))
         for key, value, allowed in (
-            ("reader", self.reader, family.readers),
-            ("scheme", self.scheme, tuple(SCHEMES)),
+            ("reader", reader, family.readers),
+            ("scheme", self.scheme, SCHEMES),
             ("ends", self.ends, ENDS),
+            *(("a key of columns", each, family.columns) for each in given),
         ):
-            if value not in allowed:
-                raise self._error(key, value, f"one of {', '.join(allowed)}")
-        if self.group_field != "" and self.reader not in ("records", "label_columns"):
-            rule = f"left out with reader: {self.reader}, whose files have no columns"
-            raise self._error("group_field", self.group_field, rule)
-        if self.reader == "label_columns" and self.columns["labels"] != family.columns["labels"]:
-            raise self._error("columns.labels", self.columns["labels"], "left out: labels name their columns")
-        for key, names, known in (("columns", self.columns, family.columns), ("fractions", self.fractions, SPLITS)):
-            strange = [each for each in names if each not in known]
-            if strange:
-                raise self._error(f"a key of {key}", strange[0], f"one of {', '.join(known)}")
+            self._demand(key, value, allowed)
+        filled: dict[str, Any] = {
+            "reader": reader,
+            "files": {**(BRAT_FILES if reader == "brat" else DEFAULT_FILES), **self.files},
+            "columns": {**family.columns, **given},
+            "required": tuple(r for r in family.columns if r in family.readers[reader] or r in given and r in OPTIONAL),
+            "metric": self.metric or family.metric,
+            "ends": "exclusive" if reader == "brat" else self.ends,
+            "separator": self.separator or family.separator,
+            "rule": self.rule or (RULES[self.no_answer] if self.task == "qa" else None),
+        }
+        for key, made in filled.items():
+            object.__setattr__(self, key, made)
+        if self.group_field != "" and reader not in ("records", "label_columns", "spans"):
+            raise self._error(
+                "group_field", self.group_field, f"left out with reader: {reader}, whose files have no columns"
+            )
+        if reader == "label_columns" and "labels" in given:
+            raise self._error("columns.labels", given["labels"], "left out: labels name their columns")
         if not any(fnmatch.fnmatchcase(self.metric, each) for each in family.metrics):
             raise self._error("metric", self.metric, f"one of {', '.join(family.metrics)}")
         if self.metric.endswith(".positive") and self.positive_label is None:
             raise self._error("metric", self.metric, "another one unless positive_label is given")
-        for key, label in (("negative_label", self.negative_label), ("positive_label", self.positive_label)):
+        for key in ("negative_label", "positive_label"):
+            label = getattr(self, key)
             if label is not None and self.labels and label not in self.labels:
                 raise self._error(key, label, f"one of labels ({', '.join(self.labels)})")
         if self.fractions and not math.isclose(sum(self.fractions.values()), 1.0, abs_tol=1e-6):
-            raise self._error("fractions", dict(self.fractions), "shares that add up to 1")
+            raise self._error("fractions", self.fractions, "shares that add up to 1")
+
+    def _demand(self, key: str, value: str, allowed: Any) -> None:
+        if value not in allowed:
+            raise self._error(key, value, f"one of {', '.join(allowed)}")
 
     def _error(self, key: str, value: object, rule: str) -> ConfigError:
         return ConfigError(f"{self.where}: {key} is {value!r}; it must be {rule}.")
+
+
+_KEYS = [each.name for each in dataclasses.fields(SetDescription)][:-2]
 
 
 def make_description(task: str, name: str, path: str = "", **values: Any) -> SetDescription:
@@ -136,28 +172,18 @@ def make_description(task: str, name: str, path: str = "", **values: Any) -> Set
     Raises:
         ConfigError: a value outside its rule.
     """
-    family = FAMILIES.get(task)
-    if family is None:
-        raise ConfigError(f"{path or name}: task is {task!r}; it must be one of {', '.join(FAMILIES)}.")
-    given = values.pop("columns", {})
-    reader = values.pop("reader", family.readers[0])
-    required = tuple(each for each in family.columns if each not in family.optional or each in given)
-    if task in ("nested_ner", "relation_extraction"):
-        required = tuple(each for each in family.columns if each not in family.optional)
-    elif reader == "label_columns":
-        required = tuple(each for each in required if each != "labels")
-    return SetDescription(
-        name=name,
-        task=task,
-        path=path,
-        reader=reader,
-        files={**DEFAULT_FILES, **values.pop("files", {})},
-        columns={**family.columns, **given},
-        required=required,
-        metric=values.pop("metric", family.metric),
-        separator=values.pop("separator", family.separator),
-        **values,
-    )
+    try:
+        return SetDescription(name=name, task=task, path=path, **values)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        cause = found.get("ctx", {}).get("error")
+        if isinstance(cause, ConfigError):
+            raise cause from None
+        key = str(found["loc"][0])
+        value = {"name": name, "task": task, **values}[key]
+        rule = SetDescription.__pydantic_fields__[key].description  # type: ignore[attr-defined]
+        where = path or f"the description of {name}"
+        raise ConfigError(f"{where}: {key} is {value!r}; it must be {rule}.") from None
 
 
 def list_shipped() -> dict[str, Path]:
@@ -170,10 +196,7 @@ def find_set(task: str, data: str) -> tuple[SetDescription, str]:
 
     Args:
         task: as for `find_description`.
-        data: folder, or hub name, of the set; empty for a set whose files ship.
-
-    Returns:
-        The description, and the folder or hub name.
+        data: folder, or hub name, of the set; empty for a set whose files ship, whose folder is returned.
 
     Raises:
         ConfigError: there is no such task or path, or the two do not go together.
@@ -223,10 +246,7 @@ def find_description(task: str, data: str) -> SetDescription:
 
 
 def read_description(path: Path) -> SetDescription:
-    """Read a description from YAML.
-
-    Args:
-        path: the file; its stem names the set unless it has a key `name` (set.yaml: the folder's name).
+    """Read a description from YAML; without a key `name` its stem names the set (set.yaml: the folder does).
 
     Raises:
         ConfigError: a file that is missing or no YAML, an unknown key, or a value outside its rule.
@@ -240,103 +260,10 @@ def read_description(path: Path) -> SetDescription:
     values = parse_yaml(text, str(path)).value
     if not isinstance(values, dict) or "task" not in values:
         raise ConfigError(f"{path} must be a mapping with a key 'task', one of {', '.join(FAMILIES)}.")
-    checked = {}
-    for key, value in values.items():
+    for key in values:
         if key not in _KEYS:
             near = difflib.get_close_matches(str(key), _KEYS, n=1)
             hint = f"did you mean {near[0]}? The keys are" if near else "use"
             raise ConfigError(f"{path}: {key!r} is no key of a description; {hint} {', '.join(_KEYS)}.")
-        convert, rule = _KEYS[key]
-        try:
-            checked[key] = convert(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{path}: {key} is {value!r}; it must be {rule}.") from None
     default_name = path.resolve().parent.name if path.name == SET_FILE else path.stem
-    return make_description(checked.pop("task"), checked.pop("name", default_name), str(path), **checked)
-
-
-def _to_text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError
-    return value
-
-
-def _to_label(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise TypeError  # YAML reads an unquoted yes, no, on or off as a truth value
-    return str(value)
-
-
-def _to_bool(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _to_list(value: object, convert: Callable[[Any], Any], *, is_empty_allowed: bool = True) -> tuple[Any, ...]:
-    listed = value if isinstance(value, list) else [value]
-    if not listed and not is_empty_allowed:
-        raise TypeError
-    made = tuple(convert(each) for each in listed)
-    if len(set(made)) != len(made):
-        raise ValueError
-    return made
-
-
-def _to_column(value: object) -> Column:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise TypeError
-    return value
-
-
-def _to_mapping(value: object, convert: Callable[[Any], Any], keys: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not isinstance(value, dict) or any(not isinstance(key, str) or (keys and key not in keys) for key in value):
-        raise TypeError
-    return {key: convert(each) for key, each in value.items()}
-
-
-def _to_share(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise TypeError
-    return float(value)
-
-
-def _to_marks(value: object) -> tuple[tuple[str, ...], ...]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise TypeError
-    marks = tuple(_to_list(each, _to_text, is_empty_allowed=False) for each in value)
-    if any(len(each) > 2 for each in marks) or marks[0] == marks[1]:
-        raise ValueError
-    return marks
-
-
-_texts = partial(_to_list, convert=_to_text)
-_A_TEXT = "a text"
-_PATTERNS = "file name patterns"
-_KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "name": (_to_text, _A_TEXT),
-    "task": (_to_text, _A_TEXT),
-    "reader": (_to_text, _A_TEXT),
-    "files": (partial(_to_mapping, convert=_texts, keys=SPLITS), f"{_PATTERNS} for {', '.join(SPLITS)}"),
-    "columns": (
-        partial(_to_mapping, convert=partial(_to_list, convert=_to_column, is_empty_allowed=False)),
-        "a mapping to column names or numbers",
-    ),
-    "labels": (partial(_to_list, convert=_to_label), "a list of different labels (quote yes, no, on and off)"),
-    "negative_label": (_to_label, "a label (quote yes, no, on and off)"),
-    "positive_label": (_to_label, "a label (quote yes, no, on and off)"),
-    "metric": (_to_text, _A_TEXT),
-    "scheme": (lambda value: _to_text(value).lower(), f"one of {', '.join(SCHEMES)}"),
-    "ends": (_to_text, f"one of {', '.join(ENDS)}"),
-    "marks": (_to_marks, "two different marks, each a placeholder or [open, close]"),
-    "separator": (_to_text, _A_TEXT),
-    "no_answer": (_to_bool, "true or false"),
-    "schema": (_texts, _PATTERNS),
-    "catalogue": (_texts, _PATTERNS),
-    "fractions": (
-        partial(_to_mapping, convert=_to_share, keys=SPLITS),
-        f"shares above 0 for some of {', '.join(SPLITS)}",
-    ),
-    "config": (_to_text, _A_TEXT),
-    "group_field": (_to_column, "a column's name or number"),
-}
+    return make_description(**{"name": default_name, **values}, path=str(path))

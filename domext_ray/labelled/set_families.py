@@ -17,6 +17,12 @@ DEFAULT_FILES: Mapping[str, tuple[str, ...]] = {
     "dev": ("devel.*", "dev.*", "validation.*", "valid.*", "val.*"),
     "test": ("test.*",),
 }
+BRAT_FILES: Mapping[str, tuple[str, ...]] = {
+    "train": ("train", "."),
+    "dev": ("dev", "devel", "validation", "valid", "val"),
+    "test": ("test",),
+}
+"""Folders; one that has no folders of its own is a single split."""
 SCHEMES = {
     **dict.fromkeys(("auto", "iob1", "iob2"), ""),
     **dict.fromkeys(("iobes", "bioes", "bmes"), "iobes"),
@@ -24,6 +30,10 @@ SCHEMES = {
 }
 """Names of tag schemes, and what those that go by several names are here."""
 ENDS = ("auto", "inclusive", "exclusive")
+RULES = ("squad_v1", "squad_v2", "cmrc")
+"""How answers are compared: SQuAD 1.1's evaluation script, SQuAD 2.0's, or CMRC 2018's."""
+OPTIONAL = ("id", "pair", "document", "stem", "is_impossible")
+"""Roles that a row may lack unless a description names their columns."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +41,15 @@ class Family:
     """What the sets of a task family have in common.
 
     Args:
-        readers: layouts that it can be read from; the first is the default.
+        readers: layouts that it can be read from, with the roles that every row must have; the first is the default.
         columns: names tried for what an example is made of, in order; all names together for "options".
-        optional: columns that a set may lack.
         metrics: patterns of the paths that it is scored by.
         metric: default path that dev chooses by.
         separator: default of what stands between several values of one cell.
     """
 
-    readers: tuple[str, ...]
+    readers: Mapping[str, tuple[str, ...]]
     columns: Mapping[str, tuple[Column, ...]]
-    optional: tuple[str, ...]
     metrics: tuple[str, ...]
     metric: str
     separator: str = "##"
@@ -50,96 +58,88 @@ class Family:
 _ENTITY_METRICS = ("entity_f1.*", "entity_precision.*", "entity_recall.*")
 _CLASS_METRICS = ("accuracy", "matthews", "f1.*", "precision.*", "recall.*")
 _ID: dict[str, tuple[Column, ...]] = {"id": ("id",)}
-_TEXT: dict[str, tuple[Column, ...]] = {"text": ("text", "sentence", "sentence1", "text1")}
-_PAIR: dict[str, tuple[Column, ...]] = {"pair": ("pair", "sentence2", "text2")}
+_TEXTS: dict[str, tuple[Column, ...]] = {
+    **_ID,
+    "text": ("text", "sentence", "sentence1", "text1"),
+    "pair": ("pair", "sentence2", "text2"),
+}
+_SPANS: dict[str, tuple[Column, ...]] = {
+    "text": ("text",),
+    "entities": ("entities", "spans", "label", "labels"),
+    "start": ("start_idx", "start", "start_offset"),
+    "end": ("end_idx", "end", "end_offset"),
+    "type": ("type", "label", "labels"),
+    "mention": ("entity", "mention", "text"),
+}
 _TRIPLE: dict[str, tuple[Column, ...]] = {
     each: (each,) for each in ("predicate", "subject", "subject_type", "object", "object_type")
 }
+_OPTIONS: tuple[Column, ...] = ("ending0", "ending1", "ending2", "ending3")
 FAMILIES: Mapping[str, Family] = {
     "ner": Family(
-        ("conll", "records"),
-        {**_ID, "tokens": ("tokens", "words", 0), "tags": ("ner_tags", "tags", -1), "document": ("document", "doc_id")},
-        ("id", "document"),
+        {"conll": ("tokens", "tags"), "records": ("tokens", "tags"), "spans": ("text", "entities"), "brat": ()},
+        {
+            **_ID,
+            "tokens": ("tokens", "words", 0),
+            "tags": ("ner_tags", "tags", -1),
+            "document": ("document", "doc_id"),
+            **_SPANS,
+        },
         _ENTITY_METRICS,
         "entity_f1.micro",
     ),
     "nested_ner": Family(
-        ("records",),
-        {
-            **_ID,
-            "text": ("text",),
-            "entities": ("entities",),
-            "start": ("start_idx", "start"),
-            "end": ("end_idx", "end"),
-            "type": ("type", "label"),
-            "mention": ("entity", "mention", "text"),
-        },
-        ("id", "start", "end", "type", "mention"),  # of an entity, not of a row
-        _ENTITY_METRICS,
-        "entity_f1.micro",
+        {"records": ("text", "entities"), "brat": ()}, {**_ID, **_SPANS}, _ENTITY_METRICS, "entity_f1.micro"
     ),
     "relation": Family(
-        ("records",),
+        {"records": ("text", "label")},
         {**_ID, "text": ("text", "sentence"), "label": ("label",)},
-        ("id",),
         _CLASS_METRICS,
         "f1.micro",
     ),
     "relation_extraction": Family(
-        ("records",),
+        {"records": ("text", "triples")},
         {**_ID, "text": ("text",), "triples": ("spo_list", "triples"), **_TRIPLE},
-        ("id", *_TRIPLE),  # of a triple, not of a row
         ("relation_f1.*",),
         "relation_f1.micro",
     ),
     "classification": Family(
-        ("records",), {**_ID, **_TEXT, **_PAIR, "label": ("label",)}, ("id", "pair"), _CLASS_METRICS, "accuracy"
+        {"records": ("text", "label")}, {**_TEXTS, "label": ("label",)}, _CLASS_METRICS, "accuracy"
     ),
     "multilabel": Family(
-        ("records", "label_columns"),
-        {**_ID, **_TEXT, **_PAIR, "labels": ("labels", "label")},
-        ("id", "pair"),
+        {"records": ("text", "labels"), "label_columns": ("text",)},
+        {**_TEXTS, "labels": ("labels", "label")},
         ("accuracy", "f1.*", "precision.*", "recall.*"),
         "f1.micro",
         ",",
     ),
     "regression": Family(
-        ("records",),
-        {**_ID, **_TEXT, **_PAIR, "value": ("value", "score", "label")},
-        ("id", "pair"),
+        {"records": ("text", "value")},
+        {**_TEXTS, "value": ("value", "score", "label")},
         ("pearson", "spearman"),
         "spearman",
     ),
     "qa": Family(
-        ("squad", "records"),
-        {
-            **_ID,
-            "question": ("question",),
-            "context": ("context",),
-            "answers": ("answers",),
-            "is_impossible": ("is_impossible",),
-        },
-        ("id", "is_impossible"),
+        dict.fromkeys(("squad", "records"), ("question", "context", "answers")),
+        {**_ID, **{each: (each,) for each in ("question", "context", "answers", "is_impossible")}},
         ("f1", "exact", "has_answer.*", "no_answer.*"),
         "f1",
     ),
     "multiple_choice": Family(
-        ("records",),
+        {"records": ("context", "options", "answer")},
         {
             **_ID,
             "context": ("context", "sent1"),
             "stem": ("stem", "sent2"),
-            "options": ("ending0", "ending1", "ending2", "ending3"),
+            "options": _OPTIONS,
             "answer": ("answer", "label"),
         },
-        ("id", "stem"),
         ("accuracy",),
         "accuracy",
     ),
     "normalization": Family(
-        ("records",),
+        {"records": ("text", "terms")},
         {**_ID, "text": ("text",), "terms": ("terms", "normalized_result")},
-        ("id",),
         ("f1", "accuracy", "precision", "recall.*"),
         "f1",
     ),

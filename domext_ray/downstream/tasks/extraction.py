@@ -255,12 +255,12 @@ class ExtractionTask(StagedTask):
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Collection[Triple]]) -> Score:
         """Score triples by their strings; see `score_triples`."""
-        return score_triples([_read_triples(each) for each in cast(Sequence[AnnotatedText], examples)], predictions)
+        return score_triples([_read_gold(each) for each in cast(Sequence[AnnotatedText], examples)], predictions)
 
     def score_steps(self, examples: Sequence[AnyExample], steps: ExtractionSteps) -> dict[str, Score]:
         """Score step 1 by its entities, and as "pairs" what a perfect step 2 would reach on its pairs."""
         texts = cast(Sequence[AnnotatedText], examples)
-        gold = [_read_triples(each) for each in texts]
+        gold = [_read_gold(each) for each in texts]
         asked: dict[int, set[tuple[str, str]]] = defaultdict(set)
         for pair, place in zip(steps.pairs.examples, steps.pairs.texts, strict=True):
             asked[place].add((_cut(pair, pair.head), _cut(pair, pair.tail)))
@@ -352,6 +352,11 @@ def _cut(text: AnnotatedText | MarkedText, entity: Entity) -> str:
 
 def _read_triples(text: AnnotatedText) -> set[Triple]:
     return {(_cut(text, each.head), each.label, _cut(text, each.tail)) for each in text.relations}
+
+
+def _read_gold(text: AnnotatedText) -> set[Triple]:
+    """Triples to score by: those that the text or the schema does not have are misses."""
+    return {*_read_triples(text), *text.unplaced}
 
 
 def _mark(text: AnnotatedText, pair: Pair, label: str, suffix: str = "") -> MarkedText:

@@ -97,7 +97,7 @@ class QuestionTask(Task):
     def learn(self) -> None:
         """Find out whether the set is Chinese, and whether a question may have no answer."""
         self.cjk = is_chinese(cast("Sequence[Question]", self.data.train))
-        self.has_null = any(not cast(Question, each).answers for each in (*self.data.train, *self.data.dev))
+        self.has_null = any(not cast(Question, each).answer_texts for each in (*self.data.train, *self.data.dev))
 
     @property
     def learned(self) -> dict[str, Any]:

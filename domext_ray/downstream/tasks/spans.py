@@ -222,12 +222,12 @@ class SpanTask(Task):
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
         """Score entities in characters; see `metrics.score_entities`."""
-        gold = [cast(AnnotatedText, each).entities for each in examples]
+        gold = [cast(AnnotatedText, each).gold for each in examples]
         return score_entities(gold, [each.entities for each in predictions], self.data.labels)
 
     def tune(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> dict[str, float]:
         """Choose the threshold with the best micro F1, of equal ones that nearest to 0; see `Task.tune`."""
-        golds = [set(cast(AnnotatedText, each).entities) for each in examples]
+        golds = [set(cast(AnnotatedText, each).gold) for each in examples]
         candidates = [
             (score, entity in gold)
             for gold, prediction in zip(golds, predictions, strict=True)

@@ -27,7 +27,7 @@ from domext_ray.downstream.tasks.task import Row, keep_note
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, Entity, RawSentence, TaggedSentence
-from domext_ray.labelled.metrics.metrics import read_tags, score_tags
+from domext_ray.labelled.metrics.metrics import read_tags, score_entities
 from domext_ray.labelled.metrics.scores import Score
 from domext_ray.vocabulary.tokenizer import make_backend
 
@@ -238,20 +238,21 @@ class TokenClassificationTask(ClassTask):
         ]
 
     def _list_entities(self, sentence: TaggedSentence, scores: np.ndarray) -> list[dict[str, Any]]:
-        text, offsets = place_words(sentence)
+        tags, text = self._choose_tags(scores), place_words(sentence)[0]
         probabilities = softmax(scores, axis=1)
         found = []
-        for each in read_tags(self._choose_tags(scores)):
+        for each, entity in zip(read_tags(tags), place_entities(sentence, tags), strict=True):
             columns = [self._tag_ids[f"{'I' if i else 'B'}-{each.label}"] for i in range(each.end - each.start)]
             score = float(probabilities[np.arange(each.start, each.end), columns].mean())
-            entity = Entity(offsets[each.start][0], offsets[each.end - 1][1], each.label)
             found.append(describe_entity(text, entity, score))
         return found
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
-        """Score tags by their entities, boundaries and type (seqeval's strict mode)."""
-        gold = [cast(TaggedSentence, each).tags for each in examples]
-        return replace(score_tags(gold, predictions, self.data.labels), primary=self.metric)
+        """Score entities by boundaries and type (seqeval's strict mode); what no tags can say is a miss."""
+        sentences = cast("Sequence[TaggedSentence]", examples)
+        gold = [(*place_entities(each, each.tags), *each.misplaced) for each in sentences]
+        found = [place_entities(each, tags) for each, tags in zip(sentences, predictions, strict=True)]
+        return replace(score_entities(gold, found, self.data.labels), primary=self.metric)
 
     def predict_majority(self, examples: Sequence[AnyExample]) -> list[tuple[str, ...]]:
         """Give every word its most frequent tag in training, O if it is new; I- that continues nothing becomes B-.
@@ -278,6 +279,13 @@ def place_words(sentence: TaggedSentence) -> tuple[str, Sequence[tuple[int, int]
         return sentence.text, sentence.offsets
     ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in sentence.words)]
     return " ".join(sentence.words), [(end - len(word), end) for word, end in zip(sentence.words, ends, strict=True)]
+
+
+def place_entities(sentence: TaggedSentence, tags: Sequence[str]) -> list[Entity]:
+    """Return the entities of a sentence's tags with their places in its text."""
+    offsets = place_words(sentence)[1]
+    assert len(tags) == len(offsets)
+    return [Entity(offsets[each.start][0], offsets[each.end - 1][1], each.label) for each in read_tags(tags)]
 
 
 def shorten_words(pieces: WordPieces, room: int) -> WordPieces:

@@ -11,6 +11,9 @@ from domext_ray.labelled.examples import SPLITS, AnnotatedText, LabelledSet, Mul
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
 
+_SELDOM = ("group", "misplaced", "unplaced")
+"""Fields that count only where they have something."""
+
 
 @dataclass(frozen=True)
 class LoadedSet:
@@ -30,7 +33,7 @@ class LoadedSet:
 
 
 def load_labelled(config: FinetuneConfig) -> LoadedSet:
-    """Read the set that a configuration names.
+    """Read the set that a configuration names, and warn of a copy that is not whole.
 
     Args:
         config: its `task`, `data` and `labelled`.
@@ -44,6 +47,8 @@ def load_labelled(config: FinetuneConfig) -> LoadedSet:
     data = load_set(description, place, strict=labelled.strict, repair=labelled.repair)
     if not data.labels and isinstance(data.train[0], TaggedSentence | AnnotatedText | MultiLabelText):
         raise CorpusError(f"no example of {place} has a label ({data.train[0].source} is the first); label some.")
+    for each in data.warnings:
+        print(f"warning: {each}", flush=True)
     return LoadedSet(description.task, data, description.metric, _hash_examples(data))
 
 
@@ -53,7 +58,6 @@ def _hash_examples(data: LabelledSet) -> str:
         for example in getattr(data, split):
             values = asdict(example)
             del values["source"]  # where a file is does not make it another set
-            if not example.group:
-                del values["group"]
+            values = {key: each for key, each in values.items() if each or key not in _SELDOM}
             digest.update(f"{split} {values}\n".encode())
     return digest.hexdigest()

@@ -10,19 +10,18 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from domext_ray.data.groups import hash_group
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import SPLITS, AnyExample, Choice
-from domext_ray.labelled.readers.files import Dirt, Ids, Record
-from domext_ray.labelled.readers.label_columns import LABEL_COLUMNS, gather_labels
-from domext_ray.labelled.readers.questions import make_question, read_squad
-from domext_ray.labelled.readers.records import GROUP, read_records, select_columns
+from domext_ray.labelled.examples import SPLITS, AnyExample
+from domext_ray.labelled.readers.columns import GROUP, select_columns
+from domext_ray.labelled.readers.issues import DataIssues, LeftOut, Record, Row
+from domext_ray.labelled.readers.records import read_brat, read_conll, read_records, read_squad
 from domext_ray.labelled.readers.rows import (
     check_options,
     make_choice,
@@ -30,15 +29,17 @@ from domext_ray.labelled.readers.rows import (
     make_marked,
     make_mention,
     make_multilabelled,
+    make_question,
     make_valued,
 )
-from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested
-from domext_ray.labelled.readers.tagged import make_tagged, read_conll
+from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence
+from domext_ray.labelled.readers.tagged import choose_scheme, make_tagged
 from domext_ray.labelled.set_description import SetDescription
 
-Maker: TypeAlias = Callable[[Record, SetDescription, Dirt], AnyExample | None]
-"""Makes a row's example, without its id; None, and one more in `Dirt`, where the row breaks a rule."""
-_MAKERS: dict[str, Maker] = {
+Maker: TypeAlias = Callable[[Row], AnyExample]
+"""Makes a row's example, without its id; where the row breaks a rule it is counted, and `LeftOut` is raised."""
+_MAKERS: Mapping[str, Maker] = {
+    "ner": make_raw_sentence,
     "nested_ner": make_nested,
     "relation": make_marked,
     "classification": make_classified,
@@ -52,47 +53,42 @@ _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.
 
 
 def read_splits(
-    description: SetDescription, data: str, dirt: Dirt, schema: Schema | None = None
+    description: SetDescription, data: str, issues: DataIssues, schema: Schema | None = None
 ) -> dict[str, tuple[AnyExample, ...]]:
-    """Read the splits that a set has.
+    """Read the splits that a set has: one that it has not is missing, one that holds no example is empty.
 
-    Args:
-        description: the set's layout.
-        data: a folder of files, a folder of `datasets.save_to_disk`, or a hub name, "NAME" or "NAME:CONFIGURATION".
-        dirt: counts what is left out.
-        schema: allowed triples (relation extraction).
-
-    Returns:
-        Examples by split; a split that the set has not is missing, one that holds none is empty.
-
-    Raises:
-        CorpusError: nothing is there, two files claim one split, or a file has another layout.
+    Nothing there, two files that claim one split, and a file of another layout are a CorpusError.
     """
     folder = Path(data)
     if folder.is_dir() and not _is_saved_dataset(folder):
         files = find_split_files(folder, description)
-        return {split: read_file(path, description, dirt, schema) for split, path in files.items()}
-    if folder.exists() and not folder.is_dir():
+        records = {split: _read_file(path, description, issues) for split, path in files.items()}
+    elif folder.exists() and not folder.is_dir():
         raise CorpusError(f"{data} is a file; give the folder that holds it and the other splits.")
-    splits = _open_dataset(data, description)
-    return {split: _make(_select(rows, description, dirt), description, dirt, schema) for split, rows in splits.items()}
+    else:
+        rows = _open_dataset(data, description)
+        records = {split: select_columns(each, description, issues) for split, each in rows.items()}
+    return {split: _make(each, description, issues, schema) for split, each in records.items()}
 
 
 def find_split_files(folder: Path, description: SetDescription) -> dict[str, Path]:
     """Return the file of each split that has one; a CorpusError if two files match the pattern of one split."""
     found = {}
     for split in SPLITS:
-        path = find_file(folder, description.files[split], f"files.{split}", description)
+        path = find_file(folder, description.files[split], f"files.{split}", description, description.reader == "brat")
         if path is not None:
             found[split] = path
     return found
 
 
-def find_file(folder: Path, patterns: tuple[str, ...], option: str, description: SetDescription) -> Path | None:
-    """Return the file that the first matching pattern (with * and ?) names; `option` is its key in the description."""
+def find_file(
+    folder: Path, patterns: tuple[str, ...], option: str, description: SetDescription, is_brat: bool = False
+) -> Path | None:
+    """Return the file, or folder of brat, that the first matching pattern names; `option` is its key."""
     for pattern in patterns:
         names = glob.glob(os.path.join(glob.escape(str(folder)), pattern))  # a pattern may be an absolute path
-        matches = sorted(path for each in names if (path := Path(each)).is_file())
+        paths = sorted(map(Path, names))
+        matches = [each for each in paths if (any(each.glob("*.ann")) if is_brat else each.is_file())]
         if len(matches) > 1:
             listed = ", ".join(each.name for each in matches)
             raise CorpusError(
@@ -104,64 +100,54 @@ def find_file(folder: Path, patterns: tuple[str, ...], option: str, description:
     return None
 
 
-def read_file(
-    path: Path, description: SetDescription, dirt: Dirt, schema: Schema | None = None
-) -> tuple[AnyExample, ...]:
-    """Read a file's examples.
-
-    Args:
-        path: the file.
-        description: its layout.
-        dirt: counts what is left out.
-        schema: allowed triples (relation extraction).
-
-    Raises:
-        CorpusError: a file of another layout.
-    """
-    if description.reader == "conll":
-        records = read_conll(path, description)
-    elif description.reader == "squad":
-        records = read_squad(path)
-    else:
-        records = _select(read_records(path, description, dirt), description, dirt)
-    return _make(records, description, dirt, schema)
-
-
-def _select(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> Iterator[Record]:
+def _read_file(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
     """Yield records whose values go by role."""
-    if description.reader == LABEL_COLUMNS:
-        records = gather_labels(records, description, dirt)
-    return select_columns(records, description, dirt)
+    match description.reader:
+        case "conll":
+            return read_conll(path, description)
+        case "squad":
+            return read_squad(path)
+        case "brat":
+            return read_brat(path, issues)
+    return select_columns(read_records(path, description, issues), description, issues)
 
 
 def _make(
-    records: Iterable[Record], description: SetDescription, dirt: Dirt, schema: Schema | None
+    records: Iterable[Record], description: SetDescription, issues: DataIssues, schema: Schema | None
 ) -> tuple[AnyExample, ...]:
     """Make the examples of a split from records whose values go by role."""
-    if description.group_field:
-        groups: dict[str, str] = {}
-        grouped = _make(_note_groups(records, description, groups), replace(description, group_field=""), dirt, schema)
-        return tuple(replace(each, group=groups[each.source]) for each in grouped)
-    if description.task == "ner":
-        return tuple(make_tagged(records, description, dirt))
-    maker: Maker = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
-    ids = Ids()
+    rows: Iterable[Row] = (Row(each, description, issues) for each in records)
+    maker = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
+    if description.reader == "conll" or (description.task == "ner" and description.reader == "records"):
+        rows = list(rows)
+        maker = partial(make_tagged, scheme=choose_scheme(rows))
+    option = f"group_field in {description.yaml}"
     made: list[AnyExample] = []
-    for record in records:
-        example = maker(record, description, dirt)
-        if example is not None:
-            made.append(replace(example, id=ids.make(record.values["id"])))
+    taken: set[str] = set()
+    for row in rows:
+        group, field = "", description.group_field
+        if field != "":
+            group = hash_group(row.get(GROUP), row.source, field, option).hex()
+        try:
+            example = maker(row)
+        except LeftOut:
+            continue
+        made.append(replace(example, id=_name(row.get("id"), taken), group=group))
     if description.task == "multiple_choice":
-        check_options(cast(list[Choice], made))
+        check_options(made)
     return tuple(made)
 
 
-def _note_groups(records: Iterable[Record], description: SetDescription, groups: dict[str, str]) -> Iterator[Record]:
-    """Note the group of every record, by its place."""
-    option = f"group_field in {description.yaml}"
-    for record in records:
-        groups[record.source] = hash_group(record.values[GROUP], record.source, description.group_field, option).hex()
-        yield record
+def _name(given: object, taken: set[str]) -> str:
+    """Return an id of its own: the file's, with #2 and so on where it repeats, or the example's number."""
+    base = str(given).strip() if given is not None else ""
+    base = base or str(len(taken) + 1)
+    made, number = base, 1
+    while made in taken:
+        number += 1
+        made = f"{base}#{number}"
+    taken.add(made)
+    return made
 
 
 def _is_saved_dataset(folder: Path) -> bool:

@@ -1,48 +1,76 @@
-"""Tables and JSON -> records whose values go by their roles.
+"""Tables, JSON, CoNLL, SQuAD and brat -> records.
 
 Enters: .csv (quoted), .tsv and .txt (tabs, quotes are literal; GLUE), .json (a list of objects, or an object of objects
-by id; CBLUE, PubMedQA), .jsonl, .parquet. Leaves: one `Record` a row. A file of another layout is refused.
+by id; CBLUE, PubMedQA), .jsonl, .parquet; CoNLL files (a word and its tag a line, tab or white space between, a blank
+line between sentences, -DOCSTART- between documents); SQuAD v1.1 and v2.0 JSON (and CMRC 2018, which has its layout);
+folders of brat. Leaves: one `Record` a row. A file of another layout is refused.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import re
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from domext_ray.data.files import PARQUET, SourceFile
+from domext_ray.data.files import PARQUET, SourceFile, find_suffix
 from domext_ray.data.readers import read_cells, read_columns, read_objects
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.readers.files import Dirt, Record, read_text, shorten, split_lines
-from domext_ray.labelled.readers.json_places import parse_json
+from domext_ray.labelled.readers.columns import find_missing, lacks_column
+from domext_ray.labelled.readers.issues import DataIssues, Record, shorten
+from domext_ray.labelled.readers.json_text import JsonText
 from domext_ray.labelled.set_description import SetDescription
-from domext_ray.labelled.set_families import Column
 
-_NAMED_COLUMNS = 12
 _LINES = (".jsonl", ".ndjson")
-GROUP = "group"
-"""Beside the roles of columns: what says whose a row is."""
-LONGEST = 2**30
+_LONGEST = 2**30
 """Bytes of a line, characters of a cell: labelled files are read whole, however long their rows are."""
+_DOCUMENT_START = "-DOCSTART-"
+_SPACES = re.compile("[ \\r\\f\\v]+")
+"""Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
+_BRAT_ENTITY = re.compile(r"T\S*\t(\S+) (\d+ \d+(?:;\d+ \d+)*)\t(.*)")
 
 
-def read_records(path: Path, description: SetDescription, dirt: Dirt) -> Iterator[Record]:
+def read_text(path: Path) -> str:
+    """Return a file's text without byte-order mark, decompressed when its name ends in .gz; it must be UTF-8."""
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise CorpusError(f"{path} cannot be read ({' '.join(str(error).split())}); replace it.") from None
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = content[error.start]
+        raise CorpusError(f"{path}:{line} is not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8.") from None
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Cut a text at \n (and \r\n) only: U+2028 and the like are part of a text."""
+    lines = [each.removesuffix("\r") for each in text.split("\n")]
+    return lines if lines[-1] else lines[:-1]
+
+
+def read_records(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
     """Yield the rows of a table or of a JSON file, by its ending.
 
     The description says which columns there are, hence whether a table has a header; rows of another width are counted.
     """
-    kind = _name_kind(path)
+    kind = find_suffix(str(path))
     if kind in (".json", *_LINES):
         yield from read_json_records(path)
-    elif kind in (".tsv", ".txt", ".tab"):
-        yield from _read_table(path, _read_tsv(path), description, dirt)
-    elif kind == ".csv":
-        yield from _read_table(path, _read_csv(path), description, dirt)
+    elif kind in (".tsv", ".txt", ".tab", ".csv"):
+        rows = _read_csv(path) if kind == ".csv" else _read_tsv(path)
+        yield from _read_table(path, rows, description, issues)
     elif kind == ".parquet":
         yield from _read_parquet(path)
     else:
@@ -51,40 +79,35 @@ def read_records(path: Path, description: SetDescription, dirt: Dirt) -> Iterato
         )
 
 
-def _name_kind(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz")).suffix.lower()
-
-
 def read_json_records(path: Path) -> Iterator[Record]:
     """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id")."""
     text = read_text(path)
     rest = text.lstrip(" \t\r\n")
-    if _name_kind(path) in _LINES or (rest.startswith("{") and _is_json_lines(rest)):
+    if find_suffix(str(path)) in _LINES or (rest.startswith("{") and _is_json_lines(rest)):
         yield from _read_json_lines(path, text)
-    elif rest.startswith(("[", "{")):
-        for key, part in parse_json(path, text, 1, rest[0], "the file"):
-            value = _require_object(part.value, path, part.line)
-            yield Record({"id": key, **value} if rest[0] == "{" else value, str(path), part.line)
     elif rest:
-        line = text.count("\n", 0, len(text) - len(rest)) + 1
-        raise CorpusError(
-            f"{path}:{line} has another layout: the file must be a list of objects or one object a line, but "
-            f"{rest[0]!r} is there."
-        )
+        file = JsonText(path, text)
+        what = "the file must be a list of objects or one object a line"
+        if not isinstance(file.value, (list, dict)):
+            line = text.count("\n", 0, len(text) - len(rest)) + 1
+            raise CorpusError(f"{path}:{line} has another layout: {what}, but {shorten(file.value, 40)} is there.")
+        is_by_id = isinstance(file.value, dict)
+        for key, value, line in file.list_values(file.value, type(file.value), "the file"):
+            values = _require_object(value, path, line)
+            yield Record({"id": key, **values} if is_by_id else values, str(path), line)
 
 
 def _is_json_lines(text: str) -> bool:
     """Return whether the first line alone is a whole row, rather than an object of objects."""
-    first = text.split("\n", 1)[0]
     try:
-        value = json.loads(first)
+        value = json.loads(text.split("\n", 1)[0])
     except (ValueError, RecursionError):
         return False
     return not (value and all(isinstance(each, dict) for each in value.values()))
 
 
 def _read_json_lines(path: Path, text: str) -> Iterator[Record]:
-    for row in read_objects(io.BytesIO(text.encode()), 0, -1, LONGEST):
+    for row in read_objects(io.BytesIO(text.encode()), 0, -1, _LONGEST):
         if row.reason and row.reason != "no_object":
             raise CorpusError(f"{path}:{row.number} {row.fault}; mend the line.")
         if row.value is not None or row.reason:
@@ -109,7 +132,7 @@ def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
     before = 0
     try:
-        for last, row in read_cells(io.BytesIO(read_text(path).encode()), False, LONGEST, strict=True):
+        for last, row in read_cells(io.BytesIO(read_text(path).encode()), False, _LONGEST, strict=True):
             if any(cell.strip() for cell in row):
                 yield before + 1, row
             before = last
@@ -129,7 +152,7 @@ def _read_parquet(path: Path) -> Iterator[Record]:
 
 
 def _read_table(
-    path: Path, rows: Iterator[tuple[int, list[str]]], description: SetDescription, dirt: Dirt
+    path: Path, rows: Iterator[tuple[int, list[str]]], description: SetDescription, issues: DataIssues
 ) -> Iterator[Record]:
     """Name the cells by the header if the first line has the columns' names, else by their places."""
     header: list[str] | None = None
@@ -138,99 +161,105 @@ def _read_table(
         if not width:
             width = len(cells)
             names = [each.strip() for each in cells]
-            if find_missing(names, description) is None:
+            if find_missing(dict.fromkeys(names), description) is None:
                 header = names
                 continue
-            if find_missing([*range(width), *range(-width, 0)], description) is not None:
+            if find_missing(dict.fromkeys(range(-width, width)), description) is not None:
                 raise lacks_column(f"{path}:{number}", names, description)
         if len(cells) != width:
-            dirt.add(f"{path}:{number}", "row", f"has not {width} fields as the first line", len(cells))
+            issues.add(f"{path}:{number}", "row", f"has not {width} fields as the first line", len(cells))
         elif header is not None:
             yield Record(dict(zip(header, cells, strict=True)), str(path), number)
         else:
             yield Record({place: cell for i, cell in enumerate(cells) for place in (i, i - width)}, str(path), number)
 
 
-def find_missing(columns: Collection[Column], description: SetDescription) -> str | None:
-    """Return the first required role that none of a file's columns plays, or None."""
-    return find_missing_role(dict.fromkeys(columns, ""), description)
+def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
+    """Yield the sentences of a CoNLL file, by role.
 
-
-def find_missing_role(values: Mapping[Any, Any], description: SetDescription) -> str | None:
-    """Return the first required role that none of a row's values plays, or None."""
-    return next(
-        (role for role in description.required if not _is_present(values, description.columns[role], role)), None
-    )
-
-
-def lacks_column(source: str, columns: Iterable[Column], description: SetDescription) -> CorpusError:
-    """Return the error for a file without a required column."""
-    listed = list(columns)
-    role = find_missing(listed, description)
-    assert role is not None
-    wanted = (" and " if role == "options" else " or ").join(repr(each) for each in description.columns[role])
-    shown = ", ".join(shorten(each, 40) for each in listed[:_NAMED_COLUMNS]) or "none"
-    other = ", or reader: label_columns for a column of 0 and 1 per label," if role == "labels" else ""
-    return CorpusError(
-        f"{source} has no column {wanted} for {role!r}, only {shown}; set columns.{role}{other} in {description.yaml}."
-    )
-
-
-def _is_present(values: Mapping[Any, Any], names: tuple[Column, ...], role: str) -> bool:
-    test = all if role == "options" else any
-    return test(_look_up(values, name) is not _ABSENT for name in names)
-
-
-_ABSENT = object()
-
-
-def _look_up(values: Mapping[Any, Any], name: Column) -> Any:
-    """Return a column's value; "a.b" is also the part b of column a."""
-    if name in values:
-        return values[name]
-    outer, _, inner = str(name).partition(".")
-    part = values.get(outer)
-    return _look_up(part, inner) if inner and isinstance(part, Mapping) else _ABSENT
-
-
-def get_value(values: Mapping[Any, Any], names: tuple[Column, ...]) -> Any:
-    """Return the value of the first of several columns that is there, or None."""
-    found = (_look_up(values, name) for name in names)
-    return next((each for each in found if each is not _ABSENT), None)
-
-
-def select_columns(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> Iterator[Record]:
-    """Yield records whose values go by role; optional ones may be None.
-
-    If the first row lacks a required column, the file has another layout: a CorpusError. Later ones are counted.
+    The description's columns "tokens" and "tags" may have places of their own; default first and last. A line without
+    word and tag is a CorpusError.
     """
-    is_first = True
-    for record in records:
-        missing = find_missing_role(record.values, description)
-        if missing is not None and is_first:
-            raise lacks_column(record.source, record.values, description)
-        is_first = False
-        if missing is not None:
-            dirt.add(record.source, "row", f"has no column for {missing!r}")
+    token_place, tag_place = (
+        next((each for each in description.columns[role] if isinstance(each, int)), default)
+        for role, default in (("tokens", 0), ("tags", -1))
+    )
+    tokens: list[str] = []
+    tags: list[str] = []
+    num_documents = 0
+    for number, line in enumerate([*split_lines(read_text(path)), ""], 1):
+        is_document_start = line.startswith(_DOCUMENT_START)
+        if line.strip() and not is_document_start:
+            cells = line.split("\t") if "\t" in line else _SPACES.split(line.strip(" \r\f\v"))
+            try:
+                token, tag = cells[token_place], cells[tag_place].strip()
+            except IndexError:
+                token = tag = ""
+            if len(cells) < 2 or not token or not tag:
+                raise CorpusError(
+                    f"{path}:{number} has another layout: a word and its tag are expected, but {shorten(line, 40)} is "
+                    "there."
+                )
+            tokens.append(token)
+            tags.append(tag)
             continue
-        values: dict[str, Any] = {}
-        for role, names in description.columns.items():
-            if role == "options" and len(names) > 1:
-                values[role] = [record.values[name] for name in names]
-            else:
-                values[role] = get_value(record.values, names)
-        if description.group_field:
-            values[GROUP] = get_value(record.values, (description.group_field,))
-        yield Record(values, record.path, record.line)
+        if tokens:
+            document = str(num_documents) if num_documents else ""
+            values = {"tokens": tokens, "tags": tags, "document": document, "is_word_a_line": True}
+            yield Record(values, str(path), number - len(tokens))
+            tokens, tags = [], []
+        num_documents += is_document_start
 
 
-def as_objects(value: object) -> list[dict[str, Any]] | None:
-    """Return a list of objects, also from the object of lists that some datasets have; None for anything else."""
-    if isinstance(value, Mapping) and value and all(isinstance(each, (list, tuple)) for each in value.values()):
-        columns = list(value.values())
-        if any(len(each) != len(columns[0]) for each in columns):
-            return None
-        return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
-    if isinstance(value, (list, tuple)) and all(isinstance(each, dict) for each in value):
-        return list(value)
-    return None
+def read_squad(path: Path) -> Iterator[Record]:
+    """Yield one record a question of a SQuAD file, by role; a CorpusError names the line of another layout."""
+    file = JsonText(path, read_text(path))
+    root = {key: (value, line) for key, value, line in file.list_values(file.value, dict, "a SQuAD file")}
+    if "data" not in root:
+        raise CorpusError(f"{path}:1 has another layout: a SQuAD file has a key 'data'.")
+    for _, article, first in file.list_values(root["data"][0], list, "data", root["data"][1]):
+        for key, paragraphs, start in file.list_values(article, dict, "an article", first):
+            for _, paragraph, line in file.list_values(paragraphs, list, key, start) if key == "paragraphs" else ():
+                yield from _read_paragraph(file, paragraph, line)
+
+
+def _read_paragraph(file: JsonText, paragraph: Any, line: int) -> Iterator[Record]:
+    parts = {key: (value, start) for key, value, start in file.list_values(paragraph, dict, "a paragraph", line)}
+    context, questions = (parts.get(each, ([], line)) for each in ("context", "qas"))
+    if not isinstance(context[0], str):
+        raise CorpusError(f"{file.path}:{line} has another layout: a paragraph must have a text as 'context'.")
+    for _, values, start in file.list_values(questions[0], list, "qas", questions[1]) if "qas" in parts else ():
+        if not isinstance(values, dict) or "question" not in values or "answers" not in values:
+            raise CorpusError(
+                f"{file.path}:{start} has another layout: each of qas must have 'question' and 'answers'."
+            )
+        yield Record({**values, "context": context[0]}, str(file.path), start)
+
+
+def read_brat(folder: Path, issues: DataIssues) -> Iterator[Record]:
+    """Yield one record a document of brat, NAME.txt with NAME.ann, by role; lines other than entities are left alone.
+
+    What brat cuts at the end of a line is one stretch.
+    """
+    for path in sorted(folder.glob("*.txt")):
+        notes = path.with_suffix(".ann")
+        if not notes.is_file():
+            issues.add(f"{path}:1", "document", "has no .ann file beside it")
+            continue
+        text = read_text(path)
+        entities = []
+        for number, line in enumerate(split_lines(read_text(notes)), 1):
+            if not line.startswith("T"):
+                continue
+            match = _BRAT_ENTITY.fullmatch(line)
+            if match is None:
+                rule = "an entity is its id, a tab, its type and places, a tab and its text"
+                raise CorpusError(f"{notes}:{number} has another layout: {rule}, but {shorten(line, 40)} is there.")
+            places = [tuple(map(int, each.split())) for each in match[2].split(";")]
+            gaps = (text[end:start] for (_, end), (start, _) in zip(places, places[1:], strict=False))
+            start, end = places[0][0], places[-1][1]
+            is_scattered = any(each.strip() for each in gaps)
+            mention = text[start:end] if " ".join(text[start:end].split()) == " ".join(match[3].split()) else match[3]
+            values = {"start": start, "end": end, "type": match[1], "mention": mention, "place": f"{notes}:{number}"}
+            entities.append({**values, "is_scattered": is_scattered})
+        yield Record({"id": path.stem, "text": text, "entities": entities}, str(path), 1)

@@ -1,7 +1,7 @@
-"""A row of a table, or an object of JSON -> one example: texts with a class or a number, choices, terms.
+"""A row -> one example: texts with a class or a number, marked texts, questions, choices, terms.
 
-Enters: a record whose values go by role (GLUE, SciCite, PubMedQA, CBLUE, GAD, ChemProt, SWAG, CHIP-CDN, or a user's own
-columns). Leaves: an example, or none where the row breaks a rule, which is counted in `Dirt`.
+Enters: a `Row` (GLUE, SciCite, PubMedQA, CBLUE, GAD, ChemProt, SQuAD, SWAG, CHIP-CDN, or a user's own columns). Leaves:
+an example; where the row breaks a rule it is counted, and `LeftOut` is raised.
 """
 
 from __future__ import annotations
@@ -12,110 +12,70 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from domext_ray.data.files import find_suffix
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention, MultiLabelText
-from domext_ray.labelled.readers.files import (
-    Dirt,
-    Record,
-    as_whole,
-    check_label,
-    check_text,
-    read_text,
-    shorten,
-    split_lines,
-)
-from domext_ray.labelled.readers.json_places import parse_json
-from domext_ray.labelled.set_description import SetDescription
+from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention, MultiLabelText, Question
+from domext_ray.labelled.readers.issues import Row, as_whole, shorten
+from domext_ray.labelled.readers.json_text import JsonText
+from domext_ray.labelled.readers.records import read_text, split_lines
 
+NEAR_CHARS = 20
+"""How far from its offset an answer may be that occurs more than once."""
 Stretch = tuple[int, int]
 
 
-def make_classified(record: Record, description: SetDescription, dirt: Dirt) -> LabelledText | None:
-    """Make a text, or a pair, with a class; a pair is optional unless the description names its column."""
-    texts = _check_texts(record, description, dirt)
-    label = check_label(record, dirt, description.labels) if texts is not None else None
-    return None if texts is None or label is None else LabelledText("", record.source, *texts, label)
+def _read_texts(row: Row) -> tuple[str, str | None]:
+    """Return a text and its pair, which is optional unless the description names its column."""
+    text = row.read_text("text")
+    return text, row.read_text("pair") if "pair" in row.description.required or row.get("pair") is not None else None
 
 
-def make_multilabelled(record: Record, description: SetDescription, dirt: Dirt) -> MultiLabelText | None:
+def make_classified(row: Row) -> LabelledText:
+    """Make a text, or a pair, with a class."""
+    return LabelledText("", row.source, *_read_texts(row), row.read_label())
+
+
+def make_multilabelled(row: Row) -> MultiLabelText:
     """Make a text, or a pair, with any number of labels: a list, or a text with the description's separator."""
-    texts = _check_texts(record, description, dirt)
-    value = record.values["labels"]
-    is_text = isinstance(value, str)
-    parts = [each for each in value.split(description.separator) if each.strip()] if is_text else value
-    labels = [_to_label(each) for each in parts] if isinstance(parts, (list, tuple)) else [None]
-    if texts is None:
-        return None
-    if None in labels:
-        dirt.add(record.source, "row", "has no list of labels", value)
-        return None
-    return MultiLabelText("", record.source, *texts, tuple(dict.fromkeys(each for each in labels if each is not None)))
+    texts, value = _read_texts(row), row.get("labels")
+    listed = (
+        [each for each in value.split(row.description.separator) if each.strip()] if isinstance(value, str) else value
+    )
+    labels = [as_whole(each) for each in listed] if isinstance(listed, (list, tuple)) else [None]
+    if not all(type(each) in (str, int) and str(each).strip() for each in labels):
+        row.leave_out("has no list of labels", value)
+    return MultiLabelText("", row.source, *texts, tuple(dict.fromkeys(str(each).strip() for each in labels)))
 
 
-def _to_label(value: object) -> str | None:
-    value = as_whole(value)
-    is_label = isinstance(value, (str, int)) and not isinstance(value, bool) and bool(str(value).strip())
-    return str(value).strip() if is_label else None
-
-
-def make_valued(record: Record, description: SetDescription, dirt: Dirt) -> LabelledText | None:
+def make_valued(row: Row) -> LabelledText:
     """Make a text, or a pair, with a number."""
-    texts = _check_texts(record, description, dirt)
-    if texts is None:
-        return None
-    value = _to_number(record.values["value"])
-    if value is None:
-        dirt.add(record.source, "row", "has no finite number", record.values["value"])
-        return None
-    return LabelledText("", record.source, *texts, "", value)
-
-
-def _check_texts(record: Record, description: SetDescription, dirt: Dirt) -> tuple[str, str | None] | None:
-    text = check_text(record, "text", dirt)
-    if text is None:
-        return None
-    if "pair" not in description.required and record.values["pair"] is None:
-        return text, None
-    pair = check_text(record, "pair", dirt)
-    return None if pair is None else (text, pair)
-
-
-def _to_number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None
+    texts, value = _read_texts(row), row.get("value")
     try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        row.leave_out("has no finite number", value)
+    return LabelledText("", row.source, *texts, "", number)
 
 
-def make_marked(record: Record, description: SetDescription, dirt: Dirt) -> MarkedText | None:
+def make_marked(row: Row) -> MarkedText:
     """Make a text with two marked stretches; the first of the description's `marks` is the head.
 
     Arguments are marked either by placeholders, which stay (@GENE$ and @DISEASE$: GAD and EU-ADR as in BioBERT), or by
     brackets around them, which are taken out (<< >> and [[ ]]: ChemProt as in SciBERT).
     """
-    text = check_text(record, "text", dirt)
-    label = check_label(record, dirt, description.labels) if text is not None else None
-    if text is None or label is None:
-        return None
-    cut = cut_marks(text, description.marks)
+    text, label, marks = row.read_text("text"), row.read_label(), row.description.marks
+    cut = cut_marks(text, marks)
     if cut is None:
-        shown = " and ".join(" ".join(mark) for mark in description.marks)
-        dirt.add(record.source, "row", f"has not once {shown}", text)
-        return None
-    return MarkedText("", record.source, *cut, label)
+        row.leave_out(f"has not once {' and '.join(' '.join(mark) for mark in marks)}", text)
+    return MarkedText("", row.source, *cut, label)
 
 
 def cut_marks(text: str, marks: Sequence[tuple[str, ...]]) -> tuple[str, Entity, Entity] | None:
-    """Return a text without its brackets, and the two stretches that were marked; None if not both are, once each.
-
-    Args:
-        text: with marks.
-        marks: of the head and of the tail, each a placeholder or what opens and closes.
-    """
+    """Return a text without its brackets, and the two stretches that were marked; None if not both are, once each."""
     marked = [each for mark in marks if (each := find_marked(text, mark)) is not None]
     if len(marked) < 2:
         return None
@@ -158,29 +118,24 @@ def _count_before(brackets: list[Stretch], place: int) -> int:
     return sum(min(end, place) - start for start, end in brackets if start < place)
 
 
-def make_choice(record: Record, description: SetDescription, dirt: Dirt) -> Choice | None:
+def make_choice(row: Row) -> Choice:
     """Make a beginning with its continuations, from a column each (SWAG) or from one that lists them."""
-    context = check_text(record, "context", dirt)
-    if context is None:
-        return None
-    options = record.values["options"]
+    context, options, stem = row.read_text("context"), row.get("options"), row.get("stem")
     if not isinstance(options, (list, tuple)) or any(not isinstance(each, str) for each in options):
-        raise CorpusError(f"{record.source} has another layout: its options must be texts; set columns.options.")
+        raise CorpusError(f"{row.source} has another layout: its options must be texts; set columns.options.")
     if len(options) < 2:
-        raise CorpusError(f"{record.source} has {len(options)} options; it must have 2 or more.")
+        raise CorpusError(f"{row.source} has {len(options)} options; it must have 2 or more.")
     if any(not each.strip() for each in options):
-        dirt.add(record.source, "row", "has an empty option")
-        return None
-    answer = _to_place(record.values["answer"], len(options))
-    if answer is None:
-        dirt.add(record.source, "row", "names no option as its answer (from 0)", record.values["answer"])
-        return None
-    stem = record.values["stem"]
+        row.leave_out("has an empty option")
+    answer = as_whole(row.get("answer"))
+    answer = int(answer) if isinstance(answer, str) and answer.strip().isdecimal() else answer
+    if type(answer) is not int or not 0 <= answer < len(options):
+        row.leave_out("names no option as its answer (from 0)", row.get("answer"))
     stem = stem.strip() if isinstance(stem, str) else ""
-    return Choice("", record.source, context, stem, tuple(each.strip() for each in options), answer)
+    return Choice("", row.source, context, stem, tuple(each.strip() for each in options), answer)
 
 
-def check_options(choices: Sequence[Choice]) -> None:
+def check_options(choices: Sequence[Any]) -> None:
     """Raise CorpusError unless all choices have as many options as the first."""
     for each in choices:
         if len(each.options) != len(choices[0].options):
@@ -190,48 +145,72 @@ def check_options(choices: Sequence[Choice]) -> None:
             )
 
 
-def _to_place(value: object, num_options: int) -> int | None:
-    value = as_whole(value)
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    is_place = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < num_options
-    return int(value) if is_place else None  # type: ignore[call-overload]
-
-
-def make_mention(record: Record, description: SetDescription, dirt: Dirt) -> Mention | None:
+def make_mention(row: Row) -> Mention:
     """Make a wording with its terms: in one cell with the description's separator (CHIP-CDN: "##"), or as a list."""
-    text = check_text(record, "text", dirt)
-    if text is None:
-        return None
-    value = record.values["terms"]
-    parts = value.split(description.separator) if isinstance(value, str) else value
+    text, value = row.read_text("text"), row.get("terms")
+    parts = value.split(row.description.separator) if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or any(not isinstance(each, str) for each in parts):
         parts = []
     terms = tuple(dict.fromkeys(each.strip() for each in parts if each.strip()))
     if not terms:
-        dirt.add(record.source, "row", "has no term", value if value not in (None, "") else "")
+        row.leave_out("has no term", value if value not in (None, "") else "")
+    return Mention("", row.source, text, terms)
+
+
+def make_question(row: Row) -> Question:
+    """Make a question with the places of its answers; those that the context does not have stay as texts.
+
+    The description's `no_answer` says whether a question without answers is one.
+    """
+    context, question = row.read_text("context", is_stripped=False), row.get("question")
+    is_empty = isinstance(question, str) and not question.strip()  # evaluation scripts count its answers all the same
+    question = "" if is_empty else row.read_text("question")
+    listed = [] if row.get("is_impossible") else row.read_objects("answers", "text")
+    if not listed and not row.description.no_answer:
+        row.leave_out("has no answer (no_answer is false)", what="question")
+    places = [_place_answer(values, context, row) for values in listed]
+    answers = tuple(each for each in places if each is not None)
+    unplaced = tuple(values["text"] for values, place in zip(listed, places, strict=True) if place is None)
+    if unplaced and not answers:
+        row.keep_gold("question", "has none of its answers in the context", "")
+    if is_empty:
+        row.keep_gold("question", "is empty", "")
+    return Question("", row.source, question, context, answers, unplaced=unplaced)
+
+
+def is_learnable(question: Question) -> bool:
+    """Whether a question can be learned from: one whose answers are all elsewhere would teach that it has none."""
+    return bool(question.question) and (bool(question.answers) or not question.unplaced)
+
+
+def _place_answer(values: dict[str, Any], context: str, row: Row) -> Entity | None:
+    """Return the stretch of an answer: at its offset, or nearest to it, or where it occurs alone."""
+    text, start = values["text"], values.get("answer_start")
+    if type(start) is not int:
+        raise CorpusError(f"{row.source} has an answer without a whole number as 'answer_start'.")
+    if not text.strip():
+        row.keep_gold("answer", "is empty", text)
         return None
-    return Mention("", record.source, text, terms)
+    if start >= 0 and context.startswith(text, start):
+        return Entity(start, start + len(text), "")
+    places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+    nearest = min(places, key=lambda each: abs(each - start), default=None)
+    if nearest is None or (len(places) > 1 and abs(nearest - start) > NEAR_CHARS):
+        row.keep_gold("answer", "is not in the context near its offset", text)
+        return None
+    row.issues.add(row.source, "answer", "is not at its offset", text, outcome="moved")
+    return Entity(nearest, nearest + len(text), "")
 
 
 def read_catalogue(path: Path) -> tuple[str, ...]:
-    """Read the standard terms, in the file's order and without duplicates.
-
-    Args:
-        path: .json (a list of texts), .csv or .tsv (the last column), or one term per line.
-
-    Raises:
-        CorpusError: a file of another layout, or without terms.
-    """
-    kind = Path(path.name.removesuffix(".gz")).suffix.lower()
-    text = read_text(path)
+    """Read the standard terms without duplicates: a .json list, the last column of .csv or .tsv, or one per line."""
+    kind, text = find_suffix(str(path)), read_text(path)
     if kind == ".json":
-        terms = []
-        for _, part in parse_json(path, text, 1, "[", "a catalogue"):
-            if not isinstance(part.value, str):
-                found = shorten(part.value, 40)
-                raise CorpusError(f"{path}:{part.line} must be a text, a standard term; found {found}.")
-            terms.append(part.value)
+        file, terms = JsonText(path, text), []
+        for _, term, line in file.list_values(file.value, list, "a catalogue"):
+            if not isinstance(term, str):
+                raise CorpusError(f"{path}:{line} must be a text, a standard term; found {shorten(term, 40)}.")
+            terms.append(term)
     elif kind == ".csv":
         terms = [row[-1] for row in csv.reader(io.StringIO(text, newline="")) if row]
     else:

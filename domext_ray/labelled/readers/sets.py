@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from domext_ray.errors import CorpusError
@@ -18,7 +18,6 @@ from domext_ray.labelled.examples import (
     SPLITS,
     AnnotatedText,
     AnyExample,
-    Choice,
     LabelledSet,
     LabelledText,
     MarkedText,
@@ -27,9 +26,9 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.labelled.readers.files import Dirt, list_places
+from domext_ray.labelled.readers.issues import DataIssues, list_places
 from domext_ray.labelled.readers.readers import find_file, find_split_files, read_splits
-from domext_ray.labelled.readers.rows import read_catalogue
+from domext_ray.labelled.readers.rows import is_learnable, read_catalogue
 from domext_ray.labelled.readers.spans import Schema, name_relation, read_schema
 from domext_ray.labelled.set_description import SetDescription
 
@@ -52,19 +51,25 @@ def load_set(
         CorpusError: a file or split that is missing, empty or of another layout, a label that the description has not,
             and with `strict` any row that breaks a rule.
     """
-    dirt = Dirt(strict, mends=repair)
+    issues = DataIssues(strict, mends=repair)
     schema = _read_schema(description, data)
-    read = read_splits(description, data, dirt, schema)
-    splits, notes = cut_splits(read, description, data, seed, dirt)
+    read = read_splits(description, data, issues, schema)
+    splits, notes = cut_splits(read, description, data, seed, issues.list_notes())
+    warnings = tuple(_compare_counts(read, description))
     if "test" in read and not splits["test"]:
         notes.append(f"The test of {data} has no example.")
-    catalogue = _read_catalogue(description, data)
-    if catalogue:
-        _check_terms(splits, catalogue, dirt)
-    labels = _find_labels(splits, description, schema, dirt)
+    catalogue: tuple[str, ...] = ()
+    if description.task == "normalization":
+        catalogue = read_catalogue(_find_side_file("catalogue", description, data))
+        _check_terms(splits, catalogue, issues)
+    sources = {each.source for each in splits["train"]}
+    splits["train"] = tuple(e for e in splits["train"] if not isinstance(e, Question) or is_learnable(e))
+    labels = _find_labels(splits, description, schema, issues)
     for key, label in (("negative_label", description.negative_label), ("positive_label", description.positive_label)):
         if label is not None and label not in labels:
             raise CorpusError(f"{description.where}: {key} {label!r} is no label of {data} ({', '.join(labels)}).")
+    if not splits["train"]:
+        raise _lacks_split("train", splits, description, data, issues.list_notes(sources))
     return LabelledSet(
         description.name,
         splits["train"],
@@ -73,9 +78,11 @@ def load_set(
         labels,
         description.negative_label,
         catalogue,
-        (*notes, *dirt.notes, *_count_shared(splits)),
+        (*notes, *issues.list_notes(sources), *_count_shared(splits), *warnings),
         description.positive_label,
         description.marks if description.task == "relation" else (),
+        description.rule,
+        warnings,
     )
 
 
@@ -85,10 +92,10 @@ def read_split(
     """Read one split of a set, which needs no other: of a model that is there already it is scored.
 
     Args:
-        description: what the set is like.
-        data: where it is, as of `load_set`.
+        description: as of `load_set`.
+        data: as of `load_set`.
+        strict: as of `load_set`.
         split: train, dev or test; of a set in a single file it is cut as `load_set` cuts it.
-        strict: the first row that breaks a rule is an error.
 
     Returns:
         The examples, and one sentence for everything that was counted instead of refused.
@@ -96,45 +103,54 @@ def read_split(
     Raises:
         CorpusError: there is no such split, or see `load_set`.
     """
-    dirt = Dirt(strict)
-    read: Splits = read_splits(description, data, dirt, _read_schema(description, data))
-    notes: list[str] = []
+    issues = DataIssues(strict)
+    read: Splits = read_splits(description, data, issues, _read_schema(description, data))
+    notes, counts = list[str](), _compare_counts(read, description)
     if split not in read and "train" in read:
-        read, notes = cut_splits(read, description, data, 0, dirt)
+        read, notes = cut_splits(read, description, data, 0, issues.list_notes())
+    found = issues.list_notes({each.source for each in read.get("train", ()) if split != "train"})
     if not read.get(split):
         has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
-        reason = f"; {dirt.notes[0]}" if dirt.notes else "."
+        reason = f"; {found[0]}" if found else "."
         raise CorpusError(f"{data} has no example in {split} (it has {has}){reason}")
-    return tuple(read[split]), (*notes, *dirt.notes)
+    return tuple(read[split]), (*notes, *found, *counts)
+
+
+def _compare_counts(read: Splits, description: SetDescription) -> list[str]:
+    """Say which files hold more or less than the description knows of the whole set."""
+    notes = []
+    for split, counts in description.counts.items():
+        found = {
+            "examples": len(read.get(split, ())),
+            "entities": sum(map(_count_entities, read.get(split, ()))),
+        }
+        for what, expected in counts.items():
+            if found["examples"] and found[what] not in expected:
+                path = read[split][0].source.rpartition(":")[0]
+                wanted = " or ".join(f"{each:,}" for each in expected)
+                notes.append(
+                    f"{path} has {found[what]:,} {what}, and {split} of {description.name} has {wanted}: it is cut "
+                    "short, or another version, and its scores do not compare with published ones."
+                )
+    return notes
 
 
 def cut_splits(
-    splits: Splits, description: SetDescription, data: str, seed: int, dirt: Dirt
+    splits: Splits, description: SetDescription, data: str, seed: int, found: Sequence[str]
 ) -> tuple[dict[str, tuple[AnyExample, ...]], list[str]]:
     """Cut the splits that are missing or empty from the one that is there.
 
     What is cut is train (dev where there is no train). Test is cut only from a set of a single file: one that has
     train and dev keeps them whole and has no test.
 
-    Args:
-        splits: those that were read.
-        description: its `fractions`.
-        data: where they were read, for messages.
-        seed: another seed is another cut.
-        dirt: what was left out, for messages.
-
-    Returns:
-        Examples of all splits, and what was cut in sentences.
-
-    Raises:
-        CorpusError: train or dev is missing and `fractions` does not say how to cut it.
+    A CorpusError says that train or dev is missing and `fractions` does not say how to cut it.
     """
     present = [split for split in SPLITS if splits.get(split)]
     whole = next((split for split in ("train", "dev") if split in present), None)
     missing = [split for split in ("train", "dev") if split not in present]
     shares = description.fractions
     if missing and (whole is None or any(each not in shares for each in (whole, *missing))):
-        raise _lacks_split(missing[0], splits, description, data, dirt)
+        raise _lacks_split(missing[0], splits, description, data, found)
     made = {split: splits.get(split, ()) for split in SPLITS}
     if not missing or whole is None:
         return made, []
@@ -158,7 +174,7 @@ def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int)
     parts: dict[str, list[AnyExample]] = {split: [] for split in shares}
     total = sum(shares.values())
     for example in examples:
-        own = f"group {example.group}" if example.group else _text_of(example)
+        own = f"group {example.group}" if example.group else example.whole
         digest = hashlib.sha256(f"{seed}\n{own}".encode()).digest()
         place = int.from_bytes(digest[:8], "big") / 2**64 * total
         bounds = itertools.accumulate(shares.values())
@@ -167,9 +183,11 @@ def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int)
     return {split: tuple(each) for split, each in parts.items()}
 
 
-def _lacks_split(split: str, splits: Splits, description: SetDescription, data: str, dirt: Dirt) -> CorpusError:
+def _lacks_split(
+    split: str, splits: Splits, description: SetDescription, data: str, notes: Sequence[str]
+) -> CorpusError:
     if split in splits:
-        reason = f"; {dirt.notes[0]}" if dirt.notes else "."
+        reason = f"; {notes[0]}" if notes else "."
         files = find_split_files(Path(data), description) if Path(data).is_dir() else {}
         name = f" ({files[split].name})" if split in files else ""
         return CorpusError(f"The {split} of {data}{name} has no example{reason}")
@@ -180,70 +198,46 @@ def _lacks_split(split: str, splits: Splits, description: SetDescription, data: 
     )
 
 
-def _text_of(example: AnyExample) -> str:
-    """Return the text whose hash says on which side of a cut an example lands."""
-    match example:
-        case TaggedSentence():
-            return " ".join(example.words) if not example.document else f"document {example.document}"
-        case Question() | Choice():
-            return example.context
-        case _:
-            return example.text
-
-
-def _identity_of(example: AnyExample) -> tuple[object, ...]:
-    """Return all that a model sees of an example."""
-    match example:
-        case TaggedSentence():
-            return example.words
-        case MarkedText():
-            return (example.text, example.head, example.tail)
-        case LabelledText() | MultiLabelText():
-            return (example.text, example.pair)
-        case Question():
-            return (example.question, example.context)
-        case Choice():
-            return (example.context, example.stem, example.options)
-        case _:
-            return (example.text,)
-
-
 def _count_shared(splits: Splits) -> list[str]:
     """Say how many examples of dev and test are also in train, or test in dev: their scores are too good."""
     notes = []
     for held_out, seen in (("dev", "train"), ("test", "train"), ("test", "dev")):
-        known = {_identity_of(each) for each in splits[seen]}
-        shared = [each.source for each in splits[held_out] if _identity_of(each) in known]
+        known = {each.seen for each in splits[seen]}
+        shared = [each.source for each in splits[held_out] if each.seen in known]
         if shared:
             notes.append(f"{len(shared)} x {held_out} example that is in {seen} too: {list_places(shared)}.")
     return notes
 
 
-def labels_of(example: AnyExample) -> tuple[str, ...]:
-    """Return the labels of an example: its class, entity types, or predicates.
+def _count_entities(example: AnyExample) -> int:
+    if isinstance(example, AnnotatedText):
+        return len(example.gold)
+    if isinstance(example, TaggedSentence):
+        return sum(tag.startswith("B-") for tag in example.tags) + len(example.misplaced)
+    return 0
 
-    Args:
-        example: of any family; those without labels give none.
-    """
+
+def _list_labels(example: AnyExample) -> Iterator[str]:
+    """Class, entity types, or predicates."""
     match example:
         case TaggedSentence():
-            return tuple(dict.fromkeys(tag[2:] for tag in example.tags if tag != "O"))
-        case AnnotatedText(relations=relations) if relations:
-            return tuple(dict.fromkeys(each.label for each in relations))
+            yield from (tag[2:] for tag in example.tags if tag != "O")
+            yield from (each.label for each in example.misplaced)
         case AnnotatedText():
-            return tuple(dict.fromkeys(each.label for each in example.entities))
-        case MarkedText() | LabelledText():
-            return (example.label,) if example.label else ()
+            yield from (each.label for each in example.relations or example.gold)
         case MultiLabelText():
-            return example.labels
-        case _:
-            return ()
+            yield from example.labels
+        case MarkedText() | LabelledText() if example.label:
+            yield example.label
 
 
-def _find_labels(splits: Splits, description: SetDescription, schema: Schema | None, dirt: Dirt) -> tuple[str, ...]:
+def _find_labels(
+    splits: Splits, description: SetDescription, schema: Schema | None, issues: DataIssues
+) -> tuple[str, ...]:
     """Return the labels in the head's order, and check those of the examples."""
     first_places = {
-        split: {label: each.source for each in reversed(splits[split]) for label in labels_of(each)} for split in SPLITS
+        split: {label: each.source for each in reversed(splits[split]) for label in _list_labels(each)}
+        for split in SPLITS
     }
     declared = description.labels or tuple(dict.fromkeys(name_relation(*key) for key in schema or ()))
     for places in first_places.values():
@@ -255,48 +249,35 @@ def _find_labels(splits: Splits, description: SetDescription, schema: Schema | N
     for split in ("dev", "test"):
         for label, source in sorted(first_places[split].items()):
             if label not in first_places["train"]:
-                dirt.add(source, f"label {label!r} of {split}", "is not in train", outcome="kept")
+                issues.add(source, f"label {label!r} of {split}", "is not in train", outcome="kept")
     return declared or tuple(sorted({*first_places["train"], *first_places["dev"]}))
 
 
-def _find_side_file(patterns: tuple[str, ...], option: str, description: SetDescription, data: str) -> Path | None:
+def _find_side_file(key: str, description: SetDescription, data: str) -> Path:
     """Find a schema or catalogue in the data's folder, or beside the description."""
+    patterns: tuple[str, ...] = getattr(description, key)
     folders = [Path(data)] if Path(data).is_dir() else []
     if description.path:
         folders.append(Path(description.path).parent)
-    found = (find_file(folder, patterns, option, description) for folder in folders)
-    return next((each for each in found if each is not None), None)
-
-
-def _read_schema(description: SetDescription, data: str) -> Schema | None:
-    if description.task != "relation_extraction" or not description.schema:
-        return None
-    path = _find_side_file(description.schema, "schema", description, data)
-    if path is None:
-        raise _lacks_side_file("schema", description.schema, description, data)
-    return read_schema(path)
-
-
-def _read_catalogue(description: SetDescription, data: str) -> tuple[str, ...]:
-    if description.task != "normalization":
-        return ()
-    path = _find_side_file(description.catalogue, "catalogue", description, data)
-    if path is None:
-        raise _lacks_side_file("catalogue", description.catalogue, description, data)
-    return read_catalogue(path)
-
-
-def _lacks_side_file(key: str, patterns: tuple[str, ...], description: SetDescription, data: str) -> CorpusError:
-    return CorpusError(
+    for folder in folders:
+        path = find_file(folder, patterns, key, description)
+        if path is not None:
+            return path
+    raise CorpusError(
         f"{data} has no {key} (looked for {', '.join(patterns)}); put it there, or name it as {key} in "
         f"{description.yaml}."
     )
 
 
-def _check_terms(splits: Splits, catalogue: tuple[str, ...], dirt: Dirt) -> None:
+def _read_schema(description: SetDescription, data: str) -> Schema | None:
+    has_schema = description.task == "relation_extraction" and description.schema
+    return read_schema(_find_side_file("schema", description, data)) if has_schema else None
+
+
+def _check_terms(splits: Splits, catalogue: tuple[str, ...], issues: DataIssues) -> None:
     known = set(catalogue)
     for split in SPLITS:
         for each in splits[split]:
             if isinstance(each, Mention) and not known.issuperset(each.terms):
                 strange = [term for term in each.terms if term not in known]
-                dirt.add(each.source, "term", "is not in the catalogue", strange, outcome="kept")
+                issues.add(each.source, "term", "is not in the catalogue", strange, outcome="kept")

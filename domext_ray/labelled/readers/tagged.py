@@ -1,8 +1,7 @@
-"""Sentences of tagged words -> IOB2, whatever scheme the file has.
+"""Words with tags -> IOB2, whatever scheme the file has.
 
-Enters: CoNLL files (a word and its tag a line, tab or white space between, a blank line between sentences, -DOCSTART-
-between documents; MTL-Bioinformatics, CoNLL-2003, BioBERT) or rows with lists of words and tags. Leaves:
-`TaggedSentence`s. A tag sequence that its scheme forbids is refused with its line.
+Enters: rows with lists of words and tags (MTL-Bioinformatics, CoNLL-2003, BioBERT). Leaves: `TaggedSentence`s. A tag
+sequence that its scheme forbids is refused with its line.
 
 Source: the schemes as in Ramshaw and Marcus (1995, IOB1), Tjong Kim Sang and Veenstra (1999, IOB2), Ratinov and Roth
 (2009, BILOU).
@@ -10,21 +9,15 @@ Source: the schemes as in Ramshaw and Marcus (1995, IOB1), Tjong Kim Sang and Ve
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import TaggedSentence
-from domext_ray.labelled.readers.files import Dirt, Ids, Record, read_text, shorten, split_lines
-from domext_ray.labelled.set_description import SetDescription
+from domext_ray.labelled.readers.issues import Row, shorten
 from domext_ray.labelled.set_families import SCHEMES
 
-DOCUMENT_START = "-DOCSTART-"
 UNTYPED = "ENTITY"
 """Type of tags without one ("B", "I"), unless the description has exactly one label."""
-_SPACES = re.compile("[ \\r\\f\\v]+")
-"""Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
 _ROLES = {
     "iob2": {"B": "first", "I": "inner"},
     "iob1": {"B": "first", "I": "inner"},
@@ -34,113 +27,52 @@ _ROLES = {
 
 
 class BadTagError(ValueError):
-    """A tag that its scheme forbids where it stands.
-
-    Args:
-        place: its place in the sentence, from 0.
-        reason: the rule.
-        can_mend: whether `to_iob2` knows what to make of it.
-    """
+    """A tag that its scheme forbids at a place of its sentence; whether `to_iob2` knows what to make of it."""
 
     def __init__(self, place: int, reason: str, *, can_mend: bool = True) -> None:
         super().__init__(reason)
         self.place, self.can_mend = place, can_mend
 
 
-def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
-    """Yield the sentences of a CoNLL file.
-
-    The description's columns "tokens" and "tags" may have places of their own; default first and last. A line without
-    word and tag is a CorpusError.
-    """
-    token_place, tag_place = (
-        next((each for each in description.columns[role] if isinstance(each, int)), default)
-        for role, default in (("tokens", 0), ("tags", -1))
-    )
-    tokens: list[str] = []
-    tags: list[str] = []
-    num_documents = 0
-    lines = split_lines(read_text(path))
-    for number, line in enumerate([*lines, ""], 1):
-        is_document_start = line.startswith(DOCUMENT_START)
-        if line.strip() and not is_document_start:
-            cells = line.split("\t") if "\t" in line else _SPACES.split(line.strip(" \r\f\v"))
-            try:
-                token, tag = cells[token_place], cells[tag_place].strip()
-            except IndexError:
-                token = tag = ""
-            if len(cells) < 2 or not token or not tag:
-                raise CorpusError(
-                    f"{path}:{number} has another layout: a word and its tag are expected, but {shorten(line, 40)} is "
-                    "there."
-                )
-            tokens.append(token)
-            tags.append(tag)
-            continue
-        if tokens:
-            document = str(num_documents) if num_documents else ""
-            values = {"tokens": tokens, "tags": tags, "document": document, "is_word_a_line": True}
-            yield Record(values, str(path), number - len(tokens))
-            tokens, tags = [], []
-        num_documents += is_document_start
-
-
-def make_tagged(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> list[TaggedSentence]:
-    """Make sentences with IOB2 tags from the records of one file.
-
-    With the scheme "auto" all tags of the file tell it. Rows without words, and tags that are mended, are counted;
-    lists of different lengths, and tags that the scheme forbids, are a CorpusError.
-    """
-    rows = [each for each in records if _check_row(each, dirt)]
-    declared = SCHEMES[description.scheme] or description.scheme
-    scheme = detect_scheme([each.values["tags"] for each in rows]) if declared == "auto" else declared
-    untyped = description.labels[0] if len(description.labels) == 1 else UNTYPED
-    ids = Ids()
-    made = []
+def choose_scheme(rows: Sequence[Row]) -> str:
+    """Return the scheme of a file's tags, which with "auto" all of them tell; lists that are none are a CorpusError."""
     for row in rows:
-        mended: list[int] | None = [] if dirt.mends else None
-        try:
-            tags = to_iob2(row.values["tags"], scheme, untyped, mended)
-        except BadTagError as error:
-            tag = row.values["tags"][error.place]
-            hint = ", or mend all such tags with --labelled.repair true" if error.can_mend else ""
-            raise CorpusError(
-                f"{_name_place(row, error.place)} has the tag {tag!r}: {error}; mend it, or set scheme ({scheme} "
-                f"here){hint}."
-            ) from None
-        for place in mended or ():
-            dirt.add(_name_place(row, place).rstrip(","), "tag", f"breaks a rule of {scheme}", outcome="mended")
-        document = row.values.get("document")
-        made.append(
-            TaggedSentence(
-                ids.make(row.values.get("id")),
-                row.source,
-                tuple(row.values["tokens"]),
-                tags,
-                "" if document is None else str(document),
-            )
-        )
-    return made
+        for role in ("tokens", "tags"):
+            value = row.get(role)
+            if not isinstance(value, (list, tuple)) or any(not isinstance(each, str) for each in value):
+                rule = f"{role} must be a list of texts, but {shorten(value, 40)} is there"
+                raise CorpusError(f"{row.source} has another layout: {rule}.")
+        tokens, tags = row.get("tokens"), row.get("tags")
+        if len(tokens) != len(tags):
+            raise CorpusError(f"{row.source} has {len(tokens)} words but {len(tags)} tags; each word needs one tag.")
+    scheme = rows[0].description.scheme if rows else "iob2"
+    scheme = SCHEMES[scheme] or scheme
+    return detect_scheme([each.get("tags") for each in rows]) if scheme == "auto" else scheme
 
 
-def _name_place(row: Record, place: int) -> str:
-    is_word_a_line = row.values.get("is_word_a_line", False)
-    return f"{row.path}:{row.line + place}" if is_word_a_line else f"{row.source}, tag {place + 1},"
-
-
-def _check_row(row: Record, dirt: Dirt) -> bool:
-    tokens, tags = row.values["tokens"], row.values["tags"]
-    for role, value in (("tokens", tokens), ("tags", tags)):
-        if not isinstance(value, (list, tuple)) or any(not isinstance(each, str) for each in value):
-            raise CorpusError(
-                f"{row.source} has another layout: {role} must be a list of texts, but {shorten(value, 40)} is there."
-            )
-    if len(tokens) != len(tags):
-        raise CorpusError(f"{row.source} has {len(tokens)} words but {len(tags)} tags; each word needs one tag.")
+def make_tagged(row: Row, scheme: str) -> TaggedSentence:
+    """Make a sentence with IOB2 tags; tags that are mended are counted, and those that the scheme forbids refused."""
+    tokens, document, labels = row.get("tokens"), row.get("document"), row.description.labels
     if not tokens or not all(tokens):
-        dirt.add(row.source, "row", "has no words" if not tokens else "has an empty word")
-        return False
-    return True
+        row.leave_out("has an empty word" if tokens else "has no words")
+    mended: list[int] | None = [] if row.issues.mends else None
+    try:
+        tags = to_iob2(row.get("tags"), scheme, labels[0] if len(labels) == 1 else UNTYPED, mended)
+    except BadTagError as error:
+        tag = row.get("tags")[error.place]
+        hint = ", or mend all such tags with --labelled.repair true" if error.can_mend else ""
+        raise CorpusError(
+            f"{_name_place(row, error.place)} has the tag {tag!r}: {error}; mend it, or set scheme ({scheme} here)"
+            f"{hint}."
+        ) from None
+    for place in mended or ():
+        row.issues.add(_name_place(row, place).rstrip(","), "tag", f"breaks a rule of {scheme}", outcome="mended")
+    return TaggedSentence("", row.source, tuple(tokens), tags, "" if document is None else str(document))
+
+
+def _name_place(row: Row, place: int) -> str:
+    is_line = row.get("is_word_a_line")
+    return f"{row.record.path}:{row.record.line + place}" if is_line else f"{row.source}, tag {place + 1},"
 
 
 def _parse(tag: str, untyped: str) -> tuple[str, str]:

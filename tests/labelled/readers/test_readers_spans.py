@@ -57,7 +57,10 @@ def test_entities_that_are_not_where_they_should_be(tmp_path: Path) -> None:
             "an entity without whole numbers",
         ),
         ({"text": TEXT, "entities": ["慢性"]}, "another layout: its entities must be a list of objects"),
-        ({"text": TEXT}, "no column 'entities' for 'entities', only 'text'; set columns.entities in a YAML file"),
+        (
+            {"text": TEXT},
+            "no column 'entities' or 'spans' or 'label' or 'labels' for 'entities', only 'text'; set columns.ent",
+        ),
     ],
 )
 def test_other_layouts_are_refused_with_the_line(tmp_path: Path, row: dict[str, Any], expected: str) -> None:

@@ -145,6 +145,11 @@ BAD_YAML = [
     ("task: relation\nmarks: [A]", "marks is ['A']; it must be two different marks"),
     ("task: relation\nmarks: [[a, b, c], B]", "it must be two different marks"),
     ("task: qa\nno_answer: 1", "no_answer is 1; it must be true or false"),
+    ("task: qa\nrule: bleu", "rule is 'bleu'; it must be one of squad_v1, squad_v2, cmrc"),
+    (
+        "task: ner\ncounts: {train: {words: 3}}",
+        "it must be whole numbers of examples or entities for some of train, dev",
+    ),
 ]
 
 
@@ -326,6 +331,30 @@ def test_a_set_without_a_label_teaches_nothing(tmp_path: Path) -> None:
         write(tmp_path / name, "a\tO\n")
     with pytest.raises(CorpusError, match=r"no example of .* has a label \(.*train\.tsv:1 is the first\); label some"):
         load_labelled(FinetuneConfig(task="ner", data=str(tmp_path)))
+
+
+@pytest.mark.parametrize(("found", "is_told"), [(3, False), (4, False), (2, True)])
+def test_a_copy_that_is_not_whole_is_told_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], found: int, is_told: bool
+) -> None:
+    counts = "counts: {train: {examples: [3, 4], entities: 2}, dev: {examples: 1}}"
+    write(tmp_path / "set.yaml", f"task: ner\n{counts}\n")
+    write(tmp_path / "train.tsv", "a\tB-X\n\nb\tB-X\n\n" + "c\tO\n\n" * (found - 2))
+    write(tmp_path / "dev.tsv", "d\tB-X\n")
+    loaded = load_labelled(FinetuneConfig(task="ner", data=str(tmp_path)))
+    sentence = (
+        f"{tmp_path}/train.tsv has 2 examples, and train of {tmp_path.name} has 3 or 4: it is cut short, or another "
+        "version, and its scores do not compare with published ones."
+    )
+    assert loaded.data.warnings == ((sentence,) if is_told else ())
+    assert capsys.readouterr().out == (f"warning: {sentence}\n" if is_told else "")
+    assert set(loaded.data.warnings) <= set(loaded.data.notes)
+
+
+def test_the_rule_of_answers_stands_in_the_description() -> None:
+    rules = {name: find_description(name, "").rule for name in ("squad_v1", "squad_v2", "cmrc", "ner")}
+    assert rules == {"squad_v1": "squad_v1", "squad_v2": "squad_v2", "cmrc": "cmrc", "ner": None}
+    assert [make_description("qa", "m", no_answer=each).rule for each in (False, True)] == ["squad_v1", "squad_v2"]
 
 
 def test_the_set_that_ships() -> None:

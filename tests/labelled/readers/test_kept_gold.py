@@ -1,0 +1,99 @@
+"""Gold that cannot be encoded stays in dev and test, where it is a miss, and is left out of training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from labelled_fixtures import dump_lines, write
+from transformers import AutoTokenizer
+
+from domext_ray.downstream.tasks.extraction import ExtractionTask
+from domext_ray.downstream.tasks.questions import Answer, QuestionTask
+from domext_ray.downstream.tasks.spans import SpanPrediction, SpanTask
+from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.labelled.examples import Entity, LabelledSet
+from domext_ray.labelled.readers.sets import load_set, read_split
+from domext_ray.labelled.set_description import make_description
+
+
+@pytest.fixture(scope="module")
+def tiny_tokenizer(tiny_base_folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_base_folder)
+
+
+def load_splits(folder: Path, task: str, splits: dict[str, list[dict[str, Any]]], **description: Any) -> LabelledSet:
+    for split, rows in splits.items():
+        write(folder / f"{split}.jsonl", dump_lines(rows))
+    return load_set(make_description(task, "made", **description), str(folder))
+
+
+def ask(number: int, answer: str) -> dict[str, Any]:
+    context = f"It was in {1900 + number}."
+    return {"question": "When?", "context": context, "answers": [{"text": answer, "answer_start": 10}]}
+
+
+def test_twenty_questions_of_which_ten_have_no_answer_in_their_context(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """Whoever finds every answer that there is reaches one half."""
+    rows = [ask(i, str(1900 + i) if i % 2 else f"{1800 + i}") for i in range(20)]
+    made = load_splits(tmp_path, "qa", {"train": rows, "dev": rows[:4], "test": rows}, reader="records")
+    assert [len(each) for each in (made.train, made.dev, made.test)] == [10, 4, 20]
+    task = QuestionTask(made, tiny_tokenizer, TaskOptions(max_length=32))
+    assert not task.has_null, "an answer that is elsewhere is no missing one"
+    found = [Answer(each.context[10:14], 10, 14, 1.0, 0.0) for each in made.test]  # type: ignore[union-attr]
+    assert task.score(made.test, found).get("exact") == 0.5
+    assert task.score(made.test, [Answer("", 0, 0, 0.0, 1.0)] * 20).get("exact") == 0.0
+    sentence = "it has none of its answers in the context"
+    assert f"10 x question left out: {sentence}" in " ".join(made.notes)
+    assert f"12 x question kept to be scored: {sentence}" in " ".join(made.notes)
+    examples, notes = read_split(make_description("qa", "made", reader="records"), str(tmp_path), "test")
+    assert len(examples) == 20 and any("kept to be scored" in each for each in notes)
+
+
+def entity(start: int, end: int, text: str) -> dict[str, Any]:
+    return {"start_idx": start, "end_idx": end, "type": "dis", "entity": text}
+
+
+def test_a_misplaced_entity_is_a_miss(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """It keeps its own offsets, so that only a prediction with exactly its characters finds it."""
+    row = {"text": "the heart disease", "entities": [entity(4, 9, "heart"), entity(9, 16, "disease")]}
+    made = load_splits(tmp_path, "nested_ner", dict.fromkeys(("train", "dev", "test"), [row]), ends="exclusive")
+    (text,) = made.test
+    assert text.entities == (Entity(4, 9, "dis"),) and text.misplaced == (Entity(9, 16, "dis"),)  # type: ignore[union-attr]
+    task = SpanTask(made, tiny_tokenizer, TaskOptions(max_length=32))
+    found = {name: SpanPrediction(spans) for name, spans in (("placed", text.entities), ("all", text.gold))}  # type: ignore[union-attr]
+    assert task.score(made.test, [found["placed"]]).get("entity_recall.micro") == 0.5
+    assert task.score(made.test, [found["all"]]).get("entity_recall.micro") == 1.0
+    (encoded,) = task.encode(made.train, is_training=True)
+    assert np.array_equal(encoded.targets["spans"][:, 0], [0]) and len(encoded.targets["spans"]) == 1
+    assert sum("1 x entity" in each for each in made.notes) == 1 and any(
+        "2 x entity kept" in each for each in made.notes
+    )
+
+
+@pytest.mark.parametrize("lacks", ["text", "schema"])
+def test_a_triple_that_text_or_schema_lacks_is_a_miss(tmp_path: Path, tiny_tokenizer: Any, lacks: str) -> None:
+    def triple(target: str, kind: str = "drug") -> dict[str, str]:
+        return {
+            "subject": "heart",
+            "subject_type": "organ",
+            "predicate": "takes",
+            "object": target,
+            "object_type": kind,
+        }
+
+    bad = triple("doctor") if lacks == "text" else triple("disease", "other")
+    row = {"text": "the heart drug disease", "triples": [triple("drug"), bad]}
+    schema = {"subject_type": "organ", "predicate": "takes", "object_type": "drug"}
+    write(tmp_path / "schema.json", json.dumps([schema]))
+    splits = dict.fromkeys(("train", "dev", "test"), [row])
+    made = load_splits(tmp_path, "relation_extraction", splits, schema=("schema.json",))
+    task = ExtractionTask(made, tiny_tokenizer, TaskOptions(max_length=32))
+    right = {("heart", "takes", "drug")}
+    assert task.score(made.test, [right]).get("relation_f1.recall") == 0.5
+    assert task.score(made.test, [{*right, ("heart", "takes", bad["object"])}]).get("relation_f1.recall") == 1.0
+    assert any("1 x triple left out" in each for each in made.notes)
+    assert any("2 x triple kept to be scored" in each for each in made.notes)

@@ -1,0 +1,124 @@
+"""Entities from stretches of characters: JSON Lines of the usual tools, and folders of brat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labelled_fixtures import dump_lines, load, refuse, write
+from transformers import AutoTokenizer
+
+from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.tokens import TokenClassificationTask
+from domext_ray.errors import ConfigError
+from domext_ray.labelled.examples import AnnotatedText, Entity, RawSentence, ScatteredEntity
+from domext_ray.labelled.readers.sets import load_set
+from domext_ray.labelled.set_description import make_description
+
+TEXT = "Old gout, heart disease."
+GOUT, HEART = Entity(4, 8, "Disease"), Entity(10, 23, "Disease")
+SHAPES: dict[str, Any] = {
+    "doccano": {"label": [[4, 8, "Disease"], [10, 23, "Disease"]]},
+    "spacy": {"entities": [[10, 23, "Disease"], [4, 8, "Disease"]]},
+    "prodigy": {"spans": [{"start": each.start, "end": each.end, "label": each.label} for each in (GOUT, HEART)]},
+    "doccano relations": {
+        "entities": [{"id": 1, "start_offset": e.start, "end_offset": e.end, "label": e.label} for e in (GOUT, HEART)]
+    },
+    "label studio": {
+        "label": [
+            {"start": e.start, "end": e.end, "labels": [e.label], "text": TEXT[e.start : e.end]} for e in (GOUT, HEART)
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_the_same_tags_from_the_shapes_of_all_tools(tmp_path: Path, shape: str) -> None:
+    rows = dump_lines([{"id": "a", "text": TEXT, **SHAPES[shape]}])
+    made = load(tmp_path, "ner", {"train.jsonl": rows}, reader="spans")
+    (sentence,) = made.train
+    assert isinstance(sentence, RawSentence) and sentence.id == "a" and sentence.text == TEXT
+    assert sentence.words == ("Old", "gout", ",", "heart", "disease", ".")
+    assert sentence.tags == ("O", "B-Disease", "O", "B-Disease", "I-Disease", "O")
+    assert made.labels == ("Disease",) and not sentence.misplaced
+    assert not [each for each in made.notes if "entity" in each]
+
+
+ODD = [
+    (Entity(4, 7, "Disease"), "begins or ends inside a word"),
+    (Entity(10, 15, "Organ"), "overlaps another, and a word has one tag"),
+    (Entity(20, 99, "Disease"), "is not where its offsets say"),
+]
+
+
+@pytest.mark.parametrize(("odd", "fault"), ODD)
+def test_what_no_tags_say_is_kept_and_scored(tmp_path: Path, tiny_base_folder: Path, odd: Entity, fault: str) -> None:
+    rows = [{"text": TEXT, "spans": [[each.start, each.end, each.label] for each in (HEART, odd)]}]
+    files: dict[str, str | bytes] = {f"{split}.jsonl": dump_lines(rows) for split in ("train", "dev", "test")}
+    made = load(tmp_path, "ner", files, reader="spans")
+    sentence = made.test[0]
+    assert isinstance(sentence, RawSentence)
+    assert sentence.tags == ("O", "O", "O", "B-Disease", "I-Disease", "O") and sentence.misplaced == (odd,)
+    assert f"1 x entity left out: it {fault} ({tmp_path}/train.jsonl:1)." in made.notes
+    assert any(each.startswith(f"2 x entity kept to be scored: it {fault} (") for each in made.notes)
+    task = TokenClassificationTask(made, AutoTokenizer.from_pretrained(tiny_base_folder), TaskOptions(max_length=32))
+    score = task.score(made.test, [sentence.tags])
+    assert score.get("entity_precision.micro") == 1.0 and score.get("entity_recall.micro") == 0.5
+    assert f": the entity {fault} (" in refuse(tmp_path, "ner", {}, reader="spans", strict=True)
+
+
+NOTES = "T1\tDisease 4 8\tgout\nR1\tCauses Arg1:T1 Arg2:T2\nT2\tDisease 10 15;16 23\theart disease\n#1\tNote T1\tyes\n"
+
+
+def write_brat(folder: Path, text: str = "Old gout, heart\ndisease.\n", notes: str = NOTES) -> Path:
+    write(folder / "b.txt", text)
+    write(folder / "b.ann", notes)
+    return folder
+
+
+@pytest.mark.parametrize("task", ["ner", "nested_ner"])
+def test_brat_has_a_folder_per_split(tmp_path: Path, task: str) -> None:
+    """What brat cuts at the end of a line is one entity."""
+    for split in ("train", "dev"):
+        write_brat(tmp_path / split)
+        write(tmp_path / split / "a.txt", "Nobody read this.")
+    write(tmp_path / "test" / "c.txt", "A rose.")
+    write(tmp_path / "test" / "c.ann", "")
+    made = load_set(make_description(task, "made", reader="brat"), str(tmp_path))
+    (text,), (rose,) = made.train, made.test
+    assert text.id == "b" and text.source == f"{tmp_path}/train/b.txt:1" and rose.id == "c"
+    if isinstance(text, RawSentence):
+        assert text.tags == ("O", "B-Disease", "O", "B-Disease", "I-Disease", "O")
+    else:
+        assert isinstance(text, AnnotatedText) and text.entities == (GOUT, HEART)
+    assert any(each.startswith("2 x document left out: it has no .ann file beside it") for each in made.notes)
+
+
+def test_a_scattered_entity_of_brat_is_told_and_no_prediction_equals_it(tmp_path: Path) -> None:
+    notes = "T1\tDisease 0 3;10 15\tOld heart\nT2\tDisease 4 8\tgout\n"
+    write_brat(tmp_path / "train", notes=notes)
+    write_brat(tmp_path / "dev", notes=notes)
+    made = load_set(make_description("nested_ner", "made", reader="brat"), str(tmp_path))
+    (text,) = made.dev
+    assert isinstance(text, AnnotatedText)
+    assert text.entities == (GOUT,) and text.misplaced == (ScatteredEntity(0, 15, "Disease"),)
+    assert Entity(0, 15, "Disease") not in text.gold
+    assert f"1 x entity left out: it has several stretches ({tmp_path}/train/b.ann:1)." in made.notes
+    assert f"1 x entity kept to be scored: it has several stretches ({tmp_path}/dev/b.ann:1)." in made.notes
+
+
+def test_a_folder_of_brat_without_folders_is_cut(tmp_path: Path) -> None:
+    for i in range(40):
+        write(tmp_path / f"{i}.txt", f"gout {i}")
+        write(tmp_path / f"{i}.ann", "T1\tDisease 0 4\tgout\n")
+    made = load_set(make_description("ner", "m", reader="brat", fractions={"train": 0.5, "dev": 0.5}), str(tmp_path))
+    assert len(made.train) + len(made.dev) == 40 and made.train and made.dev
+
+
+def test_a_bad_line_of_brat_is_one_sentence(tmp_path: Path) -> None:
+    write_brat(tmp_path / "train", notes="T1\tDisease 4 8\tgout\nT2 Disease 10 15 heart\n")
+    message = refuse(tmp_path, "ner", {}, reader="brat")
+    assert message.startswith("train/b.ann:2 has another layout: an entity is its id, a tab, its type and places")
+    with pytest.raises(ConfigError, match="group_field is 'who'; it must be left out with reader: brat"):
+        make_description("ner", "made", reader="brat", group_field="who")
