@@ -266,6 +266,27 @@ def _describe_row(row: Any) -> list[Any]:
     return [row.example, row.input_ids.tolist(), types, {name: each.tolist() for name, each in row.targets.items()}]
 
 
+def simplify(prediction: dict[str, Any]) -> Any:
+    """Return what the golden file has of a prediction: what was scored or ranked, without what follows from it."""
+    own = prediction
+    if "candidates" in own and "entities" in own:
+        names = ("start", "end", "label")
+        entities = [{name: each[name] for name in names} for each in own["entities"]]
+        spans = [[dict(zip(names, span, strict=True)), score] for *span, score in own["candidates"]]
+        return {"entities": entities, "candidates": spans}
+    if "relations" in own:
+        return sorted([each["head"]["text"], each["label"], each["tail"]["text"]] for each in own["relations"])
+    if "labels" in own:
+        names = sorted(own["probabilities"])
+        probabilities = [own["probabilities"][each] for each in names]
+        return {"labels": sorted(own["labels"]), "probabilities": probabilities}
+    if "null_score" in own:
+        start, end = own["best"]
+        none, score = own["null_score"], own["score"] + own["null_score"]
+        return {"text": own["answer"] or "", "start": start, "end": end, "score": score, "null_score": none}
+    return next(own[name] for name in ("tags", "terms", "label", "value", "answer") if name in own)
+
+
 def read_input(spec: str, field: str) -> list[list[Any]]:
     """Return the rows that a prediction would read: id, line, values, fault."""
     plan = plan_input(spec, FieldNames(field), 7)

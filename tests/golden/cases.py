@@ -286,7 +286,7 @@ def make_tasks(folder: Path) -> Records:
         records[family] = {
             "command": command,
             **scores,
-            "predictions": [json.loads(each)["prediction"] for each in predictions[-8:]],
+            "predictions": [adapter.simplify(json.loads(each)["prediction"]) for each in predictions[-8:]],
             **predict_rows(folder, family),
         }
     return records

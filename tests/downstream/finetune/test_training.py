@@ -20,7 +20,6 @@ from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, restore_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
-from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
@@ -186,7 +185,7 @@ def test_micro_batches_change_nothing(start: StartModel, task: ClassificationTas
 def test_weights_and_smoothing_are_of_the_whole_batch(start: StartModel, task: ClassificationTask) -> None:
     """Also where micro batches have other classes than each other."""
     weighed = ClassificationTask(task.data, start.tokenizer, task.options)
-    set_loss(SingleTask(weighed), LossOptions("balanced", 0.1), "classification")
+    set_loss(weighed, LossOptions("balanced", 0.1))
     whole, parts, usual = (
         fit_task(start, each, replace(CONFIG, grid=GridConfig(micro_batch_size=size)), POINT, CPU, ignore).tensors
         for each, size in ((weighed, 0), (weighed, 3), (task, 0))
@@ -200,7 +199,7 @@ def test_it_learns_and_is_restored(start: StartModel, task: ClassificationTask) 
     records: list[dict[str, Any]] = []
     point = replace(POINT, lr=3e-3, epochs=8.0)
     fitted = fit_task(start, task, CONFIG, point, CPU, records.append)
-    assert fitted.dev_scores[-1] > 0.9 > task.score(task.data.dev, task.predict_majority(task.data.dev)).get("accuracy")
+    assert fitted.dev_scores[-1] > 0.9 > task.score(task.data.dev, task.predict_baseline(task.data.dev)).get("accuracy")
     assert [each["epoch"] for each in records if "dev" in each] == [float(i) for i in range(1, 9)]
     assert records[-1]["step"] == records[-1]["steps"] == 64
     restored = restore_task(start, task, CONFIG, point, CPU, fitted.tensors, fitted.thresholds)
