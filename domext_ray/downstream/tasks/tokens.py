@@ -176,7 +176,8 @@ class TokenClassificationTask(ClassTask):
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score tags by their entities, boundaries and type (seqeval's strict mode)."""
         gold = [cast(TaggedSentence, each).tags for each in examples]
-        return replace(score_tags(gold, [each["tags"] for each in predictions], self.data.labels), primary=self.metric)
+        found = [each["tags"] or ["O"] * len(own) for own, each in zip(gold, predictions, strict=True)]
+        return replace(score_tags(gold, found, self.data.labels), primary=self.metric)
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Give every word its most frequent tag in training, O if it is new; I- that continues nothing becomes B-.
