@@ -29,7 +29,7 @@ from domext_ray.downstream.tasks.task import (
     describe_entity,
     read_entity,
 )
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
 from domext_ray.labelled.metrics.metrics import score_triples
 from domext_ray.labelled.metrics.scores import Score
@@ -56,12 +56,6 @@ class PairOptions:
     num_negatives: int = 3
     max_pairs: int = 512
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.num_negatives < 0 or self.max_pairs < 1:
-            raise ConfigError(
-                f"num_negatives {self.num_negatives} must be 0 or more and max_pairs {self.max_pairs} 1 or more."
-            )
 
 
 class ExtractionTask(StagedTask):

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.downstream.tasks.state import BOOL, COUNT, RANGE, State
 from domext_ray.downstream.tasks.task import Predict, Prediction, StagedTask, Task, TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, LabelledSet, LabelledText, Mention
 from domext_ray.labelled.metrics.metrics import score_terms
 from domext_ray.labelled.metrics.scores import Score
@@ -51,12 +51,6 @@ class RecallOptions:
     num_negatives: int = 6
     ngrams: tuple[int, int] = (1, 3)
     embed: Embed | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_candidates < 1 or self.num_negatives < 1:
-            raise ConfigError(
-                f"num_candidates {self.num_candidates} and num_negatives {self.num_negatives} must be 1 or more."
-            )
 
 
 class TermRecall:
