@@ -119,12 +119,10 @@ class ScriptedTask(ClassificationTask):
         super().__init__(task.data, task.tokenizer, task.options)
         self.figures, self.num_tuned = list(figures), 0
 
-    def tune(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         self.num_tuned += 1
-        return {"tuned": self.num_tuned}
-
-    def apply(self, thresholds: dict[str, float]) -> None:
-        self.applied = thresholds
+        self.thresholds = {"tuned": self.num_tuned}
+        return self.thresholds
 
     def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> Score:
         score = super().score(examples, predictions)
@@ -143,7 +141,7 @@ def test_patience_stops_and_keeps_the_best_epoch(start: StartModel, task: Classi
     """The rate falls as if all epochs were made; of equal figures the first counts."""
     fitted = fit_scripted(start, task, 2, [0.3, 0.5, 0.4, 0.5], POINT.batch_size)
     assert (fitted.last_epoch, fitted.best_epoch, fitted.steps) == (4.0, 2.0, 32)
-    assert fitted.thresholds == fitted.task.applied == {"tuned": 2}
+    assert fitted.thresholds == fitted.task.thresholds == {"tuned": 2}
     expected = train_bare(start, task, epochs=2, planned=6)
     for name, each in expected.items():
         torch.testing.assert_close(fitted.tensors[name], each, atol=2e-5, rtol=1e-4, msg=name)
@@ -227,25 +225,24 @@ class ThresholdTask(ClassificationTask):
     """Counts its passes over dev, and shows in its predictions whether the threshold was tuned."""
 
     num_batches = 0
-    threshold = 0.0
 
     def read_outputs(self, outputs: Any) -> tuple[torch.Tensor, ...]:
         self.num_batches += 1
         return super().read_outputs(outputs)
 
-    def decode(self, *args: Any) -> list[Any]:
-        return ["weather"] * len(super().decode(*args)) if self.threshold else super().decode(*args)
+    def decide(self, example: Any, prediction: Any) -> Any:
+        return {"label": "weather"} if self.thresholds else prediction
 
-    def tune(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-        self.threshold = 1.0
-        return {"threshold": self.threshold}
+    def fit_thresholds(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+        self.thresholds = {"threshold": 1.0}
+        return self.thresholds
 
 
 def test_dev_is_run_once_an_epoch_where_a_threshold_is_tuned(start: StartModel, task: ClassificationTask) -> None:
     tuned = ThresholdTask(task.data, start.tokenizer, task.options)
     fitted = fit_task(start, tuned, CONFIG, replace(POINT, epochs=2.0), CPU, ignore)
     assert len(fitted.dev_scores) == 2 and tuned.num_batches == 2
-    assert fitted.predict(task.data.dev) == ["weather"] * len(task.data.dev), "as the tuned threshold has it"
+    assert fitted.predict(task.data.dev) == [{"label": "weather"}] * len(task.data.dev), "as the tuned threshold has it"
 
 
 def test_the_seed_decides_everything(start: StartModel, task: ClassificationTask) -> None:
