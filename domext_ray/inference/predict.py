@@ -147,7 +147,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
 
     Returns:
         "rows", "empty", "labels" (how often each was predicted), "malformed" (file, line and reason of each), "cases"
-        (how many examples were odd), and of a labelled set "plain": the predictions for `read_prediction`.
+        (how many examples were odd), and of a labelled set "predictions": what is scored.
 
     Raises:
         CorpusError: a row is malformed, and `strict` is set.
@@ -157,9 +157,9 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
         lambda row: row.example or predictor.make_example(row.values, config.field),
         is_strict=config.strict,
     )
-    plain: list[Any] = []
+    scored: list[Any] = []
     if any(each.example is not None for each in rows):
-        records, plain = cast(TaskPredictor, predictor).predict_labelled(examples)
+        records, scored = cast(TaskPredictor, predictor).predict_labelled(examples)
     else:
         records = predictor.predict(examples)
     made, empty = iter(records), make_empty(predictor.schema)
@@ -173,7 +173,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
         "labels": dict(labels),
         "malformed": malformed,
         "cases": predictor.take_cases(),
-        "plain": plain,
+        "predictions": scored,
     }
 
 
@@ -224,15 +224,14 @@ def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[
         **measure_rate(num_rows, seconds),
     }
     if isinstance(plan.input, LabelledInput):
-        summary["scores"] = score_split(plan.config.model, plan.input, _read_plain(plan), plan.folder)
+        summary["scores"] = score_split(plan.config.model, plan.input, _read_predictions(plan), plan.folder)
     write_json(plan.folder / SUMMARY, summary)
     return summary
 
 
-def _read_plain(plan: PredictPlan) -> Iterator[Any]:
-    """Yield the predictions of all blocks as plain values, in order."""
-    for record in plan.read_records():
-        yield from record["plain"]
+def _read_predictions(plan: PredictPlan) -> list[Any]:
+    """Return the predictions of all blocks, in order."""
+    return [each for record in plan.read_records() for each in record["predictions"]]
 
 
 def format_summary(summary: Mapping[str, Any], folder: Path) -> str:

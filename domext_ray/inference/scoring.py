@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from domext_ray.downstream.tasks.task import Prediction, read_entity
 from domext_ray.downstream.tasks.tokens import place_entities, place_words
 from domext_ray.labelled.examples import (
     AnnotatedText,
@@ -83,43 +84,42 @@ def compare_predictions(examples: Sequence[AnyExample], predictions: Sequence[An
 
     Args:
         examples: labelled ones, of one family.
-        predictions: as many, in the task's own terms (`Predicted.predictions`).
+        predictions: as many (`Predicted.predictions`).
     """
     return [_compare(example, each) for example, each in zip(examples, predictions, strict=True)]
 
 
-def _compare(example: AnyExample, predicted: Any) -> Compared:
+def _compare(example: AnyExample, predicted: Prediction) -> Compared:
     match example:
         case TaggedSentence():
             gold = (*place_entities(example, example.tags), *example.misplaced)
-            return _compare_spans(example, place_words(example)[0], gold, place_entities(example, predicted))
-        case AnnotatedText() if isinstance(predicted, (set, frozenset)):
+            return _compare_spans(example, place_words(example)[0], gold, place_entities(example, predicted["tags"]))
+        case AnnotatedText() if "relations" in predicted:
             own = {(_cut(example, r.head), r.label, _cut(example, r.tail)) for r in example.relations}
-            shown = [
-                {(_name_triple(each), each[1]) for each in side} for side in ({*own, *example.unplaced}, predicted)
-            ]
+            triples = {(r["head"]["text"], r["label"], r["tail"]["text"]) for r in predicted["relations"]}
+            shown = [{(_name_triple(each), each[1]) for each in side} for side in ({*own, *example.unplaced}, triples)]
             return _compare_sets(example, example.text, *shown)
         case AnnotatedText():
-            return _compare_spans(example, example.text, example.gold, predicted.entities)
+            return _compare_spans(example, example.text, example.gold, [*map(read_entity, predicted["entities"])])
         case MarkedText():
             head, tail = (replace(each, label=name) for each, name in ((example.head, "1"), (example.tail, "2")))
-            return _compare_classes(example, example.text, example.label, predicted, (head, tail))
+            return _compare_classes(example, example.text, example.label, predicted["label"], (head, tail))
         case MultiLabelText():
-            sides = [{(each, each) for each in side} for side in (example.labels, predicted.labels)]
+            sides = [{(each, each) for each in side} for side in (example.labels, predicted["labels"])]
             return _compare_sets(example, _join_pair(example.text, example.pair), *sides)
-        case LabelledText() if isinstance(predicted, float):
-            return _compare_values(example, predicted)
+        case LabelledText() if "value" in predicted:
+            return _compare_values(example, predicted["value"])
         case LabelledText():
-            return _compare_classes(example, _join_pair(example.text, example.pair), example.label, predicted)
+            return _compare_classes(example, _join_pair(example.text, example.pair), example.label, predicted["label"])
         case Question():
             return _compare_answers(example, predicted)
         case Choice():
             options = [f"{place}: {text}" for place, text in enumerate(example.options)]
             text = f"{example.context} {example.stem}".strip()
-            return _compare_choice(example, text, options[example.answer], options[predicted])
+            return _compare_choice(example, text, options[example.answer], options[predicted["answer"]])
         case Mention():
             # Every term is a label of its own, too many for a report by label.
-            terms = [{(each, "") for each in side} for side in (example.terms, predicted)]
+            terms = [{(each, "") for each in side} for side in (example.terms, predicted["terms"])]
             return _compare_sets(example, example.text, *terms)
     raise TypeError(type(example))
 
@@ -228,16 +228,17 @@ def _compare_choice(example: AnyExample, text: str, gold: str, predicted: str) -
     return Compared(example.id, example.source, text, (), (), gold, predicted, mistakes)
 
 
-def _compare_answers(example: Question, predicted: Any) -> Compared:
+def _compare_answers(example: Question, predicted: Prediction) -> Compared:
     """An answer is right if it is one of the accepted ones as SQuAD or CMRC compare them, or if there is none of both.
 
     The text that is shown is the question, and the context on the next line.
     """
     place = len(example.question) + 1
     accepted = [Entity(each.start + place, each.end + place, ANSWER) for each in example.answers]
-    found = [Entity(predicted.start + place, predicted.end + place, ANSWER)] if predicted.text else []
-    texts = (*example.answer_texts, "none")[0], predicted.text or "none"
-    is_right = any(score_answer(example.answer_texts, predicted.text, cjk=cjk)[0] for cjk in (False, True))
+    answer = predicted["answer"]
+    found = [Entity(predicted["start"] + place, predicted["end"] + place, ANSWER)] if answer else []
+    texts = (*example.answer_texts, "none")[0], answer or "none"
+    is_right = any(score_answer(example.answer_texts, answer or "", cjk=cjk)[0] for cjk in (False, True))
     spans = (*accepted[:1], *found)
     mistakes = () if is_right else (Mistake(_name_answer(example, accepted, found), *texts, spans),)
     text = f"{example.question}\n{example.context}"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from domext_ray.downstream.tasks.task import Prediction
 from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.predictors import load_task_model
-from domext_ray.inference.task_predictor import read_prediction
 from domext_ray.storage import write_json
 
 SCORES, ERRORS = "scores.json", "errors.html"
@@ -19,13 +19,13 @@ MOST_LABELS = 20
 """Labels that the table shows; the files have all of them."""
 
 
-def score_split(model: str, source: LabelledInput, plain: Iterable[Any], folder: Path) -> dict[str, Any]:
+def score_split(model: str, source: LabelledInput, predictions: Sequence[Prediction], folder: Path) -> dict[str, Any]:
     """Score predictions against the labels of their split, and write scores.json and errors.html.
 
     Args:
         model: the fine-tuned model that made them.
         source: the split.
-        plain: the predictions as plain values, in the split's order.
+        predictions: in the split's order.
         folder: where to.
 
     Returns:
@@ -33,8 +33,8 @@ def score_split(model: str, source: LabelledInput, plain: Iterable[Any], folder:
         "figures" (all that the family has) and "report" (see `describe_classes`): what scores.json holds.
     """
     found = load_task_model(model, torch.device("cpu"))
-    examples, predictions = source.read(), [read_prediction(found.description.family, each) for each in plain]
-    score, metric = found.task.score(examples, predictions), found.description.metric
+    examples, metric = source.read(), found.description.metric
+    score = found.task.score(examples, predictions)
     figures = score.describe()
     scores = {"metric": metric, "value": score.get(metric), "interval": figures["intervals"][metric]}
     title = f"{found.description.set_name}: {source.split} of {source.task}"

@@ -1,26 +1,23 @@
 """A fine-tuned model as what predicts blocks of rows: its family's columns, labels, and predictions as JSON.
 
 Enters: an `ExportedModel`. Leaves: for each example a record as a user reads it and, of a labelled set, the prediction
-in the task's own terms as plain values, from which it is made again for scoring.
+that is scored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from domext_ray.downstream.finetune.exported import ExportedModel
-from domext_ray.downstream.finetune.trainings import to_plain
 from domext_ray.downstream.tasks.description import TaskDescription
-from domext_ray.downstream.tasks.multilabel import LabelSetPrediction
-from domext_ray.downstream.tasks.questions import Answer
-from domext_ray.downstream.tasks.spans import SpanPrediction
+from domext_ray.downstream.tasks.task import Prediction
 from domext_ray.errors import CorpusError
 from domext_ray.inference.examples import make_example
 from domext_ray.inference.input_rows import RowError
-from domext_ray.labelled.examples import AnyExample, Entity
+from domext_ray.labelled.examples import AnyExample
 
 _PLACE = {"start": pa.int64(), "end": pa.int64(), "label": pa.string(), "text": pa.string()}
 _ENTITIES = pa.list_(pa.struct({**_PLACE, "score": pa.float64()}))
@@ -76,13 +73,13 @@ class TaskPredictor:
             raise RowError(str(error).removeprefix(_WORD).strip(" :").removesuffix(".")) from error
 
     def predict(self, examples: Sequence[AnyExample]) -> list[dict[str, Any]]:
-        """Return a record an example; see `Task.to_records`."""
+        """Return a record an example; see `StagedTask.show`."""
         return self.model.predict(examples).records
 
-    def predict_labelled(self, examples: Sequence[AnyExample]) -> tuple[list[dict[str, Any]], list[Any]]:
-        """Return a record an example, and the predictions as plain values; see `read_prediction`."""
+    def predict_labelled(self, examples: Sequence[AnyExample]) -> tuple[list[Prediction], list[Prediction]]:
+        """Return a record an example, and the predictions that are scored."""
         found = self.model.predict(examples)
-        return found.records, [to_plain(each) for each in found.predictions]
+        return found.records, found.predictions
 
     def take_cases(self) -> dict[str, int]:
         """See `ExportedModel.take_cases`."""
@@ -98,22 +95,3 @@ class TaskPredictor:
         if isinstance(found, list):
             return [each["label"] if isinstance(each, dict) else each for each in found]
         return [] if found is None else [str(found)]
-
-
-def read_prediction(family: str, value: Any) -> Any:
-    """Return a prediction in the task's own terms from its plain values."""
-    return _READERS.get(family, lambda each: each)(value)
-
-
-def _read_spans(value: Mapping[str, Any]) -> SpanPrediction:
-    candidates = tuple((Entity(**entity), score) for entity, score in value["candidates"])
-    return SpanPrediction(tuple(Entity(**each) for each in value["entities"]), candidates)
-
-
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "ner": tuple,
-    "nested_ner": _read_spans,
-    "relation_extraction": lambda value: {tuple(each) for each in value},
-    "qa": lambda value: Answer(**value),
-    "multilabel": lambda value: LabelSetPrediction(**value),
-}

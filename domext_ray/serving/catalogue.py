@@ -17,9 +17,8 @@ from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TOKENS, BankEntry
 from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
-from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
 from domext_ray.downstream.tasks.multilabel import USUAL_THRESHOLD
-from domext_ray.downstream.tasks.task import Task, TaskOptions
+from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.errors import RunError
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.model.domext.routers_domext import Router, choose_adapters
@@ -146,10 +145,10 @@ class Catalogue:
         if entry.architecture == MASKED_LM:
             return "", None
         description = entry.task or describe_head(name, entry, self.max_length)
-        staged = make_described_task(description, self.tokenizer)
-        if not isinstance(staged, SingleTask):
+        task = make_described_task(description, self.tokenizer)
+        if not isinstance(task, Task):
             raise RunError(f"the adapter {name!r} is a stage of {description.family}, which is not served.")
-        return description.family, staged.task
+        return description.family, task
 
     def route(self, input_ids: np.ndarray, allowed: Sequence[ServedAdapter]) -> ServedAdapter | None:
         """Choose the adapter of a text by routers.
@@ -192,7 +191,7 @@ def describe_head(name: str, entry: BankEntry, max_length: int) -> TaskDescripti
         return TaskDescription("ner", name, kinds, "entity_f1.micro", options)
     assert entry.architecture == SEQUENCES
     if entry.problem_type == "regression":
-        return TaskDescription("regression", name, (), "spearman", options, learned={"mean": 0.0, "std": 1.0})
+        return TaskDescription("regression", name, (), "spearman", options, state={"mean": 0.0, "std": 1.0})
     if entry.problem_type == "multi_label_classification":
         thresholds = {ONLY_STAGE: {"threshold": USUAL_THRESHOLD}}
         return TaskDescription("multilabel", name, labels, "f1.micro", options, thresholds=thresholds)

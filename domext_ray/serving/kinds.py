@@ -208,10 +208,11 @@ class _TaskKind(Kind):
         return False
 
     def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
-        """Return the task's record."""
+        """Return the task's prediction."""
         example, rows = asked.place
-        (record,) = cast(Task, asked.adapter.task).to_records([example], cast("list[Row]", rows), list(outcomes))
-        return record
+        task = cast(Task, asked.adapter.task)
+        (prediction,) = task.decode([example], cast("list[Row]", rows), list(outcomes))
+        return task.show(prediction)
 
 
 class Entities(_TaskKind):

@@ -37,8 +37,8 @@ from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import Point, prepare_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
-from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
-from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
+from domext_ray.downstream.tasks.families import make_task
+from domext_ray.downstream.tasks.task import ONLY_STAGE, Row, Task, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.layouts import find_layout

@@ -7,11 +7,12 @@ newest names; `RENAMED` says what this checkout calls them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from domext_ray.commands.main import JOBS, find_verb, main
 from domext_ray.config.finetune import FinetuneConfig, LabelledConfig
 from domext_ray.corpus import stream
 from domext_ray.corpus.manifest import SPLITS, read_manifest, take_rows
+from domext_ray.downstream.finetune.finetuned import make_set_task
+from domext_ray.downstream.start.model import load_start_model
 from domext_ray.inference import predict as predicting
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames
@@ -225,6 +228,63 @@ def read_set(task: str, data: str, **options: bool) -> dict[str, Any]:
 def _describe(example: Example) -> dict[str, Any]:
     """An example as it was before examples had groups, where its set has none."""
     return {name: value for name, value in asdict(example).items() if name != "group" or value}
+
+
+_load_start_model = functools.cache(load_start_model)
+
+
+def encode_set(command: str) -> dict[str, list[Any]]:
+    """Return the rows of a labelled set's training and dev examples, by stage and split, and what is noted of them.
+
+    Every other example goes on with twice itself; four are a document. A row has the place of its example, ids, segment
+    types and targets.
+    """
+    config = read_config(command)
+    loaded = load_labelled(config)
+    splits = {name: [_lengthen(i, e) for i, e in enumerate(getattr(loaded.data, name))] for name in ("train", "dev")}
+    loaded = replace(loaded, data=replace(loaded.data, **{name: tuple(each) for name, each in splits.items()}))
+    task = make_set_task(config, _load_start_model(config.model), loaded)
+    found: dict[str, list[Any]] = {}
+    for name, stage in task.stages.items():
+        for split in splits:
+            rows = stage.encode(getattr(stage.data, split), is_training=split == "train")
+            found[f"{name}.{split}"] = [_describe_row(each) for each in rows]
+        found.setdefault("notes", []).extend(stage.notes)
+    return found
+
+
+def _lengthen(i: int, example: Any) -> Any:
+    if hasattr(example, "words"):
+        copies = 1 + 2 * (i % 2)
+        return replace(example, words=example.words * copies, tags=example.tags * copies, document=f"d{i // 4}")
+    name = "text" if hasattr(example, "text") else "context"
+    return replace(example, **{name: " ".join([getattr(example, name)] * 3)}) if i % 2 else example
+
+
+def _describe_row(row: Any) -> list[Any]:
+    types = None if row.token_type_ids is None else row.token_type_ids.tolist()
+    return [row.example, row.input_ids.tolist(), types, {name: each.tolist() for name, each in row.targets.items()}]
+
+
+def simplify(prediction: dict[str, Any]) -> Any:
+    """Return what the golden file has of a prediction: what was scored or ranked, without what follows from it."""
+    own = prediction
+    if "candidates" in own and "entities" in own:
+        names = ("start", "end", "label")
+        entities = [{name: each[name] for name in names} for each in own["entities"]]
+        spans = [[dict(zip(names, span, strict=True)), score] for *span, score in own["candidates"]]
+        return {"entities": entities, "candidates": spans}
+    if "relations" in own:
+        return sorted([each["head"]["text"], each["label"], each["tail"]["text"]] for each in own["relations"])
+    if "labels" in own:
+        names = sorted(own["probabilities"])
+        probabilities = [own["probabilities"][each] for each in names]
+        return {"labels": sorted(own["labels"]), "probabilities": probabilities}
+    if "null_score" in own:
+        start, end = own["best"]
+        none, score = own["null_score"], own["score"] + own["null_score"]
+        return {"text": own["answer"] or "", "start": start, "end": end, "score": score, "null_score": none}
+    return next(own[name] for name in ("tags", "terms", "label", "value", "answer") if name in own)
 
 
 def read_input(spec: str, field: str) -> list[list[Any]]:

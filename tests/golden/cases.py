@@ -286,7 +286,7 @@ def make_tasks(folder: Path) -> Records:
         records[family] = {
             "command": command,
             **scores,
-            "predictions": [json.loads(each)["prediction"] for each in predictions[-8:]],
+            "predictions": [adapter.simplify(json.loads(each)["prediction"]) for each in predictions[-8:]],
             **predict_rows(folder, family),
         }
     return records
@@ -308,6 +308,32 @@ def predict_rows(folder: Path, family: str) -> Records:
         "malformed": [malformed["line"], malformed["reason"]],
         "scored": {"value": scores["value"], "metric": scores["metric"], "ids": digest(ids)},
     }
+
+
+ENCODED = {
+    "": "--labelled.max_length 64",
+    ", short rows": "--labelled.max_length 24 --labelled.stride 6",
+    ", shortest rows": "--labelled.max_length 16 --labelled.stride 3",
+}
+WITH_CONTEXT = {f"{name}, context": f"{each} --labelled.context true" for name, each in ENCODED.items()}
+
+
+def make_encoded(folder: Path) -> Records:
+    """Encode a set of every family with every tokenizer; rows that are too short for a text make windows, or cut it."""
+    records: Records = {}
+    for family in made_inputs.FAMILIES:
+        lengths = ENCODED | (
+            {", context": f"{ENCODED[', short rows']} --labelled.context true"} if family == "ner" else {}
+        )
+        for name, options in lengths.items():
+            for base in ("bert", "roberta", "camembert"):
+                command = f"finetune --task {family} --data sets/{family} --model bases/{base} {options}"
+                found = adapter.encode_set(command)
+                records[f"{family}{name}, {base}"] = {
+                    part: rows if part == "notes" else [len(rows), digest(rows), rows[0]]
+                    for part, rows in found.items()
+                }
+    return records
 
 
 # --- what is measured, kept and embedded ----------------------------------------------------------------------------

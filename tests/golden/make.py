@@ -2,8 +2,8 @@
 
     python tests/golden/make.py [NAME ...]
 
-NAME is rows, batches, losses, exports, tasks or mistakes; without one, all are made. A golden file is made anew only in
-a commit that touches nothing else and names the cause.
+NAME is rows, batches, losses, exports, encoded, tasks, measures or mistakes; without one, all are made. A golden file
+is made anew only in a commit that touches nothing else and names the cause.
 """
 
 from __future__ import annotations

@@ -100,6 +100,10 @@ def test_exports(folder: Path, losses: dict[str, Any], own_modules: None) -> Non
     check("exports", cases.make_exports(folder), 10 * RTOL, 10 * ATOL)
 
 
+def test_encoded(folder: Path) -> None:
+    check("encoded", cases.make_encoded(folder))
+
+
 def test_tasks(folder: Path) -> None:
     check("tasks", cases.make_tasks(folder), 100 * RTOL, 100 * ATOL)
 

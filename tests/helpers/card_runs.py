@@ -202,7 +202,7 @@ def run_family(family: str, folder: Path, *, head_bilstm: int = 0) -> dict[str, 
             start, family, BOTTLENECK, family == "normalization", head_bilstm, engine, register_card(), epochs=0.3
         )
         card.take_waits()
-        task.run_steps({name: each.predict for name, each in fitted.items()}, task.data.test)
+        task.run({name: each.predict for name, each in fitted.items()}, task.data.test)
         prediction = card.take_waits()
     step: Waits = Counter()
     for each in steps:

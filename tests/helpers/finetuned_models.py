@@ -16,8 +16,7 @@ from domext_ray.downstream.finetune.training import Fitted, Point, fit_stages
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
-from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
 from domext_ray.inference.examples import Marks, RawRecord, make_example
 from domext_ray.labelled.examples import (
     AnnotatedText,

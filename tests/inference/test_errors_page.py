@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from finetuned_models import draw_example
 
-from domext_ray.downstream.tasks.questions import Answer
-from domext_ray.downstream.tasks.spans import SpanPrediction
+from domext_ray.downstream.tasks.task import Prediction, describe_entity
 from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.scoring import Compared, compare_predictions, describe_classes, match_spans
 from domext_ray.labelled.examples import (
@@ -33,8 +32,12 @@ TEXT = "Aspirin & <b>heart</b> \U0001f600 pain of $title"
 GOLD = (Entity(0, 7, "Drug"), Entity(13, 18, "Organ"), Entity(25, 29, "Sign"))
 
 
+def find(*entities: Entity) -> Prediction:
+    return {"entities": [describe_entity(TEXT, each) for each in entities]}
+
+
 def compare_spans(*predicted: Entity) -> Compared:
-    (found,) = compare_predictions([AnnotatedText("7", "f:7", TEXT, GOLD)], [SpanPrediction(predicted)])
+    (found,) = compare_predictions([AnnotatedText("7", "f:7", TEXT, GOLD)], [find(*predicted)])
     return found
 
 
@@ -101,7 +104,7 @@ def test_the_report_has_the_figures_of_the_task() -> None:
     json.dumps(report)
     gold, predicted = ["a", "b", "b", "c"], ["a", "a", "b", "d"]
     texts = [LabelledText(str(i), "f", "t", None, label) for i, label in enumerate(gold)]
-    report = describe_classes(compare_predictions(texts, predicted), ["a", "b", "c", "d"])
+    report = describe_classes(compare_predictions(texts, [{"label": each} for each in predicted]), ["a", "b", "c", "d"])
     values = score_classes(gold, predicted, ["a", "b", "c", "d"]).values
     assert {label: each["f1"] for label, each in report["labels"].items()} == pytest.approx(values["f1"]["per_label"])
     assert report["confusion"]["rows"] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
@@ -110,20 +113,25 @@ def test_the_report_has_the_figures_of_the_task() -> None:
 def test_every_family_has_its_mistakes() -> None:
     question = Question("1", "f", "who", "a cat sat", (Entity(2, 5, ""),))
     choice = Choice("1", "f", "the cat", "can", ("run", "write"), 0)
+    cat = {"answer": "cat", "start": 2, "end": 5}
     cases: list[tuple[Any, Any, list[str]]] = [
-        (question, Answer("cat", 2, 5, 0.0, 0.0), []),
-        (question, Answer("a cat", 0, 5, 0.0, 0.0), []),  # SQuAD leaves articles out
-        (question, Answer("cat sat", 2, 9, 0.0, 0.0), ["wrong boundary"]),
-        (question, Answer("sat", 6, 9, 0.0, 0.0), ["wrong"]),
-        (question, Answer("", 2, 5, 0.0, 0.0), ["missed"]),
-        (Question("2", "f", "who", "a cat", ()), Answer("cat", 2, 5, 0.0, 0.0), ["spurious"]),
-        (choice, 0, []),
-        (choice, 1, ["wrong"]),
-        (Mention("1", "f", "pain", ("ache", "hurt")), ["ache", "harm"], ["missed", "spurious"]),
-        (TaggedSentence("1", "f", ("a", "cat"), ("O", "B-x")), ("O", "O"), ["missed"]),
-        (RawSentence("1", "f", ("a", "cat"), ("O", "B-x"), "", " a  cat", ((1, 2), (4, 7))), ("O", "B-x"), []),
-        (draw_example("relation_extraction", 0, np.random.default_rng(0)), set(), ["missed"]),
-        (LabelledText("1", "f", "a", "b", "", 2.0), 1.5, []),
+        (question, cat, []),
+        (question, {"answer": "a cat", "start": 0, "end": 5}, []),  # SQuAD leaves articles out
+        (question, {"answer": "cat sat", "start": 2, "end": 9}, ["wrong boundary"]),
+        (question, {"answer": "sat", "start": 6, "end": 9}, ["wrong"]),
+        (question, {"answer": None}, ["missed"]),
+        (Question("2", "f", "who", "a cat", ()), cat, ["spurious"]),
+        (choice, {"answer": 0}, []),
+        (choice, {"answer": 1}, ["wrong"]),
+        (Mention("1", "f", "pain", ("ache", "hurt")), {"terms": ["ache", "harm"]}, ["missed", "spurious"]),
+        (TaggedSentence("1", "f", ("a", "cat"), ("O", "B-x")), {"tags": ["O", "O"]}, ["missed"]),
+        (
+            RawSentence("1", "f", ("a", "cat"), ("O", "B-x"), "", " a  cat", ((1, 2), (4, 7))),
+            {"tags": ["O", "B-x"]},
+            [],
+        ),
+        (draw_example("relation_extraction", 0, np.random.default_rng(0)), {"relations": []}, ["missed"]),
+        (LabelledText("1", "f", "a", "b", "", 2.0), {"value": 1.5}, []),
     ]
     for example, prediction, kinds in cases:
         (found,) = compare_predictions([example], [prediction])
@@ -140,7 +148,7 @@ def write(path: Path, examples: list[Any], predictions: list[Any], **options: An
 
 def test_the_page_shows_texts_as_they_are(tmp_path: Path) -> None:
     text = AnnotatedText('"><script>alert(1)</script>', "f:7", TEXT, GOLD)
-    found = SpanPrediction((Entity(0, 9, "Drug"), Entity(13, 18, "<Sign>")))
+    found = find(Entity(0, 9, "Drug"), Entity(13, 18, "<Sign>"))
     page = write(tmp_path / "errors.html", [text], [found], labels=["Drug"], scores=[("entity_f1.micro", "0.000")])
     assert "<script>alert" not in page and "<b>heart" not in page and "$title" in page
     shown = "".join(Page(page).texts)
@@ -153,7 +161,7 @@ def test_long_texts_are_cut_around_their_mistakes_and_most_of_many_are_left_out(
     long = "x " * 2000 + "heart" + " y" * 2000
     gold = (Entity(4000, 4005, "Organ"),)
     texts = [AnnotatedText(str(i), f"f:{i}", long, gold) for i in range(50)]
-    page = write(tmp_path / "errors.html", texts, [SpanPrediction(())] * 50, max_errors=5)
+    page = write(tmp_path / "errors.html", texts, [find()] * 50, max_errors=5)
     assert page.count("<article") == 5 and len(page) < 40_000
     shown = "".join(Page(page).texts)
     assert "50 of 50 examples (100.0%) are predicted wrongly; 5 of them are shown below." in shown
@@ -162,18 +170,18 @@ def test_long_texts_are_cut_around_their_mistakes_and_most_of_many_are_left_out(
 
 
 def test_a_page_without_mistakes_says_so(tmp_path: Path) -> None:
-    page = write(tmp_path / "errors.html", [AnnotatedText("1", "f", TEXT, GOLD)], [SpanPrediction(GOLD)])
+    page = write(tmp_path / "errors.html", [AnnotatedText("1", "f", TEXT, GOLD)], [find(*GOLD)])
     assert "None of 1 examples is predicted wrongly." in page and "<article" not in page
     values = [LabelledText(str(i), "f", "t", None, "", float(i)) for i in range(4)]
-    page = write(tmp_path / "values.html", values, [0.0, 3.0, 2.5, 3.0])
+    page = write(tmp_path / "values.html", values, [{"value": each} for each in (0.0, 3.0, 2.5, 3.0)])
     assert "Farthest off" in page and re.findall(r">(\d) · f<", page) == ["1", "2"]
 
 
 def test_a_page_of_a_set_of_people_quotes_nothing(tmp_path: Path) -> None:
     examples = [LabelledText("1", "f:1", "the words of one", None, "yes", group="aa")]
-    report = write_errors_page(tmp_path / "private.html", examples, ["no"], title="made")
+    report = write_errors_page(tmp_path / "private.html", examples, [{"label": "no"}], title="made")
     page = (tmp_path / "private.html").read_text()
     assert report["wrong"] == 1 and "the words" not in page and "No example is shown" in page
-    write_errors_page(tmp_path / "open.html", [replace(examples[0], group="")], ["no"], title="made")
+    write_errors_page(tmp_path / "open.html", [replace(examples[0], group="")], [{"label": "no"}], title="made")
     page = (tmp_path / "open.html").read_text()
     assert "the words" in page and "No example is shown" not in page

@@ -16,7 +16,8 @@ from domext_ray.downstream.finetune.export import RECALL_ENCODER, export_stages
 from domext_ray.downstream.finetune.exported import ExportedModel, load_exported
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.description import describe_task
-from domext_ray.downstream.tasks.stages import StagedTask, evaluate_stages
+from domext_ray.downstream.tasks.stages import evaluate_stages
+from domext_ray.downstream.tasks.task import StagedTask
 from domext_ray.errors import RunError
 from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.labelled.set_families import FAMILIES

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.downstream.finetune.finetuned import FinetunedModel, rebuild_finetuned
 from domext_ray.downstream.finetune.training import Fitted, predict_rows
-from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
-from domext_ray.downstream.tasks.task import Row
+from domext_ray.downstream.tasks.task import ONLY_STAGE, Row
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, compare_paired
 from domext_ray.model.base import hash_tensors
@@ -190,7 +189,7 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
     folder = Path(config.finetuned).expanduser()
     model = "" if config.model == FinetuneConfig.model else config.model
     finetuned = rebuild_finetuned(folder, _choose_device(config), data=config.data, model=model)
-    if not isinstance(finetuned.task, SingleTask):
+    if finetuned.task.is_chain:
         raise ConfigError(
             f"--finetuned {config.finetuned!r} is a run of {finetuned.loaded.family}, which takes "
             f"{len(finetuned.task.stages)} models; give a run of a task of one model."
@@ -261,7 +260,7 @@ def study_spans(work: SpanWork) -> SpanStudy:
             "split": "dev",
             "examples": len(dev),
             "whole": value,
-            "majority": task.score(dev, task.predict_majority(dev)).get(task.metric),
+            "majority": task.score(dev, task.predict_baseline(dev)).get(task.metric),
         }
         work.folder.mkdir(parents=True, exist_ok=True)
         for span in _show_progress(waiting, len(kept)):

@@ -19,7 +19,7 @@ from domext_ray.downstream.finetune.card import SplitScore, build_card
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.tasks.description import describe_task
-from domext_ray.downstream.tasks.stages import StagedTask
+from domext_ray.downstream.tasks.task import StagedTask
 from domext_ray.downstream.tasks.task_file import HERE, TaskFile, write_task_file
 from domext_ray.export.folder import FINE_TUNED, ExportRecord, new_export
 from domext_ray.export.model_folder import is_plain, save_model, save_tokenizer, save_with_code
@@ -47,7 +47,7 @@ def export_stages(
         for name, each in fitted.items():
             save_fitted(start, task.data.name, each, temporary / places[name], scores or {}, task.metric)
         write_task_file(temporary, content)
-        if content.description.learned.get("embedding_recall"):
+        if content.description.state.get("embedding_recall"):
             _save_recall_encoder(start, temporary / RECALL_ENCODER)
 
 

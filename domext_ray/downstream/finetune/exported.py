@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.finetune.export import RECALL_ENCODER
-from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, run_rows
+from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, predict_examples
 from domext_ray.downstream.start.head import find_head
 from domext_ray.downstream.start.model import TRAININGS, StartModel, build_task_model, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
-from domext_ray.downstream.tasks.stages import Records, StagedTask
+from domext_ray.downstream.tasks.task import Prediction, StagedTask
 from domext_ray.downstream.tasks.task_file import TASK_FILE, read_task_file
 from domext_ray.errors import RunError
 from domext_ray.export.folder import check_whole
@@ -38,8 +38,8 @@ _HEAD_VALUES = ("head_bilstm", "head_bilstm_layers", "head_layers", "head_mix")
 class Predicted:
     """What a model says of some examples."""
 
-    predictions: list[Any]  # one an example, in the task's own terms (`StagedTask.score` takes them)
-    records: Records  # one an example, JSON-able (`Task.to_records`)
+    predictions: list[Prediction]  # one an example (`StagedTask.score` takes them)
+    records: list[Prediction]  # one an example, as users read them (`StagedTask.show`)
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,11 @@ class ExportedModel:
         """Predict examples of the task's family, with or without labels."""
         if not examples:
             return Predicted([], [])
-        asked = {name: _Stage(each, self.batch_tokens) for name, each in self.fitted.items()}
-        steps = self.task.run_steps(asked, examples)
-        records = self.task.to_records(examples, steps, {name: each.records for name, each in asked.items()})
-        return Predicted(self.task.decode(examples, steps), records)
+        asked = {
+            name: partial(predict_examples, each, max_tokens=self.batch_tokens) for name, each in self.fitted.items()
+        }
+        predictions = self.task.run(asked, examples)
+        return Predicted(predictions, [self.task.show(each) for each in predictions])
 
     def take_cases(self) -> dict[str, int]:
         """Return how many of the examples so far were odd (cut, above all), by what is said of them, and begin anew."""
@@ -68,21 +69,6 @@ class ExportedModel:
             taken.update(cases)
             cases.clear()
         return dict(taken)
-
-
-class _Stage:
-    """Predicts with the model of a stage, and keeps the records of what it was asked about."""
-
-    def __init__(self, fitted: Fitted, batch_tokens: int) -> None:
-        self.fitted, self.batch_tokens = fitted, batch_tokens
-        self.records: Records = []
-
-    def __call__(self, examples: Sequence[Any]) -> list[Any]:
-        task = self.fitted.task
-        rows = task.encode(examples, is_training=False)
-        outputs = run_rows(self.fitted, rows, self.batch_tokens)
-        self.records = task.to_records(examples, rows, outputs)
-        return task.decode(examples, rows, outputs)
 
 
 def is_finetuned_model(folder: str | Path) -> bool:
@@ -132,7 +118,7 @@ def load_exported(folder: str | Path, device: torch.device, batch_tokens: int = 
     fault = f"{folder / TASK_FILE} has the models {', '.join(starts) or 'none'}; export the model again."
     if not starts:
         raise RunError(fault)
-    recalls = description.learned.get("embedding_recall") is True
+    recalls = description.state.get("embedding_recall") is True
     embed = TextEmbedding(load_start_model(str(folder / RECALL_ENCODER))) if recalls else None
     tokenizer = next(iter(starts.values())).tokenizer
     task = make_described_task(description, tokenizer, embed)

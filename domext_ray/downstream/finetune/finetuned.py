@@ -20,8 +20,7 @@ from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
-from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
@@ -50,7 +49,7 @@ def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) 
     metric = labelled.metric or loaded.metric
     embed = TextEmbedding(start) if labelled.embedding_recall else None
     task = make_task(loaded.family, loaded.data, start.tokenizer, options, metric, embed)
-    set_loss(task, LossOptions(labelled.class_weights, config.optim.label_smoothing), loaded.family)
+    set_loss(task, LossOptions(labelled.class_weights, config.optim.label_smoothing))
     return task
 
 

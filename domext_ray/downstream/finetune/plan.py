@@ -15,7 +15,7 @@ from domext_ray.downstream.finetune.finetuned import make_set_task, read_finetun
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.training import Point, make_model
 from domext_ray.downstream.start.model import StartModel, load_start_model
-from domext_ray.downstream.tasks.stages import StagedTask
+from domext_ray.downstream.tasks.task import StagedTask
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.options.build import identity_of

@@ -23,8 +23,7 @@ from domext_ray.config.pretrain import OptimConfig
 from domext_ray.downstream.finetune.batches import plan_epoch, plan_prediction
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
-from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.downstream.tasks.task import Row, Task
+from domext_ray.downstream.tasks.task import Prediction, Row, StagedTask, Task
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.build import choose_attention
@@ -116,7 +115,7 @@ class Fitted:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    dev_predictions: list[Any] | None = None
+    dev_predictions: list[Prediction] | None = None
 
     @classmethod
     def place(cls, task: Task, model: Any, device: torch.device, *, bf16: bool) -> Fitted:
@@ -131,7 +130,7 @@ class Fitted:
         with torch.no_grad():
             return cast("tuple[Tensor, ...]", self.objective.eval()(**batch))
 
-    def predict(self, examples: Sequence[AnyExample]) -> list[Any]:
+    def predict(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return a prediction an example, with the thresholds as they are."""
         if examples is self.task.data.dev and self.dev_predictions is not None:
             return self.dev_predictions
@@ -165,7 +164,7 @@ class EarlyStopping:
         best = self._best
         if best is not None and best.best_epoch < fitted.last_epoch:
             fitted.model.load_state_dict(best.tensors, strict=False)
-            fitted.task.apply(best.thresholds)
+            fitted.task.set_thresholds(best.thresholds)
             fitted.best_epoch, fitted.thresholds = best.best_epoch, best.thresholds
             fitted.dev_predictions = best.dev_predictions
 
@@ -253,13 +252,10 @@ def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, poin
 def _score_dev(fitted: Fitted, rows: Sequence[Row]) -> float:
     """Tune the task's thresholds on dev and return dev's figure; the model reads dev's rows once."""
     task, dev = fitted.task, fitted.task.data.dev
-    outputs = run_rows(fitted, rows)
-    predictions = task.decode(dev, rows, outputs)
-    fitted.thresholds = task.tune(dev, predictions)
-    if fitted.thresholds:
-        predictions = task.decode(dev, rows, outputs)
-    fitted.dev_predictions = predictions
-    return task.score(dev, predictions).get(task.metric)
+    predictions = predict_rows(fitted, dev, rows)
+    fitted.thresholds = task.fit_thresholds(dev, predictions)
+    fitted.dev_predictions = task.decide_all(dev, predictions)
+    return task.score(dev, fitted.dev_predictions).get(task.metric)
 
 
 def make_model(start: StartModel, task: Task, config: FinetuneConfig, seed: int) -> Any:
@@ -326,19 +322,23 @@ def restore_task(
             f"the tensors of {point.key} are of another model ({unexpected[0]}): a former version trained it; give "
             "another --run.name."
         )
-    task.apply(thresholds)
+    task.set_thresholds(thresholds)
     fitted.tensors, fitted.thresholds = tensors, thresholds
     return fitted
 
 
-def predict_examples(fitted: Fitted, examples: Sequence[AnyExample]) -> list[Any]:
-    """Return a prediction an example."""
-    return predict_rows(fitted, examples, fitted.task.encode(examples, is_training=False))
+def predict_examples(
+    fitted: Fitted, examples: Sequence[AnyExample], max_tokens: int = PREDICTION_TOKENS
+) -> list[Prediction]:
+    """Return a prediction an example, from batches of so many tokens at most, padding counted."""
+    return predict_rows(fitted, examples, fitted.task.encode(examples, is_training=False), max_tokens)
 
 
-def predict_rows(fitted: Fitted, examples: Sequence[AnyExample], rows: Sequence[Row]) -> list[Any]:
+def predict_rows(
+    fitted: Fitted, examples: Sequence[AnyExample], rows: Sequence[Row], max_tokens: int = PREDICTION_TOKENS
+) -> list[Prediction]:
     """Return a prediction an example, from the rows that the task has made of them."""
-    return fitted.task.decode(examples, rows, run_rows(fitted, rows))
+    return fitted.task.decode(examples, rows, run_rows(fitted, rows, max_tokens))
 
 
 def run_rows(fitted: Fitted, rows: Sequence[Row], max_tokens: int = PREDICTION_TOKENS) -> list[tuple[np.ndarray, ...]]:

@@ -27,7 +27,8 @@ from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.finetuned import read_result, restore_stages, result_path
 from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.downstream.start.model import TRAININGS, StartModel
-from domext_ray.downstream.tasks.stages import StagedResult, StagedTask, evaluate_stages
+from domext_ray.downstream.tasks.stages import StagedResult, evaluate_stages
+from domext_ray.downstream.tasks.task import StagedTask
 from domext_ray.errors import TrainingError
 from domext_ray.files import read_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED
@@ -127,7 +128,7 @@ def score_point(work: FinetuneWork, point: Point, export: Path | None) -> None:
     device = _prepare_process(work)
     fitted = restore_stages(work.start, work.task, work.config, work.trainings, point, device)
     thresholds = read_result(work.trainings, point)["task_thresholds"]
-    work.task.apply(thresholds)
+    work.task.set_thresholds(thresholds)
     if not has_test:
         predictors = {name: each.predict for name, each in fitted.items()}
         _write_splits(work, point, evaluate_stages(work.task, predictors, splits=("test",), thresholds=thresholds))
@@ -157,7 +158,7 @@ def _write_splits(work: FinetuneWork, point: Point, result: StagedResult) -> Non
     for split, score in result.scores.items():
         lines = []
         for example, each in zip(getattr(work.task.data, split), result.predictions[split], strict=True):
-            record = {"split": split, "id": example.id, "prediction": to_plain(each)}
+            record = {"split": split, "id": example.id, "prediction": each}
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         write_text(folder / f"{split}.predictions.jsonl", "".join(lines))
         drawn = score.resample(work.config.num_resamples, RESAMPLING_SEED)
@@ -175,16 +176,3 @@ def write_array(path: Path, array: np.ndarray) -> None:
     """Write an array as .npy, whole or not at all."""
     with new_file(path) as temporary:
         np.save(temporary, array, allow_pickle=False)
-
-
-def to_plain(value: Any) -> Any:
-    """Return a prediction as JSON has it."""
-    if hasattr(value, "__dataclass_fields__"):
-        return to_plain(asdict(value))
-    if isinstance(value, dict):
-        return {str(name): to_plain(each) for name, each in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted((to_plain(each) for each in value), key=str)
-    if isinstance(value, (list, tuple)):
-        return [to_plain(each) for each in value]
-    return value.item() if isinstance(value, (np.generic, np.ndarray)) and np.ndim(value) == 0 else value

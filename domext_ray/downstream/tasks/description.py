@@ -13,19 +13,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.families import SINGLE, STAGED, SingleTask, make_task
-from domext_ray.downstream.tasks.learned import (
-    check_learned,
-    read_bool,
-    read_number,
-    read_optional_text,
-    read_text,
-    read_texts,
-    read_whole,
-)
+from domext_ray.downstream.tasks import state as rules
+from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.normalization import Embed
-from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.state import State, check_state
+from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
 from domext_ray.errors import DomextError, RunError
 from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.set_families import FAMILIES
@@ -48,7 +40,7 @@ class TaskDescription:
         positive_label: the class whose F1 is "f1.positive".
         catalogue: standard terms (normalisation only).
         thresholds: what was tuned on dev, by stage and name; `WHOLE_TASK` has those of no stage.
-        learned: what the family found out from its set; see `Task.learned`.
+        state: what the family found out from its set; see `StagedTask.state_dict`.
     """
 
     family: str
@@ -60,27 +52,16 @@ class TaskDescription:
     positive_label: str | None = None
     catalogue: tuple[str, ...] = ()
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    learned: Mapping[str, Any] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
 
     @property
     def marks(self) -> tuple[tuple[str, ...], ...]:
         """Marks of the two arguments in the set's files (relation only); empty: the set had none."""
-        return tuple(map(tuple, self.learned.get("marks", ())))
+        return tuple(map(tuple, self.state.get("marks", ())))
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as JSON has them."""
-        return {
-            "family": self.family,
-            "set": self.set_name,
-            "labels": list(self.labels),
-            "negative_label": self.negative_label,
-            "positive_label": self.positive_label,
-            "metric": self.metric,
-            "options": asdict(self.options),
-            "thresholds": {stage: dict(each) for stage, each in self.thresholds.items()},
-            "learned": dict(self.learned),
-            "catalogue": list(self.catalogue),
-        }
+        return {**asdict(self), "labels": list(self.labels), "catalogue": list(self.catalogue)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TaskDescription:
@@ -89,71 +70,37 @@ class TaskDescription:
         Raises:
             ValueError: a value is missing, or of another kind.
         """
-        missing = _NAMES - values.keys()
-        if missing:
-            raise ValueError(f"it has no {min(missing)}")
-        family, metric = read_text(values, "family"), read_text(values, "metric")
-        if family not in FAMILIES:
-            raise ValueError(f"family is {family!r}; it must be one of {', '.join(FAMILIES)}")
-        if not any(fnmatch.fnmatchcase(metric, each) for each in FAMILIES[family].metrics):
-            raise ValueError(f"metric is {metric!r}; it must be one of {', '.join(FAMILIES[family].metrics)}")
-        labels, negative = read_texts(values, "labels"), read_optional_text(values, "negative_label")
-        positive = read_optional_text(values, "positive_label")
-        strange = [each for each in (negative, positive) if each is not None and each not in labels]
-        if strange:
-            raise ValueError(f"{strange[0]!r} is none of its labels")
-        return cls(
-            family,
-            read_text(values, "set"),
-            labels,
-            metric,
-            _read_options(values["options"]),
-            negative,
-            positive,
-            read_texts(values, "catalogue"),
-            _read_thresholds(values["thresholds"]),
-            _expect_mapping(values, "learned"),
-        )
+        check_state(values, _RULES)
+        check_state(values["options"], _OPTIONS)
+        check_state(values["thresholds"], dict.fromkeys(values["thresholds"], rules.OBJECT))
+        for each in values["thresholds"].values():
+            check_state(each, dict.fromkeys(each, rules.NUMBER))
+        metric, labels = values["metric"], values["labels"]
+        known = FAMILIES[values["family"]].metrics
+        if not any(fnmatch.fnmatchcase(metric, each) for each in known):
+            raise ValueError(f"metric is {metric!r}; it must be one of {', '.join(known)}")
+        for each in (values["negative_label"], values["positive_label"]):
+            if each not in (None, *labels):
+                raise ValueError(f"{each!r} is none of its labels")
+        own = {"labels": tuple(labels), "catalogue": tuple(values["catalogue"])}
+        return cls(**{**values, **own, "options": TaskOptions(**values["options"])})
 
 
-_NAMES = {
-    *("family", "set", "labels", "negative_label", "positive_label", "metric", "options", "thresholds", "learned"),
-    "catalogue",
+_RULES: Mapping[str, rules.Rule] = {
+    "family": (f"one of {', '.join(FAMILIES)}", lambda value: value in list(FAMILIES)),
+    **dict.fromkeys(("set_name", "metric"), rules.TEXT),
+    **dict.fromkeys(("labels", "catalogue"), rules.TEXTS),
+    **dict.fromkeys(("negative_label", "positive_label"), rules.OPTIONAL_TEXT),
+    **dict.fromkeys(("options", "thresholds", "state"), rules.OBJECT),
 }
-
-
-def _expect_mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = values[name]
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} is {str(found)[:60]!r}; it must be a JSON object")
-    return found
-
-
-def _read_options(values: Any) -> TaskOptions:
-    options = _expect_mapping({"options": values}, "options")
-    check_learned(options, "max_length", "stride", "context")
-    return TaskOptions(
-        read_whole(options, "max_length", 1), read_whole(options, "stride"), read_bool(options, "context")
-    )
-
-
-def _read_thresholds(values: Any) -> dict[str, dict[str, float]]:
-    stages = _expect_mapping({"thresholds": values}, "thresholds")
-    return {
-        stage: {name: read_number(_expect_mapping(stages, stage), name) for name in _expect_mapping(stages, stage)}
-        for stage in stages
-    }
+_OPTIONS: Mapping[str, rules.Rule] = {"max_length": rules.COUNT, "stride": rules.WHOLE, "context": rules.BOOL}
 
 
 def describe_task(task: StagedTask) -> TaskDescription:
-    """Describe a task with the thresholds that it has now.
-
-    Args:
-        task: of any family; one that was made from a description gives that again.
-    """
+    """Describe a task with the thresholds that it has now; one made from a description gives that again."""
     data = task.data
     return TaskDescription(
-        find_family(task),
+        task.family,
         data.name,
         data.labels,
         task.metric,
@@ -161,21 +108,13 @@ def describe_task(task: StagedTask) -> TaskDescription:
         data.negative_label,
         data.positive_label,
         tuple(dict.fromkeys(data.catalogue)),
-        _list_thresholds(task),
-        task.learned,
+        {name: dict(each.thresholds) for name, each in _list_parts(task).items() if each.thresholds},
+        task.state_dict(),
     )
 
 
-def find_family(task: StagedTask) -> str:
-    """Return the name of a task's family."""
-    kinds: Mapping[str, Any] = SINGLE if isinstance(task, SingleTask) else STAGED
-    own = type(task.task) if isinstance(task, SingleTask) else type(task)
-    return next(name for name, kind in kinds.items() if kind is own)
-
-
-def _list_thresholds(task: StagedTask) -> dict[str, dict[str, float]]:
-    found = {WHOLE_TASK: task.thresholds, **{name: stage.thresholds for name, stage in task.stages.items()}}
-    return {name: each for name, each in found.items() if each}
+def _list_parts(task: StagedTask) -> dict[str, StagedTask]:
+    return {**({WHOLE_TASK: task} if task.is_chain else {}), **task.stages}
 
 
 def make_described_task(
@@ -192,29 +131,18 @@ def make_described_task(
         RunError: the description is of no such task.
     """
     own = description
-    data = LabelledSet(
-        own.set_name,
-        (),
-        (),
-        (),
-        own.labels,
-        own.negative_label,
-        own.catalogue,
-        positive_label=own.positive_label,
-    )
+    labels: dict[str, Any] = {each: getattr(own, each) for each in ("labels", "negative_label", "positive_label")}
+    data = LabelledSet(own.set_name, (), (), (), catalogue=own.catalogue, **labels)
     try:
-        task = make_task(own.family, data, tokenizer, own.options, own.metric, embed, own.learned)
-        _apply_thresholds(task, own.thresholds)
+        task = make_task(own.family, data, tokenizer, own.options, own.metric, embed, own.state)
+        parts = _list_parts(task)
+        expected = {name: sorted(each.thresholds) for name, each in parts.items() if each.thresholds}
+        if expected != {name: sorted(each) for name, each in own.thresholds.items()}:
+            raise ValueError(f"thresholds is {dict(own.thresholds)!r}; it must have {expected or 'none'}")
+        for name, each in own.thresholds.items():
+            parts[name].set_thresholds(each)
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, DomextError):
             raise
         raise RunError(f"the description of the task {own.set_name!r} is damaged: {error}; export it again.") from error
     return task
-
-
-def _apply_thresholds(task: StagedTask, thresholds: Mapping[str, Mapping[str, float]]) -> None:
-    expected = {stage: sorted(each) for stage, each in _list_thresholds(task).items()}
-    if expected != {stage: sorted(each) for stage, each in thresholds.items()}:
-        raise ValueError(f"thresholds is {dict(thresholds)!r}; it must have {expected or 'none'}")
-    for stage, each in thresholds.items():
-        (task if stage == WHOLE_TASK else task.stages[stage]).apply(dict(each))

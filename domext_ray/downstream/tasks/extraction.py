@@ -10,33 +10,32 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.learned import (
-    Learned,
-    check_learned,
-    read_lists_of_texts,
-    read_texts,
-    read_whole,
-)
-from domext_ray.downstream.tasks.records import describe_entity
 from domext_ray.downstream.tasks.relations import RelationTask
-from domext_ray.downstream.tasks.spans import SpanPrediction, SpanTask
-from domext_ray.downstream.tasks.stages import Predict, Records, StagedTask, choose_metric
-from domext_ray.downstream.tasks.task import Task, TaskOptions, keep_note
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.downstream.tasks.spans import SpanTask
+from domext_ray.downstream.tasks.state import COUNT, PAIRS, TEXTS, State
+from domext_ray.downstream.tasks.task import (
+    Predict,
+    Prediction,
+    StagedTask,
+    Task,
+    TaskOptions,
+    describe_entity,
+    read_entity,
+)
+from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
 from domext_ray.labelled.metrics.metrics import score_triples
 from domext_ray.labelled.metrics.scores import Score
 
 ENTITIES, RELATIONS = "entities", "relations"
 NO_RELATION = "no_relation"
-METRICS = ("relation_f1.micro", "relation_f1.precision", "relation_f1.recall")
 
 Triple: TypeAlias = tuple[str, str, str]
 """Subject string, predicate, object string."""
@@ -58,60 +57,29 @@ class PairOptions:
     max_pairs: int = 512
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.num_negatives < 0 or self.max_pairs < 1:
-            raise ConfigError(
-                f"num_negatives {self.num_negatives} must be 0 or more and max_pairs {self.max_pairs} 1 or more."
-            )
-
-
-@dataclass(frozen=True)
-class CandidatePairs:
-    """Pairs of entities to classify.
-
-    Args:
-        examples: one a pair, in the texts' order; label NO_RELATION where nothing is known.
-        texts: for each the place of its text in the sequence that they were made from.
-    """
-
-    examples: tuple[MarkedText, ...]
-    texts: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ExtractionSteps:
-    """What the two steps found in some texts.
-
-    Args:
-        found: what step 1 found in each text.
-        pairs: of these entities.
-        labels: predicate or NO_RELATION of each pair.
-    """
-
-    found: tuple[SpanPrediction, ...]
-    pairs: CandidatePairs
-    labels: tuple[str, ...]
-
 
 class ExtractionTask(StagedTask):
     """Extraction of (subject, predicate, object) by entities, then the relation of each pair.
 
-    A triple is right when its three strings are, wherever in the text its entities are (CBLUE's rule for CMeIE). A
-    pair gets one predicate; training pairs with several are seen with each.
+    A prediction has "entities", and "relations" with head, tail, label and the label's probability as "score". A triple
+    is right when its three strings are, wherever in the text its entities are (CBLUE's rule for CMeIE). A pair gets one
+    predicate; training pairs with several are seen with each. The state has types of entities, predicates, and which
+    types are related somewhere in training.
 
     Args:
-        data: texts with entities and relations; `labels` are the predicates.
-        tokenizer: the model's.
-        options: how examples become rows, in both steps.
-        metric: path of the figure that dev chooses by; empty: "relation_f1.micro".
+        data, tokenizer, options, metric, state: see `StagedTask`; `data.labels` are the predicates.
         pair_options: which pairs step 2 sees; None: the defaults.
-        learned: as of `Task`.
 
     Raises:
         CorpusError: training or dev has no related pair, or a relation that is not among the set's labels.
-        ConfigError: there is no figure `metric`.
-        ValueError: `learned` is not what such a task finds out.
+        ConfigError, ValueError: as of `StagedTask`.
     """
+
+    family = "relation_extraction"
+    metric = "relation_f1.micro"
+    shown = ("entities", "relations")
+    nothing = {"entities": [], "relations": []}
+    state_rules = {"entity_types": TEXTS, "predicates": TEXTS, "related_types": PAIRS, "max_pairs": COUNT}
 
     def __init__(
         self,
@@ -121,64 +89,50 @@ class ExtractionTask(StagedTask):
         *,
         metric: str = "",
         pair_options: PairOptions | None = None,
-        learned: Learned | None = None,
+        state: State | None = None,
     ) -> None:
-        super().__init__(data, choose_metric(metric, METRICS, data))
         self.pair_options = pair_options or PairOptions()
-        self._train = cast(tuple[AnnotatedText, ...], data.train)
-        if learned is None:
-            self._learn(tokenizer, options)
-        else:
-            self._recall(learned, tokenizer, options)
+        super().__init__(data, tokenizer, options, metric=metric, state=state)
 
-    def _learn(self, tokenizer: PreTrainedTokenizerBase, options: TaskOptions) -> None:
-        """Make the stages from labelled texts."""
-        data = self.data
-        predicates = _find_predicates(data)
-        self._types = {(each.head.label, each.tail.label) for text in self._train for each in text.relations}
-        dev, test = cast(tuple[AnnotatedText, ...], data.dev), cast(tuple[AnnotatedText, ...], data.test)
-        entity_types = sorted({each.label for text in (*self._train, *dev) for each in text.entities})
-        self.entity_task = SpanTask(replace(data, labels=tuple(entity_types), notes=()), tokenizer, options)
+    def learn(self) -> dict[str, Any]:
+        """Find the types and the predicates of training and dev."""
+        train, dev = _texts(self.data.train), _texts(self.data.dev)
+        predicates = _find_predicates(self.data)
+        related = {(each.head.label, each.tail.label) for text in train for each in text.relations}
+        return {
+            "entity_types": sorted({each.label for text in (*train, *dev) for each in text.entities}),
+            "predicates": list(predicates),
+            "related_types": [list(each) for each in sorted(related)],
+            "max_pairs": self.pair_options.max_pairs,
+        }
+
+    def prepare(self) -> None:
+        """Make the stages."""
+        data, parts = self.data, (self.tokenizer, self.options)
+        self.pair_options = replace(self.pair_options, max_pairs=self.state["max_pairs"])
+        self._types = {(head, tail) for head, tail in self.state["related_types"]}
+        entity_data = replace(data, labels=tuple(self.state["entity_types"]), notes=())
         relation_data = LabelledSet(
             f"{data.name} pairs",
-            train=self._label_pairs(self._train, is_training=True),
-            dev=self._label_pairs(dev, is_training=False),
-            test=self._label_pairs(test, is_training=False),
-            labels=(NO_RELATION, *predicates),
+            train=self._label_pairs(_texts(data.train), is_training=True),
+            dev=self._label_pairs(_texts(data.dev), is_training=False),
+            test=self._label_pairs(_texts(data.test), is_training=False),
+            labels=(NO_RELATION, *self.state["predicates"]),
             negative_label=NO_RELATION,
         )
         for split in ("train", "dev"):
-            if not getattr(relation_data, split):
+            if getattr(data, split) and not getattr(relation_data, split):
                 raise CorpusError(f"the {split} split of {data.name} has no pair of entities to classify.")
-        self.relation_task = RelationTask(relation_data, tokenizer, options)
-
-    def _recall(self, learned: Learned, tokenizer: PreTrainedTokenizerBase, options: TaskOptions) -> None:
-        """Make the stages from what `learned` was."""
-        check_learned(learned, "entity_types", "predicates", "related_types", "max_pairs")
-        types = read_texts(learned, "entity_types")
-        self._types = {(head, tail) for head, tail in read_lists_of_texts(learned, "related_types", (2,))}
-        self.pair_options = replace(self.pair_options, max_pairs=read_whole(learned, "max_pairs", 1))
-        entity_data = LabelledSet(self.data.name, (), (), (), types)
-        self.entity_task = SpanTask(entity_data, tokenizer, options, learned={})
-        labels = (NO_RELATION, *read_texts(learned, "predicates"))
-        relation_data = LabelledSet(f"{self.data.name} pairs", (), (), (), labels, NO_RELATION)
-        self.relation_task = RelationTask(relation_data, tokenizer, options, learned={"marks": []})
-
-    @property
-    def learned(self) -> dict[str, Any]:
-        """Types of entities, predicates, and which types are related somewhere in training."""
-        return {
-            "entity_types": list(self.entity_task.data.labels),
-            "predicates": list(self.relation_task.data.labels[1:]),
-            "related_types": [list(each) for each in sorted(self._types)],
-            "max_pairs": self.pair_options.max_pairs,
-        }
+        self.entity_task = SpanTask(entity_data, *parts, state={})
+        self.relation_task = RelationTask(relation_data, *parts, state={"marks": []})
 
     @property
     def stages(self) -> dict[str, Task]:
         return {ENTITIES: self.entity_task, RELATIONS: self.relation_task}
 
-    def make_pairs(self, texts: Sequence[AnnotatedText], entities: Sequence[Collection[Entity]]) -> CandidatePairs:
+    def make_pairs(
+        self, texts: Sequence[AnnotatedText], entities: Sequence[Collection[Entity]]
+    ) -> list[list[MarkedText]]:
         """Pair up entities as step 2 is asked about them.
 
         Args:
@@ -186,100 +140,62 @@ class ExtractionTask(StagedTask):
             entities: what step 1 found in each.
 
         Returns:
-            All ordered pairs of different stretches whose types are related somewhere in training, up to
-            `PairOptions.max_pairs` a text; what exceeds it is counted in `notes`.
+            For each text all ordered pairs of different stretches whose types are related somewhere in training, up to
+            `PairOptions.max_pairs`; what exceeds it is counted in `notes`.
         """
-        examples, places, num_left = [], [], 0
-        for place, (text, found) in enumerate(zip(texts, entities, strict=True)):
-            pairs = self._pair_up(found)
-            num_left += max(0, len(pairs) - self.pair_options.max_pairs)
-            pairs = pairs[: self.pair_options.max_pairs]
-            examples += [_mark(text, pair, NO_RELATION) for pair in pairs]
-            places += [place] * len(pairs)
-        if num_left:
+        pairs = [self._pair_up(each) for each in entities]
+        most = self.pair_options.max_pairs
+        if num_left := sum(max(0, len(each) - most) for each in pairs):
             what = (
                 "pairs of predicted entities were not asked about: their texts have more than "
-                f"{self.pair_options.max_pairs}, and these are the farthest apart"
+                f"{most}, and these are the farthest apart"
             )
             self.cases[what] += num_left
-            keep_note(self.notes, f"{num_left} {what}.")
-        return CandidatePairs(tuple(examples), tuple(places))
+            self.keep_note(f"{num_left} {what}.")
+        return [[_mark(text, each, NO_RELATION) for each in own[:most]] for text, own in zip(texts, pairs, strict=True)]
 
-    def assemble(
-        self, texts: Sequence[AnnotatedText], pairs: CandidatePairs, labels: Sequence[str]
-    ) -> list[set[Triple]]:
-        """Collect the triples of every text.
-
-        Args:
-            texts: what the pairs were made from.
-            pairs: the pairs.
-            labels: predicate of each pair, or NO_RELATION.
-        """
-        triples: list[set[Triple]] = [set() for _ in texts]
-        for pair, place, label in zip(pairs.examples, pairs.texts, labels, strict=True):
-            if label != NO_RELATION:
-                triples[place].add((_cut(pair, pair.head), label, _cut(pair, pair.tail)))
-        return triples
-
-    def run_steps(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> ExtractionSteps:
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
         """Find entities, then the relation of every pair; predictors are those of "entities" and "relations"."""
-        texts = cast(Sequence[AnnotatedText], examples)
-        found: tuple[SpanPrediction, ...] = tuple(predictors[ENTITIES](texts))
-        pairs = self.make_pairs(texts, [each.entities for each in found])
-        labels = predictors[RELATIONS](pairs.examples) if pairs.examples else []
-        return ExtractionSteps(found, pairs, tuple(labels))
+        found = predictors[ENTITIES](examples)
+        pairs = self.make_pairs(_texts(examples), [[*map(read_entity, each["entities"])] for each in found])
+        asked = [each for own in pairs for each in own]
+        answers = iter(predictors[RELATIONS](asked) if asked else ())
+        return [
+            {"entities": each["entities"], "relations": [*_relate(own, answers)]}
+            for each, own in zip(found, pairs, strict=True)
+        ]
 
-    def decode(self, examples: Sequence[AnyExample], steps: ExtractionSteps) -> list[set[Triple]]:
-        return self.assemble(cast(Sequence[AnnotatedText], examples), steps.pairs, steps.labels)
-
-    def to_records(
-        self, examples: Sequence[AnyExample], steps: ExtractionSteps, stages: Mapping[str, Records]
-    ) -> Records:
-        """Return "entities" and "relations" with head, tail, label and score; see `Task.to_records`.
-
-        A relation's score is the probability of its label.
-        """
-        records: Records = [{**each, "relations": []} for each in stages[ENTITIES]]
-        asked = zip(steps.pairs.examples, steps.pairs.texts, stages.get(RELATIONS, ()), strict=True)
-        for pair, place, found in asked:
-            if found["label"] != NO_RELATION:
-                records[place]["relations"].append(
-                    {
-                        "head": describe_entity(pair.text, pair.head),
-                        "tail": describe_entity(pair.text, pair.tail),
-                        "label": found["label"],
-                        "score": found["probabilities"][found["label"]],
-                    }
-                )
-        return records
-
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Collection[Triple]]) -> Score:
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score triples by their strings; see `score_triples`."""
-        return score_triples([_read_gold(each) for each in cast(Sequence[AnnotatedText], examples)], predictions)
+        found = [
+            {(each["head"]["text"], each["label"], each["tail"]["text"]) for each in prediction["relations"]}
+            for prediction in predictions
+        ]
+        return score_triples([_read_gold(each) for each in _texts(examples)], found)
 
-    def score_steps(self, examples: Sequence[AnyExample], steps: ExtractionSteps) -> dict[str, Score]:
+    def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
         """Score step 1 by its entities, and as "pairs" what a perfect step 2 would reach on its pairs."""
-        texts = cast(Sequence[AnnotatedText], examples)
-        gold = [_read_gold(each) for each in texts]
-        asked: dict[int, set[tuple[str, str]]] = defaultdict(set)
-        for pair, place in zip(steps.pairs.examples, steps.pairs.texts, strict=True):
-            asked[place].add((_cut(pair, pair.head), _cut(pair, pair.tail)))
-        reachable = [{each for each in gold[i] if (each[0], each[2]) in asked[i]} for i in range(len(texts))]
-        return {
-            ENTITIES: self.entity_task.score(texts, steps.found),
-            "pairs": score_triples(gold, reachable),
-        }
+        gold = [_read_gold(each) for each in _texts(examples)]
+        reachable = []
+        for text, own, each in zip(_texts(examples), gold, predictions, strict=True):
+            pairs = self._pair_up([*map(read_entity, each["entities"])])[: self.pair_options.max_pairs]
+            asked = {(_cut(text, head), _cut(text, tail)) for head, tail in pairs}
+            reachable.append({triple for triple in own if (triple[0], triple[2]) in asked})
+        return {ENTITIES: self.entity_task.score(examples, predictions), "pairs": score_triples(gold, reachable)}
 
-    def predict_baselines(self, examples: Sequence[AnyExample]) -> dict[str, list[Any]]:
-        """Predict, as "majority", every training triple whose two strings both occur in the text."""
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Predict every training triple whose two strings both occur in the text."""
         known: dict[str, list[Triple]] = defaultdict(list)
-        for triple in sorted({each for text in self._train for each in _read_triples(text)}):
+        for triple in sorted({each for text in _texts(self.data.train) for each in _read_triples(text)}):
             known[triple[0]].append(triple)
         predictions = []
-        for each in cast(Sequence[AnnotatedText], examples):
-            subjects = (subject for subject in known if subject in each.text)
-            predictions.append({triple for subject in subjects for triple in known[subject] if triple[2] in each.text})
-        return {"majority": predictions}
+        for text in (each.text for each in _texts(examples)):
+            triples = [each for subject in known if subject in text for each in known[subject] if each[2] in text]
+            relations = [
+                {"head": {"text": head}, "label": label, "tail": {"text": tail}} for head, label, tail in triples
+            ]
+            predictions.append({"relations": relations})
+        return predictions
 
     def _pair_up(self, entities: Collection[Entity]) -> list[Pair]:
         """All ordered pairs whose types are related in training, the nearest first."""
@@ -323,8 +239,8 @@ class ExtractionTask(StagedTask):
 
 
 def _find_predicates(data: LabelledSet) -> tuple[str, ...]:
-    texts = cast(tuple[AnnotatedText, ...], (*data.train, *data.dev))
-    if not any(each.relations for each in data.train if isinstance(each, AnnotatedText)):
+    texts = _texts((*data.train, *data.dev))
+    if not any(each.relations for each in _texts(data.train)):
         raise CorpusError(f"the training texts of {data.name} have no relation; relation extraction needs some.")
     predicates = data.labels or tuple(sorted({each.label for text in texts for each in text.relations}))
     for text in texts:
@@ -335,6 +251,18 @@ def _find_predicates(data: LabelledSet) -> tuple[str, ...]:
                     f"{NO_RELATION!r}, which stands for none."
                 )
     return tuple(each for each in predicates if each != NO_RELATION)
+
+
+def _texts(examples: Sequence[AnyExample]) -> Sequence[AnnotatedText]:
+    return cast("Sequence[AnnotatedText]", examples)
+
+
+def _relate(pairs: Sequence[MarkedText], answers: Iterator[Prediction]) -> Iterator[Prediction]:
+    """Yield the relations among pairs, each of which takes an answer of step 2."""
+    for pair, answer in zip(pairs, answers, strict=False):  # pairs first: what is left of answers is other texts'
+        if answer["label"] != NO_RELATION:
+            ends = {"head": describe_entity(pair.text, pair.head), "tail": describe_entity(pair.text, pair.tail)}
+            yield {**ends, "label": answer["label"], "score": answer["probabilities"][answer["label"]]}
 
 
 def _order(entity: Entity) -> tuple[int, int, str]:

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.downstream.tasks.task import Task
+from domext_ray.downstream.tasks.task import StagedTask, Task
 from domext_ray.options.declare import require
 
 NO_TARGET = -100
@@ -26,12 +25,7 @@ NO_TARGET = -100
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What changes the loss of training.
-
-    Args:
-        class_weights: "balanced": rare classes weigh as much as frequent ones together; "none": all targets weigh 1.
-        label_smoothing: share of a target that is spread evenly over all classes, from 0 to below 1.
-    """
+    """What changes the loss of training: see the options of these names."""
 
     class_weights: Literal["none", "balanced"] = "none"
     label_smoothing: float = 0.0
@@ -93,27 +87,18 @@ def balance(targets: Iterable[str], classes: Sequence[str]) -> np.ndarray:
     return np.where(occurs, counts.sum() / (max(1, occurs.sum()) * np.maximum(counts, 1)), 1.0)
 
 
-def set_loss(task: StagedTask, options: LossOptions, family: str) -> None:
+def set_loss(task: StagedTask, options: LossOptions) -> None:
     """Make a task train with other losses than the default.
-
-    Args:
-        task: of any family.
-        options: what to change.
-        family: its name, for messages.
 
     Raises:
         OptionError: the task's loss has no classes to weigh, or no labels to smooth.
     """
-    stages = list(task.stages.values())
-    stage = stages[0] if len(stages) == 1 else None
-    has_classes = isinstance(stage, ClassTask) and stage.data is task.data  # else its examples are made on the way
-    smooths = isinstance(stage, ClassTask) and has_classes and stage.smooths_labels
-    rule = f"with a task of the family {family}, whose loss is not over classes"
-    is_usual = options.class_weights == "none"
-    require(is_usual or has_classes, "labelled.class_weights", options.class_weights, f"none {rule}")
-    is_usual = options.label_smoothing == 0.0
-    require(is_usual or smooths, "optim.label_smoothing", options.label_smoothing, f"0 {rule} that exclude each other")
-    if isinstance(stage, ClassTask):
-        stage.label_smoothing = options.label_smoothing
-        is_balanced = options.class_weights == "balanced"
-        stage.class_weights = torch.from_numpy(stage.balance_classes()) if is_balanced else None
+    weights, smoothing = options.class_weights, options.label_smoothing
+    has_classes = isinstance(task, ClassTask)
+    rule = f"with a task of the family {task.family}, whose loss is not over classes"
+    require(weights == "none" or has_classes, "labelled.class_weights", weights, f"none {rule}")
+    smooths = isinstance(task, ClassTask) and task.smooths_labels
+    require(smoothing == 0.0 or smooths, "optim.label_smoothing", smoothing, f"0 {rule} that exclude each other")
+    if isinstance(task, ClassTask):
+        task.label_smoothing = smoothing
+        task.class_weights = torch.from_numpy(task.balance_classes()) if weights == "balanced" else None

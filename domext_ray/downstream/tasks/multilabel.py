@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,8 +18,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from domext_ray.downstream.tasks.losses import ClassTask, balance
-from domext_ray.downstream.tasks.records import round_score
-from domext_ray.downstream.tasks.task import Row
+from domext_ray.downstream.tasks.task import Prediction
 from domext_ray.downstream.tasks.texts import TextRows
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, MultiLabelText
@@ -32,32 +31,22 @@ from domext_ray.labelled.metrics.label_set_metrics import (
 from domext_ray.labelled.metrics.scores import Score
 
 
-@dataclass(frozen=True)
-class LabelSetPrediction:
-    """What was found of a text.
-
-    Args:
-        labels: those above the threshold, in the head's order.
-        probabilities: of all labels in that order; empty: of a baseline, which has none.
-    """
-
-    labels: tuple[str, ...]
-    probabilities: tuple[float, ...] = ()
-
-
 class MultiLabelTask(TextRows, ClassTask):
-    """Labels of every text or pair (`MultiLabelText`). A prediction is a `LabelSetPrediction`.
+    """Labels of every text or pair (`MultiLabelText`). A prediction has "labels", and "probabilities" of all.
 
     A label of dev or test that is none of the set's is never predicted, and counts as missed.
     """
 
+    family = "multilabel"
     head = "DomextForSequenceClassification"
     metric = "f1.micro"
+    shown = ("labels", "probabilities")
+    nothing = {"labels": []}
     smooths_labels = False
 
     def prepare(self) -> None:
         """Start with the usual threshold."""
-        self.threshold = USUAL_THRESHOLD
+        self.thresholds = {"threshold": USUAL_THRESHOLD}
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -70,11 +59,7 @@ class MultiLabelTask(TextRows, ClassTask):
         return {"problem_type": "multi_label_classification"}
 
     def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
-        """Return the target "labels", float32 [L], 1 for a label that the example has.
-
-        Raises:
-            CorpusError: an example to learn from has a label that the head does not have.
-        """
+        """Return the target "labels", float32 [L], 1 for a label that the example has."""
         strange = [each for each in example.labels if each not in self.data.labels]
         if is_training and strange:
             raise CorpusError(
@@ -102,56 +87,33 @@ class MultiLabelTask(TextRows, ClassTask):
         marked = mark_labels([each.labels for each in examples], self.data.labels)
         return np.stack([balance(map(str, column), ("False", "True")) for column in marked.T], axis=1)
 
-    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the logits [B, L]."""
-        return (outputs.logits.float(),)
+    def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
+        """Return the labels above the threshold, and the probabilities of all, the highest first."""
+        probabilities = expit(output.astype(np.float64))
+        order = np.argsort(-probabilities, kind="stable")
+        return self.decide(example, {"probabilities": {self.data.labels[i]: float(probabilities[i]) for i in order}})
 
-    def decode(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[LabelSetPrediction]:
-        """Return the labels above the threshold of every example; see `Task.decode`."""
-        found = [LabelSetPrediction(())] * len(examples)
-        for row, (logits,) in zip(rows, outputs, strict=True):
-            probabilities = expit(logits.astype(np.float64))
-            labels = [self.data.labels[i] for i in np.flatnonzero(probabilities > self.threshold)]
-            found[row.example] = LabelSetPrediction(tuple(labels), tuple(probabilities.tolist()))
-        return found
+    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+        """Choose the labels above the threshold."""
+        probabilities = prediction["probabilities"]
+        labels = [label for label, each in probabilities.items() if each > self.thresholds["threshold"]]
+        return {"labels": labels, "probabilities": probabilities}
 
-    def to_records(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[dict[str, Any]]:
-        """Return "labels" and "probabilities" by label, the highest first in both; see `Task.to_records`."""
-        records = []
-        for each in self.decode(examples, rows, outputs):
-            order = np.argsort(-np.array(each.probabilities), kind="stable")
-            shown = {self.data.labels[i]: round_score(each.probabilities[i]) for i in order}
-            records.append({"labels": [label for label in shown if label in each.labels], "probabilities": shown})
-        return records
-
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score label sets; see `score_label_sets`."""
         gold = [cast(MultiLabelText, each).labels for each in examples]
-        return replace(
-            score_label_sets(gold, [each.labels for each in predictions], self.data.labels), primary=self.metric
-        )
+        found = [each["labels"] for each in predictions]
+        return replace(score_label_sets(gold, found, self.data.labels), primary=self.metric)
 
-    def tune(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose the threshold by the figure that dev chooses by, or by micro F1 where that is no F1 or accuracy."""
         gold = mark_labels([cast(MultiLabelText, each).labels for each in examples], self.data.labels)
+        found = np.array([[each["probabilities"][label] for label in self.data.labels] for each in predictions])
         path = self.metric if self.metric in ("f1.macro", "accuracy") else "f1.micro"
-        self.threshold = choose_threshold(gold, np.array([each.probabilities for each in predictions]), path)
+        self.thresholds = {"threshold": choose_threshold(gold, found, path)}
         return self.thresholds
 
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """The probability above which a label counts."""
-        return {"threshold": self.threshold}
-
-    def apply(self, thresholds: dict[str, float]) -> None:
-        """Take over a threshold."""
-        self.threshold = thresholds["threshold"]
-
-    def predict_majority(self, examples: Sequence[AnyExample]) -> list[LabelSetPrediction]:
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return for every example the labels that have the best micro F1 as a constant answer in training."""
         train = cast("Sequence[MultiLabelText]", self.data.train)
         counts = Counter(label for each in train for label in each.labels if label in self.data.labels)
@@ -159,5 +121,4 @@ class MultiLabelTask(TextRows, ClassTask):
         matches = np.cumsum([counts[each] for each in ranked])
         sizes = 1 + np.arange(len(ranked))
         best = int(np.argmax(2 * matches / (sizes * len(train) + matches[-1])))
-        chosen = tuple(each for each in self.data.labels if each in ranked[: best + 1])
-        return [LabelSetPrediction(chosen)] * len(examples)
+        return [{"labels": ranked[: best + 1]}] * len(examples)

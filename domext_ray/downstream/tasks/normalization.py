@@ -10,27 +10,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from scipy.special import softmax
 from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.learned import Learned, check_learned, read_bool, read_whole
-from domext_ray.downstream.tasks.records import round_score
-from domext_ray.downstream.tasks.stages import Predict, Records, StagedTask, choose_metric
-from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
+from domext_ray.downstream.tasks.state import BOOL, COUNT, RANGE, State
+from domext_ray.downstream.tasks.task import Predict, Prediction, StagedTask, Task, TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, LabelledSet, LabelledText, Mention
-from domext_ray.labelled.metrics.metrics import score_classes, score_terms
+from domext_ray.labelled.metrics.metrics import score_terms
 from domext_ray.labelled.metrics.scores import Score
 
 RANKING = "ranking"
 SAME, DIFFERENT = "same", "different"
-METRICS = ("f1", "accuracy", "precision", "recall.all")
 
 Embed: TypeAlias = Callable[[list[str]], np.ndarray]
 """Texts -> float [texts, d], such as the means of an encoder's last states."""
@@ -55,12 +51,6 @@ class RecallOptions:
     num_negatives: int = 6
     ngrams: tuple[int, int] = (1, 3)
     embed: Embed | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_candidates < 1 or self.num_negatives < 1:
-            raise ConfigError(
-                f"num_candidates {self.num_candidates} and num_negatives {self.num_negatives} must be 1 or more."
-            )
 
 
 class TermRecall:
@@ -99,62 +89,27 @@ class TermRecall:
         return found
 
 
-class PairRankingTask(ClassificationTask):
-    """Whether a mention and a candidate mean the same; a prediction is the probability of it."""
-
-    def decode(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[Any]:
-        """Return the probability of "same" of every pair; see `Task.decode`."""
-        same = self.head_labels.index(SAME)
-        probabilities = [0.0] * len(examples)
-        for row, (logits,) in zip(rows, outputs, strict=True):
-            probabilities[row.example] = float(softmax(logits.astype(np.float64))[same])
-        return probabilities
-
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[float]) -> Score:
-        """Score the pairs whose probability is a half or more as "same"."""
-        gold = [each.label for each in cast(Sequence[LabelledText], examples)]
-        predicted = [SAME if each >= 0.5 else DIFFERENT for each in predictions]
-        return score_classes(gold, predicted, self.head_labels, positive=SAME, primary=self.metric)
-
-    def predict_majority(self, examples: Sequence[AnyExample]) -> list[Any]:
-        """Return 0: most pairs do not mean the same."""
-        return [0.0] * len(examples)
-
-
-@dataclass(frozen=True)
-class RankedTerms:
-    """Candidates of a mention.
-
-    Args:
-        recalled: as step 1 found them, nearest first.
-        ranked: the same as step 2 ranks them, with its probability that candidate and mention mean the same.
-    """
-
-    recalled: tuple[str, ...]
-    ranked: tuple[tuple[str, float], ...]
-
-
 class NormalizationTask(StagedTask):
     """Normalisation by recall and ranking.
 
-    The best candidate is always an answer; every other candidate is one whose probability reaches a threshold, which
-    `tune` chooses on dev (one half before).
+    A prediction has "terms", "candidates" with their probabilities that they and the mention mean the same, the highest
+    first, and "recalled": the candidates as step 1 found them. The best candidate is always an answer; every other
+    candidate is one whose probability reaches a threshold, one half before dev chooses it.
 
     Args:
-        data: mentions and the catalogue.
-        tokenizer: the model's.
-        options: how pairs become rows.
-        metric: path of the figure that dev chooses by; empty: "f1".
-        recall_options: how candidates are found; None: the defaults.
-        learned: as of `Task`; of `recall_options` only `embed` counts then.
+        data, tokenizer, options, metric, state: see `StagedTask`.
+        recall_options: how candidates are found; None: the defaults; with `state` only `embed` counts.
 
     Raises:
         CorpusError: the set has no catalogue.
-        ConfigError: there is no figure `metric`.
-        ValueError: `learned` is not what such a task finds out, or its embeddings are not there.
+        ConfigError, ValueError: as of `StagedTask`; or the embeddings that `state` speaks of are not there.
     """
+
+    family = "normalization"
+    metric = "f1"
+    shown = ("terms", "candidates")
+    nothing = {"terms": []}
+    state_rules = {"num_candidates": COUNT, "ngrams": RANGE, "embedding_recall": BOOL}
 
     def __init__(
         self,
@@ -164,108 +119,95 @@ class NormalizationTask(StagedTask):
         *,
         metric: str = "",
         recall_options: RecallOptions | None = None,
-        learned: Learned | None = None,
+        state: State | None = None,
     ) -> None:
-        super().__init__(data, choose_metric(metric, METRICS, data))
+        self.recall_options = recall_options or RecallOptions()
+        super().__init__(data, tokenizer, options, metric=metric, state=state)
+
+    def learn(self) -> dict[str, Any]:
+        """Return how candidates are found."""
+        own = self.recall_options
+        embeds = own.embed is not None
+        return {"num_candidates": own.num_candidates, "ngrams": list(own.ngrams), "embedding_recall": embeds}
+
+    def prepare(self) -> None:
+        """Make what recalls terms, and the stage that ranks them."""
+        data, state = self.data, self.state
         if not data.catalogue:
             raise CorpusError(f"{data.name} has no catalogue of standard terms; normalisation needs one.")
-        self.recall_options = recall_options or RecallOptions()
-        if learned is not None:
-            self.recall_options = _recall_options(learned, self.recall_options.embed)
+        if state["embedding_recall"] != (self.recall_options.embed is not None):
+            raise ValueError("candidates were recalled by embeddings too, and there is no encoder that makes them")
+        self.recall_options = replace(
+            self.recall_options, num_candidates=state["num_candidates"], ngrams=tuple(state["ngrams"])
+        )
         self.recall = TermRecall(tuple(dict.fromkeys(data.catalogue)), self.recall_options)
-        self.threshold = 0.5
-        self._train = cast(tuple[Mention, ...], data.train)
+        self.thresholds = {"threshold": 0.5}
         ranking_data = LabelledSet(
             f"{data.name} pairs",
-            train=self._label_pairs(self._train, is_training=True),
-            dev=self._label_pairs(cast(tuple[Mention, ...], data.dev), is_training=False),
-            test=self._label_pairs(cast(tuple[Mention, ...], data.test), is_training=False),
+            train=self._label_pairs(_mentions(data.train), is_training=True),
+            dev=self._label_pairs(_mentions(data.dev), is_training=False),
+            test=self._label_pairs(_mentions(data.test), is_training=False),
             labels=(DIFFERENT, SAME),
+            positive_label=SAME,
         )
-        known: Learned | None = None if learned is None else {}
-        self.ranking_task = PairRankingTask(ranking_data, tokenizer, options, metric="f1.positive", learned=known)
-
-    @property
-    def learned(self) -> dict[str, Any]:
-        """How candidates are found."""
-        recall = self.recall_options
-        return {
-            "num_candidates": recall.num_candidates,
-            "ngrams": list(recall.ngrams),
-            "embedding_recall": recall.embed is not None,
-        }
+        parts = (self.tokenizer, self.options)
+        self.ranking_task = ClassificationTask(ranking_data, *parts, metric="f1.positive", state={})
 
     @property
     def stages(self) -> dict[str, Task]:
         return {RANKING: self.ranking_task}
 
-    def run_steps(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[RankedTerms]:
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
         """Recall candidates, then rank them; the predictor is that of "ranking"."""
-        mentions = cast(Sequence[Mention], examples)
+        mentions = _mentions(examples)
         recalled = self.recall.find([each.text for each in mentions])
         pairs = [_pair_up(*each, DIFFERENT) for each in _flatten(mentions, recalled)]
-        probabilities = iter(predictors[RANKING](pairs))
-        ranked = []
-        for candidates in recalled:
-            scored = [(term, float(next(probabilities))) for term in candidates]
+        probabilities = iter([each["probabilities"][SAME] for each in predictors[RANKING](pairs)])
+        found = []
+        for terms in recalled:
+            scored = [{"term": term, "probability": next(probabilities)} for term in terms]
             # Sorting is stable: of equally probable candidates the nearer goes first.
-            ranked.append(RankedTerms(tuple(candidates), tuple(sorted(scored, key=lambda each: -each[1]))))
-        return ranked
+            found.append({"candidates": sorted(scored, key=lambda each: -each["probability"]), "recalled": terms})
+        return self.decide_all(examples, found)
 
-    def decode(self, examples: Sequence[AnyExample], steps: Sequence[RankedTerms]) -> list[list[str]]:
-        return [_choose(each, self.threshold) for each in steps]
+    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+        """Choose the best candidate, and all others that reach the threshold."""
+        return {**prediction, "terms": _choose(prediction, self.thresholds["threshold"])}
 
-    def tune(self, examples: Sequence[AnyExample], steps: Sequence[RankedTerms]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose the threshold of further terms that is best on dev; of equally good ones the highest."""
-        further = [probability for each in steps for _, probability in each.ranked[1:]]
+        further = [other["probability"] for each in predictions for other in each["candidates"][1:]]
         tried = sorted({_NEVER, *np.quantile(further, np.linspace(0.5, 1, 101)).tolist()} if further else {_NEVER})
         figures = []
         for threshold in tried:
-            predictions = [_choose(each, threshold) for each in steps]
-            figures.append((self.score(examples, predictions).get(self.metric), threshold))
-        self.apply({"threshold": max(figures)[1]})
-        return {"threshold": self.threshold}
+            chosen = [{"terms": _choose(each, threshold)} for each in predictions]
+            figures.append((self.score(examples, chosen).get(self.metric), threshold))
+        self.thresholds = {"threshold": max(figures)[1]}
+        return self.thresholds
 
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """The probability from which a further candidate is an answer."""
-        return {"threshold": self.threshold}
-
-    def apply(self, thresholds: dict[str, float]) -> None:
-        self.threshold = thresholds["threshold"]
-
-    def to_records(
-        self, examples: Sequence[AnyExample], steps: Sequence[RankedTerms], stages: Mapping[str, Records]
-    ) -> Records:
-        """Return "terms", and "candidates" with their probabilities, the highest first; see `Task.to_records`."""
-        return [
-            {
-                "terms": _choose(each, self.threshold),
-                "candidates": [{"term": term, "probability": round_score(score)} for term, score in each.ranked],
-            }
-            for each in steps
-        ]
-
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Sequence[str]]) -> Score:
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score chosen terms; see `score_terms`."""
-        return score_terms([each.terms for each in cast(Sequence[Mention], examples)], predictions)
+        return score_terms([each.terms for each in _mentions(examples)], [each["terms"] for each in predictions])
 
-    def score_steps(self, examples: Sequence[AnyExample], steps: Sequence[RankedTerms]) -> dict[str, Score]:
+    def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
         """Score the candidates of each step: "recall.at_1" and so on, "recall.all" of all candidates."""
-        gold = [each.terms for each in cast(Sequence[Mention], examples)]
-        recalled = [each.recalled for each in steps]
-        ranked = [[term for term, _ in each.ranked] for each in steps]
+        gold = [each.terms for each in _mentions(examples)]
+        recalled = [each["recalled"] for each in predictions]
+        ranked = [[other["term"] for other in each["candidates"]] for each in predictions]
         return {
             "recall": score_terms(gold, recalled, ranked=recalled),
             RANKING: score_terms(gold, ranked, ranked=ranked),
         }
 
-    def predict_baselines(self, examples: Sequence[AnyExample]) -> dict[str, list[Any]]:
-        """Predict, as "majority", training's most frequent term, and as "recall" the nearest term."""
-        counts = Counter(term for each in self._train for term in each.terms)
-        most_frequent = min(counts, key=lambda term: (-counts[term], term))
-        nearest = self.recall.find([each.text for each in cast(Sequence[Mention], examples)])
-        return {"majority": [[most_frequent] for _ in examples], "recall": [each[:1] for each in nearest]}
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Predict training's most frequent term."""
+        counts = Counter(term for each in _mentions(self.data.train) for term in each.terms)
+        return [{"terms": [min(counts, key=lambda term: (-counts[term], term))]}] * len(examples)
+
+    def predict_baselines(self, examples: Sequence[AnyExample]) -> dict[str, list[Prediction]]:
+        """Predict, as "recall", the nearest term, too."""
+        nearest = self.recall.find([each.text for each in _mentions(examples)])
+        return {**super().predict_baselines(examples), "recall": [{"terms": each[:1]} for each in nearest]}
 
     def _label_pairs(self, mentions: Sequence[Mention], *, is_training: bool) -> tuple[LabelledText, ...]:
         """Mentions with their terms and near wrong ones for training; with all candidates to choose and score by."""
@@ -279,16 +221,8 @@ class NormalizationTask(StagedTask):
         return tuple(_pair_up(each, i, term, SAME if term in each.terms else DIFFERENT) for each, i, term in pairs)
 
 
-def _recall_options(learned: Learned, embed: Embed | None) -> RecallOptions:
-    """How candidates were found."""
-    check_learned(learned, "num_candidates", "ngrams", "embedding_recall")
-    ngrams = learned["ngrams"]
-    is_range = isinstance(ngrams, list) and len(ngrams) == 2 and all(type(each) is int for each in ngrams)
-    if not is_range or not 1 <= ngrams[0] <= ngrams[1]:
-        raise ValueError(f"ngrams is {ngrams!r}; it must be two whole numbers, from and to")
-    if read_bool(learned, "embedding_recall") != (embed is not None):
-        raise ValueError("candidates were recalled by embeddings too, and there is no encoder that makes them")
-    return RecallOptions(read_whole(learned, "num_candidates", 1), ngrams=(ngrams[0], ngrams[1]), embed=embed)
+def _mentions(examples: Sequence[AnyExample]) -> Sequence[Mention]:
+    return cast("Sequence[Mention]", examples)
 
 
 def _embed_units(embed: Embed, texts: list[str]) -> np.ndarray:
@@ -305,9 +239,9 @@ def _rank(scores: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _choose(candidates: RankedTerms, threshold: float) -> list[str]:
-    """The best candidate, and all others that reach the threshold."""
-    return [term for i, (term, probability) in enumerate(candidates.ranked) if i == 0 or probability >= threshold]
+def _choose(prediction: Prediction, threshold: float) -> list[str]:
+    candidates = prediction["candidates"]
+    return [each["term"] for i, each in enumerate(candidates) if i == 0 or each["probability"] >= threshold]
 
 
 def _flatten(mentions: Sequence[Mention], terms: Sequence[Sequence[str]]) -> list[tuple[Mention, int, str]]:

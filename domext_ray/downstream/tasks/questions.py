@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -17,19 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domext_ray.downstream.tasks.learned import Learned, check_learned, read_bool
-from domext_ray.downstream.tasks.records import round_score
-from domext_ray.downstream.tasks.task import Row, Task
-from domext_ray.downstream.tasks.windows import (
-    RowTemplate,
-    TextPieces,
-    Window,
-    add_windows,
-    encode_texts,
-    holds,
-    plan_windows,
-    read_template,
-)
+from domext_ray.downstream.tasks.state import BOOL
+from domext_ray.downstream.tasks.task import Outputs, Prediction, Row, Task
+from domext_ray.downstream.tasks.windows import TextPieces, Window, encode_texts, holds, plan_windows, read_template
 from domext_ray.labelled.examples import AnyExample, Question
 from domext_ray.labelled.metrics.answer_metrics import score_answer
 from domext_ray.labelled.metrics.metrics import score_answers
@@ -50,35 +39,12 @@ _BASELINE_QUESTIONS = 100
 _HAN = re.compile("[\u4e00-\u9fff]")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What was found for a question.
-
-    Args:
-        text: the answer, cut from the context; "" if there is none.
-        start: first character of the best stretch, whether or not it is the answer.
-        end: the character after its last.
-        score: its score.
-        null_score: score of "none"; 0 in a set where every question has an answer.
-    """
-
-    text: str
-    start: int
-    end: int
-    score: float
-    null_score: float
-
-
-@dataclass(frozen=True)
-class _ContextPart:
-    """The window of a context that a row has, and where it begins in the row."""
-
-    pieces: TextPieces
-    first: int
-
-
 class QuestionTask(Task):
-    """Stretches of contexts that answer questions. A prediction is an `Answer`.
+    """Stretches of contexts that answer questions. A prediction has "answer", "start" and "end", None if there is none.
+
+    It also has "score" (the sum of the logits of the best stretch, less that of "none" where a question may have no
+    answer: an answer if this is above tau), "null_score" (of "none") and "best", the first character of that stretch
+    and the one after its last.
 
     Questions are cut to 64 tokens, in short rows to two thirds of the row. A window of the context that does not hold
     the whole answer has [CLS] as its target; in training one window at least holds it. Answers are found up to
@@ -86,33 +52,24 @@ class QuestionTask(Task):
     answers are scored as CMRC 2018 does. Questions without an answer in train or dev allow "none".
     """
 
+    family = "qa"
     has_token_outputs = True
     head = "DomextForQuestionAnswering"
     metric = "f1"
+    shown = ("answer", "start", "end", "score")
+    nothing = {"answer": None}
+    state_rules = {"chinese": BOOL, "has_no_answer": BOOL}
+
+    def learn(self) -> dict[str, Any]:
+        """Find out whether the set is Chinese, and whether a question may have no answer."""
+        questions = cast("Sequence[Question]", (*self.data.train, *self.data.dev))
+        has_none = any(not each.answer_texts for each in questions)
+        return {"chinese": is_chinese(questions[: len(self.data.train)]), "has_no_answer": has_none}
 
     def prepare(self) -> None:
-        """Start with a tau of 0."""
-        self.tau = 0.0
-
-    def learn(self) -> None:
-        """Find out whether the set is Chinese, and whether a question may have no answer."""
-        self.cjk = is_chinese(cast("Sequence[Question]", self.data.train))
-        self.has_null = any(not cast(Question, each).answer_texts for each in (*self.data.train, *self.data.dev))
-
-    @property
-    def learned(self) -> dict[str, Any]:
-        """Whether the set is Chinese, and whether a question may have no answer."""
-        return {"chinese": self.cjk, "has_no_answer": self.has_null}
-
-    def recall(self, learned: Learned) -> None:
-        """Take over what another task found out."""
-        check_learned(learned, "chinese", "has_no_answer")
-        self.cjk, self.has_null = read_bool(learned, "chinese"), read_bool(learned, "has_no_answer")
-
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """Tau, where a question may have no answer."""
-        return {"tau": self.tau} if self.has_null else {}
+        """Start with a tau of 0, where a question may have no answer."""
+        self.cjk, self.has_null = self.state["chinese"], self.state["has_no_answer"]
+        self.thresholds = {"tau": 0.0} if self.has_null else {}
 
     @property
     def max_answer_length(self) -> int:
@@ -125,18 +82,14 @@ class QuestionTask(Task):
         return ("start", "end")
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
-        """Make one row a window of a context; see `Task.encode`.
-
-        Raises:
-            ConfigError: the rows are too short for a question and a context.
-        """
+        """Make one row a window of a context; see `Task.encode`."""
         questions = cast("Sequence[Question]", examples)
         template = read_template(self.tokenizer, pair=True)
         room = template.measure_room(self.options.max_length, least=2)
         longest = min(MAX_QUESTION_LENGTH, room * 2 // 3)  # a third of a short row at least is the context's
-        asked = encode_texts(self.tokenizer, [each.question for each in questions])
+        asked = encode_texts(self.backend, [each.question for each in questions])
         contexts = list(dict.fromkeys(each.context for each in questions))
-        pieces = dict(zip(contexts, encode_texts(self.tokenizer, contexts), strict=True))
+        pieces = dict(zip(contexts, encode_texts(self.backend, contexts), strict=True))
         rows: list[Row] = []
         counts: dict[str, list[str]] = {}
         for i, (example, question) in enumerate(zip(questions, asked, strict=True)):
@@ -148,37 +101,20 @@ class QuestionTask(Task):
                 what = "questions are left out of training because no token has anything of their answer"
                 counts.setdefault(what, []).append(example.source)
                 continue
-            size = self.options.max_length - template.num_special - min(len(question), longest)
+            ids = question.ids[:longest]
+            size, first = room - len(ids), template.find_text(ids)
             if answer is not None and answer[1] - answer[0] > min(self.max_answer_length, size):
                 what = f"answers have more than {self.max_answer_length} tokens, or than a window, and cannot be found"
                 counts.setdefault(what, []).append(example.source)
-            rows += self._make_rows(i, question.ids[:longest], context, answer, template, size)
+            for window in plan_windows(len(context), size, self.options.stride, [answer] if answer else ()):
+                part = context.cut(window)
+                start, end = CLS, CLS
+                if answer is not None and holds(window, answer):
+                    start, end = (first + place - window[0] for place in (answer[0], answer[1] - 1))
+                targets = {"starts": np.array(start, dtype=np.int64), "ends": np.array(end, dtype=np.int64)}
+                rows.append(Row(i, *template.join(ids, part.ids), targets, (part, first)))
         for what, sources in counts.items():
             self.note_cases(sources, len(questions), what)
-        return rows
-
-    def _make_rows(
-        self,
-        i: int,
-        question: np.ndarray,
-        context: TextPieces,
-        answer: Window | None,
-        template: RowTemplate,
-        size: int,
-    ) -> list[Row]:
-        windows = plan_windows(len(context), size, self.options.stride)
-        if answer is not None:
-            windows = add_windows(windows, [answer], len(context), size)
-        first = template.find_text(question)
-        rows = []
-        for window in windows:
-            part = context.cut(window)
-            ids, types = template.join(question, part.ids)
-            start, end = CLS, CLS
-            if answer is not None and holds(window, answer):
-                start, end = (first + place - window[0] for place in (answer[0], answer[1] - 1))
-            targets = {"starts": np.array(start, dtype=np.int64), "ends": np.array(end, dtype=np.int64)}
-            rows.append(Row(i, ids, types, targets, _ContextPart(part, first)))
         return rows
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
@@ -191,78 +127,52 @@ class QuestionTask(Task):
         """Return the scores of first and last token, fp32 [B, N, 2]."""
         return (torch.stack([outputs.start_logits.float(), outputs.end_logits.float()], dim=-1),)
 
-    def decode(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[Answer]:
+    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         """Return the best stretch over each context's windows, or none; see `Task.decode`."""
-        best = [Answer("", 0, 0, _LOWEST, 0.0)] * len(examples)
+        best: list[tuple[float, list[int]]] = [(_LOWEST, [0, 0])] * len(examples)
         null = [np.inf] * len(examples)
         for row, (scores,) in zip(rows, outputs, strict=True):
-            part: _ContextPart = row.place
+            pieces, begin = cast("tuple[TextPieces, int]", row.place)
             null[row.example] = min(null[row.example], float(scores[CLS].sum()))
-            own = scores[part.first : part.first + len(part.pieces)].astype(np.float64)
-            first, last, score = find_best(own, part.pieces.is_visible, self.max_answer_length)
-            if score > best[row.example].score:
-                start, end = int(part.pieces.starts[first]), int(part.pieces.ends[last])
-                best[row.example] = Answer("", start, end, score, 0.0)
-        return [
-            self._decide(cast(Question, example), replace(answer, null_score=lowest if self.has_null else 0.0))
-            for example, answer, lowest in zip(examples, best, null, strict=True)
-        ]
+            own = scores[begin : begin + len(pieces)].astype(np.float64)
+            first, last, score = find_best(own, pieces.is_visible, self.max_answer_length)
+            if score > best[row.example][0]:
+                best[row.example] = score, [int(pieces.starts[first]), int(pieces.ends[last])]
+        found: list[Prediction] = []
+        for (score, stretch), lowest in zip(best, null, strict=True):
+            none = lowest if self.has_null else 0.0
+            found.append({"score": score - none, "null_score": none, "best": stretch})
+        return self.decide_all(examples, found)
 
-    def _decide(self, example: Question, answer: Answer) -> Answer:
-        is_answer = not self.has_null or answer.score > answer.null_score + self.tau
-        return replace(answer, text=example.context[answer.start : answer.end] if is_answer else "")
+    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+        """Answer with the best stretch, if it scores more than tau."""
+        start, end = prediction["best"]
+        if self.has_null and prediction["score"] <= self.thresholds["tau"]:
+            start = end = 0
+        return {**prediction, **_answer(cast(Question, example).context, start, end)}
 
-    def to_records(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[dict[str, Any]]:
-        """Return "answer" with "start" and "end", None if there is none, and "score"; see `Task.to_records`.
-
-        A score is the sum of the logits of the best stretch, less that of "none" where a question may have no answer:
-        it is an answer if this is above the tau that was tuned.
-        """
-        records = []
-        for each in self.decode(examples, rows, outputs):
-            found = bool(each.text)
-            records.append(
-                {
-                    "answer": each.text if found else None,
-                    "start": each.start if found else None,
-                    "end": each.end if found else None,
-                    "score": round_score(each.score - each.null_score),
-                }
-            )
-        return records
-
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score the answers' texts; see `metrics.score_answers`."""
         gold = [cast(Question, each).answer_texts for each in examples]
-        return score_answers(gold, [each.text for each in predictions], cjk=self.cjk)
+        return score_answers(gold, [each["answer"] or "" for each in predictions], cjk=self.cjk)
 
-    def tune(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose tau by the mean F1 (or exact match, if dev chooses by it), of equal ones that nearest to 0.
 
-        Nothing is to be chosen where every question has an answer. See `Task.tune`.
+        Nothing is to be chosen where every question has an answer.
         """
         if not self.has_null:
             return {}
         figure = 0 if self.metric.endswith("exact") else 1
         gains = []
         for example, each in zip(cast("Sequence[Question]", examples), predictions, strict=True):
-            found, none = example.context[each.start : each.end], ""
-            answered, refused = (
-                score_answer(example.answer_texts, text, cjk=self.cjk)[figure] for text in (found, none)
-            )
-            gains.append((each.score - each.null_score, answered - refused))
-        self.tau = choose_threshold(gains)
-        return {"tau": self.tau}
+            texts = example.context[slice(*each["best"])], ""
+            answered, refused = (score_answer(example.answer_texts, text, cjk=self.cjk)[figure] for text in texts)
+            gains.append((each["score"], answered - refused))
+        self.thresholds = {"tau": choose_threshold(gains)}
+        return self.thresholds
 
-    def apply(self, thresholds: dict[str, float]) -> None:
-        """Take over tau."""
-        self.tau = thresholds.get("tau", 0.0)
-
-    def predict_majority(self, examples: Sequence[AnyExample]) -> list[Answer]:
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Answer with as many first words of the context (Chinese: characters) as were best in training, or none."""
         return [take_units(cast(Question, each), self._num_units, self.cjk) for each in examples]
 
@@ -319,15 +229,20 @@ def choose_threshold(gains: Sequence[tuple[float, float]]) -> float:
     return float(between[places[order[0]]])
 
 
-def take_units(example: Question, count: int, cjk: bool) -> Answer:
+def take_units(example: Question, count: int, cjk: bool) -> Prediction:
     """Answer with the first words of the context, or its first characters; 0: with none."""
     if cjk:
         end = min(count, len(example.context))
     else:
         words = list(re.finditer(r"\S+", example.context))[:count]
         end = words[-1].end() if words else 0
-    text = example.context[:end].lstrip()
-    return Answer(text, end - len(text), end, 0.0, 0.0)
+    return _answer(example.context, end - len(example.context[:end].lstrip()), end)
+
+
+def _answer(context: str, start: int, end: int) -> Prediction:
+    if start >= end:
+        return {"answer": None, "start": None, "end": None}
+    return {"answer": context[start:end], "start": start, "end": end}
 
 
 def is_chinese(questions: Sequence[Question]) -> bool:

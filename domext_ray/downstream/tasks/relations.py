@@ -12,20 +12,17 @@ between them, and last the ends of the stretches themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-from tokenizers import Encoding
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer
 
-from domext_ray.downstream.tasks.learned import Learned, check_learned, read_lists_of_texts
+from domext_ray.downstream.tasks import state
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.texts import SingleLabelTask
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, MarkedText
-from domext_ray.vocabulary.tokenizer import make_backend
 
 MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
 """Characters to mark stretches with, the first two that the vocabulary has."""
@@ -34,50 +31,40 @@ _INSIDE, _BETWEEN, _OUTSIDE = 1, 2, 3  # what is kept first; marks, 0, always
 
 
 class RelationTask(SingleLabelTask):
-    """A relation for every marked pair (`MarkedText`); see `SingleLabelTask`. A prediction is a label.
+    """A relation for every marked pair (`MarkedText`); see `SingleLabelTask`.
 
-    Raises:
-        ConfigError: a row has no room for the marks, the vocabulary has no two characters to mark with, or as in
-            `SingleLabelTask`.
+    Its state has the marks of the set's files, by which raw texts say which stretches they are about.
     """
 
+    family = "relation"
     head = "DomextForRelationClassification"
     metric = "f1.micro"
+    state_rules = {"marks": state.MARKS}
+
+    def learn(self) -> dict[str, Any]:
+        """Return the set's marks."""
+        return {"marks": [list(each) for each in self.data.marks]}
 
     def prepare(self) -> None:
-        """Choose the marks."""
+        """Choose the marks that are written into texts."""
         super().prepare()
         self._template = read_template(self.tokenizer, pair=False)
         self._room = self._template.measure_room(self.options.max_length, least=4)
-        self.marks = find_marks(self.tokenizer)
-
-    @property
-    def learned(self) -> dict[str, Any]:
-        """The marks of the set's files, by which raw texts say which stretches they are about."""
-        return {"marks": [list(each) for each in self.data.marks]}
-
-    def recall(self, learned: Learned) -> None:
-        """Take over the marks."""
-        check_learned(learned, "marks")
-        marks = read_lists_of_texts(learned, "marks", (1, 2))
-        if len(marks) not in (0, 2) or not all(all(each) for each in marks):
-            raise ValueError(f"marks is {learned['marks']!r}; it must name two marks or none")
-        self.data = replace(self.data, marks=marks)
+        self.marks = find_marks(self.backend, self.tokenizer.unk_token_id)
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row an example; see `Task.encode`."""
         texts = cast("Sequence[MarkedText]", examples)
         marked = [mark_text(each, self.marks) for each in texts]
-        encodings = make_backend(self.tokenizer).encode_batch([each.text for each in marked], add_special_tokens=False)
+        encodings = self.backend.encode_batch([text for text, _ in marked], add_special_tokens=False)
         rows: list[Row] = []
         num_cut: dict[int, list[str]] = {_OUTSIDE: [], _BETWEEN: []}
-        for i, (example, text, encoding) in enumerate(zip(texts, marked, encodings, strict=True)):
-            places = [find_piece(encoding, each) for each in text.marks]
+        for i, (example, (_, characters), encoding) in enumerate(zip(texts, marked, encodings, strict=True)):
+            places = [cast(int, encoding.char_to_token(each)) for each in characters]  # a mark is a piece of its own
             kept, lost = choose_pieces(len(encoding.ids), places, self._room)
             if lost:
                 num_cut[lost].append(example.source)
-            ids = np.array(encoding.ids, dtype=np.int64)[kept]
-            row_ids, types = self._template.join(ids)
+            row_ids, types = self._template.join(np.array(encoding.ids, dtype=np.int64)[kept])
             opening = self._template.find_text() + np.searchsorted(kept, [places[0], places[2]]).astype(np.int64)
             targets = {**self.make_targets(example, is_training), "input_entity_positions": opening}
             rows.append(Row(i, row_ids, types, targets))
@@ -88,29 +75,14 @@ class RelationTask(SingleLabelTask):
         return rows
 
 
-@dataclass(frozen=True)
-class MarkedString:
-    """A text with the marks written into it.
-
-    Args:
-        text: the text.
-        marks: places of the characters that open and close the first argument, and the second.
-    """
-
-    text: str
-    marks: tuple[int, int, int, int]
-
-
-def find_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """Return the first two characters of `MARKS` that the vocabulary has.
+def find_marks(backend: Tokenizer, unknown: int | None) -> tuple[str, str]:
+    """Return the first two characters of `MARKS` that a vocabulary has.
 
     Raises:
         ConfigError: it has no two of them.
     """
-    encodings = make_backend(tokenizer).encode_batch([f" {mark} " for mark in MARKS], add_special_tokens=False)
-    known = [
-        mark for mark, each in zip(MARKS, encodings, strict=True) if each.ids and tokenizer.unk_token_id not in each.ids
-    ]
+    encodings = backend.encode_batch([f" {mark} " for mark in MARKS], add_special_tokens=False)
+    known = [mark for mark, each in zip(MARKS, encodings, strict=True) if each.ids and unknown not in each.ids]
     if len(known) < 2:
         raise ConfigError(
             f"the model's vocabulary has {len(known)} of the characters {MARKS}; marking two stretches of a text takes "
@@ -119,35 +91,28 @@ def find_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     return known[0], known[1]
 
 
-def mark_text(example: MarkedText, marks: tuple[str, str]) -> MarkedString:
+def mark_text(example: MarkedText, marks: tuple[str, str]) -> tuple[str, list[int]]:
     """Write marks around both stretches, a space on each side; stretches may nest, touch or overlap.
 
     Args:
         example: the text.
         marks: of the first argument, and of the second.
+
+    Returns:
+        The text with its marks, and the places of the characters that open and close the first argument, and the
+        second.
     """
-    spans = (example.head, example.tail)
     # At one place, what closes comes before what opens; of two that open the longer is outside, likewise of two that
     # close the shorter comes first.
-    events = [(span.start, 1, -(span.end - span.start), 2 * i) for i, span in enumerate(spans)]
-    events += [(span.end, 0, span.end - span.start, 2 * i + 1) for i, span in enumerate(spans)]
-    parts: list[str] = []
-    places = [0, 0, 0, 0]
-    length = last = 0
+    events: list[tuple[int, int, int, int]] = []
+    for i, span in enumerate((example.head, example.tail)):
+        length = span.end - span.start
+        events += [(span.start, 1, -length, 2 * i), (span.end, 0, length, 2 * i + 1)]
+    text, last, places = "", 0, [0, 0, 0, 0]
     for place, _, _, number in sorted(events):
-        parts += [example.text[last:place], f" {marks[number // 2]} "]
-        length += place - last
-        places[number] = length + 1
-        length, last = length + 3, place
-    parts.append(example.text[last:])
-    return MarkedString("".join(parts), (places[0], places[1], places[2], places[3]))
-
-
-def find_piece(encoding: Encoding, place: int) -> int:
-    """Return the place of the piece that holds a character; byte-level pieces may begin with the space before it."""
-    piece = encoding.char_to_token(place)
-    assert piece is not None, "a mark has a piece of its own"
-    return int(piece)
+        text += f"{example.text[last:place]} {marks[number // 2]} "
+        places[number], last = len(text) - 2, place
+    return text + example.text[last:], places
 
 
 def choose_pieces(num_pieces: int, marks: Sequence[int], room: int) -> tuple[np.ndarray, int]:

@@ -8,7 +8,6 @@ windows, whose predictions are joined. The loss is ZLPR (Su et al., 2022), summe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -18,12 +17,10 @@ from scipy.special import expit
 from torch import Tensor
 
 from domext_ray.downstream.tasks.entity_dictionary import DictionaryMatcher, build_matcher
-from domext_ray.downstream.tasks.records import describe_entity
-from domext_ray.downstream.tasks.task import Row, Task, TaskBatch
+from domext_ray.downstream.tasks.task import Outputs, Prediction, Row, Task, describe_entity, read_entity
 from domext_ray.downstream.tasks.windows import (
     TextPieces,
     Window,
-    add_windows,
     encode_texts,
     holds,
     plan_windows,
@@ -45,38 +42,28 @@ _STEPS = 60
 _NO_SPAN = -1
 
 
-@dataclass(frozen=True)
-class SpanPrediction:
-    """What was found in a text.
-
-    Args:
-        entities: those above the threshold, sorted; labels are types, places characters.
-        candidates: these and others that a lower threshold would let in, with their scores, the highest first.
-    """
-
-    entities: tuple[Entity, ...]
-    candidates: tuple[tuple[Entity, float], ...] = ()
-
-
 class SpanTask(Task):
-    """Entities that may nest and overlap. A prediction is a `SpanPrediction`.
+    """Entities that may nest and overlap. A prediction has "entities" above the threshold, sorted by place.
+
+    It also has "candidates": these and others that a lower threshold would let in, each [start, end, label, logit], the
+    highest first. An entity's score is the logistic function of its logit: one half where the loss puts the threshold.
 
     An entity whose ends are no ends of tokens cannot be predicted; it stays among the gold entities, and `notes` counts
     it. In training every entity that fits into a window is whole in one.
     """
 
+    family = "nested_ner"
     head = "DomextForSpanClassification"
     metric = "entity_f1.micro"
+    target_pads = {"spans": _NO_SPAN}
+    shown = ("entities",)
+    nothing = {"entities": []}
 
     def prepare(self) -> None:
         """Number the types."""
-        self.threshold = 0.0
+        self.thresholds = {"threshold": 0.0}
         self._type_ids = {label: i for i, label in enumerate(self.data.labels)}
-
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """The score above which a span is an entity."""
-        return {"threshold": self.threshold}
+        self._template = read_template(self.tokenizer, pair=False)
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -84,25 +71,18 @@ class SpanTask(Task):
         return self.data.labels
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
-        """Make one row a window; see `Task.encode`.
-
-        Raises:
-            ConfigError: the rows are too short for any text.
-            CorpusError: an example to learn from has a type that the set does not name.
-        """
+        """Make one row a window; see `Task.encode`."""
         texts = cast("Sequence[AnnotatedText]", examples)
-        template = read_template(self.tokenizer, pair=False)
+        template = self._template
         size = template.measure_room(self.options.max_length, least=1)
         rows: list[Row] = []
         unaligned: list[str] = []
         cut: list[str] = []
-        for i, (example, pieces) in enumerate(
-            zip(texts, encode_texts(self.tokenizer, [each.text for each in texts]), strict=True)
-        ):
+        encoded = encode_texts(self.backend, [each.text for each in texts])
+        for i, (example, pieces) in enumerate(zip(texts, encoded, strict=True)):
             spans = self._align(example, pieces, unaligned, is_training)
-            windows = plan_windows(len(pieces), size, self.options.stride)
-            if is_training:
-                windows = add_windows(windows, [each for _, each in spans], len(pieces), size)
+            whole = [each for _, each in spans] if is_training else []
+            windows = plan_windows(len(pieces), size, self.options.stride, whole)
             cut += [example.source for _, each in spans if not any(holds(window, each) for window in windows)]
             for window in windows:
                 part = pieces.cut(window)
@@ -140,16 +120,6 @@ class SpanTask(Task):
                 spans.append((kind, (first, last + 1)))
         return spans
 
-    def collate(self, rows: Sequence[Row]) -> TaskBatch:
-        """Put rows side by side; "spans" int64 [B, S, 3] has type, first and last token, -1 where a row has fewer."""
-        most = max(len(row.targets["spans"]) for row in rows)
-        padded = []
-        for row in rows:
-            spans = row.targets["spans"]
-            filled = np.pad(spans, ((0, most - len(spans)), (0, 0)), constant_values=_NO_SPAN)
-            padded.append(replace(row, targets={"spans": filled}))
-        return super().collate(padded)
-
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return rows times types: the loss of each is one term."""
         return num_rows * len(self.data.labels)
@@ -174,12 +144,10 @@ class SpanTask(Task):
         parts = (places // (width * width), pair // width, pair % width, scores)
         return (torch.stack([each.float() for each in parts], dim=-1),)
 
-    def decode(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[SpanPrediction]:
+    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         """Join the spans of each text's windows; the higher score counts. See `Task.decode`."""
-        shift = read_template(self.tokenizer, pair=False).find_text()
-        found: list[dict[Entity, float]] = [{} for _ in examples]
+        shift = self._template.find_text()
+        found: list[dict[tuple[int, int, str], float]] = [{} for _ in examples]
         for row, (spans,) in zip(rows, outputs, strict=True):
             pieces: TextPieces = row.place
             spans = spans[: SPANS_PER_TOKEN * row.length]  # a longer batch must not change a prediction
@@ -188,51 +156,33 @@ class SpanTask(Task):
             firsts, lasts = firsts - shift, lasts - shift
             is_text = (firsts >= 0) & (lasts < len(pieces)) & (firsts <= lasts)
             kinds, firsts, lasts, scores = (each[is_text] for each in (kinds, firsts, lasts, spans[:, 3]))
+            columns = (pieces.starts[firsts], pieces.ends[lasts], kinds, scores)
             own = found[row.example]
-            for kind, start, end, score in zip(
-                kinds.tolist(),
-                pieces.starts[firsts].tolist(),
-                pieces.ends[lasts].tolist(),
-                scores.tolist(),
-                strict=True,
-            ):
-                entity = Entity(start, end, self.data.labels[kind])
-                if start < end and score > own.get(entity, -TUNED_RANGE):
-                    own[entity] = score
-        return [self._predict(each) for each in found]
+            for start, end, kind, score in zip(*(each.tolist() for each in columns), strict=True):
+                span = (start, end, self.data.labels[kind])
+                if start < end and score > own.get(span, -TUNED_RANGE):
+                    own[span] = score
+        ranked = [sorted(each.items(), key=lambda item: (-item[1], item[0])) for each in found]
+        candidates = [{"candidates": [[*span, score] for span, score in each]} for each in ranked]
+        return self.decide_all(examples, candidates)
 
-    def to_records(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[dict[str, Any]]:
-        """Return "entities" with start, end, label, text and score, sorted by place; see `Task.to_records`.
+    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+        """Choose the entities above the threshold."""
+        text = cast(AnnotatedText, example).text
+        above = sorted(each for each in prediction["candidates"] if each[3] > self.thresholds["threshold"])
+        found = [describe_entity(text, Entity(*span), expit(score)) for *span, score in above]
+        return {"entities": found, "candidates": prediction["candidates"]}
 
-        A score is the logistic function of the span's logit: one half where the loss puts the threshold.
-        """
-        records = []
-        for example, each in zip(examples, self.decode(examples, rows, outputs), strict=True):
-            text, scores = cast(AnnotatedText, example).text, dict(each.candidates)
-            found = [describe_entity(text, entity, expit(scores[entity])) for entity in each.entities]
-            records.append({"entities": found})
-        return records
-
-    def _predict(self, scores: dict[Entity, float]) -> SpanPrediction:
-        candidates = sorted(scores.items(), key=lambda each: (-each[1], _sort_key(each[0])))
-        above = [entity for entity, score in candidates if score > self.threshold]
-        return SpanPrediction(tuple(sorted(above, key=_sort_key)), tuple(candidates))
-
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score entities in characters; see `metrics.score_entities`."""
         gold = [cast(AnnotatedText, each).gold for each in examples]
-        return score_entities(gold, [each.entities for each in predictions], self.data.labels)
+        return score_entities(gold, [[*map(read_entity, each["entities"])] for each in predictions], self.data.labels)
 
-    def tune(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> dict[str, float]:
-        """Choose the threshold with the best micro F1, of equal ones that nearest to 0; see `Task.tune`."""
+    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Choose the threshold with the best micro F1, of equal ones that nearest to 0."""
         golds = [set(cast(AnnotatedText, each).gold) for each in examples]
-        candidates = [
-            (score, entity in gold)
-            for gold, prediction in zip(golds, predictions, strict=True)
-            for entity, score in prediction.candidates
-        ]
+        pairs = zip(golds, predictions, strict=True)
+        candidates = [(score, Entity(*span) in gold) for gold, each in pairs for *span, score in each["candidates"]]
         scores = np.array([score for score, _ in candidates])
         is_right = np.array([right for _, right in candidates], dtype=bool)
         num_gold = sum(map(len, golds))
@@ -242,26 +192,18 @@ class SpanTask(Task):
             return 2 * int((is_kept & is_right).sum()) / max(1, int(is_kept.sum()) + num_gold)
 
         thresholds: list[float] = np.linspace(-TUNED_RANGE, TUNED_RANGE, _STEPS + 1).round(6).tolist()
-        self.threshold = max(thresholds, key=lambda each: (measure(each), -abs(each)))
-        return {"threshold": self.threshold}
+        self.thresholds = {"threshold": max(thresholds, key=lambda each: (measure(each), -abs(each)))}
+        return self.thresholds
 
-    def apply(self, thresholds: dict[str, float]) -> None:
-        """Take over a threshold."""
-        self.threshold = thresholds["threshold"]
-
-    def predict_majority(self, examples: Sequence[AnyExample]) -> list[SpanPrediction]:
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Look the text up in a dictionary of the training entities, the longest entry first.
 
         An entry has its most frequent type; entries that are no entity in most of their places in training are left
         out.
         """
-        matcher = self._matcher
-        return [SpanPrediction(tuple(matcher.match(cast(AnnotatedText, each).text))) for each in examples]
+        texts = [cast(AnnotatedText, each).text for each in examples]
+        return [{"entities": [describe_entity(text, each) for each in self._matcher.match(text)]} for text in texts]
 
     @cached_property
     def _matcher(self) -> DictionaryMatcher:
         return build_matcher(cast("Sequence[AnnotatedText]", self.data.train))
-
-
-def _sort_key(entity: Entity) -> tuple[int, int, str]:
-    return entity.start, entity.end, entity.label

@@ -4,26 +4,47 @@ A task turns a set's examples into rows that fit the encoder, says which head re
 head's logits, and turns logits back into predictions in the examples' own terms. Fine-tuning and ablations know tasks
 through this interface only. A row has one or more segments of tokens (a choice has one segment per option); a long
 example may make several rows (windows), none of its labelled parts is ever lost.
+
+Some tasks take several models, or a model and a search: their stages are tasks with labelled sets of their own, trained
+one by one on labels, never on each other's predictions. Any other task is its own only stage.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.batching import find_sequences
-from domext_ray.downstream.tasks.learned import Learned, check_learned
+from domext_ray.downstream.tasks.state import Rule, State, check_state
 from domext_ray.errors import ConfigError
-from domext_ray.labelled.examples import AnyExample, LabelledSet
+from domext_ray.labelled.examples import AnyExample, Entity, LabelledSet
 from domext_ray.labelled.metrics.scores import Score, flatten
+from domext_ray.vocabulary.tokenizer import make_backend
+
+ONLY_STAGE = "model"
+"""Name of the stage of a task that has one model."""
+Prediction: TypeAlias = dict[str, Any]
+"""What is said of an example, JSON-able: a family's fields for users (`StagedTask.shown`), and what scoring needs.
+
+Places are characters of the example's text, ends exclusive. Scores are not rounded.
+"""
+Predict: TypeAlias = Callable[[Sequence[Any]], list[Prediction]]
+"""Examples of a stage -> a prediction each."""
+Outputs: TypeAlias = Sequence[tuple[np.ndarray, ...]]
+"""For each row what `Task.read_outputs` gave, without the batch dimension, of token outputs without padding."""
+
+_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -83,30 +104,31 @@ class TaskBatch:
     num_targets: int
 
 
-class Task(ABC):
+class StagedTask(ABC):
     """A task family over one labelled set and one tokenizer.
 
     Args:
         data: the set.
         tokenizer: the model's tokenizer (fast).
-        options: how examples become rows.
+        options: how examples become rows, in every stage.
         metric: path of the figure that dev chooses by; empty: the family's.
-        learned: what a task of the same set found out from it, as `learned` gives it, instead of examples: `data` may
-            have none then; None: it is found out from `data`.
+        state: the `state_dict` of a task of the same set, instead of examples: `data` may have none then; None: it is
+            found out from `data`.
 
     Raises:
         ConfigError: there is no figure `metric`, or a rule of the family's is broken.
-        ValueError: `learned` is not what such a task finds out.
+        ValueError: `state` is not what such a task finds out.
     """
 
-    head: str
-    """Name of the head's class in model/heads_domext.py."""
+    family: ClassVar[str]
     metric: str
     """Path of the figure that dev chooses by, such as "entity_f1.micro"; higher is better."""
-    has_token_outputs = False
-    """Whether the first dimension of what `read_outputs` gives, B apart, is the row's tokens."""
-    target_pads: dict[str, float] = {}
-    """Filler of each target whose first dimension is the row's length; other targets are stacked as they are."""
+    shown: ClassVar[tuple[str, ...]]
+    """Fields of a prediction that users read."""
+    nothing: Prediction
+    """A prediction, if a poor one."""
+    state_rules: ClassVar[Mapping[str, Rule]] = {}
+    """What the family finds out from its set beside labels, by name."""
 
     def __init__(
         self,
@@ -115,47 +137,139 @@ class Task(ABC):
         options: TaskOptions,
         *,
         metric: str = "",
-        learned: Learned | None = None,
+        state: State | None = None,
     ) -> None:
         self.data, self.tokenizer, self.options = data, tokenizer, options
         self.metric = metric or self.metric
         self.notes: list[str] = []
         self.cases: Counter[str] = Counter()
+        self.thresholds: dict[str, float] = {}
+        self.load_state_dict(self.learn() if state is None else state)
         self.prepare()
-        if learned is not None:
-            self.recall(learned)
-            return
-        self.learn()
-        examples = (data.dev or data.train)[:1]
-        figures = flatten(self.score(examples, self.predict_majority(examples)).values)
+        if state is None:
+            self._check_metric()
+
+    def _check_metric(self) -> None:
+        examples = self.data.dev or self.data.train
+        figures = flatten(self.score(examples, [self.nothing] * len(examples)).values)
         if self.metric not in figures:
             raise ConfigError(
-                f"the metric of {data.name} is {self.metric!r}; its figures are {', '.join(sorted(figures))}."
+                f"the metric of {self.data.name} is {self.metric!r}; its figures are {', '.join(sorted(figures))}."
             )
 
-    def prepare(self) -> None:  # noqa: B027
-        """Make what the family needs beside the constructor's arguments, without examples. Default: nothing."""
-
-    def learn(self) -> None:  # noqa: B027
+    def learn(self) -> dict[str, Any]:
         """Find out from `data` what predictions depend on beside labels and options. Default: nothing."""
-
-    @property
-    def learned(self) -> dict[str, Any]:
-        """What `learn` found out, as JSON has it. Default: nothing."""
         return {}
 
-    def recall(self, learned: Learned) -> None:
-        """Take over what another task's `learned` was.
+    def prepare(self) -> None:  # noqa: B027
+        """Make what the family needs beside the constructor's arguments. Default: nothing."""
 
-        Raises:
-            ValueError: it is not what such a task finds out.
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `learn` found out, as JSON has it."""
+        return dict(self.state)
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what another task's `state_dict` gave."""
+        check_state(state, self.state_rules)
+        self.state = dict(state)
+
+    @property
+    @abstractmethod
+    def stages(self) -> dict[str, Task]:
+        """What has to be trained, by name."""
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether its stages are other tasks than itself."""
+        return self.stages.get(ONLY_STAGE) is not self
+
+    @abstractmethod
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Return a prediction an example, with the thresholds as they are.
+
+        Args:
+            predictors: for each name in `stages` what predicts with its trained model.
+            examples: of one split of `data`.
         """
-        check_learned(learned)
+
+    def show(self, prediction: Prediction) -> Prediction:
+        """Return a prediction as a user reads it: `shown`, numbers rounded to six digits."""
+        return {name: _round(prediction[name]) for name in self.shown}
+
+    @abstractmethod
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+        """Score predictions against the examples' labels."""
+
+    def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
+        """Score what single steps found: where a chain loses. Default: there is one step, which is the whole."""
+        return {}
+
+    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Choose `thresholds` on dev (SQuAD v2.0's tau, say), and return them. Default: none."""
+        return self.thresholds
+
+    def set_thresholds(self, thresholds: Mapping[str, float]) -> None:
+        """Take over what `fit_thresholds` returned earlier."""
+        assert thresholds.keys() == self.thresholds.keys(), thresholds
+        self.thresholds = dict(thresholds)
+
+    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+        """Return a prediction as the thresholds have it now. Default: as it is."""
+        return prediction
+
+    def decide_all(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> list[Prediction]:
+        """Return all predictions as the thresholds have them now."""
+        return [self.decide(*each) for each in zip(examples, predictions, strict=True)]
+
+    @abstractmethod
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Return the predictions of the trivial baseline (most frequent label of `data.train`, best constant, ...)."""
+
+    def predict_baselines(self, examples: Sequence[AnyExample]) -> dict[str, list[Prediction]]:
+        """Return the predictions of all trivial baselines, by name."""
+        return {"majority": self.predict_baseline(examples)}
+
+    def keep_note(self, note: str) -> None:
+        """Add a sentence to `notes` unless it is there: a split may be encoded more than once."""
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def note_cases(self, sources: Sequence[str], total: int, what: str) -> None:
+        """Keep in `notes` how many of all cases are odd, and the first; add their number to `cases`.
+
+        Args:
+            sources: FILE:LINE of the odd ones.
+            total: all cases.
+            what: "texts have ...", as it follows the numbers in a sentence.
+        """
+        if sources:
+            self.cases[what] += len(sources)
+            self.keep_note(f"{len(sources):,} of {total:,} {what}; the first is at {sources[0]}.")
+
+
+class Task(StagedTask):
+    """A task of one model."""
+
+    head: ClassVar[str]
+    """Name of the head's class in model/heads_domext.py."""
+    has_token_outputs: ClassVar[bool] = False
+    """Whether the first dimension of what `read_outputs` gives, B apart, is the row's tokens."""
+    target_pads: ClassVar[dict[str, float]] = {}
+    """Filler of each target whose first dimension differs between rows; other targets are stacked as they are."""
 
     @property
-    def thresholds(self) -> dict[str, float]:
-        """What `tune` has chosen, and `apply` takes over, by name. Default: none."""
-        return {}
+    def stages(self) -> dict[str, Task]:
+        """The task itself."""
+        return {ONLY_STAGE: self}
+
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Predict; see `StagedTask.run`."""
+        return predictors[ONLY_STAGE](examples)
+
+    @cached_property
+    def backend(self) -> Tokenizer:
+        """See `make_backend`; made once, as that takes longer than to tokenise a text."""
+        return make_backend(self.tokenizer)
 
     @property
     @abstractmethod
@@ -174,6 +288,10 @@ class Task(ABC):
         Args:
             examples: of one split.
             is_training: rows are for training: they may differ (negative windows left out, say) but have all targets.
+
+        Raises:
+            ConfigError: the rows are too short for any example.
+            CorpusError: an example to learn from has a label that the head does not have.
         """
 
     @abstractmethod
@@ -185,59 +303,23 @@ class Task(ABC):
             targets: `TaskBatch.targets` on the device.
         """
 
-    @abstractmethod
     def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the tensors of the head's outputs that `decode` needs, first dimension B (fp32)."""
+        """Return the tensors of the head's outputs that `decode` needs, first dimension B (fp32). Default: logits."""
+        return (outputs.logits.float(),)
 
-    @abstractmethod
-    def decode(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[Any]:
+    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         """Return one prediction an example.
 
         Args:
             examples: as they were encoded.
             rows: what `encode` made of them.
-            outputs: for each row what `read_outputs` gave, without the batch dimension, and with `has_token_outputs`
-                without padding.
+            outputs: of these rows.
         """
+        return [self.decode_row(example, *each) for example, each in zip(examples, outputs, strict=True)]
 
-    @abstractmethod
-    def to_records(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[dict[str, Any]]:
-        """Return for each example the prediction as a user reads it, JSON-able; arguments as of `decode`.
-
-        Places are characters of the example's text, ends exclusive; scores are rounded to six digits.
-        """
-
-    @abstractmethod
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
-        """Score predictions against the examples' labels."""
-
-    def tune(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> dict[str, float]:
-        """Choose thresholds on dev (SQuAD v2.0's tau, say) and keep them; return them by name. Default: none."""
-        return {}
-
-    def apply(self, thresholds: dict[str, float]) -> None:
-        """Take over thresholds that `tune` returned earlier; a task without any takes none."""
-        assert not thresholds, thresholds
-
-    @abstractmethod
-    def predict_majority(self, examples: Sequence[AnyExample]) -> list[Any]:
-        """Return the predictions of the trivial baseline (most frequent label of `data.train`, best constant, ...)."""
-
-    def note_cases(self, sources: Sequence[str], total: int, what: str) -> None:
-        """Keep in `notes` how many of all cases are odd, and the first; add their number to `cases`.
-
-        Args:
-            sources: FILE:LINE of the odd ones.
-            total: all cases.
-            what: "texts have ...", as it follows the numbers in a sentence.
-        """
-        if sources:
-            self.cases[what] += len(sources)
-            keep_note(self.notes, f"{len(sources):,} of {total:,} {what}; the first is at {sources[0]}.")
+    def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
+        """Return the prediction of an example that has one row, in a family whose examples have one each."""
+        raise NotImplementedError
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return what the mean loss of a batch divides by; default: its rows."""
@@ -245,27 +327,28 @@ class Task(ABC):
 
     def collate(self, rows: Sequence[Row]) -> TaskBatch:
         """Put rows side by side, padded to the longest."""
-        longest = max(row.length for row in rows)
         pad_id = self.tokenizer.pad_token_id or 0
-        ids = _stack([row.input_ids for row in rows], longest, pad_id, axis=-1)
+        ids = _stack([row.input_ids for row in rows], pad_id)
         # Only the options of a choice are padded within a row; "[PAD]" in a text is text.
-        is_token = [row.input_ids != pad_id if row.input_ids.ndim > 1 else np.ones(row.length, bool) for row in rows]
-        mask = _stack(is_token, longest, False, axis=-1)
+        if ids.ndim > 2:
+            mask = ids != pad_id
+        else:
+            mask = torch.arange(ids.shape[-1]) < torch.tensor([row.length for row in rows])[:, None]
         inputs: dict[str, Any] = {
             "input_ids": ids,
             "attention_mask": None if bool(mask.all()) else mask.to(torch.int64),
             "token_type_ids": None,
         }
-        sequences = find_sequences(mask.reshape(-1, longest).numpy())
+        sequences = find_sequences(mask.reshape(-1, ids.shape[-1]).numpy())
         inputs |= {"cu_seq_lens": torch.from_numpy(sequences["cu_seq_lens"]), "max_length": sequences["max_length"]}
         if any(row.token_type_ids is not None for row in rows):
             types = [np.zeros_like(r.input_ids) if r.token_type_ids is None else r.token_type_ids for r in rows]
-            inputs["token_type_ids"] = _stack(types, longest, 0, axis=-1)
+            inputs["token_type_ids"] = _stack(types, 0)
         targets: dict[str, Tensor] = {}
         for name in rows[0].targets:
-            values = [row.targets[name] for row in rows]
+            values = [torch.from_numpy(row.targets[name]) for row in rows]
             pad = self.target_pads.get(name)
-            stacked = torch.from_numpy(np.stack(values)) if pad is None else _stack(values, longest, pad, axis=0)
+            stacked = torch.stack(values) if pad is None else pad_sequence(values, True, pad)
             if name.startswith("input_"):
                 inputs[name.removeprefix("input_")] = stacked
             else:
@@ -273,17 +356,26 @@ class Task(ABC):
         return TaskBatch(inputs, targets, self.count_targets(targets, len(rows)))
 
 
-def keep_note(notes: list[str], note: str) -> None:
-    """Add a sentence to a task's notes unless it is there: a split may be encoded more than once."""
-    if note not in notes:
-        notes.append(note)
+def _stack(values: Sequence[np.ndarray], pad: int) -> Tensor:
+    """Pad arrays along their last dimension to one length and stack them."""
+    stacked = pad_sequence([torch.from_numpy(each).movedim(-1, 0) for each in values], True, pad)
+    return stacked.movedim(1, -1).contiguous()
 
 
-def _stack(values: Sequence[np.ndarray], length: int, pad: float, *, axis: int) -> Tensor:
-    """Pad arrays along an axis to one length and stack them."""
-    padded = []
-    for value in values:
-        widths = [(0, 0)] * value.ndim
-        widths[axis] = (0, length - value.shape[axis])
-        padded.append(np.pad(value, widths, constant_values=pad))
-    return torch.from_numpy(np.stack(padded))
+def describe_entity(text: str, entity: Entity, score: float | None = None) -> Prediction:
+    """Return an entity's start, end, label and text, and its score if it has one."""
+    values = {"start": entity.start, "end": entity.end, "label": entity.label, "text": text[entity.start : entity.end]}
+    return values if score is None else {**values, "score": float(score)}
+
+
+def read_entity(values: Prediction) -> Entity:
+    """Return the entity that `describe_entity` described."""
+    return Entity(values["start"], values["end"], values["label"])
+
+
+def _round(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _round(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_round(each) for each in value]
+    return round(value, _DIGITS) if isinstance(value, float) else value

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.downstream.tasks.description import TaskDescription
-from domext_ray.downstream.tasks.learned import read_texts
+from domext_ray.downstream.tasks.state import TEXTS, check_state
 from domext_ray.errors import RunError
 from domext_ray.files import read_json
 from domext_ray.storage import hash_file, hash_values, write_json
@@ -84,9 +84,10 @@ def _read_catalogue(folder: Path, sha256: str) -> tuple[str, ...]:
     if hash_file(path) != sha256:
         raise RunError(f"{path} differs from the sha256 in {TASK_FILE}; {_REMEDY}.")
     try:
-        return read_texts(values, "terms")
+        check_state(values, {"terms": TEXTS})
     except ValueError as error:
         raise RunError(f"{path} is damaged ({error}); {_REMEDY}.") from error
+    return tuple(values["terms"])
 
 
 def _check_place(place: Any) -> str:

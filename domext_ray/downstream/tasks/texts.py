@@ -16,31 +16,32 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from domext_ray.downstream.tasks.learned import Learned, check_learned, read_number
 from domext_ray.downstream.tasks.losses import NO_TARGET, ClassTask, balance
-from domext_ray.downstream.tasks.records import rank_classes, round_score
-from domext_ray.downstream.tasks.task import Row, Task
-from domext_ray.downstream.tasks.windows import read_template
+from domext_ray.downstream.tasks.state import NUMBER, POSITIVE
+from domext_ray.downstream.tasks.task import Prediction, Row, Task
+from domext_ray.downstream.tasks.windows import make_cutting_backend
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnyExample, LabelledText, MarkedText, MultiLabelText
 from domext_ray.labelled.metrics.metrics import score_classes, score_values
 from domext_ray.labelled.metrics.scores import Score
-from domext_ray.vocabulary.tokenizer import make_backend
 
 USUAL_VALUES = (0.1, 10.0)
 """Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""
 
 
 class SingleLabelTask(ClassTask):
-    """What tasks with one class an example have in common.
+    """What tasks with one class an example have in common. A prediction has "label", and "probabilities" by label.
 
     The set's negative label, where it has one, is no part of micro and macro averages; "f1.positive" is the F1 of its
     positive label, or of the second of two. A label of dev or test that is none of the set's has no part in the loss,
     and no prediction of it is right.
     """
+
+    shown = ("label", "probabilities")
 
     def prepare(self) -> None:
         """Number the classes, and choose the positive one."""
@@ -49,6 +50,7 @@ class SingleLabelTask(ClassTask):
             raise ConfigError(f"the positive class is {positive!r}; {self.data.name} has {', '.join(labels)}.")
         self.positive = labels[1] if positive is None and len(labels) == 2 else positive
         self._label_ids = {label: i for i, label in enumerate(labels)}
+        self.nothing = {"label": next(iter(labels), "")}
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -56,11 +58,7 @@ class SingleLabelTask(ClassTask):
         return self.data.labels
 
     def make_targets(self, example: LabelledText | MarkedText, is_training: bool) -> dict[str, np.ndarray]:
-        """Return the target "labels", int64 [], of an example.
-
-        Raises:
-            CorpusError: an example to learn from has a label that the head does not have.
-        """
+        """Return the target "labels", int64 [], of an example."""
         if is_training and example.label not in self._label_ids:
             raise CorpusError(
                 f"{example.source}: the label {example.label!r} is none of {', '.join(self.data.labels)}; "
@@ -80,62 +78,44 @@ class SingleLabelTask(ClassTask):
         """Return the rows whose label the head has."""
         return int(torch.count_nonzero(targets["labels"] != NO_TARGET))
 
-    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the logits [B, classes]."""
-        return (outputs.logits.float(),)
+    def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
+        """Return the class with the highest logit, and the probabilities of all, the highest first."""
+        labels = self.data.labels
+        assert len(output) == len(labels), "classes are no tokens that padding could be cut from"
+        probabilities = softmax(output.astype(np.float64))
+        ranked = {labels[i]: float(probabilities[i]) for i in np.argsort(-probabilities, kind="stable")}
+        return {"label": labels[int(output.argmax())], "probabilities": ranked}
 
-    def decode(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[str]:
-        """Return the class with the highest logit of every example; see `Task.decode`."""
-        labels = [""] * len(examples)
-        for row, (logits,) in zip(rows, outputs, strict=True):
-            assert len(logits) == len(self.data.labels), "classes are no tokens that padding could be cut from"
-            labels[row.example] = self.data.labels[int(logits.argmax())]
-        return labels
-
-    def to_records(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[dict[str, Any]]:
-        """Return "label", and "probabilities" by label, the highest first; see `Task.to_records`."""
-        records: list[dict[str, Any]] = [{} for _ in examples]
-        for row, (logits,) in zip(rows, outputs, strict=True):
-            records[row.example] = rank_classes(logits, self.data.labels)
-        return records
-
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score classes; see `metrics.score_classes`."""
-        gold = [cast("LabelledText | MarkedText", each).label for each in examples]
         return score_classes(
-            gold,
-            predictions,
+            [cast("LabelledText | MarkedText", each).label for each in examples],
+            [each["label"] for each in predictions],
             self.data.labels,
             negative=self.data.negative_label,
             positive=self.positive,
             primary=self.metric,
         )
 
-    def predict_majority(self, examples: Sequence[AnyExample]) -> list[str]:
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return the most frequent class of training for every example."""
         counts = Counter(cast("LabelledText | MarkedText", each).label for each in self.data.train)
-        return [max(self.data.labels, key=counts.__getitem__)] * len(examples)
+        return [{"label": max(self.data.labels, key=counts.__getitem__)}] * len(examples)
 
 
 class TextRows(Task):
     """Rows of `LabelledText` and `MultiLabelText`: a single text or a pair, cut to a row."""
 
     @cached_property
-    def _backend(self) -> Tokenizer:  # once: making it takes longer than the tokens of a text
-        read_template(self.tokenizer, pair=True).measure_room(self.options.max_length, least=2)
-        backend = make_backend(self.tokenizer)
-        backend.enable_truncation(self.options.max_length, strategy="longest_first")
-        return backend
+    def backend(self) -> Tokenizer:
+        """One that cuts."""
+        return make_cutting_backend(self.tokenizer, self.options.max_length)
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row an example; see `Task.encode`."""
         texts = cast("Sequence[LabelledText | MultiLabelText]", examples)
         pairs = [each.text if each.pair is None else (each.text, each.pair) for each in texts]
-        encodings = self._backend.encode_batch(pairs)
+        encodings = self.backend.encode_batch(pairs)
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         rows: list[Row] = []
         for i, (each, encoding) in enumerate(zip(texts, encodings, strict=True)):
@@ -153,44 +133,38 @@ class TextRows(Task):
 
 
 class ClassificationTask(SingleLabelTask, TextRows):
-    """A class of every text or pair (`LabelledText`); see `SingleLabelTask`. A prediction is a label."""
+    """A class of every text or pair (`LabelledText`); see `SingleLabelTask`."""
 
+    family = "classification"
     head = "DomextForSequenceClassification"
     metric = "accuracy"
 
 
 class RegressionTask(TextRows):
-    """A number for every text or pair (`LabelledText.value`). A prediction is a number in the set's own unit.
+    """A number for every text or pair (`LabelledText.value`). A prediction has its "value".
 
     The model predicts in the set's own unit and is trained on it, as in transformers, so that an export needs no other
     knowledge. The loss is the squared error over the variance of the training values: 1 for the best constant, whatever
     the unit. A head starts near 0 and learns values like 1000 slowly; `notes` says so.
     """
 
+    family = "regression"
     head = "DomextForSequenceClassification"
     metric = "spearman"
+    shown = ("value",)
+    nothing = {"value": 0.0}
+    state_rules = {"mean": NUMBER, "std": POSITIVE}
 
-    def learn(self) -> None:
-        """Measure the training values."""
+    def learn(self) -> dict[str, Any]:
+        """Return mean and standard deviation of the training values."""
         values = np.array([cast(LabelledText, each).value for each in self.data.train], dtype=np.float64)
-        self.mean, self.std = float(values.mean()), float(values.std()) or 1.0
-        if max(abs(self.mean), self.std) > USUAL_VALUES[1] or self.std < USUAL_VALUES[0]:
+        mean, std = float(values.mean()), float(values.std()) or 1.0
+        if max(abs(mean), std) > USUAL_VALUES[1] or std < USUAL_VALUES[0]:
             self.notes.append(
-                f"the values of {self.data.name} have mean {self.mean:.3g} and standard deviation {self.std:.3g}, and "
-                "a head starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
+                f"the values of {self.data.name} have mean {mean:.3g} and standard deviation {std:.3g}, and a head "
+                "starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
             )
-
-    @property
-    def learned(self) -> dict[str, Any]:
-        """Mean and standard deviation of the training values."""
-        return {"mean": self.mean, "std": self.std}
-
-    def recall(self, learned: Learned) -> None:
-        """Take over mean and standard deviation."""
-        check_learned(learned, "mean", "std")
-        self.mean, self.std = read_number(learned, "mean"), read_number(learned, "std", 0.0)
-        if not self.std:
-            raise ValueError("std is 0; it must be above 0")
+        return {"mean": mean, "std": std}
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -208,33 +182,18 @@ class RegressionTask(TextRows):
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the summed squared error in units of the training values' variance."""
-        errors = (outputs.logits.float().squeeze(-1) - targets["values"]) / self.std
+        errors = (outputs.logits.float().squeeze(-1) - targets["values"]) / self.state["std"]
         return errors.square().sum()
 
-    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the values [B, 1]."""
-        return (outputs.logits.float(),)
+    def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
+        """Return the value, in the set's own unit."""
+        return {"value": float(output.item())}
 
-    def decode(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[float]:
-        """Return every example's value; see `Task.decode`."""
-        values = [self.mean] * len(examples)
-        for row, (value,) in zip(rows, outputs, strict=True):
-            values[row.example] = float(value.item())
-        return values
-
-    def to_records(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[dict[str, Any]]:
-        """Return "value", in the set's own unit; see `Task.to_records`."""
-        return [{"value": round_score(each)} for each in self.decode(examples, rows, outputs)]
-
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score values by their correlations."""
         gold = [cast(LabelledText, each).value for each in examples]
-        return replace(score_values(gold, predictions), primary=self.metric)
+        return replace(score_values(gold, [each["value"] for each in predictions]), primary=self.metric)
 
-    def predict_majority(self, examples: Sequence[AnyExample]) -> list[float]:
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return the mean of training for every example: the constant with the least squared error."""
-        return [self.mean] * len(examples)
+        return [{"value": self.state["mean"]}] * len(examples)

@@ -11,7 +11,6 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -19,60 +18,14 @@ import torch
 from scipy.special import softmax
 from tokenizers import Encoding, Tokenizer, pre_tokenizers
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.losses import NO_TARGET, ClassTask, balance
-from domext_ray.downstream.tasks.records import describe_entity
-from domext_ray.downstream.tasks.task import Row, keep_note
-from domext_ray.downstream.tasks.windows import read_template
+from domext_ray.downstream.tasks.task import Outputs, Prediction, Row, describe_entity
+from domext_ray.downstream.tasks.windows import Window, read_template
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, Entity, RawSentence, TaggedSentence
 from domext_ray.labelled.metrics.metrics import read_tags, score_entities
 from domext_ray.labelled.metrics.scores import Score
-from domext_ray.vocabulary.tokenizer import make_backend
-
-
-@dataclass(frozen=True)
-class WordPieces:
-    """The pieces of some words.
-
-    Args:
-        ids: int64 [P], without special tokens.
-        bounds: int64 [W + 1]; word w has the pieces ids[bounds[w] : bounds[w + 1]], none if the tokenizer drops it.
-    """
-
-    ids: np.ndarray
-    bounds: np.ndarray
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Pieces of every word, int64 [W]."""
-        return np.diff(self.bounds)
-
-
-def encode_words(
-    tokenizer: PreTrainedTokenizerBase | Tokenizer, sentences: Sequence[Sequence[str]]
-) -> list[WordPieces]:
-    """Tokenise words one by one, as `is_split_into_words` does.
-
-    Args:
-        tokenizer: or what `make_backend` made of it; byte-level vocabularies see every word after a space, as with
-            `add_prefix_space`.
-        sentences: the words of each sentence.
-    """
-    backend = tokenizer if isinstance(tokenizer, Tokenizer) else make_backend(tokenizer)
-    if isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
-        sentences = [[f" {word}" for word in words] for words in sentences]
-    encodings = backend.encode_batch(
-        [list(words) for words in sentences], is_pretokenized=True, add_special_tokens=False
-    )
-    return [_count_by_word(encoding, len(words)) for encoding, words in zip(encodings, sentences, strict=True)]
-
-
-def _count_by_word(encoding: Encoding, num_words: int) -> WordPieces:
-    sizes = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=num_words)
-    bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return WordPieces(np.array(encoding.ids, dtype=np.int64), bounds)
 
 
 @dataclass(frozen=True)
@@ -89,17 +42,21 @@ class TaggedWords:
 
 
 class TokenClassificationTask(ClassTask):
-    """Flat entities as one tag a word (`TaggedSentence`).
+    """Flat entities as one tag a word (`TaggedSentence`). A prediction has "entities", and the words' "tags".
 
-    A prediction is a tuple of tags, one a word, that is valid IOB2: of all valid sequences the one with the highest sum
-    of logits, found by dynamic programming over the transitions that IOB2 allows. Nothing about transitions is learned
-    (this is no CRF). A word that the tokenizer drops, such as a control character, is outside of entities.
+    Tags are valid IOB2: of all valid sequences the one with the highest sum of logits, found by dynamic programming
+    over the transitions that IOB2 allows. Nothing about transitions is learned (this is no CRF). A word that the
+    tokenizer drops, such as a control character, is outside of entities. An entity's score is the mean probability of
+    its words' tags. Places in a sentence that came as words are those in its words joined by single spaces.
     """
 
+    family = "ner"
     has_token_outputs = True
     head = "DomextForTokenClassification"
     metric = "entity_f1.micro"
     target_pads = {"labels": NO_TARGET}
+    shown = ("entities",)
+    nothing = {"entities": [], "tags": []}
 
     def prepare(self) -> None:
         """Number the tags."""
@@ -113,48 +70,42 @@ class TokenClassificationTask(ClassTask):
         """The tags: O, then B- and I- of every type."""
         return self._tags
 
-    @cached_property
-    def _backend(self) -> Tokenizer:  # once: making it takes longer than the pieces of a sentence
-        return make_backend(self.tokenizer)
-
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make the rows of sentences: one each, or several windows of a long one; see `Task.encode`."""
         sentences = cast("Sequence[TaggedSentence]", examples)
-        encoded = encode_words(self._backend, [each.words for each in sentences])
+        encoded = encode_words(self.backend, [each.words for each in sentences])
         self._note_oddities(sentences, encoded)
-        encoded = [shorten_words(each, self._room) for each in encoded]
         rows: list[Row] = []
         for first, last in self._list_documents(sentences):
-            whole = join_pieces(encoded[first:last])
-            begin = 0
-            for number in range(first, last):
-                end = begin + len(sentences[number].words)
-                tags = self._read_tags(sentences[number], is_training)
-                rows.extend(self._make_rows(number, tags, whole, begin, end))
-                begin = end
+            own = sentences[first:last]
+            starts = [0, *itertools.accumulate(len(each.words) for each in own)]
+            ids, bounds = join_words(encoded[first:last], starts, self._room)
+            for i, sentence in enumerate(own):
+                tags = self._read_tags(sentence, is_training)
+                rows.extend(self._make_rows(first + i, tags, ids, bounds, starts[i], starts[i + 1]))
         return rows
 
-    def _note_oddities(self, sentences: Sequence[TaggedSentence], encoded: Sequence[WordPieces]) -> None:
+    def _note_oddities(self, sentences: Sequence[TaggedSentence], encoded: Sequence[Encoding]) -> None:
         """Count the words that have no piece, and those whose pieces alone overflow a row."""
-        sizes = np.concatenate([each.sizes for each in encoded]) if encoded else np.zeros(0)
-        sources = np.repeat([each.source for each in sentences], [len(each.words) for each in sentences])
-        self.note_cases(list(sources[sizes == 0]), len(sizes), "words are dropped by the tokenizer and taken as O")
-        what = f"words have more than {self._room} pieces and are read by their first ones"
-        self.note_cases(list(sources[sizes > self._room]), len(sizes), what)
+        dropped, overlong, total = [], [], 0
+        for sentence, encoding in zip(sentences, encoded, strict=True):
+            sizes = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=len(sentence.words))
+            dropped += [sentence.source] * int((sizes == 0).sum())
+            overlong += [sentence.source] * int((sizes > self._room).sum())
+            total += len(sizes)
+        self.note_cases(dropped, total, "words are dropped by the tokenizer and taken as O")
+        self.note_cases(overlong, total, f"words have more than {self._room} pieces and are read by their first ones")
         if self.options.context and sentences and not any(each.document for each in sentences):
-            keep_note(
-                self.notes,
-                f"context is set, and no sentence names its document ({sentences[0].source}): rows hold one sentence.",
-            )
+            source = sentences[0].source
+            self.keep_note(f"context is set, and no sentence names its document ({source}): rows hold one sentence.")
 
-    def _list_documents(self, sentences: Sequence[TaggedSentence]) -> Iterator[tuple[int, int]]:
+    def _list_documents(self, sentences: Sequence[TaggedSentence]) -> Iterator[Window]:
         """Yield the ranges of sentences that may stand in one row."""
-        if not self.options.context:
-            yield from ((i, i + 1) for i in range(len(sentences)))
-            return
-        numbered = enumerate(sentences)
-        for _, group in itertools.groupby(numbered, key=lambda each: each[1].document or each[0]):
-            numbers = [number for number, _ in group]
+        has_context = self.options.context
+        for _, group in itertools.groupby(
+            range(len(sentences)), key=lambda i: (has_context and sentences[i].document) or i
+        ):
+            numbers = [*group]
             yield numbers[0], numbers[-1] + 1
 
     def _read_tags(self, sentence: TaggedSentence, is_training: bool) -> np.ndarray:
@@ -167,9 +118,10 @@ class TokenClassificationTask(ClassTask):
                 )
         return np.array([self._tag_ids.get(tag, NO_TARGET) for tag in sentence.tags], dtype=np.int64)
 
-    def _make_rows(self, number: int, tags: np.ndarray, whole: WordPieces, begin: int, end: int) -> Iterator[Row]:
+    def _make_rows(
+        self, number: int, tags: np.ndarray, ids: np.ndarray, bounds: np.ndarray, begin: int, end: int
+    ) -> Iterator[Row]:
         """Yield the rows of the sentence that is words `begin` to `end` of its document."""
-        bounds = whole.bounds
         sizes = np.diff(bounds[begin : end + 1])
         windows = [(begin + a, begin + b) for a, b in split_windows(sizes, self._room, self.options.stride)]
         if self.options.context:
@@ -179,9 +131,8 @@ class TokenClassificationTask(ClassTask):
             words = np.flatnonzero((owners == i) & (sizes > 0))
             if not len(words) and len(windows) > 1:
                 continue
-            ids = whole.ids[bounds[first] : bounds[last]]
             positions = self._template.find_text() + bounds[begin + words] - bounds[first]
-            row_ids, types = self._template.join(ids)
+            row_ids, types = self._template.join(ids[bounds[first] : bounds[last]])
             labels = np.full(len(row_ids), NO_TARGET, dtype=np.int64)
             labels[positions] = tags[words]
             yield Row(number, row_ids, types, {"labels": labels}, TaggedWords(words, positions))
@@ -199,62 +150,36 @@ class TokenClassificationTask(ClassTask):
         """Return the tagged words."""
         return int(torch.count_nonzero(targets["labels"] != NO_TARGET))
 
-    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the logits [B, N, tags]."""
-        return (outputs.logits.float(),)
-
-    def decode(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[tuple[str, ...]]:
-        """Return the tags of every sentence's words; see `Task.decode`."""
-        return [self._choose_tags(each) for each in self._read_scores(examples, rows, outputs)]
-
-    def _choose_tags(self, scores: np.ndarray) -> tuple[str, ...]:
-        return tuple(self._tags[i] for i in find_best_tags(scores))
-
-    def _read_scores(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[np.ndarray]:
-        """Logits of every sentence's words, float64 [W, tags]."""
-        scores = [np.full((len(cast(TaggedSentence, each).words), len(self._tags)), -np.inf) for each in examples]
+    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
+        """Return the tags of every sentence's words and their entities; see `Task.decode`."""
+        sentences = cast("Sequence[TaggedSentence]", examples)
+        scores = [np.full((len(each.words), len(self._tags)), -np.inf) for each in sentences]
         for each in scores:
             each[:, 0] = 0.0  # what no row is asked about is O
         for row, (logits,) in zip(rows, outputs, strict=True):
             scores[row.example][row.place.words] = logits[row.place.positions]
-        return scores
+        return [self._read_entities(*each) for each in zip(sentences, scores, strict=True)]
 
-    def to_records(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[dict[str, Any]]:
-        """Return "entities" with start, end, label, text and score; see `Task.to_records`.
-
-        A score is the mean probability of the tags of the entity's words. Places in a sentence that came as words are
-        those in its words joined by single spaces.
-        """
-        scores = self._read_scores(examples, rows, outputs)
-        return [
-            {"entities": self._list_entities(cast(TaggedSentence, example), each)}
-            for example, each in zip(examples, scores, strict=True)
-        ]
-
-    def _list_entities(self, sentence: TaggedSentence, scores: np.ndarray) -> list[dict[str, Any]]:
-        tags, text = self._choose_tags(scores), place_words(sentence)[0]
-        probabilities = softmax(scores, axis=1)
+    def _read_entities(self, sentence: TaggedSentence, scores: np.ndarray) -> Prediction:
+        """Choose the tags of a sentence by their logits, float64 [W, tags]."""
+        best = find_best_tags(scores)
+        tags = [self._tags[i] for i in best]
         found = []
-        for each, entity in zip(read_tags(tags), place_entities(sentence, tags), strict=True):
-            columns = [self._tag_ids[f"{'I' if i else 'B'}-{each.label}"] for i in range(each.end - each.start)]
-            score = float(probabilities[np.arange(each.start, each.end), columns].mean())
-            found.append(describe_entity(text, entity, score))
-        return found
+        if best.any():
+            text = place_words(sentence)[0]
+            probabilities = softmax(scores, axis=1)[np.arange(len(best)), best]
+            for each, entity in zip(read_tags(tags), place_entities(sentence, tags), strict=True):
+                found.append(describe_entity(text, entity, probabilities[each.start : each.end].mean()))
+        return {"entities": found, "tags": tags}
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score entities by boundaries and type (seqeval's strict mode); what no tags can say is a miss."""
         sentences = cast("Sequence[TaggedSentence]", examples)
         gold = [(*place_entities(each, each.tags), *each.misplaced) for each in sentences]
-        found = [place_entities(each, tags) for each, tags in zip(sentences, predictions, strict=True)]
+        found = [place_entities(own, each["tags"]) for own, each in zip(sentences, predictions, strict=True)]
         return replace(score_entities(gold, found, self.data.labels), primary=self.metric)
 
-    def predict_majority(self, examples: Sequence[AnyExample]) -> list[tuple[str, ...]]:
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Give every word its most frequent tag in training, O if it is new; I- that continues nothing becomes B-.
 
         All O, the most frequent tag, would find no entity at all.
@@ -265,7 +190,34 @@ class TokenClassificationTask(ClassTask):
                 counts[word][tag] += 1
         usual = {word: max(sorted(tags), key=tags.__getitem__) for word, tags in counts.items()}
         sentences = cast("Sequence[TaggedSentence]", examples)
-        return [repair_tags([usual.get(word, "O") for word in each.words]) for each in sentences]
+        return [{"tags": [*repair_tags([usual.get(word, "O") for word in each.words])]} for each in sentences]
+
+
+def encode_words(backend: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[Encoding]:
+    """Tokenise the words of sentences one by one, as `is_split_into_words` does with `add_prefix_space`."""
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+        sentences = [[f" {word}" for word in words] for words in sentences]
+    return backend.encode_batch([list(each) for each in sentences], is_pretokenized=True, add_special_tokens=False)
+
+
+def join_words(encoded: Sequence[Encoding], starts: Sequence[int], room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Put the words of sentences one after another, each with its first `room` pieces.
+
+    Args:
+        encoded: of `encode_words`.
+        starts: for each sentence the number of its first word, and the number of all words.
+        room: pieces that a word keeps at most.
+
+    Returns:
+        The pieces' ids, int64 [P], and bounds, int64 [W + 1]: word w has the pieces bounds[w] to bounds[w + 1], none if
+        the tokenizer drops it.
+    """
+    ids = np.concatenate([np.array(each.ids, dtype=np.int64) for each in encoded])
+    places = zip(starts, encoded, strict=False)
+    words = np.concatenate([start + np.array(each.word_ids, dtype=np.int64) for start, each in places])
+    numbers = np.arange(starts[-1] + 1)
+    is_kept = np.arange(len(words)) - np.searchsorted(words, words) < room
+    return ids[is_kept], np.searchsorted(words[is_kept], numbers)
 
 
 def list_tags(types: Sequence[str]) -> tuple[str, ...]:
@@ -282,31 +234,12 @@ def place_words(sentence: TaggedSentence) -> tuple[str, Sequence[tuple[int, int]
 
 
 def place_entities(sentence: TaggedSentence, tags: Sequence[str]) -> list[Entity]:
-    """Return the entities of a sentence's tags with their places in its text."""
+    """Return the entities of a sentence's tags (none: it has none) with their places in its text."""
     offsets = place_words(sentence)[1]
-    assert len(tags) == len(offsets)
     return [Entity(offsets[each.start][0], offsets[each.end - 1][1], each.label) for each in read_tags(tags)]
 
 
-def shorten_words(pieces: WordPieces, room: int) -> WordPieces:
-    """Keep the first `room` pieces of every word."""
-    sizes = pieces.sizes
-    if not len(sizes) or sizes.max() <= room:
-        return pieces
-    within = np.arange(len(pieces.ids)) - np.repeat(pieces.bounds[:-1], sizes)
-    bounds = np.concatenate([[0], np.cumsum(np.minimum(sizes, room))])
-    return WordPieces(pieces.ids[within < room], bounds)
-
-
-def join_pieces(sentences: Sequence[WordPieces]) -> WordPieces:
-    """Put the words of sentences one after another."""
-    if len(sentences) == 1:
-        return sentences[0]
-    sizes = np.concatenate([each.sizes for each in sentences])
-    return WordPieces(np.concatenate([each.ids for each in sentences]), np.concatenate([[0], np.cumsum(sizes)]))
-
-
-def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[tuple[int, int]]:
+def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[Window]:
     """Cut a sentence into ranges of whole words that fit a row.
 
     Args:
@@ -318,7 +251,7 @@ def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[tuple[int, 
         Ranges [first, last) that cover all words; each goes further than the one before.
     """
     bounds = np.concatenate([[0], np.cumsum(sizes)])
-    windows: list[tuple[int, int]] = []
+    windows: list[Window] = []
     first = 0
     while True:
         last = int(np.searchsorted(bounds, bounds[first] + room, side="right")) - 1
@@ -330,7 +263,7 @@ def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[tuple[int, 
         first = int(np.searchsorted(bounds, shared_from, side="left"))
 
 
-def grow_window(bounds: np.ndarray, first: int, last: int, room: int) -> tuple[int, int]:
+def grow_window(bounds: np.ndarray, first: int, last: int, room: int) -> Window:
     """Widen a range of words until the row is full, by as many pieces on either side as there are.
 
     Args:
@@ -345,7 +278,7 @@ def grow_window(bounds: np.ndarray, first: int, last: int, room: int) -> tuple[i
     return first, int(np.searchsorted(bounds, bounds[first] + room, side="right")) - 1
 
 
-def assign_words(bounds: np.ndarray, windows: Sequence[tuple[int, int]], begin: int, end: int) -> np.ndarray:
+def assign_words(bounds: np.ndarray, windows: Sequence[Window], begin: int, end: int) -> np.ndarray:
     """Give every word of a sentence to the window where its shorter side has most pieces, the first of equals.
 
     Args:

@@ -49,19 +49,17 @@ class TextPieces:
         return self.ends > self.starts
 
 
-def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TextPieces]:
-    """Tokenise texts, whatever their length; "[SEP]" in a text is text."""
-    encodings = make_backend(tokenizer).encode_batch(list(texts), add_special_tokens=False)
+def encode_texts(backend: Tokenizer, texts: Sequence[str]) -> list[TextPieces]:
+    """Tokenise texts, whatever their length."""
     found = []
-    for text, encoding in zip(texts, encodings, strict=True):
+    for text, encoding in zip(texts, backend.encode_batch(list(texts), add_special_tokens=False), strict=True):
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        starts, ends = _trim_spaces(text, offsets[:, 0], offsets[:, 1])
-        found.append(TextPieces(np.array(encoding.ids, dtype=np.int64), starts, ends))
+        found.append(TextPieces(np.array(encoding.ids, dtype=np.int64), *_trim_spaces(text, *offsets.T)))
     return found
 
 
 def _trim_spaces(text: str, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Move the ends of stretches inwards past spaces, which byte-level pieces begin with."""
+    """Move the ends of stretches inwards past spaces, which pieces of many vocabularies begin with."""
     places = np.arange(len(text) + 1)
     is_space = np.fromiter(map(str.isspace, text), dtype=bool, count=len(text))
     # For every place the first visible character from there on, and the place after the last one before it.
@@ -70,44 +68,49 @@ def _trim_spaces(text: str, starts: np.ndarray, ends: np.ndarray) -> tuple[np.nd
     return first[starts], last[ends]
 
 
-def plan_windows(num_pieces: int, size: int, overlap: int) -> list[Window]:
-    """Cover a text with windows; the last one ends with the text.
+def plan_windows(num_pieces: int, size: int, overlap: int, stretches: Iterable[Window] = ()) -> list[Window]:
+    """Cover a text with windows, in order; the last one by place ends with the text.
 
     Args:
         num_pieces: pieces of the text; 0 gives one empty window.
         size: pieces of a window at most, 1 or more.
         overlap: pieces that neighbours share, half a window at most.
+        stretches: labelled parts, for training only: in prediction nobody knows where they are. One that no window
+            holds whole has a window around it; one that is longer than a window cannot be helped.
     """
     step = size - min(overlap, size // 2)
     starts = [*range(0, num_pieces - size, step), max(0, num_pieces - size)]
-    return [(start, min(num_pieces, start + size)) for start in starts]
-
-
-def add_windows(windows: Sequence[Window], stretches: Iterable[Window], num_pieces: int, size: int) -> list[Window]:
-    """Add a window around every stretch that no window holds whole; one longer than a window cannot be helped.
-
-    For training only: in prediction nobody knows where the labelled stretches are.
-
-    Args:
-        windows: of `plan_windows`.
-        stretches: first piece, and the piece after the last, of the labelled parts.
-        num_pieces: pieces of the text.
-        size: pieces of a window at most.
-
-    Returns:
-        All windows, sorted.
-    """
-    kept = list(windows)
+    windows = [(start, min(num_pieces, start + size)) for start in starts]
     for first, end in stretches:
-        if end - first <= size and not any(holds(window, (first, end)) for window in kept):
+        if end - first <= size and not any(holds(window, (first, end)) for window in windows):
             start = min(max(0, (first + end - size) // 2), num_pieces - size)
-            kept.append((start, start + size))
-    return sorted(kept)
+            windows.append((start, start + size))
+    return sorted(windows)
 
 
 def holds(window: Window, stretch: Window) -> bool:
     """Whether a window has the whole of a stretch."""
     return window[0] <= stretch[0] and stretch[1] <= window[1]
+
+
+def make_cutting_backend(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Tokenizer:
+    """Return a tokenizer's engine that cuts rows at their end, of two texts the longer one first; see `make_backend`.
+
+    Raises:
+        ConfigError: there is no room for two texts.
+    """
+    read_template(tokenizer, pair=True).measure_room(max_length, least=2)
+    backend = make_backend(tokenizer)
+    backend.enable_truncation(max_length, strategy="longest_first")
+    return backend
+
+
+def stack_rows(rows: Sequence[Sequence[int]], pad: int) -> np.ndarray:
+    """Pad rows at their end to one length and stack them, int64 [rows, N]."""
+    stacked = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int64)
+    for own, row in zip(stacked, rows, strict=True):
+        own[: len(row)] = row
+    return stacked
 
 
 @dataclass(frozen=True)
@@ -150,17 +153,14 @@ class RowTemplate:
         Args:
             *texts: int64 ids, as many texts as the template is for.
         """
-        parts: list[np.ndarray] = [self.specials[0]]
+        parts = [self.specials[0]]
         for text, special in zip(texts, self.specials[1:], strict=True):
             parts += [text, special]
-        ids = np.concatenate(parts)
         if self.types is None:
-            return ids, None
-        types = [
-            np.full(len(part), kind[0]) if i % 2 else kind
-            for i, (part, kind) in enumerate(zip(parts, self.types, strict=True))
-        ]
-        return ids, np.concatenate(types).astype(np.int64)
+            return np.concatenate(parts), None
+        return np.concatenate(parts), np.concatenate(
+            [np.broadcast_to(kind, len(part)) for part, kind in zip(parts, self.types, strict=True)]
+        )
 
     def find_text(self, *before: np.ndarray) -> int:
         """Return the place in a row of the first piece of the text that comes after some texts."""
@@ -169,19 +169,15 @@ class RowTemplate:
 
 def read_template(tokenizer: PreTrainedTokenizerBase, *, pair: bool) -> RowTemplate:
     """Read from a tokenizer how it writes a row of one text, or of two."""
-    backend: Tokenizer = make_backend(tokenizer)
-    encoding = backend.encode("a", "a") if pair else backend.encode("a")
+    encoding = make_backend(tokenizer).encode("a", "a" if pair else None)
     ids, types = np.array(encoding.ids, dtype=np.int64), np.array(encoding.type_ids, dtype=np.int64)
-    places = [np.flatnonzero([each == text for each in encoding.sequence_ids]) for text in range(2 if pair else 1)]
     bounds = [0]
-    for each in places:
-        bounds += [int(each[0]), int(each[-1]) + 1]
-    parts = list(zip(bounds, [*bounds[1:], len(ids)], strict=True))
-    specials = tuple(ids[first:end] for first, end in parts[::2])
+    for text in range(1 + pair):
+        places = np.flatnonzero([each == text for each in encoding.sequence_ids])
+        bounds += [int(places[0]), int(places[-1]) + 1]
+    parts = [slice(*each) for each in zip(bounds, [*bounds[1:], len(ids)], strict=True)]
+    specials = tuple(ids[part] for part in parts[::2])
     # RoBERTa's tokenizers have no types, and its models' tables no row for a second one.
-    has_types = "token_type_ids" in tokenizer.model_input_names and bool(types.any())
-    if not has_types:
+    if "token_type_ids" not in tokenizer.model_input_names or not types.any():
         return RowTemplate(specials, None)
-    return RowTemplate(
-        specials, tuple(types[first : first + 1 if i % 2 else end] for i, (first, end) in enumerate(parts))
-    )
+    return RowTemplate(specials, tuple(types[part][: 1 if i % 2 else None] for i, part in enumerate(parts)))

@@ -27,8 +27,8 @@ from domext_ray.downstream.finetune.export import export_stages, save_fitted
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
-from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
-from domext_ray.downstream.tasks.task import Task, TaskOptions
+from domext_ray.downstream.tasks.families import make_task
+from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS, is_plain
 from domext_ray.labelled.examples import (
@@ -190,7 +190,7 @@ def test_transformers_pipeline_gives_the_probabilities_of_several_labels(start: 
         texts = [{"text": "a cat"}, {"text": "a tree", "text_pair": "a dog"}]
         rows = fitted.task.encode(fitted.task.data.dev, is_training=False)
         outputs = run_rows(fitted, rows)
-        expected = [each["probabilities"] for each in fitted.task.to_records(fitted.task.data.dev, rows, outputs)]
+        expected = [each["probabilities"] for each in fitted.task.decode(fitted.task.data.dev, rows, outputs)]
         for options in ({"function_to_apply": "sigmoid"}, {}):  # problem_type alone says that it is a sigmoid
             found = [{each["label"]: each["score"] for each in pipe(text, top_k=None, **options)} for text in texts]
             for own, other in zip(expected, found, strict=True):

@@ -20,7 +20,6 @@ from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, restore_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
-from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
@@ -120,12 +119,10 @@ class ScriptedTask(ClassificationTask):
         super().__init__(task.data, task.tokenizer, task.options)
         self.figures, self.num_tuned = list(figures), 0
 
-    def tune(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         self.num_tuned += 1
-        return {"tuned": self.num_tuned}
-
-    def apply(self, thresholds: dict[str, float]) -> None:
-        self.applied = thresholds
+        self.thresholds = {"tuned": self.num_tuned}
+        return self.thresholds
 
     def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> Score:
         score = super().score(examples, predictions)
@@ -144,7 +141,7 @@ def test_patience_stops_and_keeps_the_best_epoch(start: StartModel, task: Classi
     """The rate falls as if all epochs were made; of equal figures the first counts."""
     fitted = fit_scripted(start, task, 2, [0.3, 0.5, 0.4, 0.5], POINT.batch_size)
     assert (fitted.last_epoch, fitted.best_epoch, fitted.steps) == (4.0, 2.0, 32)
-    assert fitted.thresholds == fitted.task.applied == {"tuned": 2}
+    assert fitted.thresholds == fitted.task.thresholds == {"tuned": 2}
     expected = train_bare(start, task, epochs=2, planned=6)
     for name, each in expected.items():
         torch.testing.assert_close(fitted.tensors[name], each, atol=2e-5, rtol=1e-4, msg=name)
@@ -186,7 +183,7 @@ def test_micro_batches_change_nothing(start: StartModel, task: ClassificationTas
 def test_weights_and_smoothing_are_of_the_whole_batch(start: StartModel, task: ClassificationTask) -> None:
     """Also where micro batches have other classes than each other."""
     weighed = ClassificationTask(task.data, start.tokenizer, task.options)
-    set_loss(SingleTask(weighed), LossOptions("balanced", 0.1), "classification")
+    set_loss(weighed, LossOptions("balanced", 0.1))
     whole, parts, usual = (
         fit_task(start, each, replace(CONFIG, grid=GridConfig(micro_batch_size=size)), POINT, CPU, ignore).tensors
         for each, size in ((weighed, 0), (weighed, 3), (task, 0))
@@ -200,7 +197,7 @@ def test_it_learns_and_is_restored(start: StartModel, task: ClassificationTask) 
     records: list[dict[str, Any]] = []
     point = replace(POINT, lr=3e-3, epochs=8.0)
     fitted = fit_task(start, task, CONFIG, point, CPU, records.append)
-    assert fitted.dev_scores[-1] > 0.9 > task.score(task.data.dev, task.predict_majority(task.data.dev)).get("accuracy")
+    assert fitted.dev_scores[-1] > 0.9 > task.score(task.data.dev, task.predict_baseline(task.data.dev)).get("accuracy")
     assert [each["epoch"] for each in records if "dev" in each] == [float(i) for i in range(1, 9)]
     assert records[-1]["step"] == records[-1]["steps"] == 64
     restored = restore_task(start, task, CONFIG, point, CPU, fitted.tensors, fitted.thresholds)
@@ -228,25 +225,24 @@ class ThresholdTask(ClassificationTask):
     """Counts its passes over dev, and shows in its predictions whether the threshold was tuned."""
 
     num_batches = 0
-    threshold = 0.0
 
     def read_outputs(self, outputs: Any) -> tuple[torch.Tensor, ...]:
         self.num_batches += 1
         return super().read_outputs(outputs)
 
-    def decode(self, *args: Any) -> list[Any]:
-        return ["weather"] * len(super().decode(*args)) if self.threshold else super().decode(*args)
+    def decide(self, example: Any, prediction: Any) -> Any:
+        return {"label": "weather"} if self.thresholds else prediction
 
-    def tune(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-        self.threshold = 1.0
-        return {"threshold": self.threshold}
+    def fit_thresholds(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+        self.thresholds = {"threshold": 1.0}
+        return self.thresholds
 
 
 def test_dev_is_run_once_an_epoch_where_a_threshold_is_tuned(start: StartModel, task: ClassificationTask) -> None:
     tuned = ThresholdTask(task.data, start.tokenizer, task.options)
     fitted = fit_task(start, tuned, CONFIG, replace(POINT, epochs=2.0), CPU, ignore)
     assert len(fitted.dev_scores) == 2 and tuned.num_batches == 2
-    assert fitted.predict(task.data.dev) == ["weather"] * len(task.data.dev), "as the tuned threshold has it"
+    assert fitted.predict(task.data.dev) == [{"label": "weather"}] * len(task.data.dev), "as the tuned threshold has it"
 
 
 def test_the_seed_decides_everything(start: StartModel, task: ClassificationTask) -> None:

@@ -65,7 +65,7 @@ def make_set(family: str) -> LabelledSet:
 
 def make_class_task(family: str, tokenizer: PreTrainedTokenizerBase, options: LossOptions) -> ClassTask:
     task = make_task(family, make_set(family), tokenizer, TaskOptions(max_length=32, stride=8))
-    set_loss(task, options, family)
+    set_loss(task, options)
     stage = task.stages["model"]
     assert isinstance(stage, ClassTask)
     return stage
@@ -136,6 +136,6 @@ def test_a_loss_without_classes_is_refused(
 ) -> None:
     task = make_task(family, make_set(family), tokenizer, TaskOptions(max_length=32, stride=8))
     with pytest.raises(ConfigError) as caught:
-        set_loss(task, options, family)
+        set_loss(task, options)
     assert f"{message} {family}" in str(caught.value)
-    set_loss(task, LossOptions(), family)
+    set_loss(task, LossOptions())

@@ -13,7 +13,7 @@ from brief_training import make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.choices import ChoiceTask, cut_pair, join_stem
+from domext_ray.downstream.tasks.choices import ChoiceTask, join_stem
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import Choice, LabelledSet
@@ -71,19 +71,6 @@ def test_segments_are_what_transformers_makes(name: str, max_length: int, reques
     assert batch.targets["labels"].tolist() == [each.answer for each in choices] and batch.num_targets == 30
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_pairs_are_cut_at_the_longer_one(seed: int) -> None:
-    draw = random.Random(seed)
-    first, second = (np.arange(draw.randint(0, 30)) for _ in range(2))
-    room = draw.randint(2, 40)
-    a, b = cut_pair(first, second, room)
-    expected = [len(first), len(second)]
-    while sum(expected) > room:
-        expected[0 if expected[0] > expected[1] else 1 if expected[1] > expected[0] else len(first) > len(second)] -= 1
-    assert [len(a), len(b)] == expected
-    assert a.tolist() == first[: len(a)].tolist() and b.tolist() == second[: len(b)].tolist()
-
-
 @pytest.mark.parametrize(
     ("stem", "option", "expected"),
     [
@@ -111,8 +98,8 @@ def test_gold_labels_score_one_and_the_majority_less(bert: PreTrainedTokenizerBa
     choices = [make_choice("the dog", ("a", "b", "c"), answer, number=i) for i, answer in enumerate(answers)]
     task = ChoiceTask(make_set(*choices), bert, TaskOptions())
     assert task.score(choices, decode_oracle_choices(task, choices)).get("accuracy") == 1.0
-    assert task.predict_majority(choices) == [2] * 5
-    assert task.score(choices, task.predict_majority(choices)).get("accuracy") == pytest.approx(0.6)
+    assert task.predict_baseline(choices) == [{"answer": 2}] * 5
+    assert task.score(choices, task.predict_baseline(choices)).get("accuracy") == pytest.approx(0.6)
 
 
 def decode_oracle_choices(task: ChoiceTask, choices: list[Choice]) -> list[Any]:
@@ -144,5 +131,5 @@ def test_a_head_learns_to_choose(name: str, request: pytest.FixtureRequest) -> N
     losses = train_briefly(task, model, steps=40)
     assert losses[-1] < 0.1 < losses[0]
     score = task.score(data.train, predict(task, model.eval(), data.train))
-    baseline = task.score(data.train, task.predict_majority(data.train))
+    baseline = task.score(data.train, task.predict_baseline(data.train))
     assert score.get("accuracy") > 0.95 > 0.3 > baseline.get("accuracy")

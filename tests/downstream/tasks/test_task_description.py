@@ -15,12 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from domext_ray.downstream.tasks.description import (
     TaskDescription,
     describe_task,
-    find_family,
     make_described_task,
 )
-from domext_ray.downstream.tasks.families import SINGLE, STAGED, make_task
-from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.downstream.tasks.task import Task, TaskOptions
+from domext_ray.downstream.tasks.families import TASKS, make_task
+from domext_ray.downstream.tasks.task import Predict, Prediction, StagedTask, Task, TaskOptions
 from domext_ray.errors import RunError
 from domext_ray.labelled.examples import (
     AnnotatedText,
@@ -97,8 +95,8 @@ def make_learned(family: str, tokenizer: PreTrainedTokenizerBase) -> StagedTask:
         marks=(("<<", ">>"), ("[[", "]]")) if family == "relation" else (),
     )
     task = make_task(family, data, tokenizer, OPTIONS)
-    for each in (task, *task.stages.values()):
-        each.apply({name: value - 0.25 for name, value in each.thresholds.items()})
+    for each in {task, *task.stages.values()}:
+        each.set_thresholds({name: value - 0.25 for name, value in each.thresholds.items()})
     return task
 
 
@@ -119,31 +117,23 @@ def make_outputs(task: Task, rows: Sequence[Any]) -> list[tuple[Any, ...]]:
     return found
 
 
-class ByChance:
-    """Predicts with random outputs, and keeps the records."""
+def predict(task: StagedTask, examples: Sequence[Any]) -> list[Prediction]:
+    """Predict with random outputs."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.records: list[dict[str, Any]] = []
+    def make_predictor(stage: Task) -> Predict:
+        def predict_by_chance(asked: Sequence[Any]) -> list[Prediction]:
+            rows = stage.encode(asked, is_training=False)
+            return stage.decode(asked, rows, make_outputs(stage, rows))
 
-    def __call__(self, examples: Sequence[Any]) -> list[Any]:
-        rows = self.task.encode(examples, is_training=False)
-        outputs = make_outputs(self.task, rows)
-        self.records = self.task.to_records(examples, rows, outputs)
-        return self.task.decode(examples, rows, outputs)
+        return predict_by_chance
 
-
-def predict(task: StagedTask, examples: Sequence[Any]) -> tuple[list[Any], list[dict[str, Any]]]:
-    predictors = {name: ByChance(each) for name, each in task.stages.items()}
-    steps = task.run_steps(predictors, examples)
-    records = task.to_records(examples, steps, {name: each.records for name, each in predictors.items()})
-    return task.decode(examples, steps), records
+    return task.run({name: make_predictor(each) for name, each in task.stages.items()}, examples)
 
 
-@pytest.mark.parametrize("family", [*SINGLE, *STAGED])
+@pytest.mark.parametrize("family", TASKS)
 def test_a_described_task_is_the_one_that_learned(family: str, tokenizer: PreTrainedTokenizerBase) -> None:
     task = make_learned(family, tokenizer)
-    assert find_family(task) == family
+    assert task.family == family
     description = describe_task(task)
     text = json.dumps(description.to_json(), allow_nan=False)
     read = TaskDescription.from_json(json.loads(text))
@@ -153,10 +143,9 @@ def test_a_described_task_is_the_one_that_learned(family: str, tokenizer: PreTra
     raw = make_raw(family, RAW.get(family, USUAL_RAW), read.marks)
     for examples in (EXAMPLES[family], raw):
         expected, found = predict(task, examples), predict(again, examples)
-        assert found == expected
-        json.dumps(found[1], allow_nan=False)
+        assert found == expected == json.loads(json.dumps(found, allow_nan=False))
         if examples is not raw and family != "regression":  # whose two made values have no rank to correlate
-            assert again.score(examples, found[0]).values == task.score(examples, expected[0]).values
+            assert again.score(examples, found).values == task.score(examples, expected).values
     for name, stage in task.stages.items():
         assert again.stages[name].head_labels == stage.head_labels
         assert again.stages[name].head_config == stage.head_config
@@ -176,11 +165,11 @@ def test_places_of_entities_are_those_of_the_raw_text(tokenizer: PreTrainedToken
         for word, place in zip(row.place.words, row.place.positions, strict=True):
             logits[place, 1 + word % 2] = 3.0
         outputs.append((logits,))
-    ((record,), (tags,)) = task.to_records([sentence], rows, outputs), task.decode([sentence], rows, outputs)
+    (prediction,) = task.decode([sentence], rows, outputs)
     words = sentence.words  # type: ignore[union-attr]
-    dropped = {word for word, tag in zip(words, tags, strict=True) if tag == "O"}
+    dropped = {word for word, tag in zip(words, prediction["tags"], strict=True) if tag == "O"}
     assert dropped <= {"\ufe0f"}
-    entities = record["entities"]
+    entities = prediction["entities"]
     assert [each["text"] for each in entities[:3]] == ["\U0001f469\u200d\u2695\ufe0f心", "脏病", "e\u0301tude  ("]
     assert all(text[each["start"] : each["end"]] == each["text"] and each["label"] == "Disease" for each in entities)
     assert "".join(each["text"] for each in entities).split() and len(entities) == len(words) // 2
@@ -193,8 +182,8 @@ def test_records_of_words_have_places_in_the_words_joined_by_spaces(tokenizer: P
     rows = task.encode(examples, is_training=False)
     logits = np.zeros((rows[0].length, 3), np.float32)
     logits[rows[0].place.positions[1:], [1, 2]] = 9.0
-    (record,) = task.to_records(examples, rows, [(logits,)])
-    assert record == {
+    (prediction,) = task.decode(examples, rows, [(logits,)])
+    assert task.show(prediction) == {
         "entities": [{"start": 4, "end": 17, "label": "Disease", "text": "heart disease", "score": 0.999753}]
     }
 
@@ -203,7 +192,8 @@ def test_classes_have_probabilities_the_highest_first(tokenizer: PreTrainedToken
     task = make_learned("classification", tokenizer).stages["model"]
     rows = task.encode(EXAMPLES["classification"], is_training=False)
     logits = np.array([0.0, np.log(3.0)], np.float32)
-    records = task.to_records(EXAMPLES["classification"], rows, [(logits,), (logits[::-1],)])
+    predictions = task.decode(EXAMPLES["classification"], rows, [(logits,), (logits[::-1],)])
+    records = [task.show(each) for each in predictions]
     assert records == [
         {"label": "b", "probabilities": {"b": 0.75, "a": 0.25}},
         {"label": "a", "probabilities": {"a": 0.75, "b": 0.25}},
@@ -235,19 +225,19 @@ def change(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("classification", "metric", "bleu", "metric is 'bleu'; it must be one of accuracy,"),
         ("classification", "negative_label", "c", "'c' is none of its labels"),
         ("classification", "options.max_length", 0, "max_length is 0; it must be a whole number, 1 or more"),
-        ("classification", "options.wide", True, "it has context, max_length, stride, wide; it must have context,"),
-        ("classification", "learned", [], "learned is .* it must be a JSON object"),
-        ("classification", "learned", {"x": 1}, "it has x; it must have nothing"),
+        ("classification", "options.wide", True, "it has wide; it must have context, max_length, stride"),
+        ("classification", "state", [], "state is .* it must be a JSON object"),
+        ("classification", "state", {"x": 1}, "it has x; it must have nothing"),
         ("classification", "labels", None, "it has no labels"),
         ("classification", "thresholds", {"model": {"tau": 0.0}}, "thresholds is .* it must have none"),
-        ("regression", "learned.std", "1", "std is '1'; it must be a finite number, 0 or more"),
-        ("regression", "learned.mean", float("nan"), "mean is nan; it must be a finite number"),
-        ("qa", "learned.chinese", 1, "chinese is 1; it must be true or false"),
+        ("regression", "state.std", "1", "std is '1'; it must be a finite number above 0"),
+        ("regression", "state.mean", float("nan"), "mean is nan; it must be a finite number"),
+        ("qa", "state.chinese", 1, "chinese is 1; it must be true or false"),
         ("qa", "thresholds.model.tau", True, "tau is True; it must be a finite number"),
-        ("relation", "learned.marks", [["<<", ">>"]], "it must name two marks or none"),
-        ("relation_extraction", "learned.related_types", [["a"]], "it must be a list of lists of 2 texts"),
-        ("normalization", "learned.ngrams", [3, 1], r"ngrams is \[3, 1\]; it must be two whole numbers"),
-        ("normalization", "learned.embedding_recall", True, "there is no encoder that makes them"),
+        ("relation", "state.marks", [["<<", ">>"]], "it must be two marks, each of 1 or 2 texts, or none"),
+        ("relation_extraction", "state.related_types", [["a"]], "it must be a list of lists of 2 texts"),
+        ("normalization", "state.ngrams", [3, 1], r"ngrams is \[3, 1\]; it must be two whole numbers"),
+        ("normalization", "state.embedding_recall", True, "there is no encoder that makes them"),
     ],
 )
 def test_a_damaged_description_is_refused(

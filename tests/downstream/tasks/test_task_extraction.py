@@ -13,9 +13,8 @@ from labelled_fixtures import DATA
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.extraction import ENTITIES, NO_RELATION, RELATIONS, ExtractionTask, PairOptions
-from domext_ray.downstream.tasks.spans import SpanPrediction
-from domext_ray.downstream.tasks.stages import Predict, evaluate_stages
-from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.stages import evaluate_stages
+from domext_ray.downstream.tasks.task import Predict, Prediction, TaskOptions, describe_entity
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
 from domext_ray.labelled.readers.sets import load_set
@@ -70,21 +69,33 @@ def list_pairs(examples: Sequence[MarkedText]) -> set[tuple[str, str, str]]:
     return {(e.text[e.head.start : e.head.end], e.label, e.text[e.tail.start : e.tail.end]) for e in examples}
 
 
-def gold_entities(texts: Sequence[AnnotatedText]) -> list[SpanPrediction]:
-    return [SpanPrediction(each.entities) for each in texts]
+def find_entities(text: AnnotatedText, but: str = "") -> Prediction:
+    found = [describe_entity(text.text, each, 1.0) for each in text.entities]
+    return {"entities": [each for each in found if each["text"] != but]}
+
+
+def gold_entities(texts: Sequence[AnnotatedText]) -> list[Prediction]:
+    return [find_entities(each) for each in texts]
+
+
+def answer(label: str) -> Prediction:
+    return {"label": label, "probabilities": {label: 0.9}}
+
+
+def list_triples(prediction: Prediction) -> set[tuple[str, str, str]]:
+    return {(each["head"]["text"], each["label"], each["tail"]["text"]) for each in prediction["relations"]}
 
 
 def gold_labels(data: LabelledSet) -> Predict:
     """The label that each marked pair has in the data, by its strings."""
     texts = {each.text: each for each in (*data.train, *data.dev, *data.test) if isinstance(each, AnnotatedText)}
 
-    def predict(pairs: Sequence[MarkedText]) -> list[str]:
-        return [
-            next(
-                (r.label for r in texts[pair.text].relations if (r.head, r.tail) == (pair.head, pair.tail)), NO_RELATION
-            )
+    def predict(pairs: Sequence[MarkedText]) -> list[Prediction]:
+        labels = (
+            [r.label for r in texts[pair.text].relations if (r.head, r.tail) == (pair.head, pair.tail)]
             for pair in pairs
-        ]
+        )
+        return [answer([*each, NO_RELATION][0]) for each in labels]
 
     return predict
 
@@ -98,8 +109,8 @@ def test_perfect_steps_make_a_perfect_chain(data: LabelledSet, tokenizer: PreTra
     result = evaluate_stages(task, name_stages(gold_entities, gold_labels(data)))
     assert result.scores["dev"].get("relation_f1.micro") == 1.0
     assert result.scores["test"].get("relation_f1.micro") == 1.0
-    assert result.predictions["dev"][0] == {("dog", "likes", "house"), ("cat", "likes", "garden")}
-    assert result.predictions["test"] == [set(), {("dog", "near", "market")}]
+    assert list_triples(result.predictions["dev"][0]) == {("dog", "likes", "house"), ("cat", "likes", "garden")}
+    assert [list_triples(each) for each in result.predictions["test"]] == [set(), {("dog", "near", "market")}]
     assert result.steps["dev"][ENTITIES].get("entity_f1.micro") == 1.0
     assert result.steps["dev"]["pairs"].get("relation_f1.recall") == 1.0
     # Training knows all of dev's triples; in one text of test, it knows one that is there.
@@ -107,8 +118,8 @@ def test_perfect_steps_make_a_perfect_chain(data: LabelledSet, tokenizer: PreTra
 
 
 def test_an_entity_that_is_missed_costs_its_triples(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    def miss(texts: Sequence[AnnotatedText]) -> list[SpanPrediction]:
-        return [SpanPrediction(tuple(e for e in t.entities if t.text[e.start : e.end] != "cat")) for t in texts]
+    def miss(texts: Sequence[AnnotatedText]) -> list[Prediction]:
+        return [find_entities(each, but="cat") for each in texts]
 
     result = evaluate_stages(
         ExtractionTask(data, tokenizer, OPTIONS), name_stages(miss, gold_labels(data)), splits=("dev",)
@@ -121,8 +132,8 @@ def test_an_entity_that_is_missed_costs_its_triples(data: LabelledSet, tokenizer
 
 
 def test_a_wrong_relation_costs_precision_and_recall(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    def always_near(pairs: Sequence[MarkedText]) -> list[str]:
-        return ["near"] * len(pairs)
+    def always_near(pairs: Sequence[MarkedText]) -> list[Prediction]:
+        return [answer("near")] * len(pairs)
 
     result = evaluate_stages(ExtractionTask(data, tokenizer, OPTIONS), name_stages(gold_entities, always_near))
     score = result.scores["dev"]
@@ -132,14 +143,14 @@ def test_a_wrong_relation_costs_precision_and_recall(data: LabelledSet, tokenize
 
 
 def test_no_entities_give_no_triples(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    def none(texts: Sequence[AnnotatedText]) -> list[SpanPrediction]:
-        return [SpanPrediction(()) for _ in texts]
+    def none(texts: Sequence[AnnotatedText]) -> list[Prediction]:
+        return [{"entities": []} for _ in texts]
 
-    def refuse(pairs: Sequence[MarkedText]) -> list[str]:
+    def refuse(pairs: Sequence[MarkedText]) -> list[Prediction]:
         raise AssertionError("there is nothing to ask about")
 
     result = evaluate_stages(ExtractionTask(data, tokenizer, OPTIONS), name_stages(none, refuse))
-    assert result.predictions["dev"] == [set(), set()]
+    assert result.predictions["dev"] == [{"entities": [], "relations": []}] * 2
     assert result.scores["dev"].get("relation_f1.micro") == 0.0
 
 
@@ -207,9 +218,10 @@ def test_another_occurrence_of_related_strings_is_no_negative(tokenizer: PreTrai
     task = ExtractionTask(LabelledSet("twice", (one,), (one,), ()), tokenizer, OPTIONS)
     for split in (task.relation_task.data.train, task.relation_task.data.dev):
         assert [(each.head, each.label) for each in split] == [(first, "likes")]
-    pairs = task.make_pairs([one], [one.entities])
-    assert [each.head for each in pairs.examples] == [second, first]  # the nearer first
-    assert task.assemble([one], pairs, ["likes", "likes"]) == [{("dog", "likes", "house")}]
+    (pairs,) = task.make_pairs([one], [one.entities])
+    assert [each.head for each in pairs] == [second, first]  # the nearer first
+    (found,) = task.run(name_stages(gold_entities, lambda asked: [answer("likes")] * len(asked)), [one])
+    assert len(found["relations"]) == 2 and list_triples(found) == {("dog", "likes", "house")}
 
 
 def test_a_pair_with_two_relations_is_learned_with_both(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -217,14 +229,16 @@ def test_a_pair_with_two_relations_is_learned_with_both(tokenizer: PreTrainedTok
     task = ExtractionTask(LabelledSet("two", (one,), (one,), ()), tokenizer, OPTIONS)
     assert [each.label for each in task.relation_task.data.train] == ["likes", "near"]
     assert [each.label for each in task.relation_task.data.dev] == ["likes"]
-    assert task.score([one], [{("dog", "likes", "house")}]).get("relation_f1.recall") == 0.5
+    (found,) = task.run(name_stages(gold_entities, lambda asked: [answer("likes")] * len(asked)), [one])
+    assert list_triples(found) == {("dog", "likes", "house")}
+    assert task.score([one], [found]).get("relation_f1.recall") == 0.5
 
 
 def test_far_pairs_are_left_out_and_counted(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
     task = ExtractionTask(data, tokenizer, OPTIONS, pair_options=PairOptions(max_pairs=2))
     pairs = task.make_pairs(data.dev, [each.entities for each in data.dev])
-    assert pairs.texts == (0, 0, 1, 1)
-    assert list_pairs(pairs.examples[:2]) == {("dog", NO_RELATION, "house"), ("cat", NO_RELATION, "house")}
+    assert [len(each) for each in pairs] == [2, 2]
+    assert list_pairs(pairs[0]) == {("dog", NO_RELATION, "house"), ("cat", NO_RELATION, "house")}
     assert task.notes and task.notes[0].startswith("4 pairs")
     # Training keeps its positives, whatever the limit.
     assert sum(each.label != NO_RELATION for each in task.relation_task.data.train) == 5
@@ -240,8 +254,6 @@ def test_what_cannot_be_extracted(data: LabelledSet, tokenizer: PreTrainedTokeni
         ExtractionTask(dataclasses.replace(data, dev=(lonely,)), tokenizer, OPTIONS)
     with pytest.raises(ConfigError, match="accuracy"):
         ExtractionTask(data, tokenizer, OPTIONS, metric="accuracy")
-    with pytest.raises(ConfigError, match="max_pairs 0"):
-        PairOptions(max_pairs=0)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

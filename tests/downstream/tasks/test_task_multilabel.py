@@ -17,7 +17,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.training import Point, fit_task
 from domext_ray.downstream.start.model import StartModel, load_start_model
-from domext_ray.downstream.tasks.multilabel import LabelSetPrediction, MultiLabelTask
+from domext_ray.downstream.tasks.multilabel import MultiLabelTask
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import LabelledSet, MultiLabelText
@@ -123,23 +123,21 @@ def test_a_prediction_is_what_is_above_the_threshold(start: StartModel) -> None:
     logits = np.log(np.array([[3.0, 1 / 3, 1.5], [0.25, 0.25, 0.25]])).astype(np.float32)
     outputs = [(each,) for each in logits]
     first, second = task.decode(examples, rows, outputs)
-    assert first.labels == ("animal", "weather") and first.probabilities == pytest.approx((0.75, 0.25, 0.6))
-    assert second.labels == ()
-    assert task.to_records(examples, rows, outputs)[0] == {
+    assert list(first["probabilities"]) == ["animal", "weather", "place"] and second["labels"] == []
+    assert task.show(first) == {
         "labels": ["animal", "weather"],
         "probabilities": {"animal": 0.75, "weather": 0.6, "place": 0.25},
     }
-    task.apply({"threshold": 0.7})
-    assert task.decode(examples, rows, outputs)[0].labels == ("animal",)
+    task.set_thresholds({"threshold": 0.7})
+    assert task.decode(examples, rows, outputs)[0]["labels"] == ["animal"] == task.decide(examples[0], first)["labels"]
 
 
 def test_the_baseline_is_the_best_constant(start: StartModel) -> None:
     task = make_task(start)
-    found = task.predict_majority(task.data.train)
+    found = task.predict_baseline(task.data.train)
     constants = [tuple(label for label, bit in zip(LABELS, f"{i:03b}", strict=True) if bit == "1") for i in range(8)]
     best = max(
-        task.score(task.data.train, [LabelSetPrediction(each)] * len(task.data.train)).get("f1.micro")
-        for each in constants
+        task.score(task.data.train, [{"labels": each}] * len(task.data.train)).get("f1.micro") for each in constants
     )
     assert task.score(task.data.train, found).get("f1.micro") == best
 
@@ -162,9 +160,9 @@ def test_it_learns_several_labels(start: StartModel) -> None:
         optim=FinetuneOptimConfig(dropout=0.0),
     )
     fitted = fit_task(start, task, config, Point(5e-3, 8, 12.0, 0), torch.device("cpu"), lambda _: None)
-    baseline = task.score(task.data.dev, task.predict_majority(task.data.dev)).get("f1.micro")
+    baseline = task.score(task.data.dev, task.predict_baseline(task.data.dev)).get("f1.micro")
     assert fitted.dev_scores[-1] > 0.85 > baseline
-    assert fitted.thresholds == {"threshold": task.threshold} and 0.05 <= task.threshold <= 0.95
+    assert fitted.thresholds == task.thresholds and 0.05 <= task.thresholds["threshold"] <= 0.95
     batch = task.collate(task.encode(task.data.dev[:5], is_training=False))
     assert batch.num_targets == 15
     with torch.no_grad():

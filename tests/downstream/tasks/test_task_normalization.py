@@ -23,8 +23,8 @@ from domext_ray.downstream.tasks.normalization import (
     RecallOptions,
     TermRecall,
 )
-from domext_ray.downstream.tasks.stages import Predict, evaluate_stages
-from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.stages import evaluate_stages
+from domext_ray.downstream.tasks.task import Predict, Prediction, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import LabelledSet, LabelledText, Mention
 from domext_ray.labelled.readers.sets import load_set
@@ -58,12 +58,21 @@ def data() -> LabelledSet:
     return LabelledSet("complaints", TRAIN, DEV, TEST, catalogue=TERMS)
 
 
+def rate(probability: float) -> Prediction:
+    """What the second step says of a pair."""
+    return {"probabilities": {SAME: probability}}
+
+
+def list_terms(predictions: Sequence[Prediction]) -> list[list[str]]:
+    return [each["terms"] for each in predictions]
+
+
 def know_all(examples: Sequence[Mention]) -> Predict:
     """A perfect second step."""
     terms = {each.text: each.terms for each in examples}
 
-    def predict(pairs: Sequence[LabelledText]) -> list[float]:
-        return [0.9 if each.pair in terms[each.text] else 0.2 for each in pairs]
+    def predict(pairs: Sequence[LabelledText]) -> list[Prediction]:
+        return [rate(0.9 if each.pair in terms[each.text] else 0.2) for each in pairs]
 
     return predict
 
@@ -121,7 +130,7 @@ def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, tokenizer: Pre
     task = make_task(data, tokenizer)
     assert list(task.stages) == [RANKING]
     result = evaluate_stages(task, {RANKING: know_all([*DEV, *TEST])})
-    assert result.predictions["dev"] == [["pain of the back"], ["winter cough", "wound of the hand"]]
+    assert list_terms(result.predictions["dev"]) == [["pain of the back"], ["winter cough", "wound of the hand"]]
     for split in ("dev", "test"):
         assert result.scores[split].get("f1") == result.scores[split].get("accuracy") == 1.0
         assert result.steps[split]["recall"].get("recall.all") == 1.0
@@ -143,11 +152,11 @@ def test_ranking_that_knows_nothing_leaves_the_order_of_recall(
 ) -> None:
     task = make_task(data, tokenizer)
 
-    def indifferent(pairs: Sequence[LabelledText]) -> list[float]:
-        return [0.5] * len(pairs)
+    def indifferent(pairs: Sequence[LabelledText]) -> list[Prediction]:
+        return [rate(0.5)] * len(pairs)
 
     result = evaluate_stages(task, {RANKING: indifferent})
-    assert result.predictions["dev"] == task.predict_baselines(DEV)["recall"]
+    assert list_terms(result.predictions["dev"]) == list_terms(task.predict_baselines(DEV)["recall"])
 
 
 def test_the_threshold_is_tuned_on_dev(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -155,28 +164,28 @@ def test_the_threshold_is_tuned_on_dev(data: LabelledSet, tokenizer: PreTrainedT
     task = make_task(data, tokenizer)
     dev = know_all(DEV)
 
-    def predict(pairs: Sequence[LabelledText]) -> list[float]:
+    def predict(pairs: Sequence[LabelledText]) -> list[Prediction]:
         if pairs[0].text in {each.text for each in TEST}:
-            return [0.31 if each.pair in ("night cough", "winter cough") else 0.1 for each in pairs]
-        return [0.3 if each >= 0.9 else 0.05 for each in dev(pairs)]
+            return [rate(0.31 if each.pair in ("night cough", "winter cough") else 0.1) for each in pairs]
+        return [rate(0.3 if each["probabilities"][SAME] >= 0.9 else 0.05) for each in dev(pairs)]
 
-    steps = task.run_steps({RANKING: predict}, DEV)
-    assert task.decode(DEV, steps)[1] == ["winter cough"]
-    assert task.score(DEV, task.decode(DEV, steps)).get("f1") < 1.0
-    thresholds = task.tune(DEV, steps)
+    found = task.run({RANKING: predict}, DEV)
+    assert found[1]["terms"] == ["winter cough"]
+    assert task.score(DEV, found).get("f1") < 1.0
+    thresholds = task.fit_thresholds(DEV, found)
     assert thresholds["threshold"] == pytest.approx(0.3)
-    assert task.score(DEV, task.decode(DEV, steps)).get("f1") == 1.0
-    chosen = task.decode(TEST, task.run_steps({RANKING: predict}, TEST))
-    assert sorted(chosen[0]) == ["night cough", "winter cough"]
-    task.apply({"threshold": 0.5})
-    assert len(task.decode(TEST, task.run_steps({RANKING: predict}, TEST))[0]) == 1
+    assert task.score(DEV, task.decide_all(DEV, found)).get("f1") == 1.0
+    chosen = task.run({RANKING: predict}, TEST)
+    assert sorted(chosen[0]["terms"]) == ["night cough", "winter cough"]
+    task.set_thresholds({"threshold": 0.5})
+    assert len(task.run({RANKING: predict}, TEST)[0]["terms"]) == 1
 
 
 def test_one_candidate_has_nothing_to_tune(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
     task = make_task(data, tokenizer, num_candidates=1)
-    steps = task.run_steps({RANKING: know_all(DEV)}, DEV)
-    assert task.tune(DEV, steps)["threshold"] > 1.0
-    assert [len(each) for each in task.decode(DEV, steps)] == [1, 1]
+    found = task.run({RANKING: know_all(DEV)}, DEV)
+    assert task.fit_thresholds(DEV, found)["threshold"] > 1.0
+    assert [len(each) for each in list_terms(task.decide_all(DEV, found))] == [1, 1]
 
 
 def test_training_pairs(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -195,12 +204,12 @@ def test_the_ranking_task_predicts_probabilities(data: LabelledSet, tokenizer: P
     task = make_task(data, tokenizer).ranking_task
     examples = task.data.train[:2]
     rows = task.encode(examples, is_training=False)
-    probabilities = task.decode(examples, rows, [(np.array([0.0, np.log(3.0)]),), (np.array([2.0, 2.0]),)])
-    assert probabilities == pytest.approx([0.75, 0.5])
+    found = task.decode(examples, rows, [(np.array([0.0, np.log(3.0)]),), (np.array([2.0, 2.0]),)])
+    assert [each["probabilities"][SAME] for each in found] == pytest.approx([0.75, 0.5])
     assert task.metric == "f1.positive"
-    gold = [1.0 if each.label == SAME else 0.0 for each in task.data.train]
+    gold = [{"label": each.label} for each in task.data.train]  # type: ignore[union-attr]
     assert task.score(task.data.train, gold).get("f1.positive") == 1.0
-    assert task.score(task.data.train, task.predict_majority(task.data.train)).get("f1.positive") == 0.0
+    assert task.score(task.data.train, task.predict_baseline(task.data.train)).get("f1.positive") == 0.0
 
 
 def test_what_cannot_be_normalised(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -208,8 +217,6 @@ def test_what_cannot_be_normalised(data: LabelledSet, tokenizer: PreTrainedToken
         NormalizationTask(dataclasses.replace(data, catalogue=()), tokenizer, OPTIONS)
     with pytest.raises(ConfigError, match="'rouge'"):
         NormalizationTask(data, tokenizer, OPTIONS, metric="rouge")
-    with pytest.raises(ConfigError, match="num_candidates 0"):
-        RecallOptions(num_candidates=0)
     strange = dataclasses.replace(data, test=(Mention("x", "made:7", "odd", ("not a term",)),))
     result = evaluate_stages(make_task(strange, tokenizer), {RANKING: know_all([*DEV, *strange.test])})
     assert result.scores["test"].get("recall.all") == 0.0
@@ -249,7 +256,7 @@ def test_a_tiny_model_learns_to_rank(tiny_base_folder: Path, data: LabelledSet) 
         optimizer.step()
     model.eval()
 
-    def predict(pairs: Sequence[LabelledText]) -> list[float]:
+    def predict(pairs: Sequence[LabelledText]) -> list[Prediction]:
         rows = stage.encode(pairs, is_training=False)
         with torch.no_grad():
             (logits,) = stage.read_outputs(model(**stage.collate(rows).inputs))

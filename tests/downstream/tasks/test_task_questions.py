@@ -16,13 +16,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.questions import (
     MAX_ANSWER_LENGTH,
-    Answer,
     QuestionTask,
     choose_threshold,
     find_best,
     is_chinese,
 )
-from domext_ray.downstream.tasks.task import Row, TaskOptions
+from domext_ray.downstream.tasks.task import Prediction, Row, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import Entity, LabelledSet, Question
 
@@ -83,8 +82,7 @@ def test_no_answer_is_lost_in_windows(
     assert max(row.length for row in rows) <= max_length and len(rows) > len(questions)
     predictions = task.decode(questions, rows, make_oracle(rows))
     for question, prediction in zip(questions, predictions, strict=True):
-        expected = question.answer_texts[0] if question.answers else ""
-        assert prediction.text == expected
+        assert prediction["answer"] == (question.answer_texts[0] if question.answers else None)
     assert task.score(questions, predictions).get("exact") == 1.0
 
 
@@ -158,7 +156,7 @@ def test_none_is_answered_when_it_scores_more(bert: PreTrainedTokenizerBase) -> 
     rows = task.encode(questions, is_training=False)
     assert [row.example for row in rows] == [0, 0, 1]
 
-    def run(*nulls: float) -> list[Answer]:
+    def run(*nulls: float) -> list[Prediction]:
         outputs = []
         for row, null in zip(rows, nulls, strict=True):
             scores = np.zeros((row.length, 2), dtype=np.float32)
@@ -168,13 +166,14 @@ def test_none_is_answered_when_it_scores_more(bert: PreTrainedTokenizerBase) -> 
         return task.decode(questions, rows, outputs)
 
     first, second = run(6.0, 1.5, 3.0)
-    assert (first.score, first.null_score, second.null_score) == (2.0, 1.5, 3.0)
-    assert first.text == questions[0].context[first.start : first.end] != "" and second.text == ""
-    assert questions[1].context[second.start : second.end] == "dog", "what would be answered is known all the same"
-    task.apply({"tau": 1.0})
-    assert [each.text for each in run(6.0, 1.5, 3.0)] == ["", ""]
-    task.apply({"tau": -1.5})
-    assert [bool(each.text) for each in run(6.0, 1.5, 3.0)] == [True, True]
+    assert (first["score"], first["null_score"], second["null_score"]) == (0.5, 1.5, 3.0)
+    assert first["answer"] == questions[0].context[first["start"] : first["end"]] != "" and second["answer"] is None
+    assert questions[1].context[slice(*second["best"])] == "dog", "what would be answered is known all the same"
+    task.set_thresholds({"tau": 1.0})
+    assert [each["answer"] for each in run(6.0, 1.5, 3.0)] == [None, None]
+    assert task.decide_all(questions, [first, second]) == run(6.0, 1.5, 3.0)
+    task.set_thresholds({"tau": -1.5})
+    assert [bool(each["answer"]) for each in run(6.0, 1.5, 3.0)] == [True, True]
 
 
 def test_there_is_no_none_where_every_question_has_an_answer(bert: PreTrainedTokenizerBase) -> None:
@@ -185,8 +184,8 @@ def test_there_is_no_none_where_every_question_has_an_answer(bert: PreTrainedTok
     scores[0] = 50.0
     scores[-2] = 1.0
     predictions = task.decode([question], rows, [(scores,)])
-    assert predictions[0].text == "dog" and predictions[0].null_score == 0.0
-    assert task.tune([question], predictions) == {}
+    assert predictions[0]["answer"] == "dog" and predictions[0]["null_score"] == 0.0
+    assert task.fit_thresholds([question], predictions) == {}
 
 
 def test_tau_is_the_best_of_dev(bert: PreTrainedTokenizerBase) -> None:
@@ -198,9 +197,9 @@ def test_tau_is_the_best_of_dev(bert: PreTrainedTokenizerBase) -> None:
 
     def tune(*differences: float) -> float:
         spans = [(4, 7), (14, 17), (4, 7), (4, 7)]
-        predictions = [Answer("", *span, 10.0 + each, 10.0) for span, each in zip(spans, differences, strict=True)]
-        assert task.tune(questions, predictions) == {"tau": task.tau}
-        return task.tau
+        predictions = [{"best": span, "score": each} for span, each in zip(spans, differences, strict=True)]
+        assert task.fit_thresholds(questions, predictions) == task.thresholds
+        return task.thresholds["tau"]
 
     assert 1.0 < tune(3.0, 2.0, 1.0, 0.5) < 2.0
     assert -3.0 < tune(5.0, -2.0, -3.0, -4.0) < -2.0
@@ -216,7 +215,7 @@ def test_chinese_sets_are_scored_by_characters(bert: PreTrainedTokenizerBase) ->
     english = make_question("what", "the dog 热 and a cat", "dog")
     assert is_chinese([chinese]) and not is_chinese([english])
     task = QuestionTask(make_set(chinese), bert, TaskOptions())
-    answer = Answer("有发热", 2, 5, 1.0, 0.0)
+    answer = {"answer": "有发热"}
     assert task.cjk and task.max_answer_length == 60
     assert task.score([chinese], [answer]).get("f1") == pytest.approx(0.8)
     task.cjk = False
@@ -229,14 +228,15 @@ def test_the_baseline_is_the_best_constant_stretch(bert: PreTrainedTokenizerBase
         for i, (first, rest) in enumerate([("old", "is here"), ("new", "may run"), ("small", "and a cat")])
     ]
     task = QuestionTask(make_set(*questions), bert, TaskOptions())
-    predictions = task.predict_majority(questions)
-    assert [each.text for each in predictions] == ["old dog", "new dog", "small dog"]
-    assert all(q.context[p.start : p.end] == p.text for q, p in zip(questions, predictions, strict=True))
+    predictions = task.predict_baseline(questions)
+    assert [each["answer"] for each in predictions] == ["old dog", "new dog", "small dog"]
+    assert all(q.context[p["start"] : p["end"]] == p["answer"] for q, p in zip(questions, predictions, strict=True))
     none = [*questions, *(replace(each, answers=()) for each in questions * 2)]
-    assert {each.text for each in QuestionTask(make_set(*none), bert, TaskOptions()).predict_majority(none)} == {""}
+    found = QuestionTask(make_set(*none), bert, TaskOptions()).predict_baseline(none)
+    assert {each["answer"] for each in found} == {None}
     chinese = [make_question("什么", text, text[:2]) for text in ("发热和头痛", "头痛三天了")]
-    found = QuestionTask(make_set(*chinese), bert, TaskOptions()).predict_majority(chinese)
-    assert [each.text for each in found] == ["发热", "头痛"]
+    found = QuestionTask(make_set(*chinese), bert, TaskOptions()).predict_baseline(chinese)
+    assert [each["answer"] for each in found] == ["发热", "头痛"]
 
 
 def test_the_loss_is_transformers_own(bert: PreTrainedTokenizerBase) -> None:
@@ -280,9 +280,9 @@ def test_a_head_learns_answers_and_none(name: str, request: pytest.FixtureReques
     losses = train_briefly(task, model, steps=80)
     assert losses[-1] < 0.3 < losses[0]
     predictions = predict(task, model.eval(), data.train)
-    assert set(task.tune(data.train, predictions)) == {"tau"}
+    assert set(task.fit_thresholds(data.train, predictions)) == {"tau"}
     predictions = predict(task, model, data.train)
     score = task.score(data.train, predictions)
-    baseline = task.score(data.train, task.predict_majority(data.train))
+    baseline = task.score(data.train, task.predict_baseline(data.train))
     assert score.get("f1") > 0.9 > 0.6 > baseline.get("f1")
     assert score.get("no_answer.f1") > 0.9

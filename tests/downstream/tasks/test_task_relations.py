@@ -17,6 +17,7 @@ from domext_ray.downstream.tasks.relations import RelationTask, choose_pieces, f
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import Entity, LabelledSet, MarkedText
+from domext_ray.vocabulary.tokenizer import make_backend
 
 LABELS = ("none", "likes", "fears")
 
@@ -72,13 +73,13 @@ THREE = make_set(
     ],
 )
 def test_marks_surround_the_stretches(text: str, expected: str) -> None:
-    marked = mark_text(make_marked(text), ("@", "#"))
-    assert marked.text == expected
-    assert [marked.text[each] for each in marked.marks] == ["@", "@", "#", "#"]
+    marked, marks = mark_text(make_marked(text), ("@", "#"))
+    assert marked == expected
+    assert [marked[each] for each in marks] == ["@", "@", "#", "#"]
     example = make_marked(text)
-    first, second, third, fourth = marked.marks
+    first, second, third, fourth = marks
     for span, opened, closed in ((example.head, first, second), (example.tail, third, fourth)):
-        inside = marked.text[opened + 1 : closed].replace(" # ", "").replace(" @ ", "")
+        inside = marked[opened + 1 : closed].replace(" # ", "").replace(" @ ", "")
         assert inside.replace(" ", "") == example.text[span.start : span.end].replace(" ", "")
 
 
@@ -115,8 +116,8 @@ def test_positions_are_those_of_the_opening_marks(name: str, request: pytest.Fix
 def test_marks_are_characters_of_the_vocabulary(
     bert: PreTrainedTokenizerBase, roberta: PreTrainedTokenizerBase
 ) -> None:
-    assert find_marks(roberta) == ("@", "#")
-    assert find_marks(bert) == ("!", "?")
+    assert find_marks(make_backend(roberta), roberta.unk_token_id) == ("@", "#")
+    assert find_marks(make_backend(bert), bert.unk_token_id) == ("!", "?")
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     poor = BertTokenizer(vocab={each: i for i, each in enumerate([*specials, "the", "#"])})
     with pytest.raises(ConfigError, match="the model's vocabulary has 1 of the characters @#"):
@@ -177,17 +178,17 @@ def test_both_marks_stay_in_a_row(name: str, max_length: int, request: pytest.Fi
     counted = [int(note.split(" of 30 texts ")[0]) for note in task.notes]
     assert sum(counted) == num_cut > 0
     assert len(task.notes) <= 2 and all("made.jsonl:" in note for note in task.notes)
-    assert decode_oracle(task, data.train) == [each.label for each in data.train]
+    assert [each["label"] for each in decode_oracle(task, data.train)] == [each.label for each in data.train]
 
 
 def test_scores_leave_the_negative_label_out(bert: PreTrainedTokenizerBase) -> None:
     task = RelationTask(THREE, bert, TaskOptions())
     assert task.head_labels == LABELS
     predictions = decode_oracle(task, THREE.test)
-    assert predictions == ["likes", "none", "none"]
+    assert [each["label"] for each in predictions] == ["likes", "none", "none"]
     score = task.score(THREE.test, predictions)
     assert score.primary == "f1.micro" and score.get("f1.micro") == 1.0
-    majority = task.score(THREE.test, task.predict_majority(THREE.test))
+    majority = task.score(THREE.test, task.predict_baseline(THREE.test))
     assert majority.get("accuracy") == pytest.approx(2 / 3) and majority.get("f1.micro") == 0.0
     binary = replace(
         THREE,
@@ -196,7 +197,7 @@ def test_scores_leave_the_negative_label_out(bert: PreTrainedTokenizerBase) -> N
         **{split: tuple(replace(each, label="1") for each in THREE.train) for split in ("train", "dev", "test")},
     )
     task = RelationTask(binary, bert, TaskOptions(), metric="f1.positive")
-    assert task.score(binary.test, ["1", "1", "0"]).get(task.metric) == pytest.approx(0.8)
+    assert task.score(binary.test, [{"label": each} for each in "110"]).get(task.metric) == pytest.approx(0.8)
     with pytest.raises(CorpusError, match=r"^made.jsonl:1: the label 'likes' is none of 0, 1"):
         task.encode(THREE.train, is_training=True)
     with pytest.raises(ConfigError, match="max_length is 5; .* 6 at least"):
@@ -216,5 +217,5 @@ def test_a_head_learns_directions(name: str, request: pytest.FixtureRequest) -> 
     losses = train_briefly(task, model, steps=60)
     assert losses[-1] < 0.1 < losses[0]
     score = task.score(data.train, predict(task, model.eval(), data.train))
-    baseline = task.score(data.train, task.predict_majority(data.train))
+    baseline = task.score(data.train, task.predict_baseline(data.train))
     assert score.get("f1.micro") > 0.95 > 0.6 > baseline.get("f1.micro")

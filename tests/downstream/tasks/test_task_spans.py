@@ -16,8 +16,8 @@ from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.entity_dictionary import DictionaryMatcher, build_matcher
-from domext_ray.downstream.tasks.spans import TUNED_RANGE, SpanPrediction, SpanTask
-from domext_ray.downstream.tasks.task import Row, TaskOptions
+from domext_ray.downstream.tasks.spans import TUNED_RANGE, SpanTask
+from domext_ray.downstream.tasks.task import Prediction, Row, TaskOptions, describe_entity, read_entity
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, Entity, LabelledSet
 from domext_ray.model.domext.heads_domext import compute_zlpr
@@ -58,6 +58,10 @@ def draw_text(draw: random.Random, num_words: int, number: int = 0, longest: int
     return AnnotatedText(str(number), f"made.json:{number + 1}", " ".join(words), ordered)
 
 
+def read_entities(prediction: Prediction) -> tuple[Entity, ...]:
+    return tuple(map(read_entity, prediction["entities"]))
+
+
 def make_set(*texts: AnnotatedText, test: tuple[AnnotatedText, ...] = ()) -> LabelledSet:
     return LabelledSet("made", texts, texts, test or texts, TYPES)
 
@@ -84,11 +88,11 @@ def test_no_entity_is_lost_in_training_rows(name: str, max_length: int, request:
     rows = task.encode(texts, is_training=True)
     assert max(row.length for row in rows) <= max_length
     predictions = task.decode(texts, rows, make_oracle(task, rows))
-    too_long = sum(len(each.entities) for each in texts) - sum(len(each.entities) for each in predictions)
+    too_long = sum(len(each.entities) for each in texts) - sum(len(each["entities"]) for each in predictions)
     for text, prediction in zip(texts, predictions, strict=True):
-        assert set(prediction.entities) <= set(text.entities)
+        assert {*read_entities(prediction)} <= {*text.entities}
         if not too_long:
-            assert prediction.entities == text.entities
+            assert read_entities(prediction) == text.entities
     assert bool(too_long) == bool(task.notes)
     if too_long:
         assert f"{too_long} of " in task.notes[0] and "whole in no window" in task.notes[0] and name == "roberta"
@@ -127,7 +131,7 @@ def test_of_two_windows_the_higher_score_counts(bert: PreTrainedTokenizerBase, s
     (row,) = task.encode([text], is_training=True)
     outputs = [(np.array([[*row.targets["spans"][0], score]], dtype=np.float32),) for score in scores]
     (prediction,) = task.decode([text], [row, row], outputs)
-    assert prediction.candidates == ((text.entities[0], 2.0),)
+    assert prediction["candidates"] == [[4, 7, "thing", 2.0]]
 
 
 def test_characters_of_several_pieces_are_whole(roberta: PreTrainedTokenizerBase) -> None:
@@ -135,7 +139,7 @@ def test_characters_of_several_pieces_are_whole(roberta: PreTrainedTokenizerBase
     task = SpanTask(make_set(text), roberta, TaskOptions())
     rows = task.encode([text], is_training=True)
     assert not task.notes
-    assert task.decode([text], rows, make_oracle(task, rows))[0].entities == text.entities
+    assert read_entities(task.decode([text], rows, make_oracle(task, rows))[0]) == text.entities
 
 
 def test_a_type_that_the_set_does_not_name(bert: PreTrainedTokenizerBase) -> None:
@@ -145,7 +149,8 @@ def test_a_type_that_the_set_does_not_name(bert: PreTrainedTokenizerBase) -> Non
         task.encode([other], is_training=True)
     rows = task.encode([other], is_training=False)
     assert len(rows[0].targets["spans"]) == 0
-    assert task.score([other], [SpanPrediction(text.entities)]).get("entity_recall.micro") == 0.0
+    gold = {"entities": [describe_entity(text.text, each) for each in text.entities]}
+    assert task.score([other], [gold]).get("entity_recall.micro") == 0.0
 
 
 def test_wrong_options(bert: PreTrainedTokenizerBase) -> None:
@@ -189,8 +194,8 @@ def test_padding_changes_no_prediction(bert: PreTrainedTokenizerBase) -> None:
     together = task.decode(texts, rows, [(each.numpy(),) for each in spans])
     alone = predict(task, model, texts)
     for one, other in zip(together, alone, strict=True):
-        assert {*one.entities} == {*other.entities}
-        np.testing.assert_allclose(*([score for _, score in each.candidates] for each in (one, other)), atol=1e-4)
+        assert read_entities(one) == read_entities(other)
+        np.testing.assert_allclose(*([each[3] for each in side["candidates"]] for side in (one, other)), atol=1e-4)
 
 
 def test_the_threshold_is_the_best_of_dev(bert: PreTrainedTokenizerBase) -> None:
@@ -198,19 +203,22 @@ def test_the_threshold_is_the_best_of_dev(bert: PreTrainedTokenizerBase) -> None
     task = SpanTask(make_set(text), bert, TaskOptions())
     wrong = Entity(0, 3, "place")
 
+    def rank(*scores: float) -> Prediction:
+        spans = zip((*text.entities, wrong), scores, strict=True)
+        return {"candidates": [[each.start, each.end, each.label, score] for each, score in spans]}
+
     def tune(*scores: float) -> float:
-        candidates = tuple(zip((*text.entities, wrong), scores, strict=True))
-        found = task.tune([text], [SpanPrediction((), candidates)])
-        assert found == {"threshold": task.threshold}
-        return task.threshold
+        found = task.fit_thresholds([text], [rank(*scores)])
+        assert found == task.thresholds
+        return found["threshold"]
 
     assert tune(2.0, 1.0, -1.0) == 0.0
     assert -1.5 <= tune(2.0, -1.45, -1.6) < -1.45
     assert 1.0 <= tune(2.0, 1.8, 1.0) < 1.8
     assert tune(-9.0, -9.0, -9.0) == 0.0
-    task.apply({"threshold": 0.7})
-    kept = task._predict({text.entities[0]: 0.8, wrong: 0.6, text.entities[1]: -2.0})
-    assert kept.entities == text.entities[:1] and len(kept.candidates) == 3
+    task.set_thresholds({"threshold": 0.7})
+    kept = task.decide(text, rank(0.8, -2.0, 0.6))
+    assert read_entities(kept) == text.entities[:1] and len(kept["candidates"]) == 3
 
 
 def test_the_baseline_is_a_dictionary() -> None:
@@ -253,7 +261,7 @@ def test_a_head_learns_nested_entities(name: str, request: pytest.FixtureRequest
     losses = train_briefly(task, model, steps=80)
     assert losses[-1] < 0.3 < losses[0]
     predictions = predict(task, model.eval(), data.train)
-    assert abs(task.tune(data.train, predictions)["threshold"]) < TUNED_RANGE
+    assert abs(task.fit_thresholds(data.train, predictions)["threshold"]) < TUNED_RANGE
     score = task.score(data.train, predictions)
-    baseline = task.score(data.train, task.predict_majority(data.train))
+    baseline = task.score(data.train, task.predict_baseline(data.train))
     assert score.get("entity_f1.micro") > 0.95 > 0.8 > baseline.get("entity_f1.micro")

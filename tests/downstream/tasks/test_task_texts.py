@@ -87,14 +87,14 @@ def test_gold_labels_score_one_and_the_majority_less(bert: PreTrainedTokenizerBa
     task = ClassificationTask(TWO, bert, TaskOptions())
     assert task.head_labels == ("no", "yes") and task.head_config == {}
     predictions = decode_oracle(task, TWO.test)
-    assert predictions == ["yes", "no", "no"]
+    assert [each["label"] for each in predictions] == ["yes", "no", "no"]
     assert task.score(TWO.test, predictions).get("accuracy") == 1.0
-    majority = task.score(TWO.test, task.predict_majority(TWO.test))
+    majority = task.score(TWO.test, task.predict_baseline(TWO.test))
     assert majority.primary == "accuracy" and majority.get("accuracy") == pytest.approx(2 / 3)
     # The second of two labels is the positive one.
     assert majority.get("f1.positive") == 0.0
     other = ClassificationTask(replace(TWO, positive_label="no"), bert, TaskOptions(), metric="f1.positive")
-    found = other.score(TWO.test, other.predict_majority(TWO.test))
+    found = other.score(TWO.test, other.predict_baseline(TWO.test))
     assert found.primary == "f1.positive" and found.get("f1.positive") == pytest.approx(0.8)
 
 
@@ -110,7 +110,7 @@ def test_labels_that_training_does_not_know(bert: PreTrainedTokenizerBase) -> No
     loss = task.compute_loss_sum(model(**batch.inputs), batch.targets)
     alone = task.collate(rows[1:])
     torch.testing.assert_close(loss, task.compute_loss_sum(model(**alone.inputs), alone.targets))
-    score = task.score(strange, ["yes", "yes"])
+    score = task.score(strange, [{"label": "yes"}] * 2)
     assert score.get("accuracy") == 0.5 and score.get("f1.micro") == pytest.approx(0.5)
 
 
@@ -141,7 +141,7 @@ def test_a_head_learns_pairs(name: str, request: pytest.FixtureRequest) -> None:
     losses = train_briefly(task, model, steps=80)
     assert losses[-1] < 0.1 < losses[0]
     score = task.score(data.train, predict(task, model.eval(), data.train))
-    baseline = task.score(data.train, task.predict_majority(data.train))
+    baseline = task.score(data.train, task.predict_baseline(data.train))
     assert score.get("accuracy") > 0.95 > 0.6 > baseline.get("accuracy")
 
 
@@ -162,12 +162,14 @@ def test_values_are_predicted_in_their_own_unit(bert: PreTrainedTokenizerBase) -
     assert [row.targets["values"].tolist() for row in rows] == values
     assert rows[0].targets["values"].dtype == np.float32
     predictions = task.decode(data.train, rows, [(np.array([each], np.float32),) for each in values])
-    assert predictions == values
+    assert predictions == [{"value": each} for each in values]
     score = task.score(data.train, predictions)
     assert score.primary == "spearman" and score.get("spearman") == pytest.approx(1.0)
-    assert task.predict_majority(data.train) == [pytest.approx(np.mean(values))] * len(values)
-    assert task.score(data.train, task.predict_majority(data.train)).get("spearman") == 0.0
-    assert RegressionTask(data, bert, TaskOptions(), metric="pearson").score(data.train, values).primary == "pearson"
+    assert task.predict_baseline(data.train) == [{"value": pytest.approx(np.mean(values))}] * len(values)
+    assert task.score(data.train, task.predict_baseline(data.train)).get("spearman") == 0.0
+    assert (
+        RegressionTask(data, bert, TaskOptions(), metric="pearson").score(data.train, predictions).primary == "pearson"
+    )
     with pytest.raises(ConfigError, match="its figures are pearson, spearman"):
         RegressionTask(data, bert, TaskOptions(), metric="accuracy")
 
@@ -177,7 +179,7 @@ def test_the_best_constant_has_a_loss_of_one(bert: PreTrainedTokenizerBase) -> N
         data = make_values(scale)
         task = RegressionTask(data, bert, TaskOptions())
         batch = task.collate(task.encode(data.train, is_training=True))
-        constant = torch.full((len(data.train), 1), task.mean)
+        constant = torch.full((len(data.train), 1), task.state["mean"])
         loss = task.compute_loss_sum(type("Outputs", (), {"logits": constant})(), batch.targets) / batch.num_targets
         assert loss.item() == pytest.approx(1.0, rel=1e-4)
         assert len(task.notes) == (scale != 1.0)
@@ -194,4 +196,4 @@ def test_a_head_learns_values(name: str, request: pytest.FixtureRequest) -> None
     assert losses[-1] < 0.1 < losses[0]
     predictions = predict(task, model.eval(), data.train)
     assert task.score(data.train, predictions).get("spearman") > 0.9
-    assert np.abs(np.array(predictions) - [each.value for each in data.train]).mean() < 0.5
+    assert np.abs(np.array([each["value"] for each in predictions]) - [each.value for each in data.train]).mean() < 0.5

@@ -10,7 +10,8 @@ import pytest
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.windows import add_windows, encode_texts, holds, plan_windows, read_template
+from domext_ray.downstream.tasks.windows import encode_texts, holds, plan_windows, read_template
+from domext_ray.vocabulary.tokenizer import make_backend
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta"])
@@ -34,7 +35,7 @@ def test_windows_cover_a_text_and_overlap(seed: int) -> None:
     for _ in range(draw.randint(0, 6)):
         first = draw.randint(0, max(0, num_pieces - 1))
         stretches.append((first, draw.randint(first, num_pieces)))
-    more = add_windows(windows, stretches, num_pieces, size)
+    more = plan_windows(num_pieces, size, overlap, stretches)
     assert set(windows) <= set(more) and more == sorted(set(more))
     assert all(0 <= start <= end <= num_pieces and end - start <= size for start, end in more)
     for stretch in stretches:
@@ -43,7 +44,7 @@ def test_windows_cover_a_text_and_overlap(seed: int) -> None:
 
 def test_pieces_are_their_characters(tokenizer: PreTrainedTokenizerBase) -> None:
     texts = ["the  dog\tand [SEP] zebra9 .", "", "  ", "naïve 漢字 😀 the <s>"]
-    for text, pieces in zip(texts, encode_texts(tokenizer, texts), strict=True):
+    for text, pieces in zip(texts, encode_texts(make_backend(tokenizer), texts), strict=True):
         seen = np.zeros(len(text), dtype=bool)
         for start, end, is_visible in zip(pieces.starts, pieces.ends, pieces.is_visible, strict=True):
             assert is_visible == (start < end)
@@ -52,14 +53,14 @@ def test_pieces_are_their_characters(tokenizer: PreTrainedTokenizerBase) -> None
                 seen[start:end] = True
         assert all(seen[i] or each.isspace() for i, each in enumerate(text))
         assert not set(pieces.ids) & {tokenizer.cls_token_id, tokenizer.sep_token_id}
-    assert encode_texts(tokenizer, ["the dog"])[0].cut((1, 2)).starts.tolist() == [4]
+    assert encode_texts(make_backend(tokenizer), ["the dog"])[0].cut((1, 2)).starts.tolist() == [4]
 
 
 def test_rows_are_what_the_tokenizer_writes(tokenizer: PreTrainedTokenizerBase) -> None:
     draw = random.Random(0)
     for _ in range(20):
         first, second = (" ".join(draw.choices(WORDS, k=draw.randint(1, 6))) for _ in range(2))
-        pieces = [each.ids for each in encode_texts(tokenizer, [first, second])]
+        pieces = [each.ids for each in encode_texts(make_backend(tokenizer), [first, second])]
         for texts in ([first], [first, second]):
             expected = tokenizer(*texts)
             template = read_template(tokenizer, pair=len(texts) == 2)
