@@ -25,7 +25,7 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.labelled.metrics.answer_metrics import score_answer
+from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2, score_answer
 from domext_ray.labelled.metrics.metrics import read_tags
 
 MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG = "missed", "spurious", "wrong label", "wrong boundary", "wrong"
@@ -79,17 +79,20 @@ class Compared:
     distance: float = 0.0
 
 
-def compare_predictions(examples: Sequence[AnyExample], predictions: Sequence[Any]) -> list[Compared]:
+def compare_predictions(
+    examples: Sequence[AnyExample], predictions: Sequence[Any], rule: str = SQUAD_V2
+) -> list[Compared]:
     """Compare predictions with labels.
 
     Args:
         examples: labelled ones, of one family.
         predictions: as many, in the task's own terms (`Predicted.predictions`).
+        rule: how answers are compared, one of `set_families.RULES`.
     """
-    return [_compare(example, each) for example, each in zip(examples, predictions, strict=True)]
+    return [_compare(example, each, rule) for example, each in zip(examples, predictions, strict=True)]
 
 
-def _compare(example: AnyExample, predicted: Any) -> Compared:
+def _compare(example: AnyExample, predicted: Any, rule: str) -> Compared:
     match example:
         case TaggedSentence():
             text, offsets = place_words(example)
@@ -115,7 +118,7 @@ def _compare(example: AnyExample, predicted: Any) -> Compared:
         case LabelledText():
             return _compare_classes(example, _join_pair(example.text, example.pair), example.label, predicted)
         case Question():
-            return _compare_answers(example, predicted)
+            return _compare_answers(example, predicted, rule)
         case Choice():
             options = [f"{place}: {text}" for place, text in enumerate(example.options)]
             text = f"{example.context} {example.stem}".strip()
@@ -231,25 +234,25 @@ def _compare_choice(example: AnyExample, text: str, gold: str, predicted: str) -
     return Compared(example.id, example.source, text, (), (), gold, predicted, mistakes)
 
 
-def _compare_answers(example: Question, predicted: Any) -> Compared:
-    """An answer is right if it is one of the accepted ones as SQuAD or CMRC compare them, or if there is none of both.
+def _compare_answers(example: Question, predicted: Any, rule: str) -> Compared:
+    """An answer is right if it is one of the accepted ones by the set's rule, or if there is none of both.
 
     The text that is shown is the question, and the context on the next line.
     """
     place = len(example.question) + 1
     accepted = [Entity(each.start + place, each.end + place, ANSWER) for each in example.answers]
     found = [Entity(predicted.start + place, predicted.end + place, ANSWER)] if predicted.text else []
-    texts = (example.answer_texts[0] if accepted else "none", predicted.text or "none")
-    is_right = any(score_answer(example.answer_texts, predicted.text, cjk=cjk)[0] for cjk in (False, True))
+    texts = ((*example.answer_texts, "none")[0], predicted.text or "none")
     spans = (*accepted[:1], *found)
-    mistakes = () if is_right else (Mistake(_name_answer(accepted, found), *texts, spans),)
+    is_right, _ = score_answer(example.answer_texts, predicted.text, rule)
+    mistakes = () if is_right else (Mistake(_name_answer(example, accepted, found), *texts, spans),)
     text = f"{example.question}\n{example.context}"
     return Compared(example.id, example.source, text, tuple(accepted[:1]), tuple(found), *texts, mistakes=mistakes)
 
 
-def _name_answer(accepted: Sequence[Entity], found: Sequence[Entity]) -> str:
-    if not accepted or not found:
-        return MISSED if accepted else SPURIOUS
+def _name_answer(example: Question, accepted: Sequence[Entity], found: Sequence[Entity]) -> str:
+    if not example.answer_texts or not found:
+        return MISSED if example.answer_texts else SPURIOUS
     is_near = any(each.start < found[0].end and found[0].start < each.end for each in accepted)
     return WRONG_BOUNDARY if is_near else WRONG
 

@@ -208,6 +208,7 @@ class LabelledSet:
         notes: one sentence for every thing that was counted instead of refused, such as overlong pairs.
         positive_label: the class whose F1 is "f1.positive", where the description names one.
         marks: of the two arguments in the set's files (relation only), each (open, close) or one placeholder.
+        rule: how answers are compared (qa only), one of `set_families.RULES`.
     """
 
     name: str
@@ -220,3 +221,4 @@ class LabelledSet:
     notes: tuple[str, ...] = field(default=())
     positive_label: str | None = None
     marks: tuple[tuple[str, ...], ...] = ()
+    rule: str | None = None

@@ -18,7 +18,7 @@ from typing import Any
 
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import SPLITS
-from domext_ray.labelled.set_families import DEFAULT_FILES, ENDS, FAMILIES, SCHEMES, Column
+from domext_ray.labelled.set_families import DEFAULT_FILES, ENDS, FAMILIES, RULES, SCHEMES, Column
 from domext_ray.options.yaml_text import parse_yaml
 
 SETS = Path(str(resources.files("domext_ray"))) / "assets" / "sets"
@@ -50,6 +50,7 @@ class SetDescription:
         marks: the two arguments' marks (relation): (open, close), or one placeholder, which stays in the text.
         separator: stands between several terms or labels of one cell (normalization, multilabel).
         no_answer: questions may have no answer (qa).
+        rule: how answers are compared (qa), one of `RULES`; empty: SQuAD 2.0's where `no_answer`, else SQuAD 1.1's.
         schema: name patterns of the file of predicates with their argument types (relation_extraction).
         catalogue: name patterns of the file of standard terms (normalization).
         fractions: shares by which splits without a file of their own are cut from the one that has one.
@@ -74,6 +75,7 @@ class SetDescription:
     marks: tuple[tuple[str, ...], ...] = (("<<", ">>"), ("[[", "]]"))
     separator: str = "##"
     no_answer: bool = True
+    rule: str | None = None
     schema: tuple[str, ...] = ()
     catalogue: tuple[str, ...] = ("catalogue.*", "catalog.*")
     fractions: Mapping[str, float] = field(default_factory=dict)
@@ -98,9 +100,10 @@ class SetDescription:
             ("reader", self.reader, family.readers),
             ("scheme", self.scheme, tuple(SCHEMES)),
             ("ends", self.ends, ENDS),
+            ("rule", self.rule, RULES if self.task == "qa" else (None,)),
         ):
             if value not in allowed:
-                raise self._error(key, value, f"one of {', '.join(allowed)}")
+                raise self._error(key, value, f"one of {', '.join(map(str, allowed))}")
         if self.group_field != "" and self.reader not in ("records", "label_columns"):
             rule = f"left out with reader: {self.reader}, whose files have no columns"
             raise self._error("group_field", self.group_field, rule)
@@ -146,6 +149,8 @@ def make_description(task: str, name: str, path: str = "", **values: Any) -> Set
         required = tuple(each for each in family.columns if each not in family.optional)
     elif reader == "label_columns":
         required = tuple(each for each in required if each != "labels")
+    if task == "qa":
+        values.setdefault("rule", RULES[values.get("no_answer", True)])
     return SetDescription(
         name=name,
         task=task,
@@ -331,6 +336,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "marks": (_to_marks, "two different marks, each a placeholder or [open, close]"),
     "separator": (_to_text, _A_TEXT),
     "no_answer": (_to_bool, "true or false"),
+    "rule": (_to_text, f"one of {', '.join(RULES)}"),
     "schema": (_texts, _PATTERNS),
     "catalogue": (_texts, _PATTERNS),
     "fractions": (

@@ -24,6 +24,8 @@ SCHEMES = {
 }
 """Names of tag schemes, and what those that go by several names are here."""
 ENDS = ("auto", "inclusive", "exclusive")
+RULES = ("squad_v1", "squad_v2", "cmrc")
+"""How answers are compared: SQuAD 1.1's evaluation script, SQuAD 2.0's, or CMRC 2018's."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Family:
     separator: str = "##"
 
 
-_ENTITY_METRICS = ("entity_f1.*", "entity_precision.*", "entity_recall.*")
+_ENTITY_METRICS = ("f1.*", "precision.*", "recall.*")
 _CLASS_METRICS = ("accuracy", "matthews", "f1.*", "precision.*", "recall.*")
 _ID: dict[str, tuple[Column, ...]] = {"id": ("id",)}
 _TEXT: dict[str, tuple[Column, ...]] = {"text": ("text", "sentence", "sentence1", "text1")}
@@ -61,7 +63,7 @@ FAMILIES: Mapping[str, Family] = {
         {**_ID, "tokens": ("tokens", "words", 0), "tags": ("ner_tags", "tags", -1), "document": ("document", "doc_id")},
         ("id", "document"),
         _ENTITY_METRICS,
-        "entity_f1.micro",
+        "f1.micro",
     ),
     "nested_ner": Family(
         ("records",),
@@ -76,7 +78,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         ("id", "start", "end", "type", "mention"),  # of an entity, not of a row
         _ENTITY_METRICS,
-        "entity_f1.micro",
+        "f1.micro",
     ),
     "relation": Family(
         ("records",),
@@ -89,8 +91,8 @@ FAMILIES: Mapping[str, Family] = {
         ("records",),
         {**_ID, "text": ("text",), "triples": ("spo_list", "triples"), **_TRIPLE},
         ("id", *_TRIPLE),  # of a triple, not of a row
-        ("relation_f1.*",),
-        "relation_f1.micro",
+        ("f1.*",),
+        "f1.micro",
     ),
     "classification": Family(
         ("records",), {**_ID, **_TEXT, **_PAIR, "label": ("label",)}, ("id", "pair"), _CLASS_METRICS, "accuracy"
@@ -140,7 +142,7 @@ FAMILIES: Mapping[str, Family] = {
         ("records",),
         {**_ID, "text": ("text",), "terms": ("terms", "normalized_result")},
         ("id",),
-        ("f1", "accuracy", "precision", "recall.*"),
-        "f1",
+        ("f1.*", "accuracy", "precision.*", "recall.*"),
+        "f1.micro",
     ),
 }

@@ -36,7 +36,7 @@ from domext_ray.labelled.metrics.scores import Score
 
 ENTITIES, RELATIONS = "entities", "relations"
 NO_RELATION = "no_relation"
-METRICS = ("relation_f1.micro", "relation_f1.precision", "relation_f1.recall")
+METRICS = ("f1.micro", "precision.micro", "recall.micro")
 
 Triple: TypeAlias = tuple[str, str, str]
 """Subject string, predicate, object string."""
@@ -96,14 +96,14 @@ class ExtractionSteps:
 class ExtractionTask(StagedTask):
     """Extraction of (subject, predicate, object) by entities, then the relation of each pair.
 
-    A triple is right when its three strings are, wherever in the text its entities are (CBLUE's rule for CMeIE). A
+    A triple is right when its three strings are, wherever in the text its entities are; see `score_triples`. A
     pair gets one predicate; training pairs with several are seen with each.
 
     Args:
         data: texts with entities and relations; `labels` are the predicates.
         tokenizer: the model's.
         options: how examples become rows, in both steps.
-        metric: path of the figure that dev chooses by; empty: "relation_f1.micro".
+        metric: path of the figure that dev chooses by; empty: "f1.micro".
         pair_options: which pairs step 2 sees; None: the defaults.
         learned: as of `Task`.
 
@@ -255,7 +255,8 @@ class ExtractionTask(StagedTask):
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Collection[Triple]]) -> Score:
         """Score triples by their strings; see `score_triples`."""
-        return score_triples([_read_triples(each) for each in cast(Sequence[AnnotatedText], examples)], predictions)
+        gold = [_read_triples(each) for each in cast(Sequence[AnnotatedText], examples)]
+        return score_triples(gold, predictions, self.relation_task.data.labels[1:])
 
     def score_steps(self, examples: Sequence[AnyExample], steps: ExtractionSteps) -> dict[str, Score]:
         """Score step 1 by its entities, and as "pairs" what a perfect step 2 would reach on its pairs."""

@@ -30,7 +30,7 @@ from domext_ray.labelled.metrics.scores import Score
 
 RANKING = "ranking"
 SAME, DIFFERENT = "same", "different"
-METRICS = ("f1", "accuracy", "precision", "recall.all")
+METRICS = ("f1.micro", "accuracy", "precision.micro", "recall.micro")
 
 Embed: TypeAlias = Callable[[list[str]], np.ndarray]
 """Texts -> float [texts, d], such as the means of an encoder's last states."""
@@ -146,7 +146,7 @@ class NormalizationTask(StagedTask):
         data: mentions and the catalogue.
         tokenizer: the model's.
         options: how pairs become rows.
-        metric: path of the figure that dev chooses by; empty: "f1".
+        metric: path of the figure that dev chooses by; empty: "f1.micro".
         recall_options: how candidates are found; None: the defaults.
         learned: as of `Task`; of `recall_options` only `embed` counts then.
 
@@ -251,7 +251,7 @@ class NormalizationTask(StagedTask):
         return score_terms([each.terms for each in cast(Sequence[Mention], examples)], predictions)
 
     def score_steps(self, examples: Sequence[AnyExample], steps: Sequence[RankedTerms]) -> dict[str, Score]:
-        """Score the candidates of each step: "recall.at_1" and so on, "recall.all" of all candidates."""
+        """Score the candidates of each step: "recall.at_1" and so on, "recall.micro" of all candidates."""
         gold = [each.terms for each in cast(Sequence[Mention], examples)]
         recalled = [each.recalled for each in steps]
         ranked = [[term for term, _ in each.ranked] for each in steps]

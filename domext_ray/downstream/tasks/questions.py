@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domext_ray.downstream.tasks.learned import Learned, check_learned, read_bool
+from domext_ray.downstream.tasks.learned import Learned, check_learned, read_bool, read_text
 from domext_ray.downstream.tasks.records import round_score
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import (
@@ -31,9 +31,10 @@ from domext_ray.downstream.tasks.windows import (
     read_template,
 )
 from domext_ray.labelled.examples import AnyExample, Question
-from domext_ray.labelled.metrics.answer_metrics import score_answer
+from domext_ray.labelled.metrics.answer_metrics import CMRC, SQUAD_V2, score_answer
 from domext_ray.labelled.metrics.metrics import score_answers
 from domext_ray.labelled.metrics.scores import Score
+from domext_ray.labelled.set_families import RULES
 
 MAX_QUESTION_LENGTH = 64
 MAX_ANSWER_LENGTH = 30
@@ -47,7 +48,6 @@ CLS = 0
 
 _LOWEST = float(np.finfo(np.float32).min)
 _BASELINE_QUESTIONS = 100
-_HAN = re.compile("[\u4e00-\u9fff]")
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class QuestionTask(Task):
 
     Questions are cut to 64 tokens, in short rows to two thirds of the row. A window of the context that does not hold
     the whole answer has [CLS] as its target; in training one window at least holds it. Answers are found up to
-    `max_answer_length` tokens: 30, or 60 in a Chinese set, where most letters of the training contexts are Chinese and
-    answers are scored as CMRC 2018 does. Questions without an answer in train or dev allow "none".
+    `max_answer_length` tokens: 30, or 60 in a Chinese set, whose answers are compared as CMRC 2018 does. Questions
+    without an answer in train or dev allow "none".
     """
 
     has_token_outputs = True
@@ -95,19 +95,21 @@ class QuestionTask(Task):
         self.tau = 0.0
 
     def learn(self) -> None:
-        """Find out whether the set is Chinese, and whether a question may have no answer."""
-        self.cjk = is_chinese(cast("Sequence[Question]", self.data.train))
-        self.has_null = any(not cast(Question, each).answers for each in (*self.data.train, *self.data.dev))
+        """Take the set's rule for answers, SQuAD 2.0's if it names none; find whether a question may have no answer."""
+        self.rule = self.data.rule or SQUAD_V2
+        self.has_null = any(not cast(Question, each).answer_texts for each in (*self.data.train, *self.data.dev))
 
     @property
     def learned(self) -> dict[str, Any]:
-        """Whether the set is Chinese, and whether a question may have no answer."""
-        return {"chinese": self.cjk, "has_no_answer": self.has_null}
+        """How answers are compared, and whether a question may have no answer."""
+        return {"rule": self.rule, "has_no_answer": self.has_null}
 
     def recall(self, learned: Learned) -> None:
         """Take over what another task found out."""
-        check_learned(learned, "chinese", "has_no_answer")
-        self.cjk, self.has_null = read_bool(learned, "chinese"), read_bool(learned, "has_no_answer")
+        check_learned(learned, "rule", "has_no_answer")
+        self.rule, self.has_null = read_text(learned, "rule"), read_bool(learned, "has_no_answer")
+        if self.rule not in RULES:
+            raise ValueError(f"rule is {self.rule!r}; it must be one of {', '.join(RULES)}")
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -117,7 +119,7 @@ class QuestionTask(Task):
     @property
     def max_answer_length(self) -> int:
         """Tokens of an answer at most."""
-        return MAX_CHINESE_ANSWER_LENGTH if self.cjk else MAX_ANSWER_LENGTH
+        return MAX_CHINESE_ANSWER_LENGTH if self.rule == CMRC else MAX_ANSWER_LENGTH
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -144,7 +146,7 @@ class QuestionTask(Task):
             answer = find_answer(example, context) if is_training and example.answers else None
             if len(question) > longest:
                 counts.setdefault(f"questions are cut to {longest} tokens", []).append(example.source)
-            if is_training and example.answers and answer is None:
+            if is_training and example.answer_texts and answer is None:
                 what = "questions are left out of training because no token has anything of their answer"
                 counts.setdefault(what, []).append(example.source)
                 continue
@@ -238,7 +240,7 @@ class QuestionTask(Task):
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
         """Score the answers' texts; see `metrics.score_answers`."""
         gold = [cast(Question, each).answer_texts for each in examples]
-        return score_answers(gold, [each.text for each in predictions], cjk=self.cjk)
+        return score_answers(gold, [each.text for each in predictions], self.rule)
 
     def tune(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> dict[str, float]:
         """Choose tau by the mean F1 (or exact match, if dev chooses by it), of equal ones that nearest to 0.
@@ -251,9 +253,7 @@ class QuestionTask(Task):
         gains = []
         for example, each in zip(cast("Sequence[Question]", examples), predictions, strict=True):
             found, none = example.context[each.start : each.end], ""
-            answered, refused = (
-                score_answer(example.answer_texts, text, cjk=self.cjk)[figure] for text in (found, none)
-            )
+            answered, refused = (score_answer(example.answer_texts, text, self.rule)[figure] for text in (found, none))
             gains.append((each.score - each.null_score, answered - refused))
         self.tau = choose_threshold(gains)
         return {"tau": self.tau}
@@ -264,7 +264,7 @@ class QuestionTask(Task):
 
     def predict_majority(self, examples: Sequence[AnyExample]) -> list[Answer]:
         """Answer with as many first words of the context (Chinese: characters) as were best in training, or none."""
-        return [take_units(cast(Question, each), self._num_units, self.cjk) for each in examples]
+        return [take_units(cast(Question, each), self._num_units, self.rule) for each in examples]
 
     @cached_property
     def _num_units(self) -> int:
@@ -273,7 +273,7 @@ class QuestionTask(Task):
         counts = range(0 if self.has_null else 1, MAX_ANSWER_LENGTH + 1)
 
         def measure(count: int) -> float:
-            return self.score(train, [take_units(each, count, self.cjk) for each in train]).get("f1")
+            return self.score(train, [take_units(each, count, self.rule) for each in train]).get("f1")
 
         return max(counts, key=measure)
 
@@ -319,19 +319,12 @@ def choose_threshold(gains: Sequence[tuple[float, float]]) -> float:
     return float(between[places[order[0]]])
 
 
-def take_units(example: Question, count: int, cjk: bool) -> Answer:
+def take_units(example: Question, count: int, rule: str) -> Answer:
     """Answer with the first words of the context, or its first characters; 0: with none."""
-    if cjk:
+    if rule == CMRC:
         end = min(count, len(example.context))
     else:
         words = list(re.finditer(r"\S+", example.context))[:count]
         end = words[-1].end() if words else 0
     text = example.context[:end].lstrip()
     return Answer(text, end - len(text), end, 0.0, 0.0)
-
-
-def is_chinese(questions: Sequence[Question]) -> bool:
-    """Whether most letters of some contexts are Chinese characters."""
-    text = "".join(each.context for each in questions[:_BASELINE_QUESTIONS])
-    num_letters = sum(map(str.isalpha, text))
-    return 2 * len(_HAN.findall(text)) > num_letters

@@ -66,7 +66,7 @@ class SpanTask(Task):
     """
 
     head = "DomextForSpanClassification"
-    metric = "entity_f1.micro"
+    metric = "f1.micro"
 
     def prepare(self) -> None:
         """Number the types."""

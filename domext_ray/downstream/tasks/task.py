@@ -102,7 +102,7 @@ class Task(ABC):
     head: str
     """Name of the head's class in model/heads_domext.py."""
     metric: str
-    """Path of the figure that dev chooses by, such as "entity_f1.micro"; higher is better."""
+    """Path of the figure that dev chooses by, such as "f1.micro"; higher is better."""
     has_token_outputs = False
     """Whether the first dimension of what `read_outputs` gives, B apart, is the row's tokens."""
     target_pads: dict[str, float] = {}

@@ -98,7 +98,7 @@ class TokenClassificationTask(ClassTask):
 
     has_token_outputs = True
     head = "DomextForTokenClassification"
-    metric = "entity_f1.micro"
+    metric = "f1.micro"
     target_pads = {"labels": NO_TARGET}
 
     def prepare(self) -> None:

@@ -76,6 +76,7 @@ def load_set(
         (*notes, *dirt.notes, *_count_shared(splits)),
         description.positive_label,
         description.marks if description.task == "relation" else (),
+        description.rule,
     )
 
 

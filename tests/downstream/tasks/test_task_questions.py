@@ -20,7 +20,6 @@ from domext_ray.downstream.tasks.questions import (
     QuestionTask,
     choose_threshold,
     find_best,
-    is_chinese,
 )
 from domext_ray.downstream.tasks.task import Row, TaskOptions
 from domext_ray.errors import ConfigError
@@ -211,16 +210,14 @@ def test_tau_is_the_best_of_dev(bert: PreTrainedTokenizerBase) -> None:
     assert choose_threshold([(5.0, 0.0), (-5.0, 0.0)]) == 0.0
 
 
-def test_chinese_sets_are_scored_by_characters(bert: PreTrainedTokenizerBase) -> None:
+def test_answers_are_compared_by_the_rule_of_the_set(bert: PreTrainedTokenizerBase) -> None:
     chinese = make_question("什么", "病人有发热和头痛。", "发热")
-    english = make_question("what", "the dog 热 and a cat", "dog")
-    assert is_chinese([chinese]) and not is_chinese([english])
-    task = QuestionTask(make_set(chinese), bert, TaskOptions())
     answer = Answer("有发热", 2, 5, 1.0, 0.0)
-    assert task.cjk and task.max_answer_length == 60
-    assert task.score([chinese], [answer]).get("f1") == pytest.approx(0.8)
-    task.cjk = False
-    assert task.score([chinese], [answer]).get("f1") == 0.0
+    for rule, f1, longest in (("cmrc", 0.8, 60), ("squad_v1", 0.0, 30), ("squad_v2", 0.0, 30), (None, 0.0, 30)):
+        task = QuestionTask(replace(make_set(chinese), rule=rule), bert, TaskOptions())
+        assert task.score([chinese], [answer]).get("f1") == pytest.approx(f1) and task.max_answer_length == longest
+        again = QuestionTask(LabelledSet("made", (), (), ()), bert, TaskOptions(), learned=task.learned)
+        assert again.rule == task.rule == (rule or "squad_v2")
 
 
 def test_the_baseline_is_the_best_constant_stretch(bert: PreTrainedTokenizerBase) -> None:
@@ -235,7 +232,7 @@ def test_the_baseline_is_the_best_constant_stretch(bert: PreTrainedTokenizerBase
     none = [*questions, *(replace(each, answers=()) for each in questions * 2)]
     assert {each.text for each in QuestionTask(make_set(*none), bert, TaskOptions()).predict_majority(none)} == {""}
     chinese = [make_question("什么", text, text[:2]) for text in ("发热和头痛", "头痛三天了")]
-    found = QuestionTask(make_set(*chinese), bert, TaskOptions()).predict_majority(chinese)
+    found = QuestionTask(replace(make_set(*chinese), rule="cmrc"), bert, TaskOptions()).predict_majority(chinese)
     assert [each.text for each in found] == ["发热", "头痛"]
 
 
