@@ -9,6 +9,7 @@ the columns of the set that ships, and that file, with an answer to every row in
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +63,7 @@ def _add_terms(row: Fields, record: Fields) -> dict[str, Any]:
 
 def _answer(row: Fields, record: Fields) -> str:
     """GLUE's cell; the similarity of STS-B is 0 to 5."""
-    return record["label"] if "label" in record else f"{min(5.0, max(0.0, record['value'])):.3f}"
+    return str(record["label"]) if "label" in record else f"{min(5.0, max(0.0, record['value'])):.3f}"
 
 
 _GLUE = {"CoLA": "cola", "SST-2": "sst2", "MRPC": "mrpc", "STS-B": "sts_b", "QQP": "qqp", "MNLI-m": "mnli"}
@@ -148,13 +149,16 @@ def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], bl
 
 def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields]]:
     """Read the one file: an array of JSON, or what a corpus may be."""
-    files = find_files(spec)[0]
+    try:
+        files = find_files(spec)[0]
+    except CorpusError as error:
+        raise CorpusError(str(error).replace("--corpus", "--input")) from error
     if len(files) > 1:
         raise CorpusError(f"--input {spec!r} names {len(files)} files; --submission takes one, the test file.")
     (file,) = files
     with name_unreadable(file), open_stream(file) as stream:
         content = stream.read() if file.suffix == ".json" else b""
-    if content.lstrip()[:1] == b"[":
+    if content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
         try:
             found = json.loads(content)
         except ValueError as error:

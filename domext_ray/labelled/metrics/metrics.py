@@ -310,8 +310,8 @@ def score_triples(
     Returns:
         {"precision", "recall", "f1"}, each {"micro", "macro", "per_label": {predicate: }}; primary "f1.micro".
     """
-    sides = ([{_fold_triple(triple) for triple in each} for each in side] for side in (gold, predicted))
-    return _score_sets(*sides, predicates, lambda each: each[1])
+    own, found = ([{_fold_triple(triple) for triple in each} for each in side] for side in (gold, predicted))
+    return _score_sets(own, found, predicates, lambda each: each[1])
 
 
 def _fold_triple(triple: tuple[str, str, str]) -> tuple[str, str, str]:
