@@ -178,8 +178,8 @@ def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields
 
 def _name_roles(row: Fields, description: SetDescription) -> dict[str, Any]:
     """What the set's columns call text and pair, under these names."""
-    roles = [role for role in _ROLES if role in description.required]
-    return {role: next((row[each] for each in description.columns[role] if each in row), None) for role in roles}
+    names = {role: map(str, description.columns[role]) for role in _ROLES if role in description.required}
+    return {role: next((row[each] for each in own if each in row), None) for role, own in names.items()}
 
 
 def write_submission(plan: SubmissionInput, records: Sequence[Fields], folder: Path) -> Path:
