@@ -363,9 +363,9 @@ def test_from_text_to_a_fine_tuned_model(local_ray: None, text: Path, tiny_base_
         run={"name": "ner", "dir": tmp_path / "runs"},
         **{"engine.precision": "fp32", "optim.dropout": 0.0},
     )
-    assert tuned.metric == "entity_f1.micro" and tuned.scores.keys() == {"dev", "test"} and tuned.scores["test"] > 0.6
+    assert tuned.metric == "f1.micro" and tuned.scores.keys() == {"dev", "test"} and tuned.scores["test"] > 0.6
     shown = ", ".join(f"{tuned.scores[split]:.3f} on {split}" for split in ("dev", "test"))
-    assert repr(tuned) == f"<FinetunedRun {tmp_path / 'runs' / 'ner'}: entity_f1.micro {shown}>"
+    assert repr(tuned) == f"<FinetunedRun {tmp_path / 'runs' / 'ner'}: f1.micro {shown}>"
     tokenizer, model = domext_ray.load(tuned)
     assert type(model).__name__ == "DomextForTokenClassification" and "B-Drug" in model.config.id2label.values()
     plain = domext_ray.finetune(

@@ -51,7 +51,7 @@ class LabelledConfig:
     max_length: Annotated[int, Field(ge=16, le=MANY)] = 128
     stride: NonNegativeInt = 32  # tokens that neighbouring windows of a long example share
     context: bool = False  # ner: rows are filled with the document's neighbouring sentences
-    metric: str = ""  # figure that dev chooses by, such as entity_f1.macro; empty: the set's own
+    metric: str = ""  # figure that dev chooses by, such as f1.macro; empty: the set's own
     embedding_recall: bool = False  # normalization: candidates are also recalled by the start model's embeddings
     class_weights: Literal["none", "balanced"] = "none"  # balanced: rare classes weigh as much as frequent ones
     strict: bool = False  # the first dirty example of a file is an error; else dirty ones are counted and left out

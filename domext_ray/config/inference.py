@@ -52,6 +52,7 @@ class PredictConfig:
     input: str = ""  # text, JSONL, CSV or Parquet files, globs, folders or s3:// addresses, by commas
     output: Output = free("")  # folder of predictions/, malformed.jsonl and summary.json
     field: FieldName = "text"  # field or column that holds the text
+    submission: str = ""  # a benchmark server's file to make of its test file, such as QNLI.tsv or CMeEE_test.json
     split: Literal["train", "dev", "test"] = "test"  # with a described set: train, dev or test
     format: Literal["parquet", "jsonl"] = "parquet"  # of the files in predictions/
     keep_text: bool = False  # write the texts beside their predictions, too

@@ -31,6 +31,7 @@ from domext_ray.inference.blocks import PARTS, RECORDS, BlockFolder, BlockRecord
 from domext_ray.inference.input_plan import InputPlan
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
 from domext_ray.inference.labelled_input import LabelledInput
+from domext_ray.inference.submission import SubmissionInput
 from domext_ray.runs.run_directory import RUN, check_identity, lock_run, write_config, write_run
 from domext_ray.runtime.ray_cluster import resolve_gpu, start_ray
 from domext_ray.storage import new_file
@@ -56,7 +57,7 @@ class BlockPlan(Generic[ConfigT]):
     """What the progress line calls the work."""
 
     config: ConfigT
-    input: InputPlan | LabelledInput
+    input: InputPlan | LabelledInput | SubmissionInput
     folder: Path
     identity: dict[str, Any]
 

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from domext_ray.inference.scoring import Compared, Mistake, compare_predictions, describe_classes
 from domext_ray.labelled.examples import AnyExample, Entity
+from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2
 from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
 from domext_ray.storage import write_text
 
@@ -36,6 +37,7 @@ def write_errors_page(
     labels: Sequence[str] = (),
     max_errors: int = MAX_ERRORS,
     scores: Sequence[tuple[str, str]] = (),
+    rule: str = SQUAD_V2,
 ) -> dict[str, Any]:
     """Write a page of the examples that were predicted wrongly, with gold beside predicted, and a report by label.
 
@@ -48,6 +50,7 @@ def write_errors_page(
         max_errors: examples shown at most, 0 or more, spread evenly over all that are wrong; the page says how many
             there are.
         scores: names and figures to show above all, as they are.
+        rule: how answers are compared, one of `set_families.RULES`.
 
     Returns:
         What `describe_classes` gives.
@@ -55,7 +58,7 @@ def write_errors_page(
     Raises:
         StorageError: the disk refuses.
     """
-    compared = compare_predictions(examples, predictions)
+    compared = compare_predictions(examples, predictions, rule)
     report = describe_classes(compared, labels)
     is_private = any(each.group for each in examples)
     shown = 0 if is_private else max_errors

@@ -104,10 +104,14 @@ def plan_labelled(task: str, data: str, split: str, block_rows: int, *, strict: 
         values = asdict(example)
         del values["source"]  # where a file is does not make it another set
         digest.update(f"{values}\n".encode())
-    starts = range(0, len(examples), block_rows)
-    blocks = (LabelledBlock(i, first, min(block_rows, len(examples) - first)) for i, first in enumerate(starts))
-    sha256 = digest.hexdigest()
-    return LabelledInput(task, data, split, strict, description.task, tuple(blocks), sha256, notes)
+    blocks = cut_blocks(len(examples), block_rows)
+    return LabelledInput(task, data, split, strict, description.task, blocks, digest.hexdigest(), notes)
+
+
+def cut_blocks(num_rows: int, block_rows: int) -> tuple[LabelledBlock, ...]:
+    """Return the blocks of rows that are in memory."""
+    starts = range(0, num_rows, block_rows)
+    return tuple(LabelledBlock(i, first, min(block_rows, num_rows - first)) for i, first in enumerate(starts))
 
 
 def _make_row(example: AnyExample) -> InputRow:

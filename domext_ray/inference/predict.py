@@ -1,7 +1,8 @@
 """Rows of text and a model -> a folder of predictions (`domext predict`).
 
-Enters: a `PredictConfig`. Leaves what block_job.py says in --output, and of a labelled split scores.json (figures, a
-report by label) and errors.html (what went wrong). summary.json says how often each label was predicted, too.
+Enters: a `PredictConfig`. Leaves: what block_job.py says in --output, and of a labelled split scores.json (figures, a
+report by label) and errors.html (what went wrong), or of a benchmark's test file what its server takes. summary.json
+says how often each label was predicted, too.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
 from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
 from domext_ray.inference.split_scores import format_scores, score_split
+from domext_ray.inference.submission import SUBMISSIONS, SubmissionInput, plan_submission, write_submission
 from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
@@ -97,12 +99,19 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
     return PredictPlan(config, rows, resolve_output(config, identity), identity, model)
 
 
-def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput:
-    """Cut what --input names into blocks: files, or a split of the labelled set that --task names.
+def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput | SubmissionInput:
+    """Cut what --input names into blocks: files, a split of the labelled set that --task names, or a test file.
 
     Raises:
         ConfigError: the set is one of another family than the model.
     """
+    if config.submission:
+        if config.submission not in SUBMISSIONS:
+            known = ", ".join(SUBMISSIONS)
+            raise ConfigError(f"--submission is {config.submission!r}; it must be one of {known}.")
+        if config.task:
+            raise ConfigError(f"--task is {config.task!r}; it must be empty with --submission.")
+        return plan_submission(config.submission, config.input, model.task, model.labels, config.block_rows)
     if config.task in ("", FILL_MASK):
         return plan_input(config.input, model.name_fields(config.field), config.block_rows)
     if model.task == FILL_MASK:
@@ -147,7 +156,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
 
     Returns:
         "rows", "empty", "labels" (how often each was predicted), "malformed" (file, line and reason of each), "cases"
-        (how many examples were odd), and of a labelled set "predictions": what is scored.
+        (how many examples were odd), of a labelled set "predictions": what is scored, and for a submission "records".
 
     Raises:
         CorpusError: a row is malformed, and `strict` is set.
@@ -155,7 +164,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
     kept, examples, malformed = sort_out(
         rows,
         lambda row: row.example or predictor.make_example(row.values, config.field),
-        is_strict=config.strict,
+        is_strict=config.strict or bool(config.submission),
     )
     scored: list[Any] = []
     if any(each.example is not None for each in rows):
@@ -174,6 +183,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
         "malformed": malformed,
         "cases": predictor.take_cases(),
         "predictions": scored,
+        "records": predicted if config.submission else [],
     }
 
 
@@ -224,14 +234,17 @@ def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[
         **measure_rate(num_rows, seconds),
     }
     if isinstance(plan.input, LabelledInput):
-        summary["scores"] = score_split(plan.config.model, plan.input, _read_predictions(plan), plan.folder)
+        summary["scores"] = score_split(plan.config.model, plan.input, [*_read_all(plan, "predictions")], plan.folder)
+    if isinstance(plan.input, SubmissionInput):
+        summary["submission"] = write_submission(plan.input, [*_read_all(plan, "records")], plan.folder).name
     write_json(plan.folder / SUMMARY, summary)
     return summary
 
 
-def _read_predictions(plan: PredictPlan) -> list[Any]:
-    """Return the predictions of all blocks, in order."""
-    return [each for record in plan.read_records() for each in record["predictions"]]
+def _read_all(plan: PredictPlan, name: str) -> Iterator[Any]:
+    """Yield what all blocks have under a name, in order."""
+    for record in plan.read_records():
+        yield from record[name]
 
 
 def format_summary(summary: Mapping[str, Any], folder: Path) -> str:
@@ -245,6 +258,8 @@ def format_summary(summary: Mapping[str, Any], folder: Path) -> str:
     if len(summary["labels"]) > MOST_LABELS:
         lines.append(f"           and {len(summary['labels']) - MOST_LABELS:,} more labels in {SUMMARY}")
     lines += describe_losses(summary, folder, "their predictions are empty")
+    if "submission" in summary:
+        lines.append(f"submission: {folder / summary['submission']}")
     if "scores" in summary:
         lines.append(format_scores(summary["scores"]))
     return "\n".join([*lines, f"predictions: {folder / PARTS}"])

@@ -75,11 +75,13 @@ class ModelPlace:
         id: what the user called it.
         task: what it does: fill_mask, or a family.
         sha256: hash of all that its predictions depend on.
+        labels: classes, entity types or predicates, where the task has any.
     """
 
     id: str
     task: str
     sha256: str
+    labels: tuple[str, ...] = ()
 
     def name_fields(self, text: str) -> FieldNames:
         """Return the fields that are read of a row.
@@ -105,9 +107,9 @@ def find_model(config: PredictConfig) -> ModelPlace:
     """
     device = torch.device("cpu")
     if does_task(config):
-        family, found = load_task_model(config.model, device).description.family, find_adapter(config.model)
+        description, found = load_task_model(config.model, device).description, find_adapter(config.model)
         sha256 = hash_values(found[0].describe(found[1]).to_json()) if found else hash_export(find_export(config.model))
-        return ModelPlace(config.model, family, sha256)
+        return ModelPlace(config.model, description.family, sha256, description.labels)
     masked_lm, tokenizer = _load_masked_lm(config.model)
     longest = cast(DomextConfig, masked_lm.config).max_row_length
     if config.max_length > longest:

@@ -26,7 +26,7 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.labelled.metrics.answer_metrics import score_answer
+from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2, score_answer
 
 MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG = "missed", "spurious", "wrong label", "wrong boundary", "wrong"
 KINDS = (MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG)
@@ -79,17 +79,20 @@ class Compared:
     distance: float = 0.0
 
 
-def compare_predictions(examples: Sequence[AnyExample], predictions: Sequence[Any]) -> list[Compared]:
+def compare_predictions(
+    examples: Sequence[AnyExample], predictions: Sequence[Any], rule: str = SQUAD_V2
+) -> list[Compared]:
     """Compare predictions with labels.
 
     Args:
         examples: labelled ones, of one family.
         predictions: as many (`Predicted.predictions`).
+        rule: how answers are compared, one of `set_families.RULES`.
     """
-    return [_compare(example, each) for example, each in zip(examples, predictions, strict=True)]
+    return [_compare(example, each, rule) for example, each in zip(examples, predictions, strict=True)]
 
 
-def _compare(example: AnyExample, predicted: Prediction) -> Compared:
+def _compare(example: AnyExample, predicted: Prediction, rule: str) -> Compared:
     match example:
         case TaggedSentence():
             gold = (*place_entities(example, example.tags), *example.misplaced)
@@ -112,7 +115,7 @@ def _compare(example: AnyExample, predicted: Prediction) -> Compared:
         case LabelledText():
             return _compare_classes(example, _join_pair(example.text, example.pair), example.label, predicted["label"])
         case Question():
-            return _compare_answers(example, predicted)
+            return _compare_answers(example, predicted, rule)
         case Choice():
             options = [f"{place}: {text}" for place, text in enumerate(example.options)]
             text = f"{example.context} {example.stem}".strip()
@@ -228,8 +231,8 @@ def _compare_choice(example: AnyExample, text: str, gold: str, predicted: str) -
     return Compared(example.id, example.source, text, (), (), gold, predicted, mistakes)
 
 
-def _compare_answers(example: Question, predicted: Prediction) -> Compared:
-    """An answer is right if it is one of the accepted ones as SQuAD or CMRC compare them, or if there is none of both.
+def _compare_answers(example: Question, predicted: Prediction, rule: str) -> Compared:
+    """An answer is right if it is one of the accepted ones by the set's rule, or if there is none of both.
 
     The text that is shown is the question, and the context on the next line.
     """
@@ -238,7 +241,7 @@ def _compare_answers(example: Question, predicted: Prediction) -> Compared:
     answer = predicted["answer"]
     found = [Entity(predicted["start"] + place, predicted["end"] + place, ANSWER)] if answer else []
     texts = (*example.answer_texts, "none")[0], answer or "none"
-    is_right = any(score_answer(example.answer_texts, answer or "", cjk=cjk)[0] for cjk in (False, True))
+    is_right, _ = score_answer(example.answer_texts, answer or "", rule)
     spans = (*accepted[:1], *found)
     mistakes = () if is_right else (Mistake(_name_answer(example, accepted, found), *texts, spans),)
     text = f"{example.question}\n{example.context}"

@@ -12,6 +12,7 @@ from domext_ray.downstream.tasks.task import Prediction
 from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.predictors import load_task_model
+from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2
 from domext_ray.storage import write_json
 
 SCORES, ERRORS = "scores.json", "errors.html"
@@ -40,7 +41,13 @@ def score_split(model: str, source: LabelledInput, predictions: Sequence[Predict
     title = f"{found.description.set_name}: {source.split} of {source.task}"
     shown = [(metric, _format_value(scores))]
     report = write_errors_page(
-        folder / ERRORS, examples, predictions, title=title, labels=found.description.labels, scores=shown
+        folder / ERRORS,
+        examples,
+        predictions,
+        title=title,
+        labels=found.description.labels,
+        scores=shown,
+        rule=found.description.state.get("rule", SQUAD_V2),
     )
     scores |= {"figures": figures, "report": report}
     write_json(folder / SCORES, scores)

@@ -117,6 +117,7 @@ class SetDescription:
             ("reader", reader, family.readers),
             ("scheme", self.scheme, SCHEMES),
             ("ends", self.ends, ENDS),
+            ("rule", self.rule, (*RULES, None) if self.task == "qa" else (None,)),
             *(("a key of columns", each, family.columns) for each in given),
         ):
             self._demand(key, value, allowed)
@@ -149,9 +150,9 @@ class SetDescription:
         if self.fractions and not math.isclose(sum(self.fractions.values()), 1.0, abs_tol=1e-6):
             raise self._error("fractions", self.fractions, "shares that add up to 1")
 
-    def _demand(self, key: str, value: str, allowed: Any) -> None:
+    def _demand(self, key: str, value: str | None, allowed: Any) -> None:
         if value not in allowed:
-            raise self._error(key, value, f"one of {', '.join(allowed)}")
+            raise self._error(key, value, f"one of {', '.join(map(str, allowed))}")
 
     def _error(self, key: str, value: object, rule: str) -> ConfigError:
         return ConfigError(f"{self.where}: {key} is {value!r}; it must be {rule}.")

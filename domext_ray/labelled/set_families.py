@@ -55,7 +55,7 @@ class Family:
     separator: str = "##"
 
 
-_ENTITY_METRICS = ("entity_f1.*", "entity_precision.*", "entity_recall.*")
+_ENTITY_METRICS = ("f1.*", "precision.*", "recall.*")
 _CLASS_METRICS = ("accuracy", "matthews", "f1.*", "precision.*", "recall.*")
 _ID: dict[str, tuple[Column, ...]] = {"id": ("id",)}
 _TEXTS: dict[str, tuple[Column, ...]] = {
@@ -86,11 +86,9 @@ FAMILIES: Mapping[str, Family] = {
             **_SPANS,
         },
         _ENTITY_METRICS,
-        "entity_f1.micro",
+        "f1.micro",
     ),
-    "nested_ner": Family(
-        {"records": ("text", "entities"), "brat": ()}, {**_ID, **_SPANS}, _ENTITY_METRICS, "entity_f1.micro"
-    ),
+    "nested_ner": Family({"records": ("text", "entities"), "brat": ()}, {**_ID, **_SPANS}, _ENTITY_METRICS, "f1.micro"),
     "relation": Family(
         {"records": ("text", "label")},
         {**_ID, "text": ("text", "sentence"), "label": ("label",)},
@@ -100,8 +98,8 @@ FAMILIES: Mapping[str, Family] = {
     "relation_extraction": Family(
         {"records": ("text", "triples")},
         {**_ID, "text": ("text",), "triples": ("spo_list", "triples"), **_TRIPLE},
-        ("relation_f1.*",),
-        "relation_f1.micro",
+        ("f1.*",),
+        "f1.micro",
     ),
     "classification": Family(
         {"records": ("text", "label")}, {**_TEXTS, "label": ("label",)}, _CLASS_METRICS, "accuracy"
@@ -140,7 +138,7 @@ FAMILIES: Mapping[str, Family] = {
     "normalization": Family(
         {"records": ("text", "terms")},
         {**_ID, "text": ("text",), "terms": ("terms", "normalized_result")},
-        ("f1", "accuracy", "precision", "recall.*"),
-        "f1",
+        ("f1.*", "accuracy", "precision.*", "recall.*"),
+        "f1.micro",
     ),
 }

@@ -188,7 +188,7 @@ def describe_head(name: str, entry: BankEntry, max_length: int) -> TaskDescripti
                 f"the adapter {name!r} has the labels {', '.join(labels[:6])}; tags are served in the order O, B-X, "
                 "I-X, B-Y, I-Y, as domext finetune --task ner makes them."
             )
-        return TaskDescription("ner", name, kinds, "entity_f1.micro", options)
+        return TaskDescription("ner", name, kinds, "f1.micro", options)
     assert entry.architecture == SEQUENCES
     if entry.problem_type == "regression":
         return TaskDescription("regression", name, (), "spearman", options, state={"mean": 0.0, "std": 1.0})

@@ -51,7 +51,7 @@ BOTTLENECK = {"bottleneck_size": 5}
 EVERYTHING = {"heads": 1, "ffn_units": 3, "bottleneck_size": 4, "layer_norms": False, "first_layer": 1}
 VARIANT = {**BOTTLENECK, "bottleneck_parallel": True, "bottleneck_layer_norm": True, "bottleneck_activation": "relu"}
 SHIFTS = {**BOTTLENECK, "word_rows": 30, "word_head": True}
-TASK = TaskDescription("ner", "made", ("Drug",), "entity_f1.micro", TaskOptions(32, 8))
+TASK = TaskDescription("ner", "made", ("Drug",), "f1.micro", TaskOptions(32, 8))
 BASES = ("tiny_base_folder", "tiny_roberta_folder", "headless_folder")
 
 

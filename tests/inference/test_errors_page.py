@@ -90,7 +90,7 @@ def test_the_report_has_the_figures_of_the_task() -> None:
     assert list(report["labels"]) == ["Drug", "Organ", "Sign", "New"]
     for label, figures in report["labels"].items():
         for name in ("precision", "recall", "f1"):
-            assert figures[name] == pytest.approx(score[f"entity_{name}"]["per_type"][label])
+            assert figures[name] == pytest.approx(score[name]["per_label"][label])
     assert report["confusion"]["labels"] == ["Drug", "Organ", "Sign", "New", ""]
     assert report["confusion"]["rows"] == [
         [3, 0, 0, 0, 0],  # a wrong boundary is taken for the same one
@@ -149,7 +149,7 @@ def write(path: Path, examples: list[Any], predictions: list[Any], **options: An
 def test_the_page_shows_texts_as_they_are(tmp_path: Path) -> None:
     text = AnnotatedText('"><script>alert(1)</script>', "f:7", TEXT, GOLD)
     found = find(Entity(0, 9, "Drug"), Entity(13, 18, "<Sign>"))
-    page = write(tmp_path / "errors.html", [text], [found], labels=["Drug"], scores=[("entity_f1.micro", "0.000")])
+    page = write(tmp_path / "errors.html", [text], [found], labels=["Drug"], scores=[("f1.micro", "0.000")])
     assert "<script>alert" not in page and "<b>heart" not in page and "$title" in page
     shown = "".join(Page(page).texts)
     assert "Aspirin ✗ Drug" not in shown and "1 of 1 examples (100.0%) are predicted wrongly; all are shown" in shown

@@ -156,9 +156,9 @@ def test_a_labelled_split_is_scored(tiny_base_folder: Path, tmp_path: Path) -> N
     summary = finish_prediction(plan, plan.input.num_rows, 1.0)
     own = load_exported(model, CPU)
     expected = own.task.score(data.test, own.predict(data.test).predictions)
-    assert 0.0 < expected.get("entity_f1.micro") == summary["scores"]["value"]
+    assert 0.0 < expected.get("f1.micro") == summary["scores"]["value"]
     assert summary["rows"] == len(data.test) == plan.input.num_rows
-    assert f"entity_f1.micro: {summary['scores']['value']:.4f}" in format_summary(summary, plan.folder)
+    assert f"f1.micro: {summary['scores']['value']:.4f}" in format_summary(summary, plan.folder)
     report = summary["scores"]["report"]
     assert read_json(plan.folder / "scores.json", "")["report"] == report
     assert report["examples"] == len(data.test)

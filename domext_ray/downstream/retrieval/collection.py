@@ -26,9 +26,9 @@ class Collection:
     """Documents and the queries that are judged.
 
     Args:
-        document_ids: ids of the D documents.
+        document_ids: ids of the D documents, the greatest first: of equally near ones trec_eval prefers that.
         documents: their texts, a title first.
-        query_ids: ids of the Q queries that have a relevant document.
+        query_ids: ids of the Q queries that are judged; one without a relevant document scores 0.
         queries: their texts.
         judgements: for each query, places of documents and their judgements; 0 and below is irrelevant.
         sha256: hashes of the three files, by name.
@@ -40,6 +40,12 @@ class Collection:
     queries: list[str]
     judgements: list[dict[int, int]]
     sha256: dict[str, str]
+
+    @property
+    def own_places(self) -> list[int]:
+        """For each query the place of the document that has its id, which no search is to find; -1: there is none."""
+        places = {name: place for place, name in enumerate(self.document_ids)}
+        return [places.get(name, -1) for name in self.query_ids]
 
 
 def read_collection(folder: Path, split: str) -> Collection:
@@ -57,6 +63,7 @@ def read_collection(folder: Path, split: str) -> Collection:
         if not path.is_file():
             raise CorpusError(f"--data {str(folder)!r} has no {name}; give a folder in BEIR's layout.")
     corpus, queries = (_read_texts(paths[name]) for name in (CORPUS, QUERIES))
+    corpus = dict(sorted(corpus.items(), reverse=True))
     places = {name: place for place, name in enumerate(corpus)}
     judged: dict[str, dict[int, int]] = {}
     for line, query, document, judgement in _read_judgements(paths[f"qrels/{split}.tsv"]):
@@ -64,8 +71,8 @@ def read_collection(folder: Path, split: str) -> Collection:
             if name not in known:
                 raise CorpusError(f"{line} names the {kind} {name!r}, which is not there; mend the judgements.")
         judged.setdefault(query, {})[places[document]] = judgement
-    asked = [name for name in queries if any(each > 0 for each in judged.get(name, {}).values())]
-    if not asked:
+    asked = [name for name in queries if name in judged]
+    if not any(each > 0 for own in judged.values() for each in own.values()):
         raise CorpusError(f"{paths[f'qrels/{split}.tsv']} judges no document relevant; give another --split.")
     return Collection(
         [*corpus],

@@ -89,7 +89,8 @@ def score_model(embed: TextEmbedding, collection: Collection, name: str) -> Scor
     line.end()
     vectors = np.concatenate(parts)
     number = len(collection.queries)
-    return score_rankings(search(vectors[:number], vectors[number:], DEPTH), collection.judgements)
+    found = search(vectors[:number], vectors[number:], DEPTH + 1)  # one may be the query itself
+    return score_rankings(found, collection.judgements, collection.own_places)
 
 
 def search(queries: np.ndarray, documents: np.ndarray, depth: int) -> np.ndarray:
@@ -118,14 +119,18 @@ def search(queries: np.ndarray, documents: np.ndarray, depth: int) -> np.ndarray
     return found
 
 
-def score_rankings(rankings: np.ndarray, judgements: Sequence[dict[int, int]]) -> Score:
-    """Score what was found for each query.
+def score_rankings(rankings: np.ndarray, judgements: Sequence[dict[int, int]], own_places: Sequence[int]) -> Score:
+    """Score what was found for each query as BEIR's evaluator does.
 
     Args:
         rankings: int64 [Q, K], places of documents, the best first.
         judgements: for each query, documents and their judgements; a document that is not judged is irrelevant.
+        own_places: for each query the document that is left out; -1: none.
     """
-    rows = [_score_query(ranking, own) for ranking, own in zip(rankings.tolist(), judgements, strict=True)]
+    rows = [
+        _score_query([place for place in ranking if place != own], judged)
+        for ranking, judged, own in zip(rankings.tolist(), judgements, own_places, strict=True)
+    ]
     number = np.ones((len(rows), 1))
     return make_score(np.hstack([np.array(rows), number]), _average, NDCG)
 
@@ -135,6 +140,8 @@ def _score_query(ranking: Sequence[int], judged: dict[int, int]) -> list[float]:
     gains = [max(0, judged.get(place, 0)) for place in ranking]
     best = sorted((max(0, each) for each in judged.values()), reverse=True)
     relevant = sum(each > 0 for each in best)
+    if not relevant:
+        return [0.0] * len(FIGURES)
     recalls = [sum(each > 0 for each in gains[:k]) / relevant for k in RECALLS]
     return [_discount(gains[:10]) / _discount(best[:10]), *recalls]
 

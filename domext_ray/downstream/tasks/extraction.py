@@ -76,7 +76,7 @@ class ExtractionTask(StagedTask):
     """
 
     family = "relation_extraction"
-    metric = "relation_f1.micro"
+    metric = "f1.micro"
     shown = ("entities", "relations")
     nothing = {"entities": [], "relations": []}
     state_rules = {"entity_types": TEXTS, "predicates": TEXTS, "related_types": PAIRS, "max_pairs": COUNT}
@@ -171,7 +171,7 @@ class ExtractionTask(StagedTask):
             {(each["head"]["text"], each["label"], each["tail"]["text"]) for each in prediction["relations"]}
             for prediction in predictions
         ]
-        return score_triples([_read_gold(each) for each in _texts(examples)], found)
+        return score_triples([_read_gold(each) for each in _texts(examples)], found, self.relation_task.data.labels[1:])
 
     def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
         """Score step 1 by its entities, and as "pairs" what a perfect step 2 would reach on its pairs."""

@@ -106,7 +106,7 @@ class NormalizationTask(StagedTask):
     """
 
     family = "normalization"
-    metric = "f1"
+    metric = "f1.micro"
     shown = ("terms", "candidates")
     nothing = {"terms": []}
     state_rules = {"num_candidates": COUNT, "ngrams": RANGE, "embedding_recall": BOOL}
@@ -190,7 +190,7 @@ class NormalizationTask(StagedTask):
         return score_terms([each.terms for each in _mentions(examples)], [each["terms"] for each in predictions])
 
     def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
-        """Score the candidates of each step: "recall.at_1" and so on, "recall.all" of all candidates."""
+        """Score the candidates of each step: "recall.at_1" and so on, "recall.micro" of all candidates."""
         gold = [each.terms for each in _mentions(examples)]
         recalled = [each["recalled"] for each in predictions]
         ranked = [[other["term"] for other in each["candidates"]] for each in predictions]

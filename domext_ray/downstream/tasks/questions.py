@@ -20,9 +20,10 @@ from domext_ray.downstream.tasks.state import BOOL
 from domext_ray.downstream.tasks.task import Outputs, Prediction, Row, Task
 from domext_ray.downstream.tasks.windows import TextPieces, Window, encode_texts, holds, plan_windows, read_template
 from domext_ray.labelled.examples import AnyExample, Question
-from domext_ray.labelled.metrics.answer_metrics import score_answer
+from domext_ray.labelled.metrics.answer_metrics import CMRC, SQUAD_V2, score_answer
 from domext_ray.labelled.metrics.metrics import score_answers
 from domext_ray.labelled.metrics.scores import Score
+from domext_ray.labelled.set_families import RULES
 
 MAX_QUESTION_LENGTH = 64
 MAX_ANSWER_LENGTH = 30
@@ -36,7 +37,6 @@ CLS = 0
 
 _LOWEST = float(np.finfo(np.float32).min)
 _BASELINE_QUESTIONS = 100
-_HAN = re.compile("[\u4e00-\u9fff]")
 
 
 class QuestionTask(Task):
@@ -48,8 +48,8 @@ class QuestionTask(Task):
 
     Questions are cut to 64 tokens, in short rows to two thirds of the row. A window of the context that does not hold
     the whole answer has [CLS] as its target; in training one window at least holds it. Answers are found up to
-    `max_answer_length` tokens: 30, or 60 in a Chinese set, where most letters of the training contexts are Chinese and
-    answers are scored as CMRC 2018 does. Questions without an answer in train or dev allow "none".
+    `max_answer_length` tokens: 30, or 60 in a Chinese set, whose answers are compared as CMRC 2018 does. Questions
+    without an answer in train or dev allow "none".
     """
 
     family = "qa"
@@ -58,23 +58,23 @@ class QuestionTask(Task):
     metric = "f1"
     shown = ("answer", "start", "end", "score")
     nothing = {"answer": None}
-    state_rules = {"chinese": BOOL, "has_no_answer": BOOL}
+    state_rules = {"rule": (f"one of {', '.join(RULES)}", RULES.__contains__), "has_no_answer": BOOL}
 
     def learn(self) -> dict[str, Any]:
-        """Find out whether the set is Chinese, and whether a question may have no answer."""
+        """Take the set's rule for answers, SQuAD 2.0's if it names none; find whether a question may have no answer."""
         questions = cast("Sequence[Question]", (*self.data.train, *self.data.dev))
         has_none = any(not each.answer_texts for each in questions)
-        return {"chinese": is_chinese(questions[: len(self.data.train)]), "has_no_answer": has_none}
+        return {"rule": self.data.rule or SQUAD_V2, "has_no_answer": has_none}
 
     def prepare(self) -> None:
         """Start with a tau of 0, where a question may have no answer."""
-        self.cjk, self.has_null = self.state["chinese"], self.state["has_no_answer"]
+        self.rule, self.has_null = self.state["rule"], self.state["has_no_answer"]
         self.thresholds = {"tau": 0.0} if self.has_null else {}
 
     @property
     def max_answer_length(self) -> int:
         """Tokens of an answer at most."""
-        return MAX_CHINESE_ANSWER_LENGTH if self.cjk else MAX_ANSWER_LENGTH
+        return MAX_CHINESE_ANSWER_LENGTH if self.rule == CMRC else MAX_ANSWER_LENGTH
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class QuestionTask(Task):
             answer = find_answer(example, context) if is_training and example.answers else None
             if len(question) > longest:
                 counts.setdefault(f"questions are cut to {longest} tokens", []).append(example.source)
-            if is_training and example.answers and answer is None:
+            if is_training and example.answer_texts and answer is None:
                 what = "questions are left out of training because no token has anything of their answer"
                 counts.setdefault(what, []).append(example.source)
                 continue
@@ -154,7 +154,7 @@ class QuestionTask(Task):
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score the answers' texts; see `metrics.score_answers`."""
         gold = [cast(Question, each).answer_texts for each in examples]
-        return score_answers(gold, [each["answer"] or "" for each in predictions], cjk=self.cjk)
+        return score_answers(gold, [each["answer"] or "" for each in predictions], self.rule)
 
     def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose tau by the mean F1 (or exact match, if dev chooses by it), of equal ones that nearest to 0.
@@ -167,14 +167,14 @@ class QuestionTask(Task):
         gains = []
         for example, each in zip(cast("Sequence[Question]", examples), predictions, strict=True):
             texts = example.context[slice(*each["best"])], ""
-            answered, refused = (score_answer(example.answer_texts, text, cjk=self.cjk)[figure] for text in texts)
+            answered, refused = (score_answer(example.answer_texts, text, self.rule)[figure] for text in texts)
             gains.append((each["score"], answered - refused))
         self.thresholds = {"tau": choose_threshold(gains)}
         return self.thresholds
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Answer with as many first words of the context (Chinese: characters) as were best in training, or none."""
-        return [take_units(cast(Question, each), self._num_units, self.cjk) for each in examples]
+        return [take_units(cast(Question, each), self._num_units, self.rule) for each in examples]
 
     @cached_property
     def _num_units(self) -> int:
@@ -183,7 +183,7 @@ class QuestionTask(Task):
         counts = range(0 if self.has_null else 1, MAX_ANSWER_LENGTH + 1)
 
         def measure(count: int) -> float:
-            return self.score(train, [take_units(each, count, self.cjk) for each in train]).get("f1")
+            return self.score(train, [take_units(each, count, self.rule) for each in train]).get("f1")
 
         return max(counts, key=measure)
 
@@ -229,9 +229,9 @@ def choose_threshold(gains: Sequence[tuple[float, float]]) -> float:
     return float(between[places[order[0]]])
 
 
-def take_units(example: Question, count: int, cjk: bool) -> Prediction:
+def take_units(example: Question, count: int, rule: str) -> Prediction:
     """Answer with the first words of the context, or its first characters; 0: with none."""
-    if cjk:
+    if rule == CMRC:
         end = min(count, len(example.context))
     else:
         words = list(re.finditer(r"\S+", example.context))[:count]
@@ -243,10 +243,3 @@ def _answer(context: str, start: int, end: int) -> Prediction:
     if start >= end:
         return {"answer": None, "start": None, "end": None}
     return {"answer": context[start:end], "start": start, "end": end}
-
-
-def is_chinese(questions: Sequence[Question]) -> bool:
-    """Whether most letters of some contexts are Chinese characters."""
-    text = "".join(each.context for each in questions[:_BASELINE_QUESTIONS])
-    num_letters = sum(map(str.isalpha, text))
-    return 2 * len(_HAN.findall(text)) > num_letters

@@ -54,7 +54,7 @@ class SpanTask(Task):
 
     family = "nested_ner"
     head = "DomextForSpanClassification"
-    metric = "entity_f1.micro"
+    metric = "f1.micro"
     target_pads = {"spans": _NO_SPAN}
     shown = ("entities",)
     nothing = {"entities": []}

@@ -122,7 +122,7 @@ class StagedTask(ABC):
 
     family: ClassVar[str]
     metric: str
-    """Path of the figure that dev chooses by, such as "entity_f1.micro"; higher is better."""
+    """Path of the figure that dev chooses by, such as "f1.micro"; higher is better."""
     shown: ClassVar[tuple[str, ...]]
     """Fields of a prediction that users read."""
     nothing: Prediction

@@ -53,7 +53,7 @@ class TokenClassificationTask(ClassTask):
     family = "ner"
     has_token_outputs = True
     head = "DomextForTokenClassification"
-    metric = "entity_f1.micro"
+    metric = "f1.micro"
     target_pads = {"labels": NO_TARGET}
     shown = ("entities",)
     nothing = {"entities": [], "tags": []}

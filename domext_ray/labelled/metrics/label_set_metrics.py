@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.labelled.metrics.metrics import CountFigures, check_lengths, divide
+from domext_ray.labelled.metrics.metrics import CountFigures, divide
 from domext_ray.labelled.metrics.scores import Score, flatten, make_score
 
 THRESHOLDS = np.linspace(0.05, 0.95, 91).round(2)
@@ -28,7 +28,7 @@ class LabelSetFigures:
     labels: tuple[str, ...]
 
     def __call__(self, sums: np.ndarray) -> dict[str, Any]:
-        averages = CountFigures(self.labels, ("precision", "recall", "f1"), "per_label")(sums[:, 2:])
+        averages = CountFigures(self.labels)(sums[:, 2:])
         return {"accuracy": divide(sums[:, 1], sums[:, 0]), **averages}
 
 
@@ -61,11 +61,7 @@ def score_label_sets(
     Returns:
         {"accuracy", "precision", "recall", "f1"}; the last three {"micro", "macro", "per_label": {label: }}. Primary
         "f1.micro".
-
-    Raises:
-        ValueError: the lengths differ, or there is no example.
     """
-    check_lengths(gold, predicted)
     others = {label for side in (gold, predicted) for each in side for label in each} - {*labels}
     all_labels = (*labels, *sorted(others))
     statistics = count_labels(mark_labels(gold, all_labels), mark_labels(predicted, all_labels))

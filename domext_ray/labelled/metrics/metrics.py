@@ -1,21 +1,22 @@
 """Predictions against labels -> scores: entities, classes, numbers, answers, triples, standard terms.
 
 Enters: gold labels and predictions of the same examples, in the examples' own terms. Leaves: a `Score`, whose figures
-are fractions from 0 to 1 and can be resampled over the examples. Precision, recall and F1 over several types come
+are fractions from 0 to 1 and can be resampled over the examples. "precision", "recall" and "f1" over several labels
+(classes, entity types, predicates) come
 
-- micro: from the counts of all types together;
-- macro: the mean over the types that occur in the gold labels or in the predictions (scikit-learn's and seqeval's
+- micro: from the counts of all labels together;
+- macro: the mean over the labels that occur in the gold labels or in the predictions (scikit-learn's and seqeval's
   rule; in a resample, those that occur in it);
-- per type, 0 for a type that does not occur.
+- per_label: 0 for a label that does not occur.
 
 F1 is 2·TP / (2·TP + FP + FN); a negative class ("no relation") is left out of micro and macro.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from domext_ray.labelled.metrics.answer_metrics import score_answer
 from domext_ray.labelled.metrics.scores import Score, make_score
 
 RECALL_DEPTHS = (1, 5, 10)
+
+T = TypeVar("T")
 
 
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
@@ -37,12 +40,6 @@ def _divide_or_zero(numerator: np.ndarray, denominator: np.ndarray, occurring: n
     return np.where(occurring > 0, np.nan_to_num(divide(numerator, denominator)), np.nan)
 
 
-def check_lengths(gold: Sequence[Any], predicted: Sequence[Any]) -> None:
-    """Raise ValueError unless there are as many predictions as gold labels."""
-    if len(gold) != len(predicted):
-        raise ValueError(f"there are {len(gold)} gold labels and {len(predicted)} predictions.")
-
-
 def _mean_defined(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis of what is not nan; nan without any."""
     is_defined = ~np.isnan(values)
@@ -51,30 +48,45 @@ def _mean_defined(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CountFigures:
-    """Sums [R, 3·T] of matches, predictions and gold labels by type -> precision, recall and F1."""
+    """Sums [R, 3·L] of matches, predictions and gold labels by label -> precision, recall and F1."""
 
-    types: tuple[str, ...]
-    names: tuple[str, str, str]
-    per_type: str = "per_type"
+    labels: tuple[str, ...]
 
     def __call__(self, sums: np.ndarray) -> dict[str, Any]:
         matches, predictions, golds = np.split(sums, 3, axis=1)
-        figures = {}
-        for name, numerator, denominator in zip(
-            self.names,
-            (matches, matches, 2 * matches),
-            (predictions, golds, predictions + golds),
-            strict=True,
+        total = predictions + golds
+        figures: dict[str, Any] = {}
+        for name, numerator, denominator in (
+            ("precision", matches, predictions),
+            ("recall", matches, golds),
+            ("f1", 2 * matches, total),
         ):
-            by_type = _divide_or_zero(numerator, denominator, predictions + golds)
-            occurring = (predictions + golds).sum(axis=1)
-            micro = _divide_or_zero(numerator.sum(axis=1), denominator.sum(axis=1), occurring)
+            by_label = _divide_or_zero(numerator, denominator, total)
             figures[name] = {
-                "micro": micro,
-                "macro": _mean_defined(by_type),
-                self.per_type: {each: by_type[:, i] for i, each in enumerate(self.types)},
+                "micro": _divide_or_zero(numerator.sum(axis=1), denominator.sum(axis=1), total.sum(axis=1)),
+                "macro": _mean_defined(by_label),
+                "per_label": {each: by_label[:, i] for i, each in enumerate(self.labels)},
             }
         return figures
+
+
+def _score_sets(
+    gold: Sequence[Collection[T]],
+    predicted: Sequence[Collection[T]],
+    labels: Sequence[str],
+    find_label: Callable[[T], str],
+) -> Score:
+    """Score sets of things that each have a label; duplicates count once."""
+    sets = [({*g}, {*p}) for g, p in zip(gold, predicted, strict=True)]
+    occurring = {find_label(each) for pair in sets for side in pair for each in side}
+    all_labels = (*labels, *sorted(occurring - {*labels}))
+    place = {each: i for i, each in enumerate(all_labels)}
+    statistics = np.zeros((len(sets), 3, len(all_labels)))
+    for row, (own, found) in zip(statistics, sets, strict=True):
+        for counts, things in zip(row, (own & found, found, own), strict=True):
+            for each in things:
+                counts[place[find_label(each)]] += 1
+    return make_score(statistics.reshape(len(sets), -1), CountFigures(all_labels), "f1.micro")
 
 
 def score_entities(
@@ -88,24 +100,9 @@ def score_entities(
         types: in the order of the figures; others that occur follow them.
 
     Returns:
-        {"entity_precision", "entity_recall", "entity_f1"}, each {"micro", "macro", "per_type": {type: }}; primary
-        "entity_f1.micro".
-
-    Raises:
-        ValueError: the lengths differ, or there is no example.
+        {"precision", "recall", "f1"}, each {"micro", "macro", "per_label": {type: }}; primary "f1.micro".
     """
-    check_lengths(gold, predicted)
-    sets = [({*g}, {*p}) for g, p in zip(gold, predicted, strict=True)]
-    occurring = {each.label for pair in sets for side in pair for each in side}
-    all_types = (*types, *sorted(occurring - {*types}))
-    place = {each: i for i, each in enumerate(all_types)}
-    statistics = np.zeros((len(sets), 3, len(all_types)))
-    for row, (own, found) in zip(statistics, sets, strict=True):
-        for counts, entities in zip(row, (own & found, found, own), strict=True):
-            for each in entities:
-                counts[place[each.label]] += 1
-    compute = CountFigures(all_types, ("entity_precision", "entity_recall", "entity_f1"))
-    return make_score(statistics.reshape(len(sets), -1), compute, "entity_f1.micro")
+    return _score_sets(gold, predicted, types, lambda each: each.label)
 
 
 def read_tags(tags: Sequence[str]) -> list[Entity]:
@@ -135,14 +132,7 @@ def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 
     Returns:
         As `score_entities`; places are words.
-
-    Raises:
-        ValueError: the numbers of sentences, or of a sentence's tags, differ.
     """
-    check_lengths(gold, predicted)
-    for i, (own, found) in enumerate(zip(gold, predicted, strict=True)):
-        if len(own) != len(found):
-            raise ValueError(f"sentence {i} has {len(own)} gold tags and {len(found)} predicted ones.")
     return score_entities([read_tags(each) for each in gold], [read_tags(each) for each in predicted], types)
 
 
@@ -160,10 +150,9 @@ class _ClassFigures:
         figures: dict[str, Any] = {"accuracy": divide(correct, total)}
         kept = [i for i, each in enumerate(self.labels) if each != self.negative]
         own = [part[:, kept] for part in (matches, predictions, golds)]
-        names = ("precision", "recall", "f1")
-        averages = CountFigures(tuple(self.labels[i] for i in kept), names, "per_label")(np.concatenate(own, axis=1))
-        by_label = CountFigures(self.labels, names, "per_label")(sums)
-        for name in names:
+        averages = CountFigures(tuple(self.labels[i] for i in kept))(np.concatenate(own, axis=1))
+        by_label = CountFigures(self.labels)(sums)
+        for name in averages:
             figures[name] = {**averages[name], "per_label": by_label[name]["per_label"]}
             if self.positive is not None:
                 figures[name]["positive"] = by_label[name]["per_label"][self.positive]
@@ -196,14 +185,8 @@ def score_classes(
     Returns:
         {"accuracy", "matthews", "precision", "recall", "f1"}; the last three {"micro", "macro", "per_label": {label: }}
         and with `positive` "positive".
-
-    Raises:
-        ValueError: the lengths differ, there is no example, or there is no label `positive`.
     """
-    check_lengths(gold, predicted)
     all_labels = (*labels, *sorted({*gold, *predicted} - {*labels}))
-    if positive is not None and positive not in all_labels:
-        raise ValueError(f"the positive class {positive!r} is none of {', '.join(all_labels)}.")
     place = {each: i for i, each in enumerate(all_labels)}
     own = np.array([place[each] for each in gold], dtype=np.int64)
     found = np.array([place[each] for each in predicted], dtype=np.int64)
@@ -267,11 +250,7 @@ def score_values(gold: Sequence[float], predicted: Sequence[float]) -> Score:
 
     Returns:
         {"pearson", "spearman"}, -1 to 1, 0 where one side is constant; ties share their mean rank. Primary "spearman".
-
-    Raises:
-        ValueError: the lengths differ, or there is no example.
     """
-    check_lengths(gold, predicted)
     own, found = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     return make_score(np.stack([own, found], axis=1), _Correlations(own, found), "spearman", is_additive=False)
 
@@ -296,65 +275,53 @@ def _divide_answers(sums: np.ndarray) -> dict[str, Any]:
     return {"exact": divide(sums[:, 1], sums[:, 0]), "f1": divide(sums[:, 2], sums[:, 0])}
 
 
-def score_answers(gold: Sequence[Sequence[str]], predicted: Sequence[str], *, cjk: bool = False) -> Score:
-    """Score answers to questions as the official evaluation of SQuAD, or of CMRC 2018, does.
+def score_answers(gold: Sequence[Sequence[str]], predicted: Sequence[str], rule: str) -> Score:
+    """Score answers to questions as an official evaluation does.
 
     Args:
         gold: accepted answers of each question; none: it has no answer, and only "" is right.
         predicted: one answer a question; "" says that there is none.
-        cjk: CMRC 2018's rule instead of SQuAD's.
+        rule: whose evaluation, one of `set_families.RULES`.
 
     Returns:
         {"exact", "f1"} as fractions (the scripts print per cents), and where the set has questions with and without an
         answer, the same of each kind: {"has_answer": {}, "no_answer": {}}. Primary "f1".
-
-    Raises:
-        ValueError: the lengths differ, or there is no example.
     """
-    check_lengths(gold, predicted)
     statistics = np.zeros((len(gold), 6))
     for row, answers, answer in zip(statistics, gold, predicted, strict=True):
         first = 0 if answers else 3
-        row[first : first + 3] = 1.0, *score_answer(answers, answer, cjk=cjk)
+        row[first : first + 3] = 1.0, *score_answer(answers, answer, rule)
     compute = _AnswerFigures(any(map(len, gold)), not all(map(len, gold)))
     return make_score(statistics, compute, "f1")
 
 
-def _compute_relations(sums: np.ndarray) -> dict[str, Any]:
-    """Sums [R, 3] of matches, predictions and gold triples -> figures."""
-    matches, predictions, golds = sums.T
-    return {
-        "relation_f1": {
-            "micro": divide(2 * matches, predictions + golds),
-            "precision": _divide_or_zero(matches, predictions, predictions + golds),
-            "recall": _divide_or_zero(matches, golds, predictions + golds),
-        }
-    }
-
-
-def _count_matches(gold: Sequence[Collection[Any]], predicted: Sequence[Collection[Any]]) -> np.ndarray:
-    """Matches, predictions and gold labels of each example, [n, 3]."""
-    sets = [({*g}, {*p}) for g, p in zip(gold, predicted, strict=True)]
-    return np.array([[len(g & p), len(p), len(g)] for g, p in sets], dtype=np.float64).reshape(-1, 3)
-
-
 def score_triples(
-    gold: Sequence[Collection[tuple[Any, ...]]], predicted: Sequence[Collection[tuple[Any, ...]]]
+    gold: Sequence[Collection[tuple[str, str, str]]],
+    predicted: Sequence[Collection[tuple[str, str, str]]],
+    predicates: Sequence[str] = (),
 ) -> Score:
-    """Score relations: one counts as found when all parts of its tuple are right.
+    """Score triples of strings as CMeIE's evaluation does: case does not count, nor do the marks of a title, 《》.
 
     Args:
-        gold: tuples such as (head, label, tail) of each example.
+        gold: (subject, predicate, object) of each example.
         predicted: as many collections; duplicates count once.
+        predicates: in the order of the figures; others that occur follow them.
 
     Returns:
-        {"relation_f1": {"micro", "precision", "recall"}}; primary "relation_f1.micro".
-
-    Raises:
-        ValueError: the lengths differ, or there is no example.
+        {"precision", "recall", "f1"}, each {"micro", "macro", "per_label": {predicate: }}; primary "f1.micro".
     """
-    check_lengths(gold, predicted)
-    return make_score(_count_matches(gold, predicted), _compute_relations, "relation_f1.micro")
+    own, found = ([{_fold_triple(triple) for triple in each} for each in side] for side in (gold, predicted))
+    return _score_sets(own, found, predicates, lambda each: each[1])
+
+
+def _fold_triple(triple: tuple[str, str, str]) -> tuple[str, str, str]:
+    head, predicate, tail = triple
+    return _fold(head), predicate, _fold(tail)
+
+
+def _fold(text: str) -> str:
+    text = text.lower()
+    return text[1:-1] if text.startswith("《") and text.endswith("》") else text
 
 
 @dataclass(frozen=True)
@@ -364,14 +331,9 @@ class _TermFigures:
     depths: tuple[int, ...]
 
     def __call__(self, sums: np.ndarray) -> dict[str, Any]:
-        examples, exact, matches, predictions, golds = sums[:, :5].T
-        figures: dict[str, Any] = {
-            "accuracy": divide(exact, examples),
-            "precision": _divide_or_zero(matches, predictions, golds),
-            "f1": divide(2 * matches, predictions + golds),
-        }
-        recall = {f"at_{depth}": divide(sums[:, 5 + i], golds) for i, depth in enumerate(self.depths)}
-        return {**figures, "recall": {"all": divide(matches, golds), **recall}}
+        figures = {name: {"micro": each["micro"]} for name, each in CountFigures(("",))(sums[:, 2:5]).items()}
+        figures["recall"] |= {f"at_{n}": divide(sums[:, 5 + i], sums[:, 4]) for i, n in enumerate(self.depths)}
+        return {"accuracy": divide(sums[:, 1], sums[:, 0]), **figures}
 
 
 def score_terms(
@@ -388,21 +350,16 @@ def score_terms(
         ranked: longer lists of candidates, best first, which `recall.at_5` and so on are measured on.
 
     Returns:
-        {"accuracy" (all of an example's terms and no other), "precision", "f1" (micro over terms), "recall": {"all"}},
-        with `ranked` also recall "at_1", "at_5", "at_10": gold terms among the first candidates, as deep as the longest
-        list. Primary "f1".
-
-    Raises:
-        ValueError: the lengths differ, or there is no example.
+        {"accuracy" (all of an example's terms and no other)}, {"precision", "recall", "f1"}, each {"micro"}, and with
+        `ranked` also recall "at_1", "at_5", "at_10": gold terms among the first candidates, as deep as the longest
+        list. Primary "f1.micro".
     """
-    check_lengths(gold, predicted)
-    counts = _count_matches(gold, predicted)
-    columns = [np.ones(len(counts)), (counts == counts[:, :1]).all(axis=1), *counts.T]
+    sets = [({*g}, {*p}) for g, p in zip(gold, predicted, strict=True)]
+    rows = [[1.0, g == p, len(g & p), len(p), len(g)] for g, p in sets]
     depths: tuple[int, ...] = ()
     if ranked is not None:
-        check_lengths(gold, ranked)
         longest = max(map(len, ranked), default=0)
         depths = tuple(each for each in RECALL_DEPTHS if each <= longest)
-        for depth in depths:
-            columns.append(_count_matches(gold, [each[:depth] for each in ranked])[:, 0])
-    return make_score(np.stack(columns, axis=1), _TermFigures(depths), "f1")
+        for row, (own, _), terms in zip(rows, sets, ranked, strict=True):
+            row += [len(own & {*terms[:depth]}) for depth in depths]
+    return make_score(np.array(rows, dtype=np.float64), _TermFigures(depths), "f1.micro")

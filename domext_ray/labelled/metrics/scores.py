@@ -33,7 +33,7 @@ class Score:
         compute: R resamples -> figures of the layout of `values`, each an array [R], nan where one is undefined. It
             gets the statistics' sums over the drawn examples, float64 [R, k], or, unless `is_additive`, how often each
             example was drawn, float64 [R, examples]. Picklable.
-        primary: path of the figure to choose by, such as "entity_f1.micro".
+        primary: path of the figure to choose by, such as "f1.micro".
         is_additive: the figures follow from the statistics' sums.
     """
 
@@ -52,7 +52,7 @@ class Score:
         """Return one figure.
 
         Args:
-            path: names from the outside inwards, joined by dots: "entity_f1.per_type.Disease".
+            path: names from the outside inwards, joined by dots: "f1.per_label.Disease".
 
         Raises:
             KeyError: there is none of that path.

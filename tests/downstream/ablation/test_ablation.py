@@ -209,8 +209,8 @@ def test_every_span_is_scored_and_the_model_is_as_before(run_dir: Path, tmp_path
     study = study_spans(work)
     assert all(torch.equal(each, before[name]) for name, each in work.fitted.model.state_dict().items())
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    assert study.whole == summary["dev"]["entity_f1"]["micro"] > 0.5
-    assert study.majority == summary["baselines"]["dev"]["majority"]["entity_f1"]["micro"]
+    assert study.whole == summary["dev"]["f1"]["micro"] > 0.5
+    assert study.majority == summary["baselines"]["dev"]["majority"]["f1"]["micro"]
     task, dev = work.fitted.task, work.fitted.task.data.dev
     for span in reversed(work.spans):  # the study's order is another
         with remove_parts(work.fitted.model, "task", range(span[0], span[1] + 1), norms=False):

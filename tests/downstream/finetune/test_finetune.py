@@ -75,14 +75,14 @@ def test_the_best_training_by_dev_is_scored(run_dir: Path) -> None:
     assert len(summary["trainings"]) == 4
     best = max(summary["trainings"], key=lambda each: each["dev"])
     assert summary["best"]["point"]["lr"] == best["lr"] == 6e-3, "the other rate learns nothing"
-    assert summary["dev"]["entity_f1"]["micro"] == pytest.approx(best["dev"])
+    assert summary["dev"]["f1"]["micro"] == pytest.approx(best["dev"])
     for split in ("dev", "test"):
         figures = summary[split]
-        assert set(figures["entity_f1"]) == {"micro", "macro", "per_type"}
-        assert set(figures["entity_f1"]["per_type"]) == {"Disease", "Drug"}
-        low, high = figures["intervals"]["entity_f1.micro"]
-        assert 0.0 <= low <= figures["entity_f1"]["micro"] <= high <= 1.0 and figures["examples"] == 30
-    assert summary["test"]["entity_f1"]["micro"] > 0.8
+        assert set(figures["f1"]) == {"micro", "macro", "per_label"}
+        assert set(figures["f1"]["per_label"]) == {"Disease", "Drug"}
+        low, high = figures["intervals"]["f1.micro"]
+        assert 0.0 <= low <= figures["f1"]["micro"] <= high <= 1.0 and figures["examples"] == 30
+    assert summary["test"]["f1"]["micro"] > 0.8
     restarts = summary["restarts"]
     assert restarts["seeds"] == [0, 1] and len(restarts["test"]["values"]) == 2
     assert restarts["test"]["mean"] == pytest.approx(np.mean(restarts["test"]["values"]))
@@ -104,7 +104,7 @@ def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir
         assert results[split]["value"] == pytest.approx(get_figure(summary[split], summary["metric"]), abs=1e-4)
     page = (run_dir / "report.html").read_text(encoding="utf-8")
     assert 'role="img" aria-label="Training loss of' in page
-    assert "entity_f1.per_type.Drug" in page and "<svg" in page
+    assert "f1.per_label.Drug" in page and "<svg" in page
     assert 'src="http' not in page and 'href="http' not in page, "the page needs no network"
 
 
@@ -283,7 +283,7 @@ def test_two_models_are_compared_in_pairs(run_dir: Path, config: FinetuneConfig)
     assert paired.difference < -0.5 and paired.high < 0.0 and paired.p_value < 0.01
     assert read_json(run_dir / "summary.json")["warning"] == ""
     warning = read_json(config_dir(poor) / "summary.json")["warning"]
-    assert warning.startswith("entity_f1.micro of 0.0") and "raise --grid.epochs (now 6)" in warning
+    assert warning.startswith("f1.micro of 0.0") and "raise --grid.epochs (now 6)" in warning
     table = format_finetuned([first, second])
     assert "| made |" in table and "| poor |" in table and f"{paired.difference:+.3f}" in table
     assert not (config_dir(poor) / "export").exists()

@@ -40,8 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_collection_is_read(folder: Path) -> None:
     found = read_collection(folder, "test")
-    assert found.documents[0] == "Rivers the cold river" and found.document_ids == [*DOCUMENTS]
-    assert found.query_ids == ["q1", "q2", "q4"] and found.judgements == [{0: 1}, {1: 2, 3: 1}, {3: 1, 0: 0}]
+    assert found.documents[3] == "Rivers the cold river" and found.document_ids == ["d4", "d3", "d2", "d1"]
+    assert found.query_ids == ["q1", "q2", "q4"] and found.judgements == [{3: 1}, {2: 2, 0: 1}, {0: 1, 3: 0}]
+    assert found.own_places == [-1, -1, -1]
 
 
 def test_figures_are_scikit_learns() -> None:
@@ -50,12 +51,21 @@ def test_figures_are_scikit_learns() -> None:
     gains[:, 0] = 1  # every query has a relevant document
     scores = random.normal(size=gains.shape)
     rankings = np.argsort(-scores, axis=1)
-    score = score_rankings(rankings, [dict(enumerate(each.tolist())) for each in gains])
+    score = score_rankings(rankings, [dict(enumerate(each.tolist())) for each in gains], [-1] * 30)
     expected = ndcg_score(gains, scores, k=10)
     assert score.get(NDCG) == pytest.approx(expected, abs=1e-12)
     found = np.take_along_axis(gains > 0, rankings, 1)
     for k in (1, 10, 100):
         assert score.get(f"recall_at_{k}") == pytest.approx((found[:, :k].sum(1) / found.sum(1)).mean())
+
+
+def test_a_query_does_not_find_itself_and_one_without_a_relevant_document_scores_nothing(folder: Path) -> None:
+    edit(QUERIES, lambda text: text + '{"_id": "d2", "text": "blood and heart disease"}\n')(folder)
+    edit("qrels/test.tsv", lambda text: text + "d2\td1\t1\nq3\td1\t0\n")(folder)
+    found = read_collection(folder, "test")
+    assert found.query_ids == ["q1", "q2", "q3", "q4", "d2"] and found.own_places == [-1, -1, -1, -1, 2]
+    rankings = np.array([[3, 0], [2, 0], [3, 1], [0, 3], [2, 3]])
+    assert score_rankings(rankings, found.judgements, found.own_places).get("recall_at_1") == (1 + 0.5 + 0 + 1 + 1) / 5
 
 
 def test_search_in_blocks_is_a_sort_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +88,7 @@ def test_models_are_compared(folder: Path, tiny_base_folder: Path, tiny_roberta_
     embed = TextEmbedding(load_start_model(str(tiny_base_folder)), normalize=True, max_length=256)
     order = np.argsort(-(embed(collection.queries) @ embed(collection.documents).T), axis=1)
     assert found[0].score.get("recall_at_1") == pytest.approx(
-        np.mean([order[0, 0] == 0, (order[1, 0] in (1, 3)) / 2, order[2, 0] == 3])
+        np.mean([order[0, 0] == 3, (order[1, 0] in (0, 2)) / 2, order[2, 0] == 0])
     )
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["queries"] == 3 and results["models"]["roberta"]["gained"].keys() == {*retrieval.FIGURES}

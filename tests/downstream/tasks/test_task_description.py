@@ -232,7 +232,7 @@ def change(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("classification", "thresholds", {"model": {"tau": 0.0}}, "thresholds is .* it must have none"),
         ("regression", "state.std", "1", "std is '1'; it must be a finite number above 0"),
         ("regression", "state.mean", float("nan"), "mean is nan; it must be a finite number"),
-        ("qa", "state.chinese", 1, "chinese is 1; it must be true or false"),
+        ("qa", "state.rule", "squad", "rule is 'squad'; it must be one of squad_v1, squad_v2, cmrc"),
         ("qa", "thresholds.model.tau", True, "tau is True; it must be a finite number"),
         ("relation", "state.marks", [["<<", ">>"]], "it must be two marks, each of 1 or 2 texts, or none"),
         ("relation_extraction", "state.related_types", [["a"]], "it must be a list of lists of 2 texts"),

@@ -19,7 +19,6 @@ from domext_ray.downstream.tasks.questions import (
     QuestionTask,
     choose_threshold,
     find_best,
-    is_chinese,
 )
 from domext_ray.downstream.tasks.task import Prediction, Row, TaskOptions
 from domext_ray.errors import ConfigError
@@ -210,16 +209,14 @@ def test_tau_is_the_best_of_dev(bert: PreTrainedTokenizerBase) -> None:
     assert choose_threshold([(5.0, 0.0), (-5.0, 0.0)]) == 0.0
 
 
-def test_chinese_sets_are_scored_by_characters(bert: PreTrainedTokenizerBase) -> None:
+def test_answers_are_compared_by_the_rule_of_the_set(bert: PreTrainedTokenizerBase) -> None:
     chinese = make_question("什么", "病人有发热和头痛。", "发热")
-    english = make_question("what", "the dog 热 and a cat", "dog")
-    assert is_chinese([chinese]) and not is_chinese([english])
-    task = QuestionTask(make_set(chinese), bert, TaskOptions())
-    answer = {"answer": "有发热"}
-    assert task.cjk and task.max_answer_length == 60
-    assert task.score([chinese], [answer]).get("f1") == pytest.approx(0.8)
-    task.cjk = False
-    assert task.score([chinese], [answer]).get("f1") == 0.0
+    for rule, f1, longest in (("cmrc", 0.8, 60), ("squad_v1", 0.0, 30), ("squad_v2", 0.0, 30), (None, 0.0, 30)):
+        task = QuestionTask(replace(make_set(chinese), rule=rule), bert, TaskOptions())
+        score = task.score([chinese], [{"answer": "有发热"}])
+        assert score.get("f1") == pytest.approx(f1) and task.max_answer_length == longest
+        again = QuestionTask(LabelledSet("made", (), (), ()), bert, TaskOptions(), state=task.state_dict())
+        assert again.rule == task.rule == (rule or "squad_v2")
 
 
 def test_the_baseline_is_the_best_constant_stretch(bert: PreTrainedTokenizerBase) -> None:
@@ -235,7 +232,7 @@ def test_the_baseline_is_the_best_constant_stretch(bert: PreTrainedTokenizerBase
     found = QuestionTask(make_set(*none), bert, TaskOptions()).predict_baseline(none)
     assert {each["answer"] for each in found} == {None}
     chinese = [make_question("什么", text, text[:2]) for text in ("发热和头痛", "头痛三天了")]
-    found = QuestionTask(make_set(*chinese), bert, TaskOptions()).predict_baseline(chinese)
+    found = QuestionTask(replace(make_set(*chinese), rule="cmrc"), bert, TaskOptions()).predict_baseline(chinese)
     assert [each["answer"] for each in found] == ["发热", "头痛"]
 
 

@@ -97,7 +97,7 @@ def test_no_entity_is_lost_in_training_rows(name: str, max_length: int, request:
     if too_long:
         assert f"{too_long} of " in task.notes[0] and "whole in no window" in task.notes[0] and name == "roberta"
     else:
-        assert task.score(texts, predictions).get("entity_f1.micro") == 1.0
+        assert task.score(texts, predictions).get("f1.micro") == 1.0
 
 
 def test_prediction_rows_do_not_depend_on_the_labels(bert: PreTrainedTokenizerBase) -> None:
@@ -120,8 +120,8 @@ def test_entities_inside_tokens_are_counted_and_cost_recall(bert: PreTrainedToke
         "1 of 3 entities begin or end inside a token and cannot be found; the first is at made.json:1."
     ]
     score = task.score([text], task.decode([text], rows, make_oracle(task, rows)))
-    assert score.get("entity_recall.micro") == pytest.approx(2 / 3)
-    assert score.get("entity_precision.micro") == 1.0
+    assert score.get("recall.micro") == pytest.approx(2 / 3)
+    assert score.get("precision.micro") == 1.0
 
 
 @pytest.mark.parametrize("scores", [(2.0, 0.5), (0.5, 2.0)])
@@ -150,16 +150,16 @@ def test_a_type_that_the_set_does_not_name(bert: PreTrainedTokenizerBase) -> Non
     rows = task.encode([other], is_training=False)
     assert len(rows[0].targets["spans"]) == 0
     gold = {"entities": [describe_entity(text.text, each) for each in text.entities]}
-    assert task.score([other], [gold]).get("entity_recall.micro") == 0.0
+    assert task.score([other], [gold]).get("recall.micro") == 0.0
 
 
 def test_wrong_options(bert: PreTrainedTokenizerBase) -> None:
     text = make_text("the dog", ("dog", "thing"))
-    with pytest.raises(ConfigError, match="the metric of made is 'f1'; its figures are entity_f1.macro"):
+    with pytest.raises(ConfigError, match="the metric of made is 'f1'; its figures are f1.macro"):
         SpanTask(make_set(text), bert, TaskOptions(), metric="f1")
     with pytest.raises(ConfigError, match="max_length is 2; a row of this task has 2 special tokens"):
         SpanTask(make_set(text), bert, TaskOptions(max_length=2)).encode([text], is_training=False)
-    assert SpanTask(make_set(text), bert, TaskOptions(), metric="entity_f1.macro").metric == "entity_f1.macro"
+    assert SpanTask(make_set(text), bert, TaskOptions(), metric="f1.macro").metric == "f1.macro"
 
 
 def test_the_loss_is_over_rows_and_types(bert: PreTrainedTokenizerBase) -> None:
@@ -264,4 +264,4 @@ def test_a_head_learns_nested_entities(name: str, request: pytest.FixtureRequest
     assert abs(task.fit_thresholds(data.train, predictions)["threshold"]) < TUNED_RANGE
     score = task.score(data.train, predictions)
     baseline = task.score(data.train, task.predict_baseline(data.train))
-    assert score.get("entity_f1.micro") > 0.95 > 0.8 > baseline.get("entity_f1.micro")
+    assert score.get("f1.micro") > 0.95 > 0.8 > baseline.get("f1.micro")

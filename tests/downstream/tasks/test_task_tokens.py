@@ -194,7 +194,7 @@ def test_every_word_is_asked_about_exactly_once(
     assert sorted(asked) == expected
     predictions = decode_oracle(task, sentences)
     assert [tuple(each["tags"]) for each in predictions] == [each.tags for each in sentences]
-    assert task.score(sentences, predictions).get("entity_f1.micro") == 1.0
+    assert task.score(sentences, predictions).get("f1.micro") == 1.0
 
 
 def test_context_is_of_the_same_document_and_not_asked_about(bert: PreTrainedTokenizerBase) -> None:
@@ -274,13 +274,13 @@ def test_unknown_types_and_wrong_options(bert: PreTrainedTokenizerBase) -> None:
     assert row.targets["labels"].tolist() == [NO_TARGET, 0, NO_TARGET, NO_TARGET]
     gold = [{"tags": each.tags} for each in SIMPLE.test]  # type: ignore[union-attr]
     score = task.score([*strange, *SIMPLE.test], [{"tags": ["O", "O"]}, *gold])
-    assert score.get("entity_recall.micro") < 1.0
+    assert score.get("recall.micro") < 1.0
     with pytest.raises(ConfigError, match="max_length is 2; .* 3 at least"):
         TokenClassificationTask(SIMPLE, bert, TaskOptions(max_length=2))
-    with pytest.raises(ConfigError, match="the metric of made is 'f1'; its figures are entity_f1.macro"):
+    with pytest.raises(ConfigError, match="the metric of made is 'f1'; its figures are f1.macro"):
         TokenClassificationTask(SIMPLE, bert, TaskOptions(), metric="f1")
-    chosen = TokenClassificationTask(SIMPLE, bert, TaskOptions(), metric="entity_f1.per_type.Place")
-    assert chosen.score(SIMPLE.test, gold).primary == "entity_f1.per_type.Place"
+    chosen = TokenClassificationTask(SIMPLE, bert, TaskOptions(), metric="f1.per_label.Place")
+    assert chosen.score(SIMPLE.test, gold).primary == "f1.per_label.Place"
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
@@ -296,8 +296,8 @@ def test_a_head_learns_it(name: str, request: pytest.FixtureRequest) -> None:
     losses = train_briefly(task, model, steps=60)
     assert losses[-1] < 0.1 < losses[0]
     score = task.score(data.train, predict(task, model.eval(), data.train))
-    assert score.primary == "entity_f1.micro"
-    assert score.get("entity_f1.micro") > max(0.95, baseline + 0.2)
+    assert score.primary == "f1.micro"
+    assert score.get("f1.micro") > max(0.95, baseline + 0.2)
 
 
 def test_the_loss_is_summed_in_fp32_over_tagged_words(bert: PreTrainedTokenizerBase) -> None:

@@ -12,9 +12,9 @@ from labelled_fixtures import dump_lines, write
 from transformers import AutoTokenizer
 
 from domext_ray.downstream.tasks.extraction import ExtractionTask
-from domext_ray.downstream.tasks.questions import Answer, QuestionTask
-from domext_ray.downstream.tasks.spans import SpanPrediction, SpanTask
-from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.questions import QuestionTask
+from domext_ray.downstream.tasks.spans import SpanTask
+from domext_ray.downstream.tasks.task import TaskOptions, describe_entity
 from domext_ray.labelled.examples import Entity, LabelledSet
 from domext_ray.labelled.readers.sets import load_set, read_split
 from domext_ray.labelled.set_description import make_description
@@ -43,9 +43,9 @@ def test_twenty_questions_of_which_ten_have_no_answer_in_their_context(tmp_path:
     assert [len(each) for each in (made.train, made.dev, made.test)] == [10, 4, 20]
     task = QuestionTask(made, tiny_tokenizer, TaskOptions(max_length=32))
     assert not task.has_null, "an answer that is elsewhere is no missing one"
-    found = [Answer(each.context[10:14], 10, 14, 1.0, 0.0) for each in made.test]  # type: ignore[union-attr]
+    found = [{"answer": each.context[10:14]} for each in made.test]  # type: ignore[union-attr]
     assert task.score(made.test, found).get("exact") == 0.5
-    assert task.score(made.test, [Answer("", 0, 0, 0.0, 1.0)] * 20).get("exact") == 0.0
+    assert task.score(made.test, [{"answer": None}] * 20).get("exact") == 0.0
     sentence = "it has none of its answers in the context"
     assert f"10 x question left out: {sentence}" in " ".join(made.notes)
     assert f"12 x question kept to be scored: {sentence}" in " ".join(made.notes)
@@ -64,9 +64,9 @@ def test_a_misplaced_entity_is_a_miss(tmp_path: Path, tiny_tokenizer: Any) -> No
     (text,) = made.test
     assert text.entities == (Entity(4, 9, "dis"),) and text.misplaced == (Entity(9, 16, "dis"),)  # type: ignore[union-attr]
     task = SpanTask(made, tiny_tokenizer, TaskOptions(max_length=32))
-    found = {name: SpanPrediction(spans) for name, spans in (("placed", text.entities), ("all", text.gold))}  # type: ignore[union-attr]
-    assert task.score(made.test, [found["placed"]]).get("entity_recall.micro") == 0.5
-    assert task.score(made.test, [found["all"]]).get("entity_recall.micro") == 1.0
+    for spans, recall in ((text.entities, 0.5), (text.gold, 1.0)):  # type: ignore[union-attr]
+        found = {"entities": [describe_entity(text.text, each) for each in spans]}  # type: ignore[union-attr]
+        assert task.score(made.test, [found]).get("recall.micro") == recall
     (encoded,) = task.encode(made.train, is_training=True)
     assert np.array_equal(encoded.targets["spans"][:, 0], [0]) and len(encoded.targets["spans"]) == 1
     assert sum("1 x entity" in each for each in made.notes) == 1 and any(
@@ -92,8 +92,8 @@ def test_a_triple_that_text_or_schema_lacks_is_a_miss(tmp_path: Path, tiny_token
     splits = dict.fromkeys(("train", "dev", "test"), [row])
     made = load_splits(tmp_path, "relation_extraction", splits, schema=("schema.json",))
     task = ExtractionTask(made, tiny_tokenizer, TaskOptions(max_length=32))
-    right = {("heart", "takes", "drug")}
-    assert task.score(made.test, [right]).get("relation_f1.recall") == 0.5
-    assert task.score(made.test, [{*right, ("heart", "takes", bad["object"])}]).get("relation_f1.recall") == 1.0
+    found = [{"head": {"text": "heart"}, "label": "takes", "tail": {"text": each}} for each in ("drug", bad["object"])]
+    assert task.score(made.test, [{"relations": found[:1]}]).get("recall.micro") == 0.5
+    assert task.score(made.test, [{"relations": found}]).get("recall.micro") == 1.0
     assert any("1 x triple left out" in each for each in made.notes)
     assert any("2 x triple kept to be scored" in each for each in made.notes)

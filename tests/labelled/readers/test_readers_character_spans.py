@@ -63,8 +63,8 @@ def test_what_no_tags_say_is_kept_and_scored(tmp_path: Path, tiny_base_folder: P
     assert f"1 x entity left out: it {fault} ({tmp_path}/train.jsonl:1)." in made.notes
     assert any(each.startswith(f"2 x entity kept to be scored: it {fault} (") for each in made.notes)
     task = TokenClassificationTask(made, AutoTokenizer.from_pretrained(tiny_base_folder), TaskOptions(max_length=32))
-    score = task.score(made.test, [sentence.tags])
-    assert score.get("entity_precision.micro") == 1.0 and score.get("entity_recall.micro") == 0.5
+    score = task.score(made.test, [{"tags": sentence.tags}])
+    assert score.get("precision.micro") == 1.0 and score.get("recall.micro") == 0.5
     assert f": the entity {fault} (" in refuse(tmp_path, "ner", {}, reader="spans", strict=True)
 
 

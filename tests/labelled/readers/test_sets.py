@@ -43,7 +43,7 @@ def test_shipped_descriptions() -> None:
     assert find_description("sts_b", "").metric == "spearman"
     assert find_description("mrpc", "").metric == "f1.positive"
     assert find_description("gad", "").metric == "f1.micro"
-    assert find_description("bc5cdr", "").metric == "entity_f1.micro"
+    assert find_description("bc5cdr", "").metric == "f1.micro"
 
 
 def test_a_near_name_is_offered(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_describes_a_set(tmp_path: Path) -> None:
     write(tmp_path / "set.yaml", "task: ner\nscheme: BIOES\nfiles: {dev: [a.*, b.tsv]}\ncolumns: {tokens: form}\n")
     found = find_description("ner", str(tmp_path))
     assert (found.name, found.path) == (tmp_path.name, f"{tmp_path}/set.yaml")
-    assert found.scheme == "bioes" and found.reader == "conll" and found.metric == "entity_f1.micro"
+    assert found.scheme == "bioes" and found.reader == "conll" and found.metric == "f1.micro"
     assert found.files == {"train": ("train.*",), "dev": ("a.*", "b.tsv"), "test": ("test.*",)}
     assert found.columns["tokens"] == ("form",) and found.columns["tags"] == ("ner_tags", "tags", -1)
     assert find_description(f"{tmp_path}/set.yaml", "elsewhere") == found
@@ -124,7 +124,7 @@ BAD_YAML = [
     ("task: ner\nreader: squad", "reader is 'squad'; it must be one of conll, records"),
     ("task: ner\nscheme: iob3", "scheme is 'iob3'; it must be one of auto, iob1"),
     ("task: nested_ner\nends: closed", "ends is 'closed'; it must be one of auto, "),
-    ("task: ner\nmetric: accuracy", "metric is 'accuracy'; it must be one of entity_f1.*"),
+    ("task: ner\nmetric: accuracy", "metric is 'accuracy'; it must be one of f1.*"),
     ("task: classification\nmetric: f1", "metric is 'f1'; it must be one of accuracy, "),
     (
         "task: classification\nmetric: f1.positive",

@@ -1,0 +1,202 @@
+"""A benchmark's unlabelled test file -> the file of predictions that its server takes (GLUE, CBLUE).
+
+Enters: the name of the server's file, such as QNLI.tsv, and the benchmark's own test file. Leaves: its rows, read by
+the columns of the set that ships, and that file, with an answer to every row in their order.
+
+    GLUE    a table of index and prediction between tabs; labels are the set's own words
+    CBLUE   the rows of the test file with their answers, as its format checkers want them
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from domext_ray.data.files import find_files, name_unreadable, open_stream
+from domext_ray.data.readers import read_rows
+from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
+from domext_ray.inference.labelled_input import LabelledBlock, cut_blocks
+from domext_ray.labelled.set_description import SetDescription, list_shipped, read_description
+from domext_ray.storage import write_text
+
+Fields = Mapping[str, Any]
+_ROLES = ("text", "pair")
+
+
+def _add_label(row: Fields, record: Fields) -> dict[str, Any]:
+    return {**row, "label": record["label"]}
+
+
+def _add_entities(row: Fields, record: Fields, last: int) -> dict[str, Any]:
+    """`last`: what is added to an entity's exclusive end."""
+    entities = [
+        {"start_idx": each["start"], "end_idx": each["end"] + last, "type": each["label"], "entity": each["text"]}
+        for each in record["entities"]
+    ]
+    return {"text": row["text"], "entities": entities}
+
+
+def _add_triples(row: Fields, record: Fields) -> dict[str, Any]:
+    triples = [
+        {
+            "predicate": each["label"],
+            "subject": each["head"]["text"],
+            "subject_type": each["head"]["label"],
+            "object": {"@value": each["tail"]["text"]},
+            "object_type": {"@value": each["tail"]["label"]},
+        }
+        for each in record["relations"]
+    ]
+    return {"text": row["text"], "spo_list": triples}
+
+
+def _add_terms(row: Fields, record: Fields) -> dict[str, Any]:
+    return {"text": row["text"], "normalized_result": "##".join(record["terms"])}
+
+
+def _answer(row: Fields, record: Fields) -> str:
+    """GLUE's cell; the similarity of STS-B is 0 to 5."""
+    return str(record["label"]) if "label" in record else f"{min(5.0, max(0.0, record['value'])):.3f}"
+
+
+_GLUE = {"CoLA": "cola", "SST-2": "sst2", "MRPC": "mrpc", "STS-B": "sts_b", "QQP": "qqp", "MNLI-m": "mnli"}
+_GLUE |= {"MNLI-mm": "mnli", "AX": "mnli", "QNLI": "qnli", "RTE": "rte"}
+_LABELS = {"CHIP-CTC": "chip_ctc", "CHIP-STS": "chip_sts"}
+_LABELS |= {f"KUAKE-{name}": f"kuake_{name.lower()}" for name in ("QIC", "QQR", "QTR")}
+SUBMISSIONS: Mapping[str, tuple[str, Callable[[Fields, Fields], Any]]] = {
+    **{f"{name}.tsv": (own, _answer) for name, own in _GLUE.items()},
+    **{f"{name}_test.json": (own, _add_label) for name, own in _LABELS.items()},
+    "CMeEE_test.json": ("cmeee", partial(_add_entities, last=-1)),
+    "CMeEE-V2_test.json": ("cmeee", partial(_add_entities, last=0)),
+    "CMeIE_test.jsonl": ("cmeie", _add_triples),
+    "CMeIE-V2_test.jsonl": ("cmeie", _add_triples),
+    "CHIP-CDN_test.json": ("chip_cdn", _add_terms),
+}
+"""By the name of a server's file the set that it is about, and what it says of a row."""
+
+
+@dataclass(frozen=True)
+class SubmissionInput:
+    """A benchmark's test file, read and cut into blocks.
+
+    Args:
+        name: of the server's file.
+        path: the test file.
+        rows: its rows as they are.
+        examples: what the model reads of each.
+        blocks: all rows, in order.
+        sha256: hash of the rows.
+    """
+
+    name: str
+    path: str
+    rows: tuple[Fields, ...]
+    examples: tuple[InputRow, ...]
+    blocks: tuple[LabelledBlock, ...]
+    sha256: str
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the file."""
+        return len(self.rows)
+
+    def make_reader(self) -> Callable[[LabelledBlock], list[InputRow]]:
+        """Return what gives the rows of blocks."""
+        return lambda block: list(self.examples[block.first : block.first + block.num_rows])
+
+    def describe(self) -> str:
+        """Return what a dry run says of it."""
+        return f"{self.num_rows:,} rows for {self.name}"
+
+
+def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], block_rows: int) -> SubmissionInput:
+    """Read a benchmark's test file.
+
+    Args:
+        name: of the server's file.
+        spec: the test file.
+        family: of the model.
+        labels: that the model predicts.
+        block_rows: rows of a block.
+
+    Raises:
+        ConfigError: the model does another task, or has labels that the server does not know.
+        CorpusError: the file cannot be read, or a row has no text for the model.
+    """
+    description = read_description(list_shipped()[SUBMISSIONS[name][0]])
+    if family != description.task:
+        raise ConfigError(f"--submission is {name!r}, which is {description.task}; the model's task is {family}.")
+    strange = [each for each in labels if description.labels and each not in description.labels]
+    if strange:
+        known = ", ".join(description.labels)
+        raise ConfigError(f"--submission is {name!r}, whose labels are {known}; the model predicts {strange[0]!r}.")
+    path, rows = _read_rows(spec, description)
+    examples = tuple(InputRow(str(i), path, i + 1, _name_roles(row, description)) for i, row in enumerate(rows))
+    for each in examples:
+        blank = [role for role, value in each.values.items() if not isinstance(value, str) or not value.strip()]
+        if blank:
+            raise CorpusError(f"{path}: row {each.line} has no {blank[0]}; {name} needs a prediction of every row.")
+    digest = hashlib.sha256(json.dumps([name, rows], sort_keys=True).encode()).hexdigest()
+    return SubmissionInput(name, path, tuple(rows), examples, cut_blocks(len(rows), block_rows), digest)
+
+
+def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields]]:
+    """Read the one file: an array of JSON, or what a corpus may be."""
+    try:
+        files = find_files(spec)[0]
+    except CorpusError as error:
+        raise CorpusError(str(error).replace("--corpus", "--input")) from error
+    if len(files) > 1:
+        raise CorpusError(f"--input {spec!r} names {len(files)} files; --submission takes one, the test file.")
+    (file,) = files
+    with name_unreadable(file), open_stream(file) as stream:
+        content = stream.read() if file.suffix == ".json" else b""
+    if content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
+        try:
+            found = json.loads(content)
+        except ValueError as error:
+            raise CorpusError(f"{file.path} is no JSON ({error}); give the benchmark's own test file.") from error
+    else:
+        columns = [each for names in description.columns.values() for each in names if isinstance(each, str)]
+        read = read_rows(file, columns, lambda *_: None, max_bytes=MAX_ROW_BYTES)
+        found = []
+        for row in read:
+            if row.fault:
+                raise CorpusError(f"{file.path}:{row.number}: the row {row.fault}; give the benchmark's own test file.")
+            found += [] if row.value is None else [row.value]
+    if not found or not all(isinstance(each, dict) for each in found):
+        raise CorpusError(f"{file.path} is no list of rows with fields; give the benchmark's own test file.")
+    return file.path, found
+
+
+def _name_roles(row: Fields, description: SetDescription) -> dict[str, Any]:
+    """What the set's columns call text and pair, under these names."""
+    names = {role: map(str, description.columns[role]) for role in _ROLES if role in description.required}
+    return {role: next((row[each] for each in own if each in row), None) for role, own in names.items()}
+
+
+def write_submission(plan: SubmissionInput, records: Sequence[Fields], folder: Path) -> Path:
+    """Write the server's file into a folder.
+
+    Args:
+        plan: the test file.
+        records: what was predicted of each row.
+        folder: where to.
+    """
+    answer = SUBMISSIONS[plan.name][1]
+    answers = [answer(row, record) for row, record in zip(plan.rows, records, strict=True)]
+    if plan.name.endswith(".tsv"):
+        text = "".join(f"{index}\t{each}\n" for index, each in [("index", "prediction"), *enumerate(answers)])
+    elif plan.name.endswith(".jsonl"):
+        text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in answers)
+    else:
+        text = json.dumps(answers, ensure_ascii=False, indent=2) + "\n"
+    write_text(folder / plan.name, text)
+    return folder / plan.name
