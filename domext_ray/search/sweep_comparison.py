@@ -18,7 +18,7 @@ from domext_ray.errors import RunError
 from domext_ray.options.build import describe_difference
 from domext_ray.progress import format_seconds
 from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_legend, new_picture
-from domext_ray.report.tables import format_markdown
+from domext_ray.report.tables import Table
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.search.results import read_trials
 from domext_ray.search.sweep_report import NAMES
@@ -27,15 +27,9 @@ from domext_ray.search.trainable import TRIALS
 
 @dataclass(frozen=True)
 class ComparedSweep:
-    """One sweep's part of a comparison.
+    """One sweep: its searcher and scheduler (`group`), and the best figure of any rung after so much compute.
 
-    Args:
-        name: its directory's name.
-        group: its searcher and scheduler.
-        objective: what was searched for.
-        num_trials: trials that were scored.
-        seconds: float64 [scored rungs], rising: pre-training, evaluation and fine-tuning of all trials until then.
-        best: float64 [scored rungs]: the best figure of any rung until then.
+    `seconds` and `best` are float64 [scored rungs]; the seconds rise, and are those of all trials until then.
     """
 
     name: str
@@ -95,8 +89,8 @@ def _read_sweep(folder: Path, search: dict[str, Any]) -> ComparedSweep:
     )
 
 
-def format_sweeps(sweeps: Sequence[ComparedSweep]) -> str:
-    """Return groups of sweeps as a Markdown table, at the compute that every sweep has spent."""
+def tabulate_sweeps(sweeps: Sequence[ComparedSweep]) -> Table:
+    """Return groups of sweeps as a table, at the compute that every sweep has spent."""
     limit = min(float(each.seconds[-1]) for each in sweeps)
     figure = f"best {NAMES[sweeps[0].objective]} after {format_seconds(limit)} of compute"
     rows = []
@@ -107,7 +101,7 @@ def format_sweeps(sweeps: Sequence[ComparedSweep]) -> str:
         trials = sum(each.num_trials for each in own)
         listed = ", ".join(f"{value:.4f}" for value in values)
         rows.append((group, str(len(own)), str(trials), f"{np.mean(values):.4f}{deviation}", listed))
-    return format_markdown(("search", "sweeps", "trials begun", figure, "each"), rows)
+    return Table(("search", "sweeps", "trials begun", figure, "each"), rows)
 
 
 def draw_sweeps(sweeps: Sequence[ComparedSweep], path: Path) -> None:

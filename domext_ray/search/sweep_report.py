@@ -1,7 +1,7 @@
 """A sweep's trials -> summary.json, best.yaml, sweep.png and sweep.html.
 
-The page has the leaderboard, F1 against the trained parameters (exBERT's Figure 2), F1 by training step, parallel
-coordinates, the front of two objectives, what mattered, and where the time went.
+The page has the leaderboard, the score against the trained parameters (exBERT's Figure 2) and by training step,
+parallel coordinates, the front of two objectives, what mattered, and where the time went.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json
+from domext_ray.intervals import Estimate, subtract
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.report.page import (
@@ -46,25 +47,24 @@ BASE = "base.json"
 MAX_ROWS = 50
 """Trials of the leaderboard on the page; summary.json has all."""
 NAMES = {
-    "f1": "F1 on dev",
+    "f1": "downstream score on dev",
     "general_accuracy": "general accuracy",
     "trainable": "trained parameters",
     "tokens_per_second": "tokens/s",
 }
+MAX_PRINTED = 10
+"""Trials of the table for the terminal."""
 BUSY = ("train", "evaluate", "finetune")
 
 
 def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: Mapping[str, float]) -> str:
-    """Write what a sweep found.
+    """Write what a sweep found, and return a short table for the terminal.
 
     Args:
         config: the sweep.
         space: its space.
         folder: its directory.
         walls: seconds that each trial has held its process.
-
-    Returns:
-        A short table for the terminal.
 
     Raises:
         RunError: no trial was scored.
@@ -93,12 +93,7 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
         draw_sizes(panels[0], config.search, space, trials, base)
         if columns > 1:
             _draw_rungs(panels[1], trials, objectives[0])
-    table = format_leaderboard(ranked, objectives)
-    best = ranked[0]
-    result = (
-        f"Best of {len(trials)} trials: {NAMES[objectives[0]]} {_show(objectives[0], best.get(objectives[0]))} with "
-        + (f"{describe_point(best.point)}.")
-    )
+    result = describe_best(trials, ranked, objectives[0], base)
     header, rows = _list_rows(ranked[:MAX_ROWS], objectives)
     page = fill_page(
         folder.name,
@@ -112,7 +107,22 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
     )
     write_text(folder / "sweep.html", page)
     write_json(folder / "summary.json", summary)
-    return f"{table}\n\n{format_time(time)}"
+    table = format_text([header, *rows[:MAX_PRINTED]], num_texts=len(header))
+    return f"{table}\n\n{result}\n{format_time(time)}"
+
+
+def describe_best(
+    trials: Sequence[TrialResult], ranked: Sequence[TrialResult], objective: str, base: dict[str, Any] | None
+) -> str:
+    """Return in one sentence what is best, and whether its interval tells it from the runner-up and the base."""
+    best, found = ranked[0], ranked[0].estimate(objective)
+    said = (
+        f"Best of {len(trials)} trials: {NAMES[objective]} {_show(objective, found)} with {describe_point(best.point)}"
+    )
+    others = {each.id: each.estimate(objective) for each in ranked[1:2]}
+    others |= {"the base as it is": Estimate(base["f1"], *base["f1_interval"])} if base and objective == "f1" else {}
+    close = [name for name, each in others.items() if each.interval and not subtract(found, each).is_apart]
+    return said + (f"; not distinguishable from {' and '.join(close)}." if close else ".")
 
 
 def read_base_scores(folder: Path) -> dict[str, Any]:
@@ -168,12 +178,6 @@ def _list_time(time: Mapping[str, float]) -> list[tuple[str, str]]:
     return [*rows, ("share that is neither training nor scoring", f"{time['overhead_frac']:.1%}")]
 
 
-def format_leaderboard(ranked: Sequence[TrialResult], objectives: Sequence[str], number: int = 10) -> str:
-    """Return the best trials as a table of text."""
-    header, rows = _list_rows(ranked[:number], objectives)
-    return format_text([header, *rows], num_texts=len(header))
-
-
 def _list_rows(ranked: Sequence[TrialResult], objectives: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     shown = list(dict.fromkeys([*objectives, "f1", "general_accuracy", "trainable", "tokens_per_second"]))
     header = ["trial", "scored at", *(NAMES[name] for name in shown), "point"]
@@ -181,7 +185,7 @@ def _list_rows(ranked: Sequence[TrialResult], objectives: Sequence[str]) -> tupl
         [
             each.id,
             f"{each.rungs[-1]['step']:,}/{each.rungs[-1]['steps']:,}",
-            *(_show(name, each.get(name)) for name in shown),
+            *(_show(name, each.estimate(name)) for name in shown),
             describe_point(each.point),
         ]
         for each in ranked
@@ -189,10 +193,11 @@ def _list_rows(ranked: Sequence[TrialResult], objectives: Sequence[str]) -> tupl
     return header, rows
 
 
-def _show(objective: str, value: float) -> str:
-    if math.isnan(value):
+def _show(objective: str, found: Estimate) -> str:
+    if math.isnan(found.value):
         return "-"
-    return f"{value:,.0f}" if objective in ("trainable", "tokens_per_second") else f"{value:.4f}"
+    value = f"{found.value:,.0f}" if objective in ("trainable", "tokens_per_second") else f"{found.value:.4f}"
+    return value + (f" [{found.low:.4f}, {found.high:.4f}]" if found.interval else "")
 
 
 def _list_pictures(
@@ -206,12 +211,11 @@ def _list_pictures(
     first = objectives[0]
     second = objectives[1] if len(objectives) > 1 else "trainable" if first != "trainable" else "f1"
     best = rank_trials(trials, objectives)[0]
-    reached = f"The best trial, {best.id}, has {NAMES[first]} {_show(first, best.get(first))}"
+    reached = f"The best trial, {best.id}, has {NAMES[first]} {_show(first, best.estimate(first))}"
     pictures = [
         Picture(
             _on_axes(lambda axes: draw_sizes(axes, config.search, space, trials, base)),
-            "Trials of the whole budget, with bootstrap 95 % intervals over dev's examples; seeds of one point share "
-            "a mean.",
+            "Trials of the whole budget, with 95 % intervals over dev's documents; seeds of one point share a mean.",
             f"{NAMES[first]} of {len(trials)} trials by {config.search.axis or 'size'}. {reached} with "
             f"{describe_point(best.point)}.",
         ),
@@ -255,12 +259,7 @@ def draw_sizes(
 ) -> None:
     """Draw the first objective by trained parameters, or along --search.axis: with modules' sizes, exBERT's Figure 2.
 
-    Args:
-        axes: where to draw: dots are trials, lines are means over seeds.
-        search: names the objective, the axis and the curves.
-        space: the sweep's space.
-        trials: all trials.
-        base: what the base scored as it is, if that was asked for: "f1" and "f1_interval".
+    Dots are trials, lines are means over seeds; `base` is what `read_base_scores` gave, if that was asked for.
     """
     objective = search.objectives[0]
     along = next((each for each in space.dimensions if each.name == search.axis), None)
@@ -272,19 +271,18 @@ def draw_sizes(
         for each in own:
             groups[json.dumps({name: other for name, other in each.point.items() if name != "seed"})].append(each)
             axes.plot(_find_size(each, along), each.get(objective), "o", color=color, alpha=0.45, markersize=5)
-            if objective == "f1":
-                low, high = each.rungs[-1]["f1_interval"]
-                axes.vlines(_find_size(each, along), low, high, color=color, alpha=0.45, linewidth=1)
+            if interval := each.estimate(objective).interval:
+                axes.vlines(_find_size(each, along), *interval, color=color, alpha=0.45, linewidth=1)
         if search.curves or len(groups) < len(own):
             means = [
                 (_find_size(each[0], along), np.mean([one.get(objective) for one in each])) for each in groups.values()
             ]
             label = f"{search.curves} {value}" if search.curves else None
             axes.plot(*zip(*sorted(means), strict=True), color=color, linewidth=1.6, label=label)
-    stopped = [each for each in trials if each.status == "stopped"]
-    if stopped:
-        places = [_find_size(each, along) for each in stopped], [each.get(objective) for each in stopped]
-        axes.plot(*places, "x", color=MUTED, alpha=0.6, markersize=5, label="stopped")
+    pruned = [each for each in trials if each.status == "pruned"]
+    if pruned:
+        places = [_find_size(each, along) for each in pruned], [each.get(objective) for each in pruned]
+        axes.plot(*places, "x", color=MUTED, alpha=0.6, markersize=5, label="pruned")
     if base is not None and objective == "f1":
         axes.axhspan(*base["f1_interval"], color=MUTED, alpha=0.12, linewidth=0)
         axes.axhline(base["f1"], color=MUTED, linewidth=1.2, linestyle=DASHED, label="base, not adapted")
@@ -333,7 +331,7 @@ def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> No
         color = BLUE if each.status == "complete" else MUTED
         axes.plot(steps, values, "-o", color=color, alpha=0.7 if color == BLUE else 0.45, markersize=4, linewidth=1.2)
     axes.plot([], [], "-o", color=BLUE, label="whole budget", markersize=4)
-    axes.plot([], [], "-o", color=MUTED, label="stopped", markersize=4)
+    axes.plot([], [], "-o", color=MUTED, label="pruned", markersize=4)
     draw_legend(axes)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.set(title=f"{NAMES[objective]} at the rungs", xlabel="share of the budget", ylabel=NAMES[objective])
@@ -358,7 +356,8 @@ def _draw_coordinates(axes: Axes, space: Space, trials: Sequence[TrialResult], o
     axes.set_yticks([])
     axes.set_xlim(-0.3, len(names) - 0.7)
     axes.set_ylim(-0.12, 1.12)
-    ends = [_describe_ends(each) for each in space.dimensions] + [(_show(objective, low), _show(objective, high))]
+    ends = [_describe_ends(each) for each in space.dimensions]
+    ends.append((_show(objective, Estimate(float(low))), _show(objective, Estimate(float(high)))))
     for i, (bottom, top) in enumerate(ends):
         axes.text(i, -0.03, bottom, ha="center", va="top", fontsize="small", color=MUTED)
         axes.text(i, 1.03, top, ha="center", va="bottom", fontsize="small", color=MUTED)

@@ -55,6 +55,8 @@ class Workplace:
     def place(self, config: PretrainConfig, name: str) -> PretrainConfig:
         """Give a run its directory in the study; all runs share the prepared corpora."""
         run = replace(self.config.run, name=name, dir=str(self.paths.run))
+        half = "first" if name.startswith("rate-") else "second"  # a rate is chosen on other text than is reported
+        config = replace(config, train=replace(config.train, eval_half=half if self.config.rates else "both"))
         return replace(config, run=run, prepare=replace(config.prepare, cache_dir=str(self.paths.corpora)))
 
 

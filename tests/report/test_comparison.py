@@ -14,7 +14,7 @@ from report_records import SUMMARY, make_records, make_run
 
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.report.compare import GENERAL, choose_runs, draw_comparison, format_comparison, list_points, read_run
+from domext_ray.report.compare import GENERAL, choose_runs, draw_comparison, list_points, read_run, tabulate_runs
 from domext_ray.report.plots import check_picture, new_picture
 
 
@@ -70,7 +70,7 @@ def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_texts_do_not_compare(tmp_path: Path) -> None:
-    table = format_comparison([read_run(make_compared(tmp_path, *each)) for each in (("a", 9000), ("b", 8990))])
+    table = tabulate_runs([read_run(make_compared(tmp_path, *each)) for each in (("a", 9000), ("b", 8990))]).show()
     assert "Bits a character do not compare" in table and "a 9,000, b 8,990" in table
 
 

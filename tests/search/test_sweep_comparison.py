@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from domext_ray.errors import RunError
 from domext_ray.runs.run_directory import write_run
-from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, read_sweeps
+from domext_ray.search.sweep_comparison import draw_sweeps, read_sweeps, tabulate_sweeps
 from domext_ray.search.trial import RUNGS
 
 SEARCH = {"searcher": "random", "scheduler": "none", "objectives": "f1,trainable", "rungs": 2, "seed": 0}
@@ -52,7 +52,7 @@ def test_the_best_until_then_is_found_in_the_order_of_time(folders: list[Path]) 
 
 def test_groups_compare_at_the_compute_that_all_have_spent(folders: list[Path], tmp_path: Path) -> None:
     sweeps = read_sweeps(folders)
-    table = format_sweeps(sweeps)
+    table = tabulate_sweeps(sweeps).show()
     assert "after 0:22 of compute" in table
     assert "| random, whole trials | 1 | 3 | 0.4000 | 0.4000 |" in table
     assert "| random, ASHA | 2 | 5 | 0.6500 ± 0.0707 | 0.6000, 0.7000 |" in table

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, LabelledSet
-from domext_ray.labelled.metrics.scores import Score
+from domext_ray.labelled.metrics.scores import Score, over_clusters
 
 Predict: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 """Examples of a stage -> what `Task.decode` says of each."""
@@ -168,7 +168,7 @@ def evaluate_stages(
         steps = dev_steps if has_steps else task.run_steps(predictors, examples)
         predictions = task.decode(examples, steps)
         result.predictions[split] = predictions
-        result.scores[split] = task.score(examples, predictions)
+        result.scores[split] = over_clusters(task.score(examples, predictions), examples)
         result.steps[split] = task.score_steps(examples, steps)
         baselines = task.predict_baselines(examples)
         result.baselines[split] = {name: task.score(examples, each) for name, each in baselines.items()}
