@@ -84,7 +84,7 @@ def tabulate(
     *,
     more: Sequence[str] = (),
     form: str = ".3f",
-    change: str = "difference",
+    change: str = "",
     notes: Sequence[str] = (),
 ) -> Table:
     """Return a line per model: the figure, its interval, and where there are any the differences.
@@ -94,10 +94,11 @@ def tabulate(
         figure: what the figure is called.
         more: names of the cells that follow the models' names.
         form: how the figure is written.
-        change: what differences are called.
+        change: what differences are called; empty: differences to the first line.
         notes: sentences below the table.
     """
     differ = any(each.difference for each in lines)
+    change = change or f"difference to {lines[0].name}"
     tested = any(each.difference and each.difference.p_value is not None for each in lines)
     header = ["", *more, figure, "95 % interval", *([change, "95 % interval"] if differ else [])]
     rows = []
@@ -108,7 +109,7 @@ def tabulate(
             own, signed = each.difference, f"+{form}"
             cells += [f"{own.value:{signed}}", show_interval(own, signed)] if own else [NONE, NONE]
             p_value = own.p_value if own else None
-            cells += [NONE if p_value is None else f"{p_value:.3f}"] if tested else []
+            cells += [NONE if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"] if tested else []
         rows.append(cells)
     return Table([*header, *(["p (Holm)"] if tested else [])], rows, notes)
 
@@ -133,7 +134,7 @@ def describe_differences(lines: Sequence[Line]) -> str:
 
 
 def draw_lines(
-    lines: Sequence[Line], path: Path, title: str, figure: str, form: str = ".3f", *, change: str = "difference"
+    lines: Sequence[Line], path: Path, title: str, figure: str, form: str = ".3f", *, change: str = ""
 ) -> None:
     """Draw every model's figure with its interval and its restarts, and the differences beside them, as a PNG."""
     names, differences = [each.name for each in lines], [each.difference for each in lines]
@@ -150,7 +151,7 @@ def draw_lines(
         for axes in right:
             draw_intervals(axes, names, differences, f"+{form}")
             axes.axvline(0.0, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
-            axes.set(title=change.capitalize(), xlabel=f"{change}, counted from {names[differences.index(None)]}")
+            axes.set(title="Difference", xlabel=change or f"difference to {names[0]}")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def render_page(template: str, title: str, **values: Any) -> str:
 
 def fill_text(template: str, **values: Any) -> str:
     """Return a text of a template of `assets` that is no HTML."""
-    return _read_templates().get_template(template).render(**values) + "\n"
+    return _read_templates().get_template(template).render(**values).strip() + "\n"
 
 
 def fill_page(title: str, parts: Sequence[str]) -> str:

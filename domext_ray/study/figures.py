@@ -42,23 +42,14 @@ class Retained:
 
 @dataclass(frozen=True)
 class BaseFigures:
-    """What the base scores as it is.
+    """What the base scores as it is."""
 
-    Args:
-        bits: bits per character of held-out domain text.
-        accuracy: of the general probe, 0 to 1.
-        num_characters: scored characters.
-        num_words: scored words of the general probe.
-        retained: of general text; None: there is none.
-        word_bits: word bits per character of the same text, which decide between vocabularies; None: not measured.
-    """
-
-    bits: float
-    accuracy: float
-    num_characters: int
-    num_words: int
-    retained: Retained | None = None
-    word_bits: float | None = None
+    bits: float  # per character of held-out domain text
+    accuracy: float  # of the general probe, 0 to 1
+    num_characters: int  # scored
+    num_words: int  # of the general probe, scored
+    retained: Retained | None = None  # of general text, where there is any
+    word_bits: float | None = None  # per character of the same text, which decide between vocabularies
 
     @property
     def measures(self) -> dict[str, float]:
@@ -68,32 +59,16 @@ class BaseFigures:
 
 @dataclass(frozen=True)
 class MethodRuns:
-    """The finished runs of one method.
-
-    Args:
-        name: the method; of several budgets each has a name of its own.
-        trains: `MethodConfig.trains`.
-        budget: trainable share that its size was solved from; None: its size is fixed.
-        learning_rate: peak.
-        summaries: content of summary.json by seed, the same seeds for every method.
-        retained: accuracy on general text by seed, 0 to 1; empty: there is none.
-        family: what methods of one preset and several budgets have in common; empty: the name.
-        tried: bits per character by rate, where rates were tried; None: training diverged.
-    """
+    """The finished runs of one method; of several budgets each has a name of its own, and `family` in common."""
 
     name: str
-    trains: str
-    budget: float | None
-    learning_rate: float
-    summaries: dict[int, dict[str, Any]]
-    retained: Mapping[int, float] = field(default_factory=dict)
-    family: str = ""
-    tried: Mapping[float, float | None] = field(default_factory=dict)
-
-    @property
-    def is_extension(self) -> bool:
-        """Whether the base stays as it is."""
-        return self.trains in ("extensions", "adapter")
+    trains: str  # `MethodConfig.trains`
+    budget: float | None  # trainable share that its size was solved from; None: its size is fixed
+    learning_rate: float  # peak
+    summaries: dict[int, dict[str, Any]]  # content of summary.json by seed, the same seeds for every method
+    retained: Mapping[int, float] = field(default_factory=dict)  # accuracy on general text by seed; empty: none
+    family: str = ""  # empty: the name
+    tried: Mapping[float, float | None] = field(default_factory=dict)  # bits per character by rate; None: diverged
 
     @property
     def family_name(self) -> str:
@@ -109,9 +84,7 @@ class MethodRuns:
 def route_runs(runs: MethodRuns, retained: Mapping[int, float]) -> MethodRuns:
     """Return runs with routers as a method of its own, whose rows go where the routers send them.
 
-    Args:
-        runs: finished runs of one method.
-        retained: accuracy on general text by seed with the routers, 0 to 1; empty: there is none.
+    `retained` is their accuracy on general text by seed, with the routers.
     """
     return replace(
         runs,
@@ -125,19 +98,12 @@ def route_runs(runs: MethodRuns, retained: Mapping[int, float]) -> MethodRuns:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A method's figures over seeds.
-
-    Args:
-        runs: where they come from.
-        gained: bits per character below the base's.
-        lost: points of accuracy below the base's, by the measures of forgetting.
-        word_gained: word bits per character below the base's; None: not measured.
-    """
+    """A method's figures over seeds."""
 
     runs: MethodRuns
-    gained: Sample
-    lost: Mapping[str, Sample]
-    word_gained: Sample | None = None
+    gained: Sample  # bits per character below the base's
+    lost: Mapping[str, Sample]  # points of accuracy below the base's, by the measures of forgetting
+    word_gained: Sample | None = None  # word bits per character below the base's, where they were measured
 
     @property
     def name(self) -> str:
@@ -166,21 +132,13 @@ def find_share(rival: MethodResult, result: MethodResult) -> Sample | None:
 
 @dataclass(frozen=True)
 class Study:
-    """All methods of a study.
+    """All methods of a study."""
 
-    Args:
-        base: what they start from.
-        results: one a method.
-        setting: one sentence on what all have in common.
-        seconds: training seconds that were wanted; 0: runs were ended by tokens.
-        left_out: why a method does not run at a budget, by their name.
-    """
-
-    base: BaseFigures
+    base: BaseFigures  # what they start from
     results: tuple[MethodResult, ...]
-    setting: str
-    seconds: float
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    setting: str  # one sentence on what all have in common
+    seconds: float  # of training that were wanted; 0: runs were ended by tokens
+    left_out: Mapping[str, str] = field(default_factory=dict)  # why a method does not run at a budget, by its name
 
     @property
     def comparable(self) -> tuple[MethodResult, ...]:
@@ -201,11 +159,7 @@ def _is_apart(result: MethodResult, base: BaseFigures) -> bool:
 
 
 def make_base_figures(summary: dict[str, Any], retained: Retained | None = None) -> BaseFigures:
-    """Take the base's figures from the summary of a run that starts from it unchanged.
-
-    Args:
-        summary: content of its summary.json.
-        retained: what the base predicts of general text; None: there is none.
+    """Take the base's figures from the summary.json of a run that starts from it unchanged.
 
     Raises:
         RunError: there is no bits per character or no general accuracy.

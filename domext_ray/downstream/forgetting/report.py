@@ -62,9 +62,13 @@ def _compare(result: Forgetting, path: str) -> list[Line]:
     return lines
 
 
+def _name_change(result: Forgetting) -> str:
+    return f"points lost against {result.models[0].name}"
+
+
 def _tabulate(result: Forgetting, path: str) -> str:
     lines = _compare(result, path)
-    return tabulate(lines, "accuracy (%)", form=".2f", change="points lost").show()
+    return tabulate(lines, "accuracy (%)", form=".2f", change=_name_change(result)).show()
 
 
 def _count_source(result: Forgetting, source: str) -> tuple[int, int]:
@@ -109,4 +113,4 @@ def _describe_model(model: ModelFigures) -> dict[str, Any]:
 def draw_forgetting(result: Forgetting, path: Path) -> None:
     """Draw accuracies, and points lost against the first model, with their intervals as a PNG."""
     title, figure = "Masked words of general text", "predicted (%)"
-    draw_lines(_compare(result, ACCURACY), path, title, figure, ".2f", change="points lost")
+    draw_lines(_compare(result, ACCURACY), path, title, figure, ".2f", change=_name_change(result))

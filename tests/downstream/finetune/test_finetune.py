@@ -291,7 +291,9 @@ def test_two_models_are_compared_in_pairs(run_dir: Path, config: FinetuneConfig)
     warning = read_json(config_dir(poor) / "summary.json")["warning"]
     assert warning.startswith("entity_f1.micro of 0.0") and "raise --grid.epochs (now 6)" in warning
     table = tabulate_finetuned([first, second], lines).show()
-    assert "| made | 3,333 | 2 |" in table and "| poor | 3,333 | 1 |" in table and f"{paired.value:+.3f}" in table
+    trained = f"{first.num_trained:,}"
+    assert f"| made | {trained} | 2 |" in table and f"| poor | {trained} | 1 |" in table
+    assert f"{paired.value:+.3f}" in table and "difference to made" in table
     assert "poor differs from made by more than chance, by intervals over what was scored" in table
     assert not (config_dir(poor) / "export").exists()
 
