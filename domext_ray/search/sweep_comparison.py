@@ -21,7 +21,7 @@ from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_legend, new_pict
 from domext_ray.report.tables import Table
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.search.results import read_trials
-from domext_ray.search.sweep_report import NAMES
+from domext_ray.search.sweep_report import name_objective
 from domext_ray.search.trainable import TRIALS
 
 
@@ -82,7 +82,7 @@ def _read_sweep(folder: Path, search: dict[str, Any]) -> ComparedSweep:
     return ComparedSweep(
         folder.resolve().name,
         f"{search['searcher']}, {'ASHA' if search['scheduler'] == 'asha' else 'whole trials'}",
-        objective,
+        name_objective(objective, trials),
         sum(bool(each.rungs) for each in trials),
         np.cumsum([sum(rung["seconds"].values()) for rung in rungs]),
         take_best.accumulate(np.array([rung[objective] for rung in rungs], dtype=np.float64)),
@@ -92,7 +92,7 @@ def _read_sweep(folder: Path, search: dict[str, Any]) -> ComparedSweep:
 def tabulate_sweeps(sweeps: Sequence[ComparedSweep]) -> Table:
     """Return groups of sweeps as a table, at the compute that every sweep has spent."""
     limit = min(float(each.seconds[-1]) for each in sweeps)
-    figure = f"best {NAMES[sweeps[0].objective]} after {format_seconds(limit)} of compute"
+    figure = f"best {sweeps[0].objective} after {format_seconds(limit)} of compute"
     rows = []
     for group in dict.fromkeys(each.group for each in sweeps):
         own = [each for each in sweeps if each.group == group]
@@ -117,5 +117,5 @@ def draw_sweeps(sweeps: Sequence[ComparedSweep], path: Path) -> None:
             mean = np.mean([[each.find_best(time) for time in times] for each in own], axis=0)
             axes.step(times / 60, mean, where="post", color=color, linewidth=2, label=group)
         axes.axvline(min(each.seconds[-1] for each in sweeps) / 60, color=MUTED, linestyle=DASHED, linewidth=1)
-        axes.set(xlabel="minutes of training and scoring, all trials", ylabel=f"best {NAMES[sweeps[0].objective]}")
+        axes.set(xlabel="minutes of training and scoring, all trials", ylabel=f"best {sweeps[0].objective}")
         draw_legend(axes)

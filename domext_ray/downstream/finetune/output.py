@@ -41,22 +41,14 @@ _EPOCHS = ("last_epoch", "best_epoch")
 
 @dataclass(frozen=True)
 class FinalScores:
-    """What the chosen point reached.
+    """What the chosen point reached."""
 
-    Args:
-        dev, test: figures with intervals of the best training; test empty where the set has none.
-        restarts: dev's and test's figure of every restart, by split.
-        baselines: figures of trivial baselines by split and name.
-        steps: figures of single steps by split.
-        notes: what was counted on the way.
-    """
-
-    dev: dict[str, Any]
-    test: dict[str, Any]
-    restarts: dict[str, list[float]]
-    baselines: dict[str, dict[str, dict[str, Any]]]
-    steps: dict[str, dict[str, dict[str, Any]]]
-    notes: tuple[str, ...]
+    dev: dict[str, Any]  # figures with intervals of the exported training
+    test: dict[str, Any]  # likewise; empty where the set has none
+    restarts: dict[str, list[float]]  # the metric of every restart, by split
+    baselines: dict[str, dict[str, dict[str, Any]]]  # figures of trivial baselines by split and name
+    steps: dict[str, dict[str, dict[str, Any]]]  # figures of single steps by split
+    notes: tuple[str, ...]  # what was counted on the way
 
 
 @dataclass(frozen=True)
@@ -199,11 +191,7 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
 
 
 def describe_epochs(training: Mapping[str, Any]) -> str:
-    """Return a training's epochs, and where patience ended it or kept an earlier one: "20 (7 trained, 4 best)".
-
-    Args:
-        training: one of the summary's trainings.
-    """
+    """Return a training's epochs, and where patience ended it or kept an earlier one: "20 (7 trained, 4 best)"."""
     last, best = training.get("last_epoch", {}), training.get("best_epoch", {})
     parts = [
         f"{f'{name}: ' if len(last) > 1 else ''}{last[name]:g} trained, {best[name]:g} best"
