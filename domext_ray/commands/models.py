@@ -60,7 +60,6 @@ def _compare_runs(config: CompareConfig) -> None:
     from domext_ray.downstream.finetune import comparison as finetuning
     from domext_ray.report.compare import choose_runs, draw_comparison, read_run, tabulate_runs
     from domext_ray.report.plots import check_picture
-    from domext_ray.search.sweep_comparison import draw_sweeps, is_sweep, read_sweeps, tabulate_sweeps
 
     folders = choose_runs(config.runs)
     picture = Path(config.output).expanduser()
@@ -71,10 +70,6 @@ def _compare_runs(config: CompareConfig) -> None:
         lines = finetuning.compare_finetuned(finetuned)
         finetuning.draw_finetuned(finetuned, lines, picture)
         table = finetuning.tabulate_finetuned(finetuned, lines)
-    elif any(is_sweep(each) for each in folders):
-        sweeps = read_sweeps(folders)
-        draw_sweeps(sweeps, picture)
-        table = tabulate_sweeps(sweeps)
     else:
         runs = [read_run(each) for each in folders]
         draw_comparison(runs, picture)
@@ -85,16 +80,15 @@ def _compare_runs(config: CompareConfig) -> None:
 
 COMPARE_RUNS = Job(
     "compare_runs",
-    """Compare finished runs: pre-training runs on one corpus, models fine-tuned on one labelled set, or sweeps.
+    """Compare finished runs: pre-training runs on one corpus, or models fine-tuned on one labelled set.
 
     domext compare_runs --runs runs/af,runs/exbert,runs/bert --output comparison.png
     domext compare_runs --runs runs/base-ner,runs/af-ner,runs/exbert-ner --output ner.png
-    domext compare_runs --runs runs/asha-0,runs/asha-1,runs/random-0,runs/random-1 --output sweeps.png
     domext compare_runs --runs runs/base-ner,runs/af-ner --format latex > table.tex
 
 Pre-training: bits per character and forgetting over training seconds. Fine-tuning: the set's metric with 95 % intervals
-over documents and restarts, and paired differences to the first run. Sweeps that differ in how they search: the best
-figure by compute. The table is Markdown, or with --format latex one for the package booktabs.""",
+over documents and restarts, and paired differences to the first run. The table is Markdown, or with --format latex one
+for the package booktabs.""",
     CompareConfig,
     _compare_runs,
     found=("runs",),

@@ -167,12 +167,14 @@ def choose_runs(runs: Sequence[str]) -> list[Path]:
     """Return the folders of --runs, each one once.
 
     Raises:
-        ConfigError: a run is given twice, by whatever path: it would count as a seed of its own.
+        ConfigError: a run is given twice, by whatever path: it would count as a seed of its own; or one is a sweep.
     """
     folders = [Path(each).expanduser() for each in runs]
     for i, folder in enumerate(folders):
         if folder.resolve() in [each.resolve() for each in folders[:i]]:
             raise ConfigError(f"--runs must be different runs, and {str(folder)!r} is given twice.")
+        if (folder / _PAGES[1]).is_file():
+            raise ConfigError(f"--runs names {str(folder)!r}, a sweep; its page, {_PAGES[1]}, compares its trials.")
     return folders
 
 

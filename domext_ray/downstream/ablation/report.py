@@ -120,7 +120,7 @@ def write_sweep(sweep: Sweep, folder: Path) -> str:
     with new_picture(folder / f"{sweep.study}.png", (8.6, 5.2)) as figure:
         axes = figure.subplots()
         axes.set_xscale("log")
-        (_plot_sigmas if sweep.study == "sigma" else _plot_sizes)(axes, sweep, found)
+        _plot_families(axes, sweep, found)
         run, summary = sweep.reference.run, sweep.reference.run.summary
         axes.set(title=f"{summary['model']['name']} on {summary['set']['name']}")
         axes.set_ylabel(f"{summary['metric']} on {run.split} (bars: 95 % intervals)")
@@ -163,28 +163,28 @@ def _find_majority(result: SweepResult) -> float | None:
     return flatten(baselines.get("majority", {})).get(result.run.summary["metric"])
 
 
-def _plot_sigmas(axes: Axes, sweep: Sweep, found: Sequence[Found]) -> None:
-    """The metric's mean over the magnitude."""
-    _plot_line(axes, [line for _, line in found], [each.entry.value for each, _ in found], BLUE, "bottlenecks")
-    majority = _find_majority(sweep.reference)
-    if majority is not None:
-        axes.axhline(majority, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1, label="majority baseline")
-    axes.set_xlabel("standard deviation of the bottlenecks' initial weights")
-
-
-def _plot_sizes(axes: Axes, sweep: Sweep, found: Sequence[Found]) -> None:
-    """The metric's mean over trained parameters, a line a family."""
+def _plot_families(axes: Axes, sweep: Sweep, found: Sequence[Found]) -> None:
+    """The metric's mean over the magnitude, or over trained parameters; a line a family."""
+    is_sigma = sweep.study == "sigma"
     for family, color in FAMILY_COLORS.items():
         own = [each for each in found if each[0].entry.family == family]
-        _plot_line(axes, [line for _, line in own], [each.num_trained for each, _ in own], color, family)
-        for each, line in own:
-            if not math.isnan(each.entry.value):
+        places = [each.entry.value if is_sigma else each.num_trained for each, _ in own]
+        _plot_line(axes, [line for _, line in own], places, color, family)
+        for (each, line), place in zip(own, places, strict=True):
+            if not is_sigma and not math.isnan(each.entry.value):
                 style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "x-small"}
-                place = (each.num_trained, line.figure.value)
-                axes.annotate(f"{each.entry.value:g}", place, (6, -8), color=color, **style)
+                axes.annotate(f"{each.entry.value:g}", (place, line.figure.value), (6, -8), color=color, **style)
     axes.margins(x=0.07)
-    axes.axhline(sweep.reference.run.mean, color=VIOLET, linewidth=1.0, linestyle=DASHED, zorder=1)
-    axes.set_xlabel("trained parameters, the task's head among them (at the points: bottleneck size, number of layers)")
+    level, name, label = (
+        sweep.reference.run.mean,
+        None,
+        "trained parameters with the head (at the points: size, layers)",
+    )
+    if is_sigma:
+        level, name = _find_majority(sweep.reference) or 0.0, "majority baseline"
+        label = "standard deviation of the bottlenecks' initial weights"
+    axes.axhline(level, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1, label=name)
+    axes.set_xlabel(label)
 
 
 def _plot_line(axes: Axes, lines: Sequence[Line], places: Sequence[float], color: str, label: str) -> None:
