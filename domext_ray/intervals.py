@@ -178,7 +178,9 @@ def compare(first: Sample, second: Sample) -> Estimate:
     restarts = [_list_variances(each.values[None], each.drawn[None], each.num_clusters)[1:] for each in (first, second)]
     own = [part for each in restarts for part in each]
     parts += [_add_up(*own)] if len(own) == 2 else own
-    return _test(difference, parts, len(own) == 2)
+    limit = 2.0 if min(np.nanmin(each.drawn, initial=0.0) for each in (first, second)) < 0 else 1.0
+    found = _test(difference, parts, len(own) == 2)
+    return replace(found, low=max(found.low, -limit), high=min(found.high, limit))
 
 
 def compare_seeds(difference: Sequence[float]) -> Estimate:

@@ -84,6 +84,8 @@ def test_a_mean_of_documents_has_students_interval() -> None:
     assert found.interval == pytest.approx(t.interval(0.95, 11, values.mean(), values.std(ddof=1) / 12**0.5), abs=3e-3)
     alone = Sample(values[:1], np.full((1, 10), values[0]), 1).estimate()
     assert (alone.low, alone.high) == (0.0, 1.0), "one document says nothing about others"
+    same = Sample(values[:1], np.full((1, 10), values[0]), 1)
+    assert compare(same, same).interval == [-1.0, 1.0]
 
 
 def test_one_restart_has_no_p_value() -> None:
