@@ -67,7 +67,7 @@ def format_spans(study: SpanStudy) -> str:
         difference = Estimate(score.difference, score.low, score.high)
         lines.append(Line(name, Estimate(score.value), difference, (change,)))
     lines.append(Line("(majority baseline)", Estimate(study.majority), more=("",)))
-    return f"{setting}\n\n{tabulate(lines, study.metric, more=('change',)).show()}\n"
+    return f"{setting}\n\n{tabulate(lines, study.metric, more=('change',), change='difference').show()}\n"
 
 
 def draw_spans(study: SpanStudy, path: Path) -> None:
