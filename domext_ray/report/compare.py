@@ -59,7 +59,7 @@ class Line:
 
 def compare_with_first(names: Sequence[str], samples: Sequence[Sample], more: Sequence[tuple[str, ...]]) -> list[Line]:
     """Compare models with the first one; p values are corrected for their number (Holm)."""
-    lines = []
+    lines: list[Line] = []
     for name, sample, cells in zip(names, samples, more, strict=True):
         difference = compare(samples[0], sample) if lines else None
         lines.append(Line(name, sample.estimate(), difference, cells, tuple(sample.values.tolist())))
@@ -82,6 +82,7 @@ def tabulate(
     lines: Sequence[Line],
     figure: str,
     *,
+    names: str = "",
     more: Sequence[str] = (),
     form: str = ".3f",
     change: str = "",
@@ -92,6 +93,7 @@ def tabulate(
     Args:
         lines: the models.
         figure: what the figure is called.
+        names: what the models' names are.
         more: names of the cells that follow the models' names.
         form: how the figure is written.
         change: what differences are called; empty: differences to the first line.
@@ -100,7 +102,7 @@ def tabulate(
     differ = any(each.difference for each in lines)
     change = change or f"difference to {lines[0].name}"
     tested = any(each.difference and each.difference.p_value is not None for each in lines)
-    header = ["", *more, figure, "95 % interval", *([change, "95 % interval"] if differ else [])]
+    header = [names, *more, figure, "95 % interval", *([change, "95 % interval"] if differ else [])]
     rows = []
     for each in lines:
         spread = f" ± {np.std(each.values, ddof=1):{form}}" if len(each.values) > 1 else ""

@@ -261,8 +261,9 @@ def draw_sizes(
         for each in own:
             groups[json.dumps({name: other for name, other in each.point.items() if name != "seed"})].append(each)
             axes.plot(_find_size(each, along), each.get(objective), "o", color=color, alpha=0.45, markersize=5)
-            if interval := each.estimate(objective).interval:
-                axes.vlines(_find_size(each, along), *interval, color=color, alpha=0.45, linewidth=1)
+            found = each.estimate(objective)
+            if found.interval:
+                axes.vlines(_find_size(each, along), found.low, found.high, color=color, alpha=0.45, linewidth=1)
         if search.curves or len(groups) < len(own):
             means = [
                 (_find_size(each[0], along), np.mean([one.get(objective) for one in each])) for each in groups.values()

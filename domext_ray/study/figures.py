@@ -7,6 +7,7 @@ own start, because new words and random modules change a model before its first 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -111,7 +112,7 @@ class MethodResult:
 
     def read(self, *path: str) -> Sample:
         """Return a figure of summary.json over the seeds."""
-        return over_seeds([float(reduce(dict.__getitem__, path, each)) for each in self.runs.summaries.values()])
+        return over_seeds([reduce(operator.getitem, path, each) for each in self.runs.summaries.values()])
 
 
 def estimate(values: Sample) -> Estimate:

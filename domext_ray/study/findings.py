@@ -130,7 +130,12 @@ def _tabulate(
         lines.append(Line(each.name, estimate(own), difference, values=tuple(own.values.tolist())))
     lines = correct_lines(lines)
     verdict = describe_differences(lines) if len(study.results[0].gained.values) >= MIN_SEEDS else ""
-    return {"title": title, "table": tabulate(lines, "mean", form=form).show(), "verdict": verdict, "front": []}
+    return {
+        "title": title,
+        "table": tabulate(lines, "mean", names="method", form=form).show(),
+        "verdict": verdict,
+        "front": [],
+    }
 
 
 def _starts_elsewhere(result: MethodResult, study: Study) -> bool:

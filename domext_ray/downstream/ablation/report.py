@@ -48,7 +48,7 @@ def write_spans(study: SpanStudy, folder: Path) -> str:
 
 
 def format_spans(study: SpanStudy) -> str:
-    """Return single layers, halves and all layers as a Markdown table."""
+    """Return single layers, halves and all layers as a Markdown table, and what follows."""
     first, last = study.layers
     middle = first + (last - first + 1) // 2
     named: dict[Span, str] = {(layer, layer): f"layer {layer}" for layer in range(first, last + 1)}
@@ -67,7 +67,15 @@ def format_spans(study: SpanStudy) -> str:
         difference = Estimate(score.difference, score.low, score.high)
         lines.append(Line(name, Estimate(score.value), difference, (change,)))
     lines.append(Line("(majority baseline)", Estimate(study.majority), more=("",)))
-    return f"{setting}\n\n{tabulate(lines, study.metric, more=('change',), change='difference').show()}\n"
+    table = tabulate(lines, study.metric, names="removed", more=("change",), change="difference")
+    singles = {layer: study.relative_change((layer, layer)) for layer in range(first, last + 1)}
+    worst = min(singles, key=lambda layer: singles[layer])
+    verdict = (
+        f"A single layer's removal changes {study.metric} by {np.mean(list(singles.values())):+.1f} % on average, and "
+        f"by {singles[worst]:+.1f} % where it costs most (layer {worst}); the removal of all layers by "
+        f"{study.relative_change((first, last)):+.1f} %."
+    )
+    return f"{setting}\n\n{table.show()}\n\n{verdict}\n"
 
 
 def draw_spans(study: SpanStudy, path: Path) -> None:

@@ -28,7 +28,7 @@ def build_card(
     start: StartModel,
     set_name: str,
     fitted: Fitted,
-    scores: Mapping[str, Mapping[str, Any]],
+    scores: Mapping[str, dict[str, Any]],
     metric: str,
     *,
     is_plain: bool,
@@ -76,7 +76,7 @@ def build_card(
     )
 
 
-def _describe_scores(scores: Mapping[str, Mapping[str, Any]], metric: str) -> str:
+def _describe_scores(scores: Mapping[str, dict[str, Any]], metric: str) -> str:
     if not scores:
         return ""
     rows = [

@@ -117,7 +117,7 @@ def tabulate_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line]) -> T
     setting = f"{summary['set']['name']}: {scored:,} {split} examples {resampled}".strip()
     more = ("trained", "restarts")
     notes = (f"{setting}. Figures are means over restarts (±: their sd).", describe_differences(lines))
-    return tabulate(lines, f"{summary['metric']} on {split}", more=more, notes=notes)
+    return tabulate(lines, f"{summary['metric']} on {split}", names="run", more=more, notes=notes)
 
 
 def draw_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line], path: Path) -> None:

@@ -68,7 +68,7 @@ def _name_change(result: Forgetting) -> str:
 
 def _tabulate(result: Forgetting, path: str) -> str:
     lines = _compare(result, path)
-    return tabulate(lines, "accuracy (%)", form=".2f", change=_name_change(result)).show()
+    return tabulate(lines, "accuracy (%)", names="model", form=".2f", change=_name_change(result)).show()
 
 
 def _count_source(result: Forgetting, source: str) -> tuple[int, int]:

@@ -42,7 +42,9 @@ def _tabulate(models: Sequence[SearchFigures], figure: str) -> str:
     for each in models:
         found, gained = Estimate(each.score.get(figure), *each.intervals[figure]), each.gained.get(figure)
         lines.append(Line(each.name, found.scale(100), gained and gained.scale(100)))
-    return tabulate(lines, f"{_TITLES[figure]} (%)", form=".1f", change=f"points above {models[0].name}").show()
+    return tabulate(
+        lines, f"{_TITLES[figure]} (%)", names="model", form=".1f", change=f"points above {models[0].name}"
+    ).show()
 
 
 def to_results(config: RetrievalConfig, collection: Collection, models: Sequence[SearchFigures]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_models_are_compared(folder: Path, tiny_base_folder: Path, tiny_roberta_
     text = write_retrieval(config, collection, found)
     assert (
         "3 queries, 4 documents" in text
-        and "|  | nDCG@10 (%) |" in text
+        and "| model | nDCG@10 (%) |" in text
         and "| bert |" in text
         and "points above bert" in text
     )
