@@ -183,16 +183,12 @@ def _plot_families(axes: Axes, sweep: Sweep, found: Sequence[Found]) -> None:
                 style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "x-small"}
                 axes.annotate(f"{each.entry.value:g}", (place, line.figure.value), (6, -8), color=color, **style)
     axes.margins(x=0.07)
-    level, name, label = (
-        sweep.reference.run.mean,
-        None,
-        "trained parameters with the head (at the points: size, layers)",
-    )
-    if is_sigma:
-        level, name = _find_majority(sweep.reference) or 0.0, "majority baseline"
-        label = "standard deviation of the bottlenecks' initial weights"
-    axes.axhline(level, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1, label=name)
-    axes.set_xlabel(label)
+    level = _find_majority(sweep.reference) if is_sigma else sweep.reference.run.mean
+    if level is not None:
+        name = "majority baseline" if is_sigma else None
+        axes.axhline(level, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1, label=name)
+    sizes = "trained parameters, with the head (at the points: bottleneck size, number of layers)"
+    axes.set_xlabel("standard deviation of the bottlenecks' initial weights" if is_sigma else sizes)
 
 
 def _plot_line(axes: Axes, lines: Sequence[Line], places: Sequence[float], color: str, label: str) -> None:
