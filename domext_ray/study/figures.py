@@ -112,7 +112,8 @@ class MethodResult:
 
     def read(self, *path: str) -> Sample:
         """Return a figure of summary.json over the seeds."""
-        return over_seeds([reduce(operator.getitem, path, each) for each in self.runs.summaries.values()])
+        summaries: list[Any] = [*self.runs.summaries.values()]
+        return over_seeds([reduce(operator.getitem, path, each) for each in summaries])
 
 
 def estimate(values: Sample) -> Estimate:
