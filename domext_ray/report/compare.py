@@ -99,21 +99,22 @@ def tabulate(
         change: what differences are called; empty: differences to the first line.
         notes: sentences below the table.
     """
-    differ = any(each.difference for each in lines)
     change = change or f"difference to {lines[0].name}"
-    tested = any(each.difference and each.difference.p_value is not None for each in lines)
-    header = [names, *more, figure, "95 % interval", *([change, "95 % interval"] if differ else [])]
     rows = []
     for each in lines:
-        spread = f" ± {np.std(each.values, ddof=1):{form}}" if len(each.values) > 1 else ""
-        cells = [each.name, *each.more, f"{each.figure.value:{form}}{spread}", show_interval(each.figure, form)]
-        if differ:
-            own, signed = each.difference, f"+{form}"
-            cells += [f"{own.value:{signed}}", show_interval(own, signed)] if own else [NONE, NONE]
-            p_value = own.p_value if own else None
-            cells += [NONE if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"] if tested else []
-        rows.append(cells)
-    return Table([*header, *(["p (Holm)"] if tested else [])], rows, notes)
+        own, spread = each.difference, f" ± {np.std(each.values, ddof=1):{form}}" if len(each.values) > 1 else ""
+        p_value = own.p_value if own else None
+        rows.append(
+            [
+                *(each.name, *each.more, f"{each.figure.value:{form}}{spread}", show_interval(each.figure, form)),
+                *((f"{own.value:+{form}}", show_interval(own, f"+{form}")) if own else (NONE, NONE)),
+                NONE if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.3f}",
+            ]
+        )
+    header = [names, *more, figure, "95 % interval", change, "95 % interval", "p (Holm)"]
+    first = 2 + len(more)  # of the columns that are left out where they say nothing
+    kept = [i for i in range(len(header)) if i < first or any(row[i] != NONE for row in rows)]
+    return Table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], notes)
 
 
 def show_interval(found: Estimate, form: str = ".3f") -> str:

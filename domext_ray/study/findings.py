@@ -102,7 +102,9 @@ def list_measures(study: Study) -> list[dict[str, Any]]:
 
     Methods are compared with the best that trains everything, or without one with the first.
     """
-    found = [_tabulate(study, study.comparable, "Bits per character gained", lambda each: each.gained, ".3f")]
+    found = []
+    if study.comparable:
+        found.append(_tabulate(study, study.comparable, "Bits per character gained", lambda each: each.gained, ".3f"))
     with_words = tuple(each for each in study.results if each.word_gained is not None)
     if with_words:
         title = "Word bits per character gained, which decide between vocabularies"

@@ -197,6 +197,7 @@ def test_reservations_are_named() -> None:
     assert "apart are not ranked" in text and "| apart |" not in list_measures(study)[0]["table"]
     assert "90 seconds were wanted, and these took apart 120" in text
     assert "scored on 2,000 words of it, but apart on 2,010" in text
+    assert [each["title"] for each in list_measures(compare(apart))] == ["Points lost of the general probe"]
     assert to_results(study)["pareto_front"] == ["adapter", "full"]
 
 
