@@ -16,6 +16,7 @@ ROOMS = (
     "bucket",
     "storage",
     "progress",
+    "intervals",
     "runtime",
     "files",
     "options",

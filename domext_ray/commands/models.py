@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from domext_ray.commands.early import check_text
@@ -57,9 +58,8 @@ general text of --replay.corpus, and no other method does.""",
 
 def _compare_runs(config: CompareConfig) -> None:
     from domext_ray.downstream.finetune import comparison as finetuning
-    from domext_ray.report.compare import choose_runs, draw_comparison, format_comparison, read_run
+    from domext_ray.report.compare import choose_runs, draw_comparison, read_run, tabulate_runs
     from domext_ray.report.plots import check_picture
-    from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, is_sweep, read_sweeps
 
     folders = choose_runs(config.runs)
     picture = Path(config.output).expanduser()
@@ -67,30 +67,28 @@ def _compare_runs(config: CompareConfig) -> None:
     if any(finetuning.is_finetuned(each) for each in folders):
         finetuned = [finetuning.read_finetuned(each) for each in folders]
         finetuning.check_comparable(finetuned)
-        finetuning.draw_finetuned(finetuned, picture)
-        table = finetuning.format_finetuned(finetuned)
-    elif any(is_sweep(each) for each in folders):
-        sweeps = read_sweeps(folders)
-        draw_sweeps(sweeps, picture)
-        table = format_sweeps(sweeps)
+        lines = finetuning.compare_finetuned(finetuned)
+        finetuning.draw_finetuned(finetuned, lines, picture)
+        table = finetuning.tabulate_finetuned(finetuned, lines)
     else:
         runs = [read_run(each) for each in folders]
         draw_comparison(runs, picture)
-        table = format_comparison(runs)
-    print(f"{table}\n\npicture: {config.output}")
+        table = tabulate_runs(runs)
+    print(table.show(config.format))
+    print(f"\npicture: {config.output}", file=sys.stderr if config.format == "latex" else sys.stdout)
 
 
 COMPARE_RUNS = Job(
     "compare_runs",
-    """Compare finished runs: pre-training runs on one corpus, models fine-tuned on one labelled set, or sweeps.
+    """Compare finished runs: pre-training runs on one corpus, or models fine-tuned on one labelled set.
 
     domext compare_runs --runs runs/af,runs/exbert,runs/bert --output comparison.png
     domext compare_runs --runs runs/base-ner,runs/af-ner,runs/exbert-ner --output ner.png
-    domext compare_runs --runs runs/asha-0,runs/asha-1,runs/random-0,runs/random-1 --output sweeps.png
+    domext compare_runs --runs runs/base-ner,runs/af-ner --format latex > table.tex
 
-Pre-training: bits per character and forgetting over training seconds. Fine-tuning: the set's metric with bootstrap
-intervals, and paired differences to the first run. Sweeps that differ in how they search: the best figure by
-compute.""",
+Pre-training: bits per character and forgetting over training seconds. Fine-tuning: the set's metric with 95 % intervals
+over documents and restarts, and paired differences to the first run. The table is Markdown, or with --format latex one
+for the package booktabs.""",
     CompareConfig,
     _compare_runs,
     found=("runs",),

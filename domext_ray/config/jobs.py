@@ -91,6 +91,8 @@ class CompareConfig:
     runs: Annotated[tuple[Annotated[str, place("run directories")], ...], SOME, DIFFERENT] = ()
     # the picture
     output: Annotated[str, filled("a picture's file, such as comparison.png"), place("a file")] = "comparison.png"
+    # the table: markdown or latex (for the package booktabs)
+    format: Literal["markdown", "latex"] = "markdown"
 
 
 def name_models(models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

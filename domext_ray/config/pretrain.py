@@ -270,6 +270,8 @@ class TrainConfig:
     save_every: Cadence = free(200)
     evaluate_every: Cadence = free(200)  # likewise between evaluations (also at the start and at the end)
     eval_rows: PositiveInt = free(400)  # held-out rows of an evaluation, at most
+    # of these rows both halves, or one: what is chosen by the first is reported on the second
+    eval_half: Literal["both", "first", "second"] = free("both")
     max_failures: NonNegativeInt = free(3)  # worker failures after which the job gives up
     # rate that a dry run assumes; 0: it times a few steps on this machine
     tokens_per_second: NonNegativeFloat = free(0.0)

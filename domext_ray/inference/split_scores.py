@@ -13,6 +13,7 @@ from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.predictors import load_task_model
 from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2
+from domext_ray.labelled.metrics.scores import over_clusters
 from domext_ray.storage import write_json
 
 SCORES, ERRORS = "scores.json", "errors.html"
@@ -30,12 +31,12 @@ def score_split(model: str, source: LabelledInput, predictions: Sequence[Predict
         folder: where to.
 
     Returns:
-        "metric" (path of the task's own figure), "value", "interval" (bootstrap 95 % over examples, [low, high]),
+        "metric" (path of the task's own figure), "value", "interval" (95 % over documents, [low, high]),
         "figures" (all that the family has) and "report" (see `describe_classes`): what scores.json holds.
     """
     found = load_task_model(model, torch.device("cpu"))
     examples, metric = source.read(), found.description.metric
-    score = found.task.score(examples, predictions)
+    score = over_clusters(found.task.score(examples, predictions), examples)
     figures = score.describe()
     scores = {"metric": metric, "value": score.get(metric), "interval": figures["intervals"][metric]}
     title = f"{found.description.set_name}: {source.split} of {source.task}"

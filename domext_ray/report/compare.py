@@ -1,15 +1,15 @@
-"""Runs side by side: the index of a folder's runs, and a table and a picture of finished ones on one corpus.
+"""Models side by side: one table, one picture and one sentence for all comparisons; and the index of a folder's runs.
 
-Enters: run directories with metrics.jsonl, and summary.json where they have ended. Leaves: RUN.DIR/index.html; the
-table as Markdown, and a PNG. Word bits per character and the general probe compare between vocabularies. Bits per
-character do with one vocabulary; of another one they know into how many pieces it cuts a word. Token losses do not
-compare, so they are left out of the table.
+Enters: of each model a figure with its interval, and its difference to the first one; or the directories of
+pre-training runs. Leaves: tables (Markdown or LaTeX), PNG files, and RUN.DIR/index.html. Of pre-training runs word bits
+per character and the general probe compare between vocabularies. Bits per character do with one vocabulary; of another
+one they know into how many pieces it cuts a word. Token losses do not compare, so they are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,12 +20,13 @@ from matplotlib.ticker import PercentFormatter
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.intervals import LEVEL, Estimate, Sample, compare, correct_holm
 from domext_ray.options.places import hide_places
 from domext_ray.report.figures import list_figures, measure_run
 from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
-from domext_ray.report.plots import COLORS, new_picture
+from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_intervals, new_picture
 from domext_ray.report.summary import SUMMARY, read_origin, read_summary
-from domext_ray.report.tables import NONE, format_markdown
+from domext_ray.report.tables import NONE, Table, format_bounds
 from domext_ray.runs import run_directory
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.storage import Place, Where, write_text
@@ -35,6 +36,125 @@ BITS, GENERAL = "eval/domain_bits_per_character", "eval/general_mlm_accuracy"
 INDEX = "index.html"
 _HEADER = ("run", "started (UTC)", "method", "base", "steps", "held-out loss", "general accuracy")
 _PAGES = ("report.html", "sweep.html")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One model of a comparison.
+
+    Args:
+        name: what it is called.
+        figure: what it reached.
+        difference: to the reference; None: it is the reference.
+        more: cells that follow the name.
+        values: the figure of every restart.
+    """
+
+    name: str
+    figure: Estimate
+    difference: Estimate | None = None
+    more: tuple[str, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+def compare_with_first(names: Sequence[str], samples: Sequence[Sample], more: Sequence[tuple[str, ...]]) -> list[Line]:
+    """Compare models with the first one; p values are corrected for their number (Holm)."""
+    lines: list[Line] = []
+    for name, sample, cells in zip(names, samples, more, strict=True):
+        difference = compare(samples[0], sample) if lines else None
+        lines.append(Line(name, sample.estimate(), difference, cells, tuple(sample.values.tolist())))
+    return correct_lines(lines)
+
+
+def correct_lines(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines with their p values corrected for how many there are (Holm)."""
+    found = [each.difference.p_value if each.difference else None for each in lines]
+    corrected = iter(correct_holm([each for each in found if each is not None]))
+    return [
+        each
+        if each.difference is None or p_value is None
+        else replace(each, difference=replace(each.difference, p_value=next(corrected)))
+        for each, p_value in zip(lines, found, strict=True)
+    ]
+
+
+def tabulate(
+    lines: Sequence[Line],
+    figure: str,
+    *,
+    names: str = "",
+    more: Sequence[str] = (),
+    form: str = ".3f",
+    change: str = "",
+    notes: Sequence[str] = (),
+) -> Table:
+    """Return a line per model: the figure, its interval, and where there are any the differences.
+
+    Args:
+        lines: the models.
+        figure: what the figure is called.
+        names: what the models' names are.
+        more: names of the cells that follow the models' names.
+        form: how the figure is written.
+        change: what differences are called; empty: differences to the first line.
+        notes: sentences below the table.
+    """
+    change = change or f"difference to {lines[0].name}"
+    rows = []
+    for each in lines:
+        own, spread = each.difference, f" ± {np.std(each.values, ddof=1):{form}}" if len(each.values) > 1 else ""
+        p_value = own.p_value if own else None
+        rows.append(
+            [
+                *(each.name, *each.more, f"{each.figure.value:{form}}{spread}", show_interval(each.figure, form)),
+                *((f"{own.value:+{form}}", show_interval(own, f"+{form}")) if own else (NONE, NONE)),
+                NONE if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.3f}",
+            ]
+        )
+    header = [names, *more, figure, "95 % interval", change, "95 % interval", "p (Holm)"]
+    first = 2 + len(more)  # of the columns that are left out where they say nothing
+    kept = [i for i in range(len(header)) if i < first or any(row[i] != NONE for row in rows)]
+    return Table([header[i] for i in kept], [[row[i] for i in kept] for row in rows], notes)
+
+
+def show_interval(found: Estimate, form: str = ".3f") -> str:
+    """Return an interval in words; a dash where there is none."""
+    return format_bounds(found.low, found.high, form) if found.interval else NONE
+
+
+def describe_differences(lines: Sequence[Line]) -> str:
+    """Return in one sentence which models differ from the reference by more than chance."""
+    others = [(each.name, each.difference) for each in lines if each.difference is not None]
+    if not others:
+        return ""
+    reference = next(each.name for each in lines if each.difference is None)
+    is_tested = all(each.p_value is not None for _, each in others)
+    apart = [name for name, each in others if (each.is_apart if each.p_value is None else each.p_value < LEVEL)]
+    said = f"{', '.join(apart) or 'None'} differ{'' if len(apart) > 1 else 's'} from {reference} by more than chance"
+    if is_tested:
+        return f"{said} (p < {LEVEL:g}, corrected for {len(others)} comparison{'s' * (len(others) > 1)})."
+    return f"{said}, by intervals over what was scored; they say nothing about another training."
+
+
+def draw_lines(
+    lines: Sequence[Line], path: Path, title: str, figure: str, form: str = ".3f", *, change: str = ""
+) -> None:
+    """Draw every model's figure with its interval and its restarts, and the differences beside them, as a PNG."""
+    names, differences = [each.name for each in lines], [each.difference for each in lines]
+    num_panels = 1 + any(differences)
+    with new_picture(path, (2 + 4.5 * num_panels, 1.6 + 0.5 * len(lines))) as picture:
+        left, *right = picture.subplots(1, num_panels, sharey=True, squeeze=False)[0]
+        draw_intervals(left, names, [each.figure for each in lines], form)
+        for place, each in enumerate(lines):
+            if len(each.values) > 1:
+                color = COLORS[place % len(COLORS)]
+                left.plot(each.values, [place + 0.22] * len(each.values), ".", color=color, alpha=0.6)
+        has_restarts = any(len(each.values) > 1 for each in lines)
+        left.set(title=title, xlabel=figure + (", mean over restarts (dots)" if has_restarts else ""))
+        for axes in right:
+            draw_intervals(axes, names, differences, f"+{form}")
+            axes.axvline(0.0, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
+            axes.set(title="Difference", xlabel=change or f"difference to {names[0]}")
 
 
 @dataclass(frozen=True)
@@ -50,12 +170,14 @@ def choose_runs(runs: Sequence[str]) -> list[Path]:
     """Return the folders of --runs, each one once.
 
     Raises:
-        ConfigError: a run is given twice, by whatever path: it would count as a seed of its own.
+        ConfigError: a run is given twice, by whatever path: it would count as a seed of its own; or one is a sweep.
     """
     folders = [Path(each).expanduser() for each in runs]
     for i, folder in enumerate(folders):
         if folder.resolve() in [each.resolve() for each in folders[:i]]:
             raise ConfigError(f"--runs must be different runs, and {str(folder)!r} is given twice.")
+        if (folder / _PAGES[1]).is_file():
+            raise ConfigError(f"--runs names {str(folder)!r}, a sweep; its page, {_PAGES[1]}, compares its trials.")
     return folders
 
 
@@ -72,8 +194,8 @@ def read_run(run_dir: Path) -> ComparedRun:
     return ComparedRun(run_dir.resolve().name, summary, tuple(records))
 
 
-def format_comparison(runs: Sequence[ComparedRun]) -> str:
-    """Return the runs as a Markdown table, and which bits decide; a last line says so if they do not compare."""
+def tabulate_runs(runs: Sequence[ComparedRun]) -> Table:
+    """Return the runs as a table, and which bits decide; a last note says so if they do not compare."""
     bits = ("bits per character", "word bits per character")
     header = ("run", "trained", "tokens read", "training seconds", *bits, "general accuracy")
     rows = [
@@ -88,7 +210,7 @@ def format_comparison(runs: Sequence[ComparedRun]) -> str:
     ]
     warnings = describe_unequal_texts({run.name: run.summary["evaluation"]["domain_characters"] for run in runs})
     decides = "Between different vocabularies the word bits per character decide; with one vocabulary both figures do."
-    return "\n\n".join([format_markdown(header, rows), decides, *warnings])
+    return Table(header, rows, (decides, *warnings))
 
 
 def describe_unequal_texts(num_characters: dict[str, int]) -> list[str]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from domext_ray.config.mixture import DOMAIN as DOMAIN_PART
+from domext_ray.intervals import Estimate, subtract
 from domext_ray.progress import format_seconds
 from domext_ray.report.tables import NONE, Rows, format_text
 from domext_ray.runs.events import STAGES
@@ -321,6 +322,5 @@ def find_bounds(share: float, number: int) -> tuple[float, float]:
 
 def find_change_bounds(before: float, after: float, number: int) -> tuple[float, float]:
     """Return Newcombe's 95 % interval of the difference of two shares, each of `number`."""
-    (low, high), (new_low, new_high) = find_bounds(before, number), find_bounds(after, number)
-    change = after - before
-    return change - math.hypot(after - new_low, high - before), change + math.hypot(new_high - after, before - low)
+    found = subtract(*(Estimate(each, *find_bounds(each, number)) for each in (after, before)))
+    return found.low, found.high

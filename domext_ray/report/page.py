@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
 from domext_ray.options.places import hide_places
@@ -25,7 +25,10 @@ TEMPLATES = Path(__file__).parent.parent / "assets"
 @functools.cache
 def _read_templates() -> Environment:
     loader = FileSystemLoader(TEMPLATES)
-    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    escape = select_autoescape(default=True, disabled_extensions=("md",))
+    return Environment(
+        loader=loader, autoescape=escape, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
 
 
 def _fill(macro: str, *values: Any) -> Markup:
@@ -40,6 +43,11 @@ def _join(parts: Sequence[str]) -> Markup:
 def render_page(template: str, title: str, **values: Any) -> str:
     """Return a page: a template of `assets`, its heading, and what else it asks for."""
     return _read_templates().get_template(template).render(title=title, **values) + "\n"
+
+
+def fill_text(template: str, **values: Any) -> str:
+    """Return a text of a template of `assets` that is no HTML."""
+    return _read_templates().get_template(template).render(**values).strip() + "\n"
 
 
 def fill_page(title: str, parts: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter, StrMe
 from scipy.ndimage import uniform_filter1d
 
 from domext_ray.errors import RunError
+from domext_ray.intervals import Estimate
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
 from domext_ray.storage import Where, new_file
 
@@ -148,20 +149,17 @@ def draw_legend(axes: Axes, **options: Any) -> None:
         axes.legend(**options)
 
 
-def draw_intervals(
-    axes: Axes, names: Sequence[str], figures: Sequence[tuple[float, float, float] | None], form: str
-) -> None:
+def draw_intervals(axes: Axes, names: Sequence[str], figures: Sequence[Estimate | None], form: str) -> None:
     """Draw a line per name, from above: a value between the ends of its interval, and written; None: an empty line."""
     for i, each in enumerate(figures):
         if each is None:
             continue
-        value, low, high = each
         color = COLORS[i % len(COLORS)]
-        axes.plot([low, high], [i, i], color=color, linewidth=2.0, solid_capstyle="round", zorder=2)
-        axes.plot([value], [i], color=color, marker="o", markersize=7, zorder=3)
-        axes.annotate(
-            format(value, form), (value, i), (0, 8), textcoords="offset points", ha="center", color=color, size="small"
-        )
+        if each.interval:
+            axes.plot(each.interval, [i, i], color=color, linewidth=2.0, solid_capstyle="round", zorder=2)
+        axes.plot([each.value], [i], color=color, marker="o", markersize=7, zorder=3)
+        style: Any = {"textcoords": "offset points", "ha": "center", "color": color, "size": "small"}
+        axes.annotate(format(each.value, form), (each.value, i), (0, 8), **style)
     axes.set_yticks(range(len(names)), names, color=INK)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.margins(x=0.12)

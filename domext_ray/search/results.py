@@ -17,6 +17,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from domext_ray.config.sweep import OBJECTIVES
 from domext_ray.files import read_json
+from domext_ray.intervals import Estimate
 from domext_ray.report.compare import find_undominated
 from domext_ray.search.space import Dimension, Point, Space
 from domext_ray.search.trial import FAILURE, TRIAL_REMEDY, read_rungs
@@ -33,7 +34,7 @@ class TrialResult:
         id: name of its directory.
         point: its point.
         rungs: records of its scored rungs, in order.
-        num_rungs: rungs of a trial that is not stopped.
+        num_rungs: rungs of a trial that is not pruned.
         failure: why it could not be trained; empty: it could.
     """
 
@@ -45,16 +46,21 @@ class TrialResult:
 
     @property
     def status(self) -> str:
-        """Return complete, stopped, failed or unfinished."""
+        """Return complete, pruned, failed or unfinished."""
         if self.failure:
             return "failed"
-        return "complete" if len(self.rungs) == self.num_rungs else "stopped" if self.rungs else "unfinished"
+        return "complete" if len(self.rungs) == self.num_rungs else "pruned" if self.rungs else "unfinished"
 
     def get(self, objective: str, rung: int = -1) -> float:
         """Return an objective at a rung, the last one of all by default; NaN where that was not scored."""
         is_scored = -len(self.rungs) <= rung < len(self.rungs)
         value = self.rungs[rung][objective] if is_scored else None
         return math.nan if value is None else float(value)
+
+    def estimate(self, objective: str) -> Estimate:
+        """Return an objective at the last rung, with its interval where it has one."""
+        bounds = self.rungs[-1].get(f"{objective}_interval") or ()
+        return Estimate(self.get(objective), *bounds)
 
 
 def read_trials(folder: Path, num_rungs: int) -> list[TrialResult]:

@@ -194,7 +194,7 @@ def list_ended(work: SweepWork, begun: Sequence[TrialResult]) -> list[TrialResul
         has_died = each.status == "failed" and (folder / DEATHS).exists()
         if has_died and int((folder / DEATHS).read_text(encoding="utf-8")) <= work.config.search.max_failures:
             (folder / FAILURE).unlink()
-        elif each.status in ("complete", "failed") or (each.status == "stopped" and each.id in walls):
+        elif each.status in ("complete", "failed") or (each.status == "pruned" and each.id in walls):
             ended.append(each)
     return ended
 

@@ -1,7 +1,7 @@
 """A sweep's trials -> summary.json, best.yaml, sweep.png and sweep.html.
 
-The page has the leaderboard, F1 against the trained parameters (exBERT's Figure 2), F1 by training step, parallel
-coordinates, the front of two objectives, what mattered, and where the time went.
+The page has the leaderboard, the score against the trained parameters (exBERT's Figure 2) and by training step,
+parallel coordinates, the front of two objectives, what mattered, and where the time went.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json
+from domext_ray.intervals import Estimate, subtract
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.report.page import (
@@ -46,25 +46,30 @@ BASE = "base.json"
 MAX_ROWS = 50
 """Trials of the leaderboard on the page; summary.json has all."""
 NAMES = {
-    "f1": "F1 on dev",
     "general_accuracy": "general accuracy",
     "trainable": "trained parameters",
     "tokens_per_second": "tokens/s",
 }
+MAX_PRINTED = 10
+"""Trials of the table for the terminal."""
 BUSY = ("train", "evaluate", "finetune")
+TIMES = {
+    "train": "pre-training steps",
+    "evaluate": "evaluating and saving",
+    "finetune": "fine-tuning and scoring",
+    "overhead": "starting, importing, loading, waiting",
+    "total": "all trials",
+}
 
 
 def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: Mapping[str, float]) -> str:
-    """Write what a sweep found.
+    """Write what a sweep found, and return a short table for the terminal.
 
     Args:
         config: the sweep.
         space: its space.
         folder: its directory.
         walls: seconds that each trial has held its process.
-
-    Returns:
-        A short table for the terminal.
 
     Raises:
         RunError: no trial was scored.
@@ -93,12 +98,7 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
         draw_sizes(panels[0], config.search, space, trials, base)
         if columns > 1:
             _draw_rungs(panels[1], trials, objectives[0])
-    table = format_leaderboard(ranked, objectives)
-    best = ranked[0]
-    result = (
-        f"Best of {len(trials)} trials: {NAMES[objectives[0]]} {_show(objectives[0], best.get(objectives[0]))} with "
-        + (f"{describe_point(best.point)}.")
-    )
+    result = describe_best(trials, ranked, objectives[0], base)
     header, rows = _list_rows(ranked[:MAX_ROWS], objectives)
     page = fill_page(
         folder.name,
@@ -112,7 +112,27 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
     )
     write_text(folder / "sweep.html", page)
     write_json(folder / "summary.json", summary)
-    return f"{table}\n\n{format_time(time)}"
+    table = format_text([header, *rows[:MAX_PRINTED]], num_texts=len(header))
+    return f"{table}\n\n{result}\ntime: {', '.join(' '.join(each) for each in _list_time(time))}"
+
+
+def describe_best(
+    trials: Sequence[TrialResult], ranked: Sequence[TrialResult], objective: str, base: dict[str, Any] | None
+) -> str:
+    """Return in one sentence what is best, and whether its interval tells it from the runner-up and the base."""
+    best, found = ranked[0], ranked[0].estimate(objective)
+    reached = f"{name_objective(objective, trials)} {_show(objective, found)}"
+    said = f"Best of {len(trials)} trials: {reached} with {describe_point(best.point)}"
+    others = {each.id: each.estimate(objective) for each in ranked[1:2]}
+    others |= {"the base as it is": Estimate(base["f1"], *base["f1_interval"])} if base and objective == "f1" else {}
+    close = [name for name, each in others.items() if each.interval and not subtract(found, each).is_apart]
+    return said + (f"; not distinguishable from {' and '.join(close)}." if close else ".")
+
+
+def name_objective(objective: str, trials: Sequence[TrialResult]) -> str:
+    """Return what an objective is called: f1 is F1 only where the metric of every set is one."""
+    figures = (rung["figure"] for each in trials for rung in each.rungs if "figure" in rung)
+    return f"{next(figures, 'downstream score')} on dev" if objective == "f1" else NAMES[objective]
 
 
 def read_base_scores(folder: Path) -> dict[str, Any]:
@@ -150,38 +170,19 @@ def measure_time(trials: Sequence[TrialResult], walls: Mapping[str, float]) -> d
     return {**spent, "overhead": overhead, "total": wall, "overhead_frac": overhead / wall if wall else 0.0}
 
 
-def format_time(time: Mapping[str, float]) -> str:
-    """Return where the time went, in a line."""
-    parts = [f"{name} {format_seconds(time[name])}" for name in (*BUSY, "overhead")]
-    return f"seconds of trials: {', '.join(parts)} ({time['overhead_frac']:.1%} of {format_seconds(time['total'])})"
-
-
 def _list_time(time: Mapping[str, float]) -> list[tuple[str, str]]:
-    names = {
-        "train": "pre-training steps",
-        "evaluate": "evaluating and saving",
-        "finetune": "fine-tuning and scoring",
-        "overhead": "starting, importing, loading, waiting",
-        "total": "all trials",
-    }
-    rows = [(label, format_seconds(time[name])) for name, label in names.items()]
+    rows = [(label, format_seconds(time[name])) for name, label in TIMES.items()]
     return [*rows, ("share that is neither training nor scoring", f"{time['overhead_frac']:.1%}")]
-
-
-def format_leaderboard(ranked: Sequence[TrialResult], objectives: Sequence[str], number: int = 10) -> str:
-    """Return the best trials as a table of text."""
-    header, rows = _list_rows(ranked[:number], objectives)
-    return format_text([header, *rows], num_texts=len(header))
 
 
 def _list_rows(ranked: Sequence[TrialResult], objectives: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     shown = list(dict.fromkeys([*objectives, "f1", "general_accuracy", "trainable", "tokens_per_second"]))
-    header = ["trial", "scored at", *(NAMES[name] for name in shown), "point"]
+    header = ["trial", "scored at", *(name_objective(name, ranked) for name in shown), "point"]
     rows = [
         [
             each.id,
             f"{each.rungs[-1]['step']:,}/{each.rungs[-1]['steps']:,}",
-            *(_show(name, each.get(name)) for name in shown),
+            *(_show(name, each.estimate(name)) for name in shown),
             describe_point(each.point),
         ]
         for each in ranked
@@ -189,10 +190,11 @@ def _list_rows(ranked: Sequence[TrialResult], objectives: Sequence[str]) -> tupl
     return header, rows
 
 
-def _show(objective: str, value: float) -> str:
-    if math.isnan(value):
+def _show(objective: str, found: Estimate) -> str:
+    if math.isnan(found.value):
         return "-"
-    return f"{value:,.0f}" if objective in ("trainable", "tokens_per_second") else f"{value:.4f}"
+    value = f"{found.value:,.0f}" if objective in ("trainable", "tokens_per_second") else f"{found.value:.4f}"
+    return value + (f" [{found.low:.4f}, {found.high:.4f}]" if found.interval else "")
 
 
 def _list_pictures(
@@ -202,52 +204,44 @@ def _list_pictures(
     importance: Mapping[str, float],
     base: dict[str, Any] | None,
 ) -> list[Picture]:
-    objectives = config.search.objectives
-    first = objectives[0]
-    second = objectives[1] if len(objectives) > 1 else "trainable" if first != "trainable" else "f1"
-    best = rank_trials(trials, objectives)[0]
-    reached = f"The best trial, {best.id}, has {NAMES[first]} {_show(first, best.get(first))}"
-    pictures = [
-        Picture(
-            _on_axes(lambda axes: draw_sizes(axes, config.search, space, trials, base)),
-            "Trials of the whole budget, with bootstrap 95 % intervals over dev's examples; seeds of one point share "
-            "a mean.",
-            f"{NAMES[first]} of {len(trials)} trials by {config.search.axis or 'size'}. {reached} with "
-            f"{describe_point(best.point)}.",
-        ),
-        Picture(
-            _on_axes(lambda axes: _draw_front(axes, trials, first, second)),
-            f"No other trial is better than those of the line in both {NAMES[first]} and {NAMES[second]}.",
-            f"{NAMES[first]} against {NAMES[second]}; on the front: "
-            f"{', '.join(each.id for each in find_front(trials, (first, second)))}.",
-        ),
-        Picture(
-            _on_axes(lambda axes: _draw_coordinates(axes, space, trials, first)),
-            "Parallel coordinates: one line per trial, past what it does not have, the darker the better its "
-            f"{NAMES[first]}.",
-            f"One line per trial over {', '.join(each.name for each in space.dimensions)}. {reached}.",
-            is_wide=True,
-        ),
-    ]
-    if config.search.rungs > 1:
-        caption = "What every trial scored as its pre-training went on."
-        alt = f"{NAMES[first]} of every trial at {config.search.rungs} rungs. {reached} at the last one."
-        pictures.insert(1, Picture(_on_axes(lambda axes: _draw_rungs(axes, trials, first)), caption, alt))
+    search, first = config.search, config.search.objectives[0]
+    second = search.objectives[1] if len(search.objectives) > 1 else "trainable" if first != "trainable" else "f1"
+    name, other = name_objective(first, trials), name_objective(second, trials)
+    best = rank_trials(trials, search.objectives)[0]
+    reached = f"The best trial, {best.id}, has {name} {_show(first, best.estimate(first))}"
+    front = ", ".join(each.id for each in find_front(trials, (first, second)))
+    pictures: list[Picture] = []
+
+    def add(draw: Callable[[Axes], None], caption: str, alt: str, *, is_wide: bool = False) -> None:
+        pictures.append(Picture(lambda figure: draw(figure.subplots()), caption, alt, is_wide))
+
+    add(
+        lambda axes: draw_sizes(axes, search, space, trials, base),
+        "Trials of the whole budget, with 95 % intervals over dev's documents; seeds of one point share a mean.",
+        f"{name} of {len(trials)} trials by {search.axis or 'size'}. {reached} with {describe_point(best.point)}.",
+    )
+    if search.rungs > 1:
+        alt = f"{name} of every trial at {search.rungs} rungs. {reached} at the last one."
+        add(lambda axes: _draw_rungs(axes, trials, first), "What every trial scored as its pre-training went on.", alt)
+    add(
+        lambda axes: _draw_front(axes, trials, first, second),
+        f"No other trial is better than those of the line in both {name} and {other}.",
+        f"{name} against {other}; on the front: {front}.",
+    )
     if importance:
-        said = ", ".join(f"{name} {share:.0%}" for name, share in importance.items())
-        pictures.insert(
-            -1,
-            Picture(
-                _on_axes(lambda axes: _draw_importance(axes, importance)),
-                f"Share of the variance of {NAMES[first]} at the last rung that half of the trials reached (fANOVA).",
-                f"Importance of the dimensions: {said}.",
-            ),
+        said = ", ".join(f"{dimension} {share:.0%}" for dimension, share in importance.items())
+        add(
+            lambda axes: _draw_importance(axes, importance),
+            f"Share of the variance of {name} at the last rung that half of the trials reached (fANOVA).",
+            f"Importance of the dimensions: {said}.",
         )
+    add(
+        lambda axes: _draw_coordinates(axes, space, trials, first),
+        f"Parallel coordinates: one line per trial, past what it does not have, the darker the better its {name}.",
+        f"One line per trial over {', '.join(each.name for each in space.dimensions)}. {reached}.",
+        is_wide=True,
+    )
     return pictures
-
-
-def _on_axes(draw: Callable[[Axes], None]) -> Callable[[Figure], None]:
-    return lambda figure: draw(figure.subplots())
 
 
 def draw_sizes(
@@ -255,12 +249,7 @@ def draw_sizes(
 ) -> None:
     """Draw the first objective by trained parameters, or along --search.axis: with modules' sizes, exBERT's Figure 2.
 
-    Args:
-        axes: where to draw: dots are trials, lines are means over seeds.
-        search: names the objective, the axis and the curves.
-        space: the sweep's space.
-        trials: all trials.
-        base: what the base scored as it is, if that was asked for: "f1" and "f1_interval".
+    Dots are trials, lines are means over seeds; `base` is what `read_base_scores` gave, if that was asked for.
     """
     objective = search.objectives[0]
     along = next((each for each in space.dimensions if each.name == search.axis), None)
@@ -272,33 +261,33 @@ def draw_sizes(
         for each in own:
             groups[json.dumps({name: other for name, other in each.point.items() if name != "seed"})].append(each)
             axes.plot(_find_size(each, along), each.get(objective), "o", color=color, alpha=0.45, markersize=5)
-            if objective == "f1":
-                low, high = each.rungs[-1]["f1_interval"]
-                axes.vlines(_find_size(each, along), low, high, color=color, alpha=0.45, linewidth=1)
+            found = each.estimate(objective)
+            if found.interval:
+                axes.vlines(_find_size(each, along), found.low, found.high, color=color, alpha=0.45, linewidth=1)
         if search.curves or len(groups) < len(own):
             means = [
                 (_find_size(each[0], along), np.mean([one.get(objective) for one in each])) for each in groups.values()
             ]
             label = f"{search.curves} {value}" if search.curves else None
             axes.plot(*zip(*sorted(means), strict=True), color=color, linewidth=1.6, label=label)
-    stopped = [each for each in trials if each.status == "stopped"]
-    if stopped:
-        places = [_find_size(each, along) for each in stopped], [each.get(objective) for each in stopped]
-        axes.plot(*places, "x", color=MUTED, alpha=0.6, markersize=5, label="stopped")
+    pruned = [each for each in trials if each.status == "pruned"]
+    if pruned:
+        places = [_find_size(each, along) for each in pruned], [each.get(objective) for each in pruned]
+        axes.plot(*places, "x", color=MUTED, alpha=0.6, markersize=5, label="pruned")
     if base is not None and objective == "f1":
         axes.axhspan(*base["f1_interval"], color=MUTED, alpha=0.12, linewidth=0)
         axes.axhline(base["f1"], color=MUTED, linewidth=1.2, linestyle=DASHED, label="base, not adapted")
     draw_legend(axes)
     if along is None:
-        axes.xaxis.set_major_formatter(FuncFormatter(_shorten))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     elif along.choices:
         axes.set_xticks([_locate(along, each) for each in along.choices], [str(each) for each in along.choices])
     elif along.kind.startswith("log"):
         axes.set_xscale("log")
     axes.set(
-        title=f"{NAMES[objective]} by {search.axis or 'size'}",
+        title=f"{name_objective(objective, trials)} by {search.axis or 'size'}",
         xlabel=search.axis or NAMES["trainable"],
-        ylabel=NAMES[objective],
+        ylabel=name_objective(objective, trials),
     )
 
 
@@ -319,13 +308,6 @@ def _locate(dimension: Dimension, value: Any) -> float:
         return float(dimension.choices.index(value))
 
 
-def _shorten(value: float, _: Any = None) -> str:
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{unit}"
-    return f"{value:.4g}"
-
-
 def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> None:
     for each in trials:
         steps = [rung["step"] / rung["steps"] for rung in each.rungs]
@@ -333,18 +315,16 @@ def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> No
         color = BLUE if each.status == "complete" else MUTED
         axes.plot(steps, values, "-o", color=color, alpha=0.7 if color == BLUE else 0.45, markersize=4, linewidth=1.2)
     axes.plot([], [], "-o", color=BLUE, label="whole budget", markersize=4)
-    axes.plot([], [], "-o", color=MUTED, label="stopped", markersize=4)
+    axes.plot([], [], "-o", color=MUTED, label="pruned", markersize=4)
     draw_legend(axes)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-    axes.set(title=f"{NAMES[objective]} at the rungs", xlabel="share of the budget", ylabel=NAMES[objective])
+    name = name_objective(objective, trials)
+    axes.set(title=f"{name} at the rungs", xlabel="share of the budget", ylabel=name)
 
 
 def _draw_coordinates(axes: Axes, space: Space, trials: Sequence[TrialResult], objective: str) -> None:
-    scored = sorted(
-        (each for each in trials if not math.isnan(each.get(objective))), key=lambda each: each.get(objective)
-    )
-    if OBJECTIVES[objective] == "min":
-        scored.reverse()
+    scored = [each for each in trials if not math.isnan(each.get(objective))]
+    scored.sort(key=lambda each: each.get(objective), reverse=OBJECTIVES[objective] == "min")
     values = np.array([each.get(objective) for each in scored])
     low, high = values.min(), values.max()
     for rank, each in enumerate(scored):
@@ -353,12 +333,13 @@ def _draw_coordinates(axes: Axes, space: Space, trials: Sequence[TrialResult], o
         shade = 0.12 + 0.88 * (rank + 1) / len(scored)
         held = [(i, place) for i, place in enumerate(places) if not math.isnan(place)]
         axes.plot(*zip(*held, strict=True), color=BLUE, alpha=shade**2, linewidth=0.8 + 1.4 * shade)
-    names = [each.name.removeprefix("method.") for each in space.dimensions] + [NAMES[objective]]
+    names = [each.name.removeprefix("method.") for each in space.dimensions] + [name_objective(objective, trials)]
     axes.set_xticks(range(len(names)), [name.replace(".", ".\n") for name in names], fontsize="small")
     axes.set_yticks([])
     axes.set_xlim(-0.3, len(names) - 0.7)
     axes.set_ylim(-0.12, 1.12)
-    ends = [_describe_ends(each) for each in space.dimensions] + [(_show(objective, low), _show(objective, high))]
+    ends = [_describe_ends(each) for each in space.dimensions]
+    ends.append((_show(objective, Estimate(float(low))), _show(objective, Estimate(float(high)))))
     for i, (bottom, top) in enumerate(ends):
         axes.text(i, -0.03, bottom, ha="center", va="top", fontsize="small", color=MUTED)
         axes.text(i, 1.03, top, ha="center", va="bottom", fontsize="small", color=MUTED)
@@ -385,12 +366,10 @@ def _describe_ends(dimension: Dimension) -> tuple[str, str]:
 def _draw_front(axes: Axes, trials: Sequence[TrialResult], first: str, second: str) -> None:
     complete = [each for each in trials if each.status == "complete"]
     front = sorted(find_front(trials, (first, second)), key=lambda each: each.get(second))
-    axes.plot(
-        [each.get(second) for each in complete], [each.get(first) for each in complete], "o", color=MUTED, alpha=0.6
-    )
-    axes.plot([each.get(second) for each in front], [each.get(first) for each in front], "-o", color=ORANGE)
-    axes.xaxis.set_major_formatter(FuncFormatter(_shorten))
-    axes.set(title="Pareto front", xlabel=NAMES[second], ylabel=NAMES[first])
+    for own, style, color in ((complete, "o", MUTED), (front, "-o", ORANGE)):
+        axes.plot([each.get(second) for each in own], [each.get(first) for each in own], style, color=color)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set(title="Pareto front", xlabel=name_objective(second, trials), ylabel=name_objective(first, trials))
 
 
 def _draw_importance(axes: Axes, importance: Mapping[str, float]) -> None:

@@ -32,7 +32,8 @@ from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.errors import TrainingError
 from domext_ray.files import read_json
-from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
+from domext_ray.intervals import RESAMPLING_SEED, Sample, average
+from domext_ray.labelled.metrics.scores import Score
 from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.options.build import identity_of
 from domext_ray.plan import count_run, load_run_base, size_run
@@ -258,21 +259,19 @@ def score_sets(start: StartModel, work: SweepWork, config: FinetuneConfig, devic
         device: where to train.
 
     Returns:
-        "f1", the mean over sets, "f1_interval", its bootstrap 95 % [low, high] over examples, and "by_task".
+        "f1", the mean over sets, "f1_interval", its 95 % [low, high] over documents and restarts, and "by_task".
     """
     scored = [_score_set(start, each, config, device) for each in work.sets]
-    figures, resamples = zip(*scored, strict=True)
+    found = average(scored)
     return {
-        "f1": float(np.mean(figures)),
-        "f1_interval": find_bounds(np.mean(resamples, axis=0)[None])[0].tolist(),
-        "by_task": dict(zip(work.config.set_names, figures, strict=True)),
+        "f1": found.value,
+        "f1_interval": [found.low, found.high],
+        "by_task": {name: each.mean for name, each in zip(work.config.set_names, scored, strict=True)},
     }
 
 
-def _score_set(
-    start: StartModel, loaded: LoadedSet, config: FinetuneConfig, device: torch.device
-) -> tuple[float, np.ndarray]:
-    """Return the figure of the grid's best point, a mean over restarts, and its resamples, float64 [resamples]."""
+def _score_set(start: StartModel, loaded: LoadedSet, config: FinetuneConfig, device: torch.device) -> Sample:
+    """Return the figure of the grid's best point, of every restart, with its resamples."""
     config = replace(config, model=start.id)
     task = make_set_task(config, start, loaded)
 
@@ -291,10 +290,10 @@ def _score_set(
             failures.append(error)
     if not scores:
         raise failures[0]
-    figures = [float(np.mean([each.get(task.metric) for each in own])) for own in scores]
-    best = int(np.argmax(figures))
+    values = np.array([[each.get(task.metric) for each in own] for own in scores])
+    best = int(np.argmax(values.mean(axis=1)))
     drawn = [each.resample(config.num_resamples, RESAMPLING_SEED)[task.metric] for each in scores[best]]
-    return figures[best], np.mean(drawn, axis=0)
+    return Sample(values[best], np.stack(drawn), scores[best][0].num_clusters)
 
 
 def score_base(work: SweepWork) -> dict[str, Any]:

@@ -10,37 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.lines import Line2D
-from matplotlib.text import Annotation
-from matplotlib.transforms import Bbox
 
+from domext_ray.intervals import Sample
 from domext_ray.report.plots import COLORS as RUN_COLORS
-from domext_ray.report.plots import DASHED, GRID, INK, MUTED, new_picture
-from domext_ray.study.figures import PROBE, TEXT, MethodResult, Spread, Study, find_front
+from domext_ray.report.plots import DASHED, GRID, MUTED, new_picture
+from domext_ray.study.figures import PROBE, TEXT, MethodResult, Study, estimate, find_front
 
 COLORS = (*RUN_COLORS[:-2], "#0f8b8d", "#9a4fb5", *RUN_COLORS[-2:])
 TITLES = {PROBE: "Everyday English (general probe)", TEXT: "General text"}
-# Offsets of a label from its point, the first choice first.
-_PLACES = (
-    *((7, 7), (7, -7), (-7, 7), (-7, -7), (0, 10), (0, -10), (12, 0), (-12, 0)),
-    *((0, 22), (0, -22), (22, 16), (-22, 16), (22, -16), (-22, -16)),
-)
 
 
 def draw_study(study: Study, path: Path) -> None:
     """Draw bits gained over points lost as a PNG: a point a method with its interval, a small mark a seed."""
     measures = list(study.base.measures)
     with new_picture(path, (1.0 + 7.2 * len(measures), 6.2)) as figure:
-        FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
         for axes, measure in zip(panels, measures, strict=True):
             _draw_panel(axes, study, measure)
+            _label_budgets(axes, study.results, measure)
         panels[0].set_ylabel("bits per character gained in the domain (up is better)")
-        figure.legend(handles=_make_key(study), loc="outside lower center", ncols=6, frameon=False, fontsize="small")
-        figure.draw_without_rendering()
-        for axes, measure in zip(panels, measures, strict=True):
-            _place_labels(axes, study.results, measure)
+        colors = _choose_colors(study.results).items()
+        names = [Line2D([], [], color=color, marker="o", linestyle="none", label=name) for name, color in colors]
+        figure.legend(handles=names, loc="outside right upper")
+        figure.legend(handles=_make_key(study), loc="outside lower center", ncols=3)
 
 
 def _draw_panel(axes: Axes, study: Study, measure: str) -> None:
@@ -53,7 +46,7 @@ def _draw_panel(axes: Axes, study: Study, measure: str) -> None:
         axes.plot(*zip(*line, strict=True), color=MUTED, linewidth=1.4, linestyle=DASHED, zorder=1)
     colors = _choose_colors(study.results)
     for family, color in colors.items():
-        own = [each for each in study.results if _name_family(each) == family]
+        own = [each for each in study.results if each.runs.family_name == family]
         sized = sorted((each for each in own if each.runs.budget), key=lambda each: each.runs.budget or 0.0)
         means = [(each.lost[measure].mean, each.gained.mean) for each in sized]
         if len(sized) > 1:
@@ -62,12 +55,8 @@ def _draw_panel(axes: Axes, study: Study, measure: str) -> None:
             _draw_method(axes, each, measure, color, is_open=each not in study.comparable)
 
 
-def _name_family(result: MethodResult) -> str:
-    return result.runs.family or result.name
-
-
 def _choose_colors(results: Sequence[MethodResult]) -> dict[str, str]:
-    families = dict.fromkeys(_name_family(each) for each in results)
+    families = dict.fromkeys(each.runs.family_name for each in results)
     return {family: COLORS[i % len(COLORS)] for i, family in enumerate(families)}
 
 
@@ -89,14 +78,15 @@ def _draw_method(axes: Axes, result: MethodResult, measure: str, color: str, *, 
     )
 
 
-def _half(spread: Spread) -> float:
+def _half(sample: Sample) -> float:
     """Half the width of a mean's interval; 0 where seeds are too few for one."""
-    return 0.0 if spread.interval is None else (spread.interval[1] - spread.interval[0]) / 2
+    found = estimate(sample)
+    return found.high - found.value if found.interval else 0.0
 
 
 def _make_key(study: Study) -> list[Line2D]:
     """What the marks mean, as far as the picture has them."""
-    has_interval = study.results[0].gained.interval is not None
+    has_interval = estimate(study.results[0].gained).interval is not None
     budgets = {bool(each.runs.budget) for each in study.results}
     style: dict[str, Any] = {"color": MUTED, "linestyle": "none", "markersize": 8}
     bars = "mean, 95 % interval" if has_interval else "mean"
@@ -110,7 +100,7 @@ def _make_key(study: Study) -> list[Line2D]:
         key.append(Line2D([], [], marker="o", label="a seed", alpha=0.45, **{**style, "markersize": 4}))
     if len(study.comparable) < len(study.results):
         key.append(Line2D([], [], marker="o", label="scored on another text", markerfacecolor="white", **style))
-    families = [_name_family(each) for each in study.results if each.runs.budget]
+    families = [each.runs.family_name for each in study.results if each.runs.budget]
     if len(set(families)) < len(families):
         key.append(Line2D([], [], color=MUTED, linewidth=1.0, alpha=0.5, label="one method, several budgets"))
     if any(len(find_front(study.comparable, each)) > 1 for each in study.base.measures):
@@ -118,54 +108,13 @@ def _make_key(study: Study) -> list[Line2D]:
     return key
 
 
-def _place_labels(axes: Axes, results: Sequence[MethodResult], measure: str) -> None:
-    """Write beside each point what it is, where that covers no other writing and no other point."""
-    to_pixels, inside, colors = axes.transData.transform, axes.get_window_extent(), _choose_colors(results)
-    taken: list[Bbox] = []
+def _label_budgets(axes: Axes, results: Sequence[MethodResult], measure: str) -> None:
+    """Write beside each point of a line of several budgets which one it is."""
+    colors = _choose_colors(results)
     for each in results:
-        lost, gained = each.lost[measure], each.gained
-        (x, y), (right, up) = (
-            to_pixels((lost.mean + k * _half(lost), gained.mean + k * _half(gained))) for k in (0, 1)
-        )
-        width, height = right - x, up - y  # of the error bars, in pixels
-        taken.append(Bbox.from_extents(x - 9, y - 9, x + 9, y + 9))
-        taken.append(Bbox.from_extents(x - width, y - 2, x + width, y + 2))
-        taken.append(Bbox.from_extents(x - 2, y - height, x + 2, y + height))
-    for each in results:
-        text, point = _name_point(each, results), (each.lost[measure].mean, each.gained.mean)
-        labels = [_write_label(axes, text, point, place, colors[_name_family(each)]) for place in _PLACES]
-        boxes = [label.get_window_extent() for label in labels]
-        costs = [
-            sum(1 for other in taken if box.overlaps(other))
-            + 2 * (box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1)
-            for box in boxes
-        ]
-        best = costs.index(min(costs))
-        for i, label in enumerate(labels):
-            if i != best:
-                label.remove()
-        taken.append(boxes[best])
-
-
-def _name_point(result: MethodResult, results: Sequence[MethodResult]) -> str:
-    """What stands at a point: the method, and of several budgets each, with the method at the largest alone."""
-    budgets = [each.runs.budget or 0.0 for each in results if _name_family(each) == _name_family(result)]
-    if len(budgets) == 1 or not result.runs.budget:
-        return result.name
-    share = f"{100 * result.runs.budget:.3g} %"
-    return f"{_name_family(result)} {share}" if result.runs.budget == max(budgets) else share
-
-
-def _write_label(axes: Axes, text: str, point: tuple[float, float], place: tuple[int, int], color: str) -> Annotation:
-    right, up = place
-    return axes.annotate(
-        text,
-        point,
-        xytext=place,
-        textcoords="offset points",
-        ha="center" if right == 0 else "left" if right > 0 else "right",
-        va="center" if up == 0 else "bottom" if up > 0 else "top",
-        color=color if color != MUTED else INK,
-        weight="bold",
-        size="small",
-    )
+        family = each.runs.family_name
+        if each.runs.budget and sum(other.runs.family_name == family for other in results) > 1:
+            style: dict[str, Any] = {"textcoords": "offset points", "color": colors[family], "size": "small"}
+            axes.annotate(
+                f"{100 * each.runs.budget:.3g} %", (each.lost[measure].mean, each.gained.mean), (7, 7), **style
+            )

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from domext_ray.config.jobs import ForgettingConfig, StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
@@ -55,6 +56,8 @@ class Workplace:
     def place(self, config: PretrainConfig, name: str) -> PretrainConfig:
         """Give a run its directory in the study; all runs share the prepared corpora."""
         run = replace(self.config.run, name=name, dir=str(self.paths.run))
+        half: Any = "first" if name.startswith("rate-") else "second"  # a rate is chosen on other text than is reported
+        config = replace(config, train=replace(config.train, eval_half=half if self.config.rates else "both"))
         return replace(config, run=run, prepare=replace(config.prepare, cache_dir=str(self.paths.corpora)))
 
 

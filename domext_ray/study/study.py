@@ -252,6 +252,7 @@ def describe_setting(config: StudyConfig, num_seeds: int) -> str:
         return setting
     tried = ", ".join(f"{each:g}" for each in sorted(config.rates))
     return (
-        f"{setting} Of the rates {tried} each method has the one after which held-out text took the fewest bits, in a "
-        f"run of the first seed with {config.tune_frac:.0%} of the {'time' if config.seconds else 'tokens'}."
+        f"{setting} Of the rates {tried} each method has the one after which one half of the held-out text took the "
+        f"fewest bits, in a run of the first seed with {config.tune_frac:.0%} of the "
+        f"{'time' if config.seconds else 'tokens'}; figures are those of the other half."
     )

@@ -48,6 +48,8 @@ from domext_ray.training.passages import (
     read_passages,
 )
 
+HALVES = {"both": slice(None), "first": slice(0, None, 2), "second": slice(1, None, 2)}
+"""Of rows or passages in the order in which they were chosen."""
 GENERAL_PROBE = Path(__file__).parent.parent / "assets" / "general_probe.txt"
 
 
@@ -146,12 +148,14 @@ def build_domain_set(
     batch_size: int,
     split: Split = "held_out",
     packed: bool = False,
+    half: str = "both",
 ) -> EvalSet:
     """Mask a fixed choice of rows, or make views of them.
 
     Which rows these are depends on the corpus only, and the seed of the draws is the evaluation's own.
     """
-    order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows(split))), kind="stable")[:num_rows]
+    order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows(split))), kind="stable")
+    order = order[:num_rows][HALVES[half]]
     # A smaller group of inseparable rows would be an easier one.
     num_grouped = len(order) // objective.inseparable_rows * objective.inseparable_rows
     shard_rows = [each.num_rows for each in manifest.records(split)]
@@ -212,6 +216,7 @@ def build_evaluations(
     """Build what `Evaluations` holds, for a corpus and the texts beside it, each with its tokenizer."""
     num_rows, length, batch_size = config.train.eval_rows, config.train.seq_length, resolve_micro_batch_size(config)
     options: dict[str, Any] = {"num_rows": num_rows, "batch_size": batch_size, "packed": config.prepare.packed}
+    options["half"] = config.train.eval_half
     texts = ((manifest, tokenizer), *beside)
     domain, *parts = (build_domain_set(*each, config.objective, **options) for each in texts)
     if config.objective.kind != "masked":
@@ -219,5 +224,6 @@ def build_evaluations(
     sizes = {"batch_size": batch_size, "full_length": length}
     probe = build_probe_set(read_probe(config.train.general_probe), tokenizer, max_length=length, **sizes)
     passages = read_passages(manifest, tokenizer, num_passages=num_rows, max_length=length)
+    passages = passages[HALVES[config.train.eval_half]]
     characters, words = (build(passages, tokenizer, **sizes) for build in (build_character_set, build_word_set))
     return Evaluations(domain, parts, probe, characters, words)

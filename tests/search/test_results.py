@@ -29,7 +29,7 @@ def test_those_of_the_whole_budget_come_first() -> None:
     trials = [make_trial("a", 0.9, rungs=1), make_trial("b", 0.5), make_trial("c", 0.7), make_trial("d", None)]
     trials.append(TrialResult("e", {}, (), 2, "no size meets the budget"))
     assert [each.id for each in rank_trials(trials, ("f1",))] == ["c", "b", "a"]
-    assert [each.status for each in trials] == ["stopped", "complete", "complete", "complete", "failed"]
+    assert [each.status for each in trials] == ["pruned", "complete", "complete", "complete", "failed"]
     small = [make_trial("a", 0.5, 30), make_trial("b", 0.5, 20)]
     assert [each.id for each in rank_trials(small, ("trainable",))] == ["b", "a"], "fewer parameters are better"
 
@@ -74,7 +74,7 @@ def test_trials_are_read_from_their_folders(tmp_path: Path) -> None:
     (tmp_path / "t0" / "rungs.jsonl").write_text(json.dumps({"step": 2, "f1": 0.25}) + "\n" + '{"f1": 0.')
     (tmp_path / "t1" / "failure.txt").write_text("too large")
     first, second = read_trials(tmp_path, 2)
-    assert first.status == "stopped" and first.get("f1") == 0.25, "a line that a crash cut short is left out"
+    assert first.status == "pruned" and first.get("f1") == 0.25, "a line that a crash cut short is left out"
     assert second.status == "failed" and math.isnan(second.get("f1")) and second.failure == "too large"
 
 

@@ -24,7 +24,7 @@ from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, CorpusError, DivergenceError, RunError, TrainingError
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, new_export
-from domext_ray.runs.run_directory import write_config
+from domext_ray.runs.run_directory import resolve_paths, write_config
 from domext_ray.study import runs as study_runs
 from domext_ray.study.arms import choose_presets, keeps, make_configs, read_presets
 from domext_ray.study.study import run_study
@@ -70,6 +70,16 @@ def test_a_preset_can_be_changed_and_added() -> None:
     assert methods["exbert"].vocab.size == 50 and methods["exbert"].method.module_hidden_size == 84
     assert (methods["wide"].method.ffn_units, methods["wide"].train.dropout) == (9, 0.2)
     assert methods["wide"].method.trainable_budget == 0
+
+
+def test_a_rate_is_chosen_on_other_text_than_is_reported(tmp_path: Path) -> None:
+    config = configure("--seconds", "9", "--rates", "1e-3,3e-3", "--run.dir", str(tmp_path))
+    place = study_runs.Workplace(config, resolve_paths(PretrainConfig(run=config.run)))
+    made = plan(config)["af"]
+    names = ("rate-af-0.001", "af-seed0", study_runs.BASE)
+    assert [place.place(made, name).train.eval_half for name in names] == ["first", "second", "second"]
+    untuned = replace(place, config=configure("--seconds", "9", "--run.dir", str(tmp_path)))
+    assert untuned.place(made, "af-seed0").train.eval_half == "both"
 
 
 def test_every_sized_method_runs_at_each_budget() -> None:
@@ -402,7 +412,7 @@ def test_a_killed_study_ends_as_an_undisturbed_one(
             build_command(tiny_base_folder, text_file, folder), capture_output=True, text=True, timeout=900
         )
         assert result.returncode == 0, result.stderr[-3000:]
-        assert "[2 of 2] exbert, seed 0" in result.stdout and "general text: points lost" in result.stdout
+        assert "[2 of 2] exbert, seed 0" in result.stdout and "Points lost of the general text" in result.stdout
         losses.append(read_losses(folder / "s"))
         found.append(json.loads((folder / "s" / "results.json").read_text()))
     assert losses[0] == losses[1] and len(losses[0]) == 2

@@ -12,22 +12,25 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 from report_records import SUMMARY
+from scipy.stats import ttest_1samp
 
 from domext_ray.errors import RunError
+from domext_ray.intervals import over_seeds
 from domext_ray.study.figures import (
     PROBE,
     TEXT,
     BaseFigures,
     MethodRuns,
     Retained,
-    Spread,
     Study,
+    estimate,
     find_front,
     make_base_figures,
     make_study,
     route_runs,
+    subtract,
 )
-from domext_ray.study.findings import describe_findings, format_table, to_results
+from domext_ray.study.findings import format_study, list_measures, tabulate_cost, to_results
 from domext_ray.study.picture import draw_study
 
 BASE = BaseFigures(bits=2.3, accuracy=0.35, num_characters=9000, num_words=2000)
@@ -64,13 +67,14 @@ def compare(*methods: MethodRuns) -> Study:
     return make_study(BASE, methods, "Setting.", 90.0)
 
 
-def test_a_spread_knows_mean_deviation_and_interval() -> None:
-    spread = Spread((1.0, 2.0, 6.0))
-    assert spread.mean == 3.0 and spread.sd == pytest.approx(math.sqrt(7))
-    assert spread.interval == pytest.approx((3 - 4.303 * math.sqrt(7 / 3), 3 + 4.303 * math.sqrt(7 / 3)))
-    assert Spread((1.0,)).sd is None and Spread((1.0, 1.0)).interval is None
-    assert (spread - Spread((1.0, 1.0, 1.0))).values == (0.0, 1.0, 5.0)
-    assert Spread((0.5,)).show(".1f") == "0.5"
+def test_seeds_give_an_interval_from_the_third_on() -> None:
+    three = over_seeds([1.0, 2.0, 6.0])
+    assert three.mean == 3.0 and three.sd == pytest.approx(math.sqrt(7))
+    half = 4.302653 * math.sqrt(7 / 3)
+    assert estimate(three).interval == pytest.approx([3 - half, 3 + half])
+    assert estimate(over_seeds([1.0, 1.0])).interval is None and over_seeds([1.0]).sd is None
+    found = subtract(three, over_seeds([1.0, 1.0, 1.0]))
+    assert found.value == 2.0 and found.p_value == pytest.approx(ttest_1samp([0.0, 1.0, 5.0], 0).pvalue)
 
 
 def test_gains_and_losses_are_counted_from_the_base() -> None:
@@ -78,8 +82,8 @@ def test_gains_and_losses_are_counted_from_the_base() -> None:
     study = compare(moved, ADAPTER)
     moved_lost = study.results[0].lost[PROBE].mean
     assert study.results[0].gained.mean == pytest.approx(0.4) and moved_lost == pytest.approx(1.0)
-    findings = " ".join(describe_findings(study))
-    assert "words starts elsewhere" in findings and "not tested here" in findings
+    text = format_study(study)
+    assert "words started elsewhere, with new words or random parts" in text and "adapter differs from words" in text
     assert make_base_figures(make_summary(1.0, 0.1)) == BASE
 
 
@@ -100,29 +104,23 @@ def test_runs_with_routers_count_a_second_time() -> None:
 
 
 def test_the_table_has_a_line_a_method() -> None:
-    lines = format_table(compare(FULL, ADAPTER)).splitlines()
-    assert lines[2] == "| the base | 0 | – | – | – | – | 2.300 | – | 35.0 | – |"
-    assert lines[3].startswith(
-        "| full | 2,632,704 | 32.1% (fixed) | 0.001 | 245,760 | 90 ± 0 | 2.300 → 1.710 ± 0.010 |"
-    )
-    assert lines[4].endswith("| 0.490 ± 0.010 | 35.0 → 33.1 ± 0.2 | 1.9 ± 0.2 |")
-    assert len({line.count("|") for line in lines}) == 1
+    lines = tabulate_cost(compare(FULL, ADAPTER)).splitlines()
+    assert lines[2] == "| the base | 0 | – | – | – | – | 2.300 | 35.0 |"
+    expected = "| full | 2,632,704 | 32.1% (fixed) | 0.001 | 245,760 | 90 ± 0 | 2.300 → 1.710 | 35.0 → 30.1 |"
+    assert lines[3] == expected and len({line.count("|") for line in lines}) == 1
 
 
-def test_findings_claim_no_more_than_the_spread_bears() -> None:
-    findings = describe_findings(compare(FULL, ADAPTER, UNSURE))
-    assert findings[0].startswith("full gains most: 0.590 ± 0.010 bits") and "is beyond the spread" in findings[0]
-    assert findings[1].startswith("adapter forgets least of the general probe: 1.9 ± 0.2 points")
-    assert "is within the spread" in findings[1]
-    assert findings[2].startswith("On the Pareto front of the general probe, by means: adapter, full.")
-    assert "(full) is supported for 1 of 2 extensions (adapter)" in findings[3]
-    assert findings[4].startswith("Supported means that the paired differences over 3 seeds exclude 0; ")
-    assert findings[5] == (
-        "adapter gains 83% (82% to 84%) of the bits that full gains, and loses 1.9 (1.5 to 2.2) points of the general "
-        "probe, 3.0 (2.7 to 3.4) less than full."
+def test_verdicts_claim_no_more_than_the_seeds_bear() -> None:
+    gained, lost = list_measures(compare(ADAPTER, FULL, UNSURE))
+    assert gained["table"].splitlines()[2] == "| full | 0.590 ± 0.010 | 0.565 to 0.615 | – | – | – |"
+    assert "| adapter | 0.490 ± 0.010 | 0.465 to 0.515 | -0.100 |" in gained["table"]
+    assert gained["verdict"].startswith(
+        "adapter, unsure differ from full by more than chance (p < 0.05, corrected for 2"
     )
-    worse = make_method("worse", [(1.8, 0.20), (1.8, 0.21), (1.8, 0.20)])
-    assert any("the opposite for worse" in each for each in describe_findings(compare(FULL, worse)))
+    assert lost["title"] == "Points lost of the general probe" and lost["front"] == ["adapter", "full"]
+    assert lost["verdict"].startswith("adapter differs from full by more than chance")
+    p_value = subtract(compare(ADAPTER).results[0].lost[PROBE], compare(FULL).results[0].lost[PROBE]).p_value
+    assert p_value is not None and f"| {2 * p_value:.3f} |" in lost["table"], "Holm's correction"
 
 
 def test_word_bits_have_a_column_and_a_sentence_where_they_were_measured() -> None:
@@ -135,12 +133,11 @@ def test_word_bits_have_a_column_and_a_sentence_where_they_were_measured() -> No
     base, full = replace(BASE, word_bits=2.5), measure(FULL, 2.0, 2.1, 2.2)
     study = make_study(base, (full, measure(ADAPTER, 1.9, 1.9, 1.9)), "Setting.", 90.0)
     assert [each.word_gained.mean for each in study.results if each.word_gained] == pytest.approx([0.4, 0.6])
-    header, _, *rows = format_table(study).splitlines()
-    assert "| gained | word bits gained |" in header and "| 0.600 ± 0.000 |" in rows[2]
-    assert "adapter gains most by word bits, which decide between vocabularies: 0.600" in describe_findings(study)[1]
-    assert describe_findings(study)[0].startswith("full gains most: 0.590"), "the other measure says otherwise"
+    words = list_measures(study)[1]
+    assert words["title"].endswith("which decide between vocabularies") and "| 0.600 ± 0.000 |" in words["table"]
+    assert words["table"].index("| full |") < words["table"].index("| adapter |")
     old = make_study(base, (full, ADAPTER), "Setting.", 90.0)
-    assert old.results[1].word_gained is None and len({row.count("|") for row in format_table(old).splitlines()}) == 1
+    assert old.results[1].word_gained is None and "| adapter |" not in list_measures(old)[1]["table"]
     summary = make_summary(1.0, 0.1)
     summary["domain"]["word_bits_per_character"] = {"before": 2.5, "after": None}
     assert make_base_figures(summary) == base
@@ -152,15 +149,9 @@ def test_general_text_is_a_second_measure(tmp_path: Path) -> None:
     study = make_study(base, (FULL, kept, ADAPTER), "Setting.", 90.0)
     assert study.results[0].lost[TEXT].values == pytest.approx((5.0, 4.9, 4.95))
     assert study.rival is not None and study.rival.name == "full_kept", "of both the one that gains more"
-    table = format_table(study).splitlines()
-    assert table[0].endswith("| points lost | general text: points lost |") and table[3].endswith("| 5.0 ± 0.1 |")
-    findings = describe_findings(study)
-    assert any(each.startswith("full_kept forgets least of the general text: 2.9 ± 0.1 points") for each in findings)
-    assert any(each.startswith("On the Pareto front of the general text, by means: full_kept.") for each in findings)
-    against = next(each for each in findings if each.startswith("adapter gains 80%"))
-    assert "points of the general probe" in against and "3.4 (3.2 to 3.6) points of the general text, 0.5" in against
-    assert against.endswith("more than full_kept.")
-    assert "Of the general text the base predicts 20.0%. What was masked." in findings
+    text, lost = format_study(study), list_measures(study)[2]
+    assert lost["front"] == ["full_kept"] and "| full | 5.0 ± 0.1 |" in lost["table"]
+    assert "Of the general text the base predicts 20.0 %. What was masked." in text
     results = to_results(study)
     assert results["full_training"] == "full_kept" and results["text_pareto_front"] == ["full_kept"]
     assert results["methods"]["adapter"]["share_of_full_training"]["mean"] == pytest.approx(0.803, abs=1e-3)
@@ -177,7 +168,7 @@ def test_a_method_of_several_budgets_is_one_line_of_the_picture(tmp_path: Path) 
         for budget in (0.01, 0.05, 0.17)
     ]
     study = replace(compare(FULL, *sized), left_out={"lora@0.01": "no size meets the budget"})
-    assert "No size of these methods meets the budget: lora@0.01." in describe_findings(study)
+    assert "No size of these methods meets the budget: lora@0.01." in format_study(study)
     draw_study(study, tmp_path / "lines.png")
     assert imread(tmp_path / "lines.png").std() > 0.01
 
@@ -185,25 +176,28 @@ def test_a_method_of_several_budgets_is_one_line_of_the_picture(tmp_path: Path) 
 def test_rates_at_the_edge_are_named() -> None:
     tried = {1e-4: 1.9, 1e-3: 1.8, 3e-3: None}
     inner = replace(FULL, tried={1e-4: 1.9, 1e-3: 1.8, 3e-3: 1.85})
-    findings = describe_findings(compare(inner, replace(ADAPTER, tried=tried, learning_rate=1e-4)))
-    assert "The best rate is the lowest or the highest that was tried: adapter 0.0001." in findings
-    assert "Training diverged at these rates: adapter 0.003." in findings
+    text = format_study(compare(inner, replace(ADAPTER, tried=tried, learning_rate=1e-4)))
+    assert "- The best rate is the lowest or the highest that was tried: adapter 0.0001.\n" in text
+    assert "- Training diverged at these rates: adapter 0.003.\n" in text
 
 
 def test_few_seeds_support_nothing() -> None:
     two = [make_method(each.name, [(1.7, 0.3 + i / 20)] * 2, each.trains) for i, each in enumerate((FULL, ADAPTER))]
-    findings = " ".join(describe_findings(compare(*two)))
-    assert "fewer than 3 seeds this cannot be told; here 1 of 1 lost less (adapter)" in findings
-    assert "supported" not in findings and "chance is not ruled out" in findings
+    study = compare(*two)
+    assert {each["verdict"] for each in list_measures(study)} == {""}
+    assert "Fewer than 3 seeds say nothing about chance." in format_study(study)
+    difference = to_results(study)["paired_differences"]["full - adapter"]["points_lost"]
+    assert difference["interval"] is None and difference["p_value"] is None
 
 
 def test_reservations_are_named() -> None:
     apart = make_method("apart", [(0.5, 0.35)] * 3, characters=8000, words=2010, seconds=120.0)
     study = compare(FULL, ADAPTER, apart)
-    findings = " ".join(describe_findings(study))
-    assert "Gains of apart are therefore not ranked" in findings and "full gains most" in findings
-    assert "90 seconds were wanted and these took (apart 120)" in findings
-    assert "2,000 for the base, but apart 2,010" in findings
+    text = format_study(study)
+    assert "apart are not ranked" in text and "| apart |" not in list_measures(study)[0]["table"]
+    assert "90 seconds were wanted, and these took apart 120" in text
+    assert "scored on 2,000 words of it, but apart on 2,010" in text
+    assert [each["title"] for each in list_measures(compare(apart))] == ["Points lost of the general probe"]
     assert to_results(study)["pareto_front"] == ["adapter", "full"]
 
 

@@ -8,6 +8,7 @@ import string
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -107,6 +108,18 @@ def test_domain_batches_depend_on_the_corpus_only(tmp_path: Path, tokenizer: Pre
     assert whole.num_masked / (50 * 20) == pytest.approx(0.15, abs=0.04)
     (every,) = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=500, batch_size=500).batches
     assert len(every.input_ids) == 74
+
+
+def test_halves_of_held_out_text_share_no_row(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    manifest = write_held_out(tmp_path, tokenizer, (30, 3, 41))
+
+    def read(half: str) -> set[bytes]:
+        options: dict[str, Any] = {"num_rows": 50, "batch_size": 50, "half": half}
+        (batch,) = build_domain_set(manifest, tokenizer, ObjectiveConfig(), **options).batches
+        return {row.numpy().tobytes() for row in batch.input_ids}
+
+    first, second = read("first"), read("second")
+    assert not first & second and first | second == read("both") and len(first) == len(second)
 
 
 def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:

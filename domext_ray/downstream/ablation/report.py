@@ -8,9 +8,9 @@ parameters).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,12 +25,14 @@ from domext_ray.downstream.ablation.sweeps import (
     Sweep,
     SweepResult,
 )
-from domext_ray.downstream.finetune.comparison import compare_means, format_finetuned
+from domext_ray.downstream.finetune.comparison import compare_finetuned, tabulate_finetuned
+from domext_ray.intervals import Estimate
 from domext_ray.labelled.metrics.scores import flatten
+from domext_ray.report.compare import Line, tabulate
 from domext_ray.report.plots import BLUE, DASHED, GREEN, INK, MUTED, ORANGE, VIOLET, draw_legend, new_picture
-from domext_ray.report.tables import format_bounds, format_markdown
 from domext_ray.storage import write_json, write_text
 
+Found: TypeAlias = tuple[SweepResult, Line]
 MAX_ANNOTATED_LAYERS = 12
 FAMILY_COLORS = {BOTTLENECKS: BLUE, TOP_LAYERS: ORANGE, LAYER_NORMS: GREEN, EVERYTHING: VIOLET}
 LOSSES = LinearSegmentedColormap.from_list("losses", ["#5c2410", ORANGE, "#f0c9ae", "#fbf6f2"])
@@ -46,7 +48,7 @@ def write_spans(study: SpanStudy, folder: Path) -> str:
 
 
 def format_spans(study: SpanStudy) -> str:
-    """Return single layers, halves and all layers as a Markdown table, with what follows from them."""
+    """Return single layers, halves and all layers as a Markdown table, and what follows."""
     first, last = study.layers
     middle = first + (last - first + 1) // 2
     named: dict[Span, str] = {(layer, layer): f"layer {layer}" for layer in range(first, last + 1)}
@@ -55,30 +57,25 @@ def format_spans(study: SpanStudy) -> str:
         named.setdefault((middle, last), f"upper half ({middle} to {last})")
         named[(first, last)] = f"all layers ({first} to {last})"
     setting = (
-        f"{study.run}: {study.metric} on {study.num_examples:,} dev examples without the parts of the adapter "
-        f"{study.adapter!r} in some layers, without retraining; LayerNorm shifts "
-        f"{'are removed with them' if study.remove_norms else 'stay'}. Differences are to the whole model, with paired "
-        "bootstrap 95 % intervals over examples."
+        f"{study.run} on {study.num_examples:,} dev examples, without the parts of the adapter {study.adapter!r} in "
+        f"some layers and without retraining; LayerNorm shifts "
+        f"{'are removed with them' if study.remove_norms else 'stay'}. Intervals are over documents, paired."
     )
-    rows = [("nothing", f"{study.whole:.3f}", "", "", "")]
+    lines = [Line("nothing", Estimate(study.whole), more=("",))]
     for span, name in named.items():
         score, change = study.spans[span], f"{study.relative_change(span):+.1f} %"
-        bounds = format_bounds(score.low, score.high, "+.3f")
-        rows.append((name, f"{score.value:.3f}", change, f"{score.difference:+.3f}", bounds))
-    rows.append(("(majority baseline)", f"{study.majority:.3f}", "", "", ""))
-    table = format_markdown(("removed", study.metric, "change", "difference", "95 % interval"), rows)
-    return f"{setting}\n\n{table}\n\n{_describe_layers(study)}\n"
-
-
-def _describe_layers(study: SpanStudy) -> str:
-    first, last = study.layers
+        difference = Estimate(score.difference, score.low, score.high)
+        lines.append(Line(name, Estimate(score.value), difference, (change,)))
+    lines.append(Line("(majority baseline)", Estimate(study.majority), more=("",)))
+    table = tabulate(lines, study.metric, names="removed", more=("change",), change="difference")
     singles = {layer: study.relative_change((layer, layer)) for layer in range(first, last + 1)}
     worst = min(singles, key=lambda layer: singles[layer])
-    return (
+    verdict = (
         f"A single layer's removal changes {study.metric} by {np.mean(list(singles.values())):+.1f} % on average, and "
         f"by {singles[worst]:+.1f} % where it costs most (layer {worst}); the removal of all layers by "
         f"{study.relative_change((first, last)):+.1f} %."
     )
+    return f"{setting}\n\n{table.show()}\n\n{verdict}\n"
 
 
 def draw_spans(study: SpanStudy, path: Path) -> None:
@@ -118,54 +115,52 @@ def _write_change(axes: Axes, row: int, column: int, change: float, lowest: floa
 def write_sweep(sweep: Sweep, folder: Path) -> str:
     """Write a sweep's figures, table and picture; return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = format_sweep(sweep)
-    write_json(folder / f"{sweep.study}.json", to_results(sweep))
+    results = [sweep.reference, *(each for each in sweep.results if each is not sweep.reference)]
+    runs = [each.run for each in results]
+    lines = compare_finetuned(runs, [each.entry.name for each in results])
+    rates = ", ".join(f"{each.entry.name} {each.run.summary['best']['point']['lr']:g}" for each in results)
+    note = f"Trained parameters include the task's head. Rates that dev chose: {rates}."
+    text = f"{tabulate_finetuned(runs, lines).show()}\n\n{note}\n"
+    by_name = {each.name: each for each in lines}
+    found = [(each, by_name[each.entry.name]) for each in sweep.results]
+    write_json(folder / f"{sweep.study}.json", to_results(sweep, found))
     write_text(folder / f"{sweep.study}.md", text)
-    _draw(_plot_sigmas if sweep.study == "sigma" else _plot_sizes, sweep, folder / f"{sweep.study}.png")
+    with new_picture(folder / f"{sweep.study}.png", (8.6, 5.2)) as figure:
+        axes = figure.subplots()
+        axes.set_xscale("log")
+        _plot_families(axes, sweep, found)
+        run, summary = sweep.reference.run, sweep.reference.run.summary
+        axes.set(title=f"{summary['model']['name']} on {summary['set']['name']}")
+        axes.set_ylabel(f"{summary['metric']} on {run.split} (bars: 95 % intervals)")
+        draw_legend(axes)
     return text
 
 
-def format_sweep(sweep: Sweep) -> str:
-    """Return a sweep as a Markdown table; differences are to the reference, which stands first."""
-    others = [each.run for each in sweep.results if each is not sweep.reference]
-    points = [
-        f"{each.entry.name} {each.run.summary['best']['point']['lr']:g}"
-        for each in sorted(sweep.results, key=lambda each: each is not sweep.reference)
-    ]
-    return (
-        f"{format_finetuned([sweep.reference.run, *others])} ± is the standard deviation over restarts; differences "
-        f"are to {sweep.reference.entry.name}, paired over examples. Trained parameters include the task's head. Rates "
-        f"that dev chose: {', '.join(points)}.\n"
-    )
-
-
-def to_results(sweep: Sweep) -> dict[str, Any]:
+def to_results(sweep: Sweep, found: Sequence[Found]) -> dict[str, Any]:
     """Return a sweep's figures as plain values."""
-    summary, split = sweep.reference.run.summary, sweep.reference.run.split
+    summary = sweep.reference.run.summary
     return {
         "study": sweep.study,
-        "set": summary["set"],
-        "model": summary["model"],
-        "metric": summary["metric"],
-        "split": split,
+        **{name: summary[name] for name in ("set", "model", "metric")},
+        "split": sweep.reference.run.split,
         "reference": sweep.reference.entry.name,
         "majority": _find_majority(sweep.reference),
-        "runs": [_describe(each, sweep.reference) for each in sweep.results],
+        "runs": [_describe(*each) for each in found],
     }
 
 
-def _describe(result: SweepResult, reference: SweepResult) -> dict[str, Any]:
-    paired = compare_means(reference.run, result.run)
+def _describe(result: SweepResult, line: Line) -> dict[str, Any]:
+    change = line.difference or Estimate(0.0, 0.0, 0.0)
     return {
-        "name": result.entry.name,
+        "name": line.name,
         "family": result.entry.family,
         "value": None if math.isnan(result.entry.value) else result.entry.value,
         "trained": result.num_trained,
-        "mean": result.run.mean,
-        "sd": result.sd if len(result.values) > 1 else None,
-        "values": result.values,
-        "interval": list(result.run.interval),
-        "difference": {"value": paired.difference, "interval": [paired.low, paired.high], "p_value": paired.p_value},
+        "mean": line.figure.value,
+        "sd": result.run.sample.sd,
+        "values": list(line.values),
+        "interval": line.figure.interval,
+        "difference": {"value": change.value, "interval": change.interval, "p_value": change.p_value},
         "point": result.run.summary["best"]["point"],
         "dev": result.run.summary["restarts"]["dev"]["mean"],
     }
@@ -176,72 +171,32 @@ def _find_majority(result: SweepResult) -> float | None:
     return flatten(baselines.get("majority", {})).get(result.run.summary["metric"])
 
 
-def _draw(plot: Callable[[Axes, Sweep], None], sweep: Sweep, path: Path) -> None:
-    with new_picture(path, (8.6, 5.2)) as figure:
-        axes = figure.subplots()
-        axes.set_xscale("log")
-        plot(axes, sweep)
-        run = sweep.reference.run
-        axes.set_ylabel(f"{run.summary['metric']} on {run.split}")
-        draw_legend(axes)
-
-
-def _plot_sigmas(axes: Axes, sweep: Sweep) -> None:
-    """The metric's mean over the magnitude; bars are standard deviations over restarts, or else intervals."""
-    restarts = len(sweep.reference.values)
-    bars = f"mean ± sd of {restarts} restarts" if restarts > 1 else "bootstrap 95 % interval"
-    _plot_line(
-        axes, sweep.results, [each.entry.value for each in sweep.results], BLUE, bars, over_restarts=restarts > 1
-    )
-    majority = _find_majority(sweep.reference)
-    if majority is not None:
-        axes.axhline(majority, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1, label="majority baseline")
-    axes.set(
-        title=f"{_name_setting(sweep)}: initial magnitude",
-        xlabel="standard deviation of the bottlenecks' initial weights",
-    )
-
-
-def _plot_sizes(axes: Axes, sweep: Sweep) -> None:
-    """The metric's mean over trained parameters, a line a family; bars are bootstrap 95 % intervals over examples."""
+def _plot_families(axes: Axes, sweep: Sweep, found: Sequence[Found]) -> None:
+    """The metric's mean over the magnitude, or over trained parameters; a line a family."""
+    is_sigma = sweep.study == "sigma"
     for family, color in FAMILY_COLORS.items():
-        own = [each for each in sweep.results if each.entry.family == family]
-        if own:
-            _plot_line(axes, own, [each.num_trained for each in own], color, family, over_restarts=False)
-        for each in own:
-            if not math.isnan(each.entry.value):
-                axes.annotate(
-                    f"{each.entry.value:g}",
-                    (each.num_trained, each.run.mean),
-                    xytext=(6, -8),
-                    textcoords="offset points",
-                    va="center",
-                    color=color,
-                    fontsize="x-small",
-                )
+        own = [each for each in found if each[0].entry.family == family]
+        places = [each.entry.value if is_sigma else each.num_trained for each, _ in own]
+        _plot_line(axes, [line for _, line in own], places, color, family)
+        for (each, line), place in zip(own, places, strict=True):
+            if not is_sigma and not math.isnan(each.entry.value):
+                style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "x-small"}
+                axes.annotate(f"{each.entry.value:g}", (place, line.figure.value), (6, -8), color=color, **style)
     axes.margins(x=0.07)
-    axes.axhline(sweep.reference.run.mean, color=VIOLET, linewidth=1.0, linestyle=DASHED, zorder=1)
-    axes.set(
-        title=f"{_name_setting(sweep)}: trained parameters",
-        xlabel="trained parameters, the task's head among them (at the points: bottleneck size, number of layers)",
-    )
+    level = _find_majority(sweep.reference) if is_sigma else sweep.reference.run.mean
+    if level is not None:
+        name = "majority baseline" if is_sigma else None
+        axes.axhline(level, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1, label=name)
+    sizes = "trained parameters, with the head (at the points: bottleneck size, number of layers)"
+    axes.set_xlabel("standard deviation of the bottlenecks' initial weights" if is_sigma else sizes)
 
 
-def _plot_line(
-    axes: Axes, results: Sequence[SweepResult], places: Sequence[float], color: str, label: str, *, over_restarts: bool
-) -> None:
-    means = np.array([each.run.mean for each in results])
-    if over_restarts:
-        bars = np.array([[each.sd, each.sd] for each in results]).T
-    else:
-        low, high = np.array([each.run.interval for each in results]).T
-        bars = np.stack([means - low, high - means])
-    axes.errorbar(places, means, yerr=bars.clip(min=0.0), fmt="o-", color=color, capsize=3, markersize=5, label=label)
-    for place, each in zip(places, results, strict=True):
+def _plot_line(axes: Axes, lines: Sequence[Line], places: Sequence[float], color: str, label: str) -> None:
+    if not lines:
+        return
+    means = np.array([each.figure.value for each in lines])
+    bars = np.abs(np.array([[each.figure.low, each.figure.high] for each in lines]).T - means)
+    axes.errorbar(places, means, yerr=bars, fmt="o-", color=color, capsize=3, markersize=5, label=label)
+    for place, each in zip(places, lines, strict=True):
         if len(each.values) > 1:
             axes.plot([place] * len(each.values), each.values, ".", color=color, alpha=0.45, markersize=5)
-
-
-def _name_setting(sweep: Sweep) -> str:
-    summary = sweep.reference.run.summary
-    return f"{summary['model']['name']} on {summary['set']['name']}"

@@ -22,7 +22,8 @@ from domext_ray.downstream.finetune.finetuned import FinetunedModel, rebuild_fin
 from domext_ray.downstream.finetune.training import Fitted, predict_rows
 from domext_ray.downstream.tasks.task import ONLY_STAGE, Row
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, compare_paired
+from domext_ray.intervals import RESAMPLING_SEED
+from domext_ray.labelled.metrics.scores import Score, compare_scores, over_clusters
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import DeltaProjection, Layer, NormShift
@@ -314,7 +315,7 @@ def _read_record(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def _score(fitted: Fitted, rows: Sequence[Row]) -> Score:
     dev = fitted.task.data.dev
-    return fitted.task.score(dev, predict_rows(fitted, dev, rows))
+    return over_clusters(fitted.task.score(dev, predict_rows(fitted, dev, rows)), dev)
 
 
 def _measure(work: SpanWork, rows: Sequence[Row], whole: Score, span: Span) -> dict[str, Any]:
@@ -323,13 +324,13 @@ def _measure(work: SpanWork, rows: Sequence[Row], whole: Score, span: Span) -> d
     metric = work.fitted.task.metric
     with remove_parts(work.fitted.model, work.adapter, range(first, last + 1), norms=work.remove_norms):
         score = _score(work.fitted, rows)
-    paired = compare_paired(whole, score, metric, num_resamples=work.num_resamples, seed=RESAMPLING_SEED)
+    paired = compare_scores(whole, score, [metric], num_resamples=work.num_resamples, seed=RESAMPLING_SEED)[metric]
     return {
         "first": first,
         "last": last,
         "value": score.get(metric),
-        "difference": paired.difference,
-        "relative_change": paired.difference / whole.get(metric),
+        "difference": paired.value,
+        "relative_change": paired.value / whole.get(metric),
         "interval": [paired.low, paired.high],
     }
 

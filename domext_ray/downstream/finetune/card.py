@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import EvalResult
@@ -13,7 +12,7 @@ from domext_ray.downstream.start.model import StartModel
 from domext_ray.export.card import render_card
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
 from domext_ray.labelled.metrics.scores import flatten
-from domext_ray.report.tables import format_markdown
+from domext_ray.report.tables import format_bounds, format_markdown
 
 MAX_LABELS = 40
 _TASKS = {
@@ -25,27 +24,16 @@ _TASKS = {
 """Class of transformers -> the hub's name of the task; all but the last are pipelines of the hub, too."""
 
 
-@dataclass(frozen=True)
-class SplitScore:
-    """What a model scored on a split, by the figure by which dev chose, with its bootstrap 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    num_examples: int
-
-
-def read_score(figures: Mapping[str, Any], metric: str) -> SplitScore:
-    """Return the chosen figure of what `Score.describe` gave."""
-    values = flatten({name: each for name, each in figures.items() if name not in ("intervals", "examples")})
-    low, high = figures["intervals"][metric]
-    return SplitScore(float(values[metric]), low, high, figures["examples"])
-
-
 def build_card(
-    start: StartModel, set_name: str, fitted: Fitted, scores: Mapping[str, SplitScore], metric: str, *, is_plain: bool
+    start: StartModel,
+    set_name: str,
+    fitted: Fitted,
+    scores: Mapping[str, dict[str, Any]],
+    metric: str,
+    *,
+    is_plain: bool,
 ) -> str:
-    """Return the model card; `scores` are by split, of all models of the task together, empty where not scored."""
+    """Return the model card; `scores` are by split what `Score.describe` gave, of all models of the task together."""
     task, auto_class = fitted.task, HEAD_AUTO_CLASSES[fitted.task.head]
     hub_task = _TASKS[auto_class]
     labels = ", ".join(task.head_labels[:MAX_LABELS]) + ("…" if len(task.head_labels) > MAX_LABELS else "")
@@ -58,7 +46,7 @@ def build_card(
             dataset_split=split,
             metric_type=metric,
             metric_name=metric,
-            metric_value=each.value,
+            metric_value=flatten(each)[metric],
         )
         for split, each in scores.items()
     ]
@@ -88,11 +76,11 @@ def build_card(
     )
 
 
-def _describe_scores(scores: Mapping[str, SplitScore], metric: str) -> str:
+def _describe_scores(scores: Mapping[str, dict[str, Any]], metric: str) -> str:
     if not scores:
         return ""
     rows = [
-        (split, f"{each.value:.3f}", f"{each.low:.3f} to {each.high:.3f}", f"{each.num_examples:,}")
+        (split, f"{flatten(each)[metric]:.3f}", format_bounds(*each["intervals"][metric]), f"{each['examples']:,}")
         for split, each in scores.items()
     ]
     table = format_markdown(("", metric, "95 % interval", "examples"), rows)

@@ -1,7 +1,7 @@
 """Several models fine-tuned on one set become one table: figures with intervals, and paired differences.
 
-Enters: fine-tuning runs (summary.json, resamples.npz). Leaves: a Markdown table and a PNG. Runs on one set resample the
-same examples, so the difference of two models' resampled figures is their paired bootstrap (Efron, Tibshirani, 1993).
+Enters: fine-tuning runs (summary.json, resamples.npz). Runs on one set resample the same documents, so the difference
+of two models' resampled figures is their paired bootstrap.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import RunError
-from domext_ray.labelled.metrics.scores import PairedDifference, find_bounds, summarize_difference
-from domext_ray.report.plots import COLORS, draw_intervals, new_picture
-from domext_ray.report.tables import format_bounds, format_markdown
+from domext_ray.intervals import Sample
+from domext_ray.report.compare import Line, compare_with_first, describe_differences, draw_lines, tabulate
+from domext_ray.report.tables import Table
 from domext_ray.storage import new_file
 
 RESAMPLES = "resamples.npz"
@@ -26,39 +26,45 @@ RESAMPLES = "resamples.npz"
 
 @dataclass(frozen=True)
 class FinetunedRun:
-    """One run's part of a comparison.
-
-    Args:
-        name: its directory's name.
-        summary: content of summary.json.
-        resamples: the metric's resampled figures [restarts, resamples], of test or, without one, dev.
-    """
+    """One run's part of a comparison: its directory's name, its summary, and the metric on `split`."""
 
     name: str
     summary: dict[str, Any]
-    resamples: np.ndarray
+    sample: Sample
 
     @property
     def split(self) -> str:
-        """The split that is compared."""
+        """The split that is compared: test or, without one, dev."""
         return "test" if self.summary["test"] else "dev"
 
     @property
     def mean(self) -> float:
         """The metric's mean over restarts."""
-        return float(self.summary["restarts"][self.split]["mean"])
+        return self.sample.mean
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Bootstrap 95 % interval of that mean, over examples."""
-        low, high = find_bounds(self.resamples.mean(axis=0)[None])[0]
-        return float(low), float(high)
+    def num_trained(self) -> int:
+        """Parameters that trained, the task's head among them."""
+        return sum(each["trainable"] for each in self.summary["parameters"].values())
 
 
 def write_resamples(folder: Path, resamples: dict[str, np.ndarray]) -> None:
     """Write a run's resampled figures, float64 [restarts, resamples] by split."""
     with new_file(folder / RESAMPLES) as temporary:
         np.savez_compressed(temporary, **resamples)  # type: ignore[arg-type]
+
+
+def read_sample(folder: Path, split: str, values: Sequence[float], num_clusters: int) -> Sample:
+    """Return the metric of a run's restarts with the resamples that `write_resamples` wrote.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        with np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
+            return Sample(np.array(values), arrays[split], num_clusters)
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{folder / RESAMPLES} is missing or damaged; run it again with its own command.") from error
 
 
 def is_finetuned(folder: Path) -> bool:
@@ -75,12 +81,9 @@ def read_finetuned(folder: Path) -> FinetunedRun:
     if not (folder / "summary.json").is_file():
         raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
     summary = read_finetune_summary(folder)
-    try:
-        with np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
-            resamples = arrays["test" if summary["test"] else "dev"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{folder / RESAMPLES} is missing or damaged; run it again with its own command.") from error
-    return FinetunedRun(folder.resolve().name, summary, resamples)
+    split = "test" if summary["test"] else "dev"
+    sample = read_sample(folder, split, summary["restarts"][split]["values"], summary[split]["clusters"])
+    return FinetunedRun(folder.resolve().name, summary, sample)
 
 
 def check_comparable(runs: Sequence[FinetunedRun]) -> None:
@@ -94,45 +97,30 @@ def check_comparable(runs: Sequence[FinetunedRun]) -> None:
         for what, values in (
             ("sets", (first.summary["set"]["sha256"], run.summary["set"]["sha256"])),
             ("metrics", (first.summary["metric"], run.summary["metric"])),
-            ("numbers of resamples", (first.resamples.shape[1], run.resamples.shape[1])),
+            ("numbers of resamples", (first.sample.drawn.shape[1], run.sample.drawn.shape[1])),
         ):
             if values[0] != values[1]:
                 raise RunError(f"{first.name} and {run.name} have different {what}; compare runs that share them.")
 
 
-def compare_means(first: FinetunedRun, second: FinetunedRun) -> PairedDifference:
-    """Return how much the second run's mean over restarts differs from the first's, over the same resamples."""
-    drawn = second.resamples.mean(axis=0) - first.resamples.mean(axis=0)
-    return summarize_difference(second.mean - first.mean, drawn)
+def compare_finetuned(runs: Sequence[FinetunedRun], names: Sequence[str] = ()) -> list[Line]:
+    """Compare runs with the first one; `names` stand for those of their directories."""
+    more = [(f"{run.num_trained:,}", str(len(run.sample.values))) for run in runs]
+    return compare_with_first(names or [run.name for run in runs], [run.sample for run in runs], more)
 
 
-def format_finetuned(runs: Sequence[FinetunedRun]) -> str:
-    """Return the runs as a Markdown table; differences are to the first run."""
-    metric, split = runs[0].summary["metric"], runs[0].split
-    header = ("run", "trained", f"{metric} on {split}", "95 % interval", "difference", "95 % interval", "p")
-    rows = []
-    for run in runs:
-        restarts = run.summary["restarts"]
-        spread = f" ± {restarts[run.split]['std']:.3f}" if len(restarts["seeds"]) > 1 else ""
-        trained = sum(each["trainable"] for each in run.summary["parameters"].values())
-        rows.append([run.name, f"{trained:,}", f"{run.mean:.3f}{spread}", format_bounds(*run.interval), "", "", ""])
-        if run is not runs[0]:
-            paired = compare_means(runs[0], run)
-            bounds = format_bounds(paired.low, paired.high, "+.3f")
-            rows[-1][4:] = [f"{paired.difference:+.3f}", bounds, f"{paired.p_value:.3f}"]
-    data = runs[0].summary["set"]
-    seeds = sorted({len(run.summary["restarts"]["seeds"]) for run in runs})
-    setting = f"{data['name']}: {data['examples'][split]:,} {split} examples, means over {seeds[0]} restart(s)."
-    return f"{format_markdown(header, rows)}\n\n{setting}"
+def tabulate_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line]) -> Table:
+    """Return what `compare_finetuned` found as a table."""
+    summary, split = runs[0].summary, runs[0].split
+    scored, clusters = summary["set"]["examples"][split], runs[0].sample.num_clusters
+    resampled = f"in {clusters:,} documents or contexts, which are resampled" * (clusters < scored)
+    setting = f"{summary['set']['name']}: {scored:,} {split} examples {resampled}".strip()
+    more = ("trained", "restarts")
+    notes = (f"{setting}. Figures are means over restarts (±: their sd).", describe_differences(lines))
+    return tabulate(lines, f"{summary['metric']} on {split}", names="run", more=more, notes=notes)
 
 
-def draw_finetuned(runs: Sequence[FinetunedRun], path: Path) -> None:
-    """Draw every run's mean with its bootstrap 95 % interval, and its restarts, as a PNG."""
-    with new_picture(path, (8, 1.6 + 0.5 * len(runs))) as figure:
-        axes = figure.subplots()
-        draw_intervals(axes, [run.name for run in runs], [(run.mean, *run.interval) for run in runs], ".3f")
-        for place, run in enumerate(runs):
-            values = run.summary["restarts"][run.split]["values"]
-            axes.plot(values, [place + 0.22] * len(values), ".", color=COLORS[place % len(COLORS)], alpha=0.6)
-        data = runs[0].summary["set"]["name"]
-        axes.set(title=f"{data}: {runs[0].summary['metric']} on {runs[0].split}", xlabel="mean over restarts (dots)")
+def draw_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line], path: Path) -> None:
+    """Draw what `compare_finetuned` found as a PNG."""
+    summary = runs[0].summary
+    draw_lines(lines, path, summary["set"]["name"], f"{summary['metric']} on {runs[0].split}")

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from domext_ray.downstream.finetune.card import SplitScore, build_card
+from domext_ray.downstream.finetune.card import build_card
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.tasks.description import describe_task
@@ -34,7 +34,7 @@ def export_stages(
     task: StagedTask,
     fitted: Mapping[str, Fitted],
     folder: Path,
-    scores: Mapping[str, SplitScore] | None = None,
+    scores: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a fine-tuned model, or of a task of several models each into a folder of its own.
 
@@ -52,7 +52,7 @@ def export_stages(
 
 
 def save_fitted(
-    start: StartModel, set_name: str, fitted: Fitted, folder: Path, scores: Mapping[str, SplitScore], metric: str
+    start: StartModel, set_name: str, fitted: Fitted, folder: Path, scores: Mapping[str, Any], metric: str
 ) -> None:
     """Write the model of one stage, with its tokenizer and its card."""
     fitted.model.config.task_thresholds = fitted.thresholds

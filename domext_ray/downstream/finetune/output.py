@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.downstream.finetune.comparison import read_sample
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
@@ -33,40 +34,26 @@ from domext_ray.training.metrics import read_metrics
 
 MAX_BARS = 24
 """Figures of a picture at most; a set of many labels has the most important ones first."""
+SCORED = ("dev", "test")
 _EPOCHS = ("last_epoch", "best_epoch")
 """Epochs of a training by its stage."""
 
 
 @dataclass(frozen=True)
 class FinalScores:
-    """What the chosen point reached.
+    """What the chosen point reached."""
 
-    Args:
-        dev, test: figures with intervals of the best training; test empty where the set has none.
-        restarts: dev's and test's figure of every restart, by split.
-        baselines: figures of trivial baselines by split and name.
-        steps: figures of single steps by split.
-        notes: what was counted on the way.
-    """
-
-    dev: dict[str, Any]
-    test: dict[str, Any]
-    restarts: dict[str, list[float]]
-    baselines: dict[str, dict[str, dict[str, Any]]]
-    steps: dict[str, dict[str, dict[str, Any]]]
-    notes: tuple[str, ...]
+    dev: dict[str, Any]  # figures with intervals of the exported training
+    test: dict[str, Any]  # likewise; empty where the set has none
+    restarts: dict[str, list[float]]  # the metric of every restart, by split
+    baselines: dict[str, dict[str, dict[str, Any]]]  # figures of trivial baselines by split and name
+    steps: dict[str, dict[str, dict[str, Any]]]  # figures of single steps by split
+    notes: tuple[str, ...]  # what was counted on the way
 
 
 @dataclass(frozen=True)
 class ScoredGrid:
-    """What a grid's trainings reached.
-
-    Args:
-        results: records of all trainings.
-        best: that of the chosen point's best restart, which is exported.
-        chosen: those of all its restarts.
-        final: what the chosen point reached.
-    """
+    """Records of a grid's trainings: all, the exported one, the chosen point's restarts; and what these reached."""
 
     results: GridResults
     best: Record
@@ -78,7 +65,6 @@ def describe_finetune_plan(plan: FinetunePlan) -> str:
     """Return what a run would do: configuration, set, model, parameters, trainings."""
     config, start, task = plan.config, plan.start, plan.task
     data = task.data
-    num_trainings = len(config.grid.points) * config.grid.restarts
     lines = [
         dump_yaml(config).rstrip(),
         "",
@@ -90,26 +76,18 @@ def describe_finetune_plan(plan: FinetunePlan) -> str:
             f"{name}: {trained:,} of {total:,} parameters train ({trained / total:.1%})"
             for name, (trained, total) in plan.counts.items()
         ),
-        f"trainings: {num_trainings}",
+        f"trainings: {len(config.grid.points) * config.grid.restarts}",
         f"run directory: {plan.folder}",
     ]
     return "\n".join(lines)
 
 
-def build_summary(
-    plan: FinetunePlan,
-    scored: ScoredGrid,
-    seconds: float,
-) -> dict[str, Any]:
-    """Return the content of summary.json.
-
-    Args:
-        plan: the run.
-        scored: what its trainings reached.
-        seconds: wall clock of this start, scoring and export included.
-    """
+def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dict[str, Any]:
+    """Return the content of summary.json; `seconds` is the wall clock of this start, scoring and export included."""
     start, loaded, metric = plan.start, plan.loaded, plan.task.metric
     data, results, final = loaded.data, scored.results, scored.final
+    clusters = {split: getattr(final, split)["clusters"] for split in final.restarts}
+    samples = {split: read_sample(plan.folder, split, final.restarts[split], clusters[split]) for split in clusters}
     return {
         "task": loaded.family,
         "set": {
@@ -125,11 +103,12 @@ def build_summary(
             "seeds": [each["point"]["seed"] for each in scored.chosen],
             **{
                 split: {
-                    "values": values,
-                    "mean": float(np.mean(values)),
-                    "std": float(np.std(values, ddof=len(values) > 1)),
+                    "values": each.values.tolist(),
+                    "mean": each.mean,
+                    "std": each.sd or 0.0,
+                    "interval": each.estimate().interval,
                 }
-                for split, values in final.restarts.items()
+                for split, each in samples.items()
             },
         },
         "baselines": final.baselines,
@@ -186,44 +165,33 @@ def warn_of_little(config: FinetuneConfig, scored: ScoredGrid, metric: str) -> s
 
 
 def format_finetune_summary(summary: Mapping[str, Any]) -> str:
-    """Return the short table that a run ends with.
-
-    Args:
-        summary: content of summary.json.
-    """
-    path = summary["metric"]
+    """Return the short table that a run ends with, given the content of summary.json."""
+    path, restarts = summary["metric"], summary["restarts"]
     rows: list[tuple[str, ...]] = [("", "dev", "test")]
-    rows.append((path, *(_show_interval(summary[split], path) for split in ("dev", "test"))))
-    restarts = summary["restarts"]
     if len(restarts["seeds"]) > 1:
-        name = f"mean of {len(restarts['seeds'])} restarts"
-        rows.append((name, *(_show_restarts(restarts, split) for split in ("dev", "test"))))
+        name = f"{path}, mean of {len(restarts['seeds'])} restarts"
+        rows.append((name, *(_show_restarts(restarts, split) for split in SCORED)))
+    rows.append((f"{path}, exported model", *(_show_interval(summary[split], path) for split in SCORED)))
     for name in summary["baselines"]["dev"]:
-        values = (summary["baselines"].get(split, {}).get(name) for split in ("dev", "test"))
+        values = (summary["baselines"].get(split, {}).get(name) for split in SCORED)
         rows.append((f"baseline: {name}", *("" if each is None else f"{flatten(each)[path]:.3f}" for each in values)))
-    lines = [format_text(rows)]
     point, seconds = summary["best"]["point"], summary["train"]["wall_seconds"]
-    epochs = describe_epochs({**point, **summary["best"]})
     trained = sum(each["trainable"] for each in summary["parameters"].values())
     choice = " by the mean on dev over restarts" if len(restarts["seeds"]) > 1 else ""
-    lines.append(
+    lines = [
+        format_text(rows),
         f"{summary['model']['name']} on {summary['set']['name']}: {trained:,} parameters trained; best of "
-        f"{len(summary['trainings'])} trainings{choice}: rate {point['lr']:g}, batch {point['batch_size']}, "
-        f"{epochs} epochs, seed {point['seed']}; {seconds / 60:.1f} min, "
-        f"{summary['train']['tokens_per_second']:,.0f} tokens/s a training"
-    )
-    lines += [f"failed: {_describe_failure(each)}" for each in summary.get("failed", ())]
+        f"{len(summary['trainings'])} trainings{choice}: {_describe_point({**point, **summary['best']})}; "
+        f"{seconds / 60:.1f} min, {summary['train']['tokens_per_second']:,.0f} tokens/s a training",
+    ]
+    lines += [f"failed: {_describe_point(each)}: {each['reason']}" for each in summary["failed"]]
     lines += [f"note: {note}" for note in summary["notes"]]
-    lines += [f"warning: {summary['warning']}"] if summary.get("warning") else []
+    lines += [f"warning: {summary['warning']}"] if summary["warning"] else []
     return "\n".join(lines)
 
 
 def describe_epochs(training: Mapping[str, Any]) -> str:
-    """Return a training's epochs, and where patience ended it or kept an earlier one: "20 (7 trained, 4 best)".
-
-    Args:
-        training: one of the summary's trainings.
-    """
+    """Return a training's epochs, and where patience ended it or kept an earlier one: "20 (7 trained, 4 best)"."""
     last, best = training.get("last_epoch", {}), training.get("best_epoch", {})
     parts = [
         f"{f'{name}: ' if len(last) > 1 else ''}{last[name]:g} trained, {best[name]:g} best"
@@ -233,14 +201,13 @@ def describe_epochs(training: Mapping[str, Any]) -> str:
     return f"{training['epochs']:g}" + (f" ({'; '.join(parts)})" if parts else "")
 
 
-def _describe_failure(failed: Mapping[str, Any]) -> str:
-    point = f"rate {failed['lr']:g}, batch {failed['batch_size']}, {failed['epochs']:g} epochs, seed {failed['seed']}"
-    return f"{point}: {failed['reason']}"
+def _describe_point(point: Mapping[str, Any]) -> str:
+    return f"rate {point['lr']:g}, batch {point['batch_size']}, {describe_epochs(point)} epochs, seed {point['seed']}"
 
 
 def get_figure(figures: Mapping[str, Any], path: str) -> float:
     """Return one of the figures that `Score.describe` gave."""
-    return float(flatten({name: each for name, each in figures.items() if name not in ("intervals", "examples")})[path])
+    return float(flatten(dict(figures))[path])
 
 
 def _show_interval(figures: Mapping[str, Any], path: str) -> str:
@@ -251,18 +218,14 @@ def _show_interval(figures: Mapping[str, Any], path: str) -> str:
 
 
 def _show_restarts(restarts: Mapping[str, Any], split: str) -> str:
-    return f"{restarts[split]['mean']:.3f} ± {restarts[split]['std']:.3f}" if split in restarts else "none"
+    if split not in restarts:
+        return "none"
+    low, high = restarts[split]["interval"]
+    return f"{restarts[split]['mean']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def write_finetune_report(folder: Path) -> Path:
-    """Draw a run's figures and write report.html and scores.png.
-
-    Args:
-        folder: a fine-tuning run's directory, with summary.json.
-
-    Returns:
-        Path of report.html.
-    """
+    """Write report.html and scores.png into the directory of a run that has its summary.json; return the page."""
     summary = read_finetune_summary(folder)
     progress = {
         path.name.removesuffix(".progress.jsonl"): read_metrics(path)
@@ -272,27 +235,28 @@ def write_finetune_report(folder: Path) -> Path:
         left, right = picture.subplots(1, 2)
         _draw_training(left, progress, summary)
         _draw_scores(right, summary)
+    outcomes = [*((each, f"{each['dev']:.3f}") for each in summary["trainings"])]
+    outcomes += [(each, f"failed: {each['reason']}") for each in summary["failed"]]
     trainings = [
         (str(i), f"{each['lr']:g}", str(each["batch_size"]), describe_epochs(each), str(each["seed"]), outcome)
-        for i, (each, outcome) in enumerate(_list_trainings(summary), 1)
+        for i, (each, outcome) in enumerate(outcomes, 1)
+    ]
+    scores = [
+        (path, *(_show_interval(summary[split], path) if summary[split] else "" for split in SCORED))
+        for path in summary["dev"]["intervals"]
     ]
     figures = {"parameters": summary["parameters"], "train": summary["train"]}
-    page = fill_page(
-        folder.resolve().name,
-        [
-            format_paragraph(_describe_result(summary), "result"),
-            format_paragraph(summary.get("warning", "")),
-            format_html(("", "dev", "test"), _list_scores(summary)),
-            format_section("Pictures", format_pictures(_list_pictures(summary, progress))),
-            format_section(
-                "Trainings",
-                format_html(("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev"), trainings),
-            ),
-            format_section("What it took", format_html(("", ""), list_figures(figures), "pairs")),
-            format_section("Options", format_settings((folder / "config.yaml").read_text(encoding="utf-8"))),
-        ],
-    )
-    write_text(folder / "report.html", page)
+    header = ("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev")
+    parts = [
+        format_paragraph(_describe_result(summary), "result"),
+        format_paragraph(summary["warning"]),
+        format_html(("", "dev", "test"), scores),
+        format_section("Pictures", format_pictures(_list_pictures(summary, progress))),
+        format_section("Trainings", format_html(header, trainings)),
+        format_section("What it took", format_html(("", ""), list_figures(figures), "pairs")),
+        format_section("Options", format_settings((folder / "config.yaml").read_text(encoding="utf-8"))),
+    ]
+    write_text(folder / "report.html", fill_page(folder.resolve().name, parts))
     return folder / "report.html"
 
 
@@ -305,32 +269,20 @@ def _list_pictures(summary: Mapping[str, Any], progress: Mapping[str, list[dict[
         ),
         Picture(
             lambda figure: _draw_scores(figure.subplots(), summary),
-            "The chosen model, with bootstrap 95 % intervals.",
-            f"Scores of the chosen model. {_describe_result(summary)}",
+            "The exported model, with 95 % intervals over documents.",
+            f"Scores of the exported model. {_describe_result(summary)}",
         ),
     ]
 
 
 def _describe_result(summary: Mapping[str, Any]) -> str:
-    split = "test" if summary["test"] else "dev"
+    """The run in one sentence: the mean over restarts where there are several."""
+    split, restarts = "test" if summary["test"] else "dev", summary["restarts"]
+    number = len(restarts["seeds"])
     return (
-        f"{summary['model']['name']} on {summary['set']['name']}: {summary['metric']} "
-        f"{_show_interval(summary[split], summary['metric'])} on {split}."
+        f"{summary['model']['name']} on {summary['set']['name']}: {summary['metric']} {_show_restarts(restarts, split)}"
+        f" on {split}{f', mean of {number} restarts' * (number > 1)}."
     )
-
-
-def _list_trainings(summary: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
-    """All trainings with what each reached, or why it failed."""
-    ended = [(each, f"{each['dev']:.3f}") for each in summary["trainings"]]
-    return [*ended, *((each, f"failed: {each['reason']}") for each in summary.get("failed", ()))]
-
-
-def _list_scores(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    paths = list(summary["dev"]["intervals"])
-    return [
-        (path, _show_interval(summary["dev"], path), _show_interval(summary["test"], path) if summary["test"] else "")
-        for path in paths
-    ]
 
 
 def _draw_training(axes: Axes, progress: Mapping[str, Sequence[Mapping[str, Any]]], summary: Mapping[str, Any]) -> None:
@@ -357,7 +309,7 @@ def _draw_scores(axes: Axes, summary: Mapping[str, Any]) -> None:
     places = np.arange(len(paths))[::-1]
     splits = [(split, color) for split, color in (("dev", GREEN), ("test", ORANGE)) if summary[split]]
     for i, (split, color) in enumerate(splits):
-        values = flatten({k: v for k, v in summary[split].items() if k not in ("intervals", "examples")})
+        values = flatten(summary[split])
         shown = [values.get(path, np.nan) for path in paths]
         bounds = np.array([summary[split]["intervals"].get(path, (np.nan, np.nan)) for path in paths])
         errors = np.abs(bounds.T - np.array(shown))

@@ -22,7 +22,6 @@ import torch
 from safetensors.torch import save_file
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.downstream.finetune.card import SplitScore, read_score
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.finetuned import read_result, restore_stages, result_path
 from domext_ray.downstream.finetune.training import Point, fit_stages
@@ -31,7 +30,7 @@ from domext_ray.downstream.tasks.stages import StagedResult, evaluate_stages
 from domext_ray.downstream.tasks.task import StagedTask
 from domext_ray.errors import TrainingError
 from domext_ray.files import read_json
-from domext_ray.labelled.metrics.scores import RESAMPLING_SEED
+from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.runtime.cpu_kernels import TRAINING
 from domext_ray.runtime.device import prepare_device
 from domext_ray.storage import new_file, write_json, write_text
@@ -136,14 +135,14 @@ def score_point(work: FinetuneWork, point: Point, export: Path | None) -> None:
         export_stages(work.start, work.task, fitted, export, _read_scores(work, point))
 
 
-def _read_scores(work: FinetuneWork, point: Point) -> dict[str, SplitScore]:
+def _read_scores(work: FinetuneWork, point: Point) -> dict[str, Any]:
     """What a training scored, by split, for its card."""
     scores = {}
     for split in ("dev", "test"):
         path = work.trainings / point.key / f"{split}.json"
         if path.exists():
-            figures = read_json(path, "delete it: the same command scores the model again", {"figures": dict})
-            scores[split] = read_score(figures["figures"], work.task.metric)
+            remedy = "delete it: the same command scores the model again"
+            scores[split] = read_json(path, remedy, {"figures": dict})["figures"]
     return scores
 
 

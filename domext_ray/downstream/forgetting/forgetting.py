@@ -25,8 +25,9 @@ from domext_ray.data.sample import check_corpus
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.downstream.start.model import TRAININGS, load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError
+from domext_ray.intervals import Estimate
 from domext_ray.labelled.metrics.metrics import divide
-from domext_ray.labelled.metrics.scores import PairedDifference, Score, compare_paired_figures, make_score
+from domext_ray.labelled.metrics.scores import Score, compare_scores, make_score
 from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
@@ -104,7 +105,7 @@ class ModelFigures:
     sha256: str
     score: Score
     intervals: dict[str, list[float]]
-    lost: dict[str, PairedDifference]
+    lost: dict[str, Estimate]
 
 
 @dataclass(frozen=True)
@@ -192,10 +193,10 @@ def measure_forgetting(config: ForgettingConfig) -> Forgetting:
     for name, place in config.named_models:
         is_right = _predict_or_read(config, masks, name, place, tokenizers[name], hashes[name], device)
         score = score_predictions(is_right, masks)
-        lost: dict[str, PairedDifference] = {}
+        lost: dict[str, Estimate] = {}
         if figures:
             paths = [ACCURACY, *(f"{BY_SOURCE}.{each}" for each in score.values.get(BY_SOURCE, {}))]
-            lost = compare_paired_figures(score, figures[0].score, paths)
+            lost = compare_scores(score, figures[0].score, paths)
         figures.append(ModelFigures(name, place, hashes[name], score, score.describe()["intervals"], lost))
     return Forgetting(config, masks, tuple(figures))
 

@@ -7,25 +7,17 @@ against the first one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
-from domext_ray.labelled.metrics.scores import PairedDifference
+from domext_ray.intervals import Estimate
 from domext_ray.options.places import hide_places
-from domext_ray.report.plots import DASHED, MUTED, draw_intervals, new_picture
-from domext_ray.report.tables import NONE, format_bounds, format_markdown
+from domext_ray.report.compare import Line, draw_lines, tabulate
 from domext_ray.storage import write_json, write_text
-
-Points: TypeAlias = tuple[float, float, float]
-"""A figure in per cents, and both ends of its interval."""
 
 
 def write_forgetting(result: Forgetting) -> str:
-    """Write results.json, forgetting.md and forgetting.png into the output folder; return the Markdown.
-
-    Args:
-        result: the comparison.
-    """
+    """Write results.json, forgetting.md and forgetting.png into the output folder; return the Markdown."""
     folder = Path(result.config.output).expanduser()
     text = format_forgetting(result)
     write_json(folder / "results.json", to_results(result))
@@ -36,11 +28,12 @@ def write_forgetting(result: Forgetting) -> str:
 
 def format_forgetting(result: Forgetting) -> str:
     """Return the comparison as Markdown: what was predicted, the table, and by source where there are several."""
-    parts = [_describe_setting(result), _format_table(result, ACCURACY)]
+    parts = [_describe_setting(result), _tabulate(result, ACCURACY)]
     if len(result.sources) > 1:
         for source in result.sources:
             scored, texts = _count_source(result, source)
-            parts += [f"### {source}", f"{scored:,} scored tokens of {texts:,} texts.", _format_table(result, source)]
+            said = f"{scored:,} scored tokens of {texts:,} texts."
+            parts += [f"### {source}", said, _tabulate(result, f"{BY_SOURCE}.{source}")]
     return "\n\n".join(parts) + "\n"
 
 
@@ -60,27 +53,22 @@ def _describe_setting(result: Forgetting) -> str:
     )
 
 
-def _format_table(result: Forgetting, figure: str) -> str:
-    path = ACCURACY if figure == ACCURACY else f"{BY_SOURCE}.{figure}"
-    lost = f"points lost against {result.models[0].name}"
-    header = ("model", "accuracy (%)", "95 % interval", lost, "95 % interval")
-    rows = []
+def _compare(result: Forgetting, path: str) -> list[Line]:
+    """The models by a figure in per cent, and points lost."""
+    lines = []
     for each in result.models:
-        accuracy, low, high = _to_points(each, path)
-        rows.append([each.name, f"{accuracy:.2f}", format_bounds(low, high, ".2f"), NONE, NONE])
-        if (found := _to_lost_points(each, path)) is not None:
-            rows[-1][3:] = [f"{found[0]:.2f}", format_bounds(found[1], found[2], ".2f")]
-    return format_markdown(header, rows)
+        figure, lost = Estimate(each.score.get(path), *each.intervals[path]), each.lost.get(path)
+        lines.append(Line(each.name, figure.scale(100), lost and lost.scale(100)))
+    return lines
 
 
-def _to_points(model: ModelFigures, path: str) -> Points:
-    low, high = model.intervals[path]
-    return 100 * model.score.get(path), 100 * low, 100 * high
+def _name_change(result: Forgetting) -> str:
+    return f"points lost against {result.models[0].name}"
 
 
-def _to_lost_points(model: ModelFigures, path: str) -> Points | None:
-    lost = model.lost.get(path)
-    return None if lost is None else (100 * lost.difference, 100 * lost.low, 100 * lost.high)
+def _tabulate(result: Forgetting, path: str) -> str:
+    lines = _compare(result, path)
+    return tabulate(lines, "accuracy (%)", names="model", form=".2f", change=_name_change(result)).show()
 
 
 def _count_source(result: Forgetting, source: str) -> tuple[int, int]:
@@ -118,22 +106,11 @@ def _describe_model(model: ModelFigures) -> dict[str, Any]:
         "sha256": model.sha256,
         **model.score.values,
         "intervals": model.intervals,
-        "lost": {path: _describe_difference(each) for path, each in model.lost.items()},
+        "lost": {path: {"difference": each.value, "interval": each.interval} for path, each in model.lost.items()},
     }
-
-
-def _describe_difference(lost: PairedDifference) -> dict[str, Any]:
-    return {"difference": lost.difference, "interval": [lost.low, lost.high], "p_value": lost.p_value}
 
 
 def draw_forgetting(result: Forgetting, path: Path) -> None:
     """Draw accuracies, and points lost against the first model, with their intervals as a PNG."""
-    models = result.models
-    names = [each.name for each in models]
-    with new_picture(path, (11, 1.6 + 0.5 * len(models))) as figure:
-        left, right = figure.subplots(1, 2, sharey=True)
-        draw_intervals(left, names, [_to_points(each, ACCURACY) for each in models], ".2f")
-        left.set(title="Kept: masked words of general text", xlabel="predicted (%)")
-        draw_intervals(right, names, [_to_lost_points(each, ACCURACY) for each in models], ".2f")
-        right.set(title="Forgotten", xlabel=f"points lost against {models[0].name} (left is better)")
-        right.axvline(0.0, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
+    title, figure = "Masked words of general text", "predicted (%)"
+    draw_lines(_compare(result, ACCURACY), path, title, figure, ".2f", change=_name_change(result))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from domext_ray.config.retrieval import RetrievalConfig
 from domext_ray.downstream.retrieval.collection import Collection
 from domext_ray.downstream.retrieval.retrieval import FIGURES, SearchFigures
+from domext_ray.intervals import Estimate
 from domext_ray.options.places import hide_places
-from domext_ray.report.tables import NONE, format_bounds, format_markdown
+from domext_ray.report.compare import Line, tabulate
 from domext_ray.storage import write_json, write_text
 
 _TITLES = {name: name.replace("ndcg", "nDCG").replace("_at_", "@").replace("_", " ") for name in FIGURES}
@@ -28,26 +28,23 @@ def write_retrieval(config: RetrievalConfig, collection: Collection, models: Seq
 
 
 def format_retrieval(config: RetrievalConfig, collection: Collection, models: Sequence[SearchFigures]) -> str:
-    """Return the comparison as Markdown: what was searched, and a table with a row for each model and figure."""
-    header = ("model", "figure", "%", "95 % interval", f"points above {models[0].name}", "95 % interval", "p")
-    rows = [_format_row(each, figure) for figure in FIGURES for each in models]
+    """Return the comparison as Markdown: what was searched, and a table for each figure."""
     setting = (
         f"{len(collection.queries):,} queries, {len(collection.documents):,} documents; exact search by cosine, "
-        f"texts of up to {config.max_length} tokens. Intervals are 95 %, by bootstrap over queries; differences "
-        "are paired."
+        f"texts of up to {config.max_length} tokens. Intervals are 95 %, by bootstrap over queries; differences to "
+        f"{models[0].name} are paired."
     )
-    return "\n\n".join([setting, format_markdown(header, rows, num_texts=2)]) + "\n"
+    return "\n\n".join([setting, *(_tabulate(models, figure) for figure in FIGURES)]) + "\n"
 
 
-def _format_row(model: SearchFigures, figure: str) -> list[str]:
-    low, high = model.intervals[figure]
-    cells = [model.name, _TITLES[figure], f"{100 * model.score.get(figure):.1f}"]
-    cells.append(format_bounds(100 * low, 100 * high, ".1f"))
-    gained = model.gained.get(figure)
-    if gained is None:
-        return [*cells, NONE, NONE, NONE]
-    bounds = format_bounds(100 * gained.low, 100 * gained.high, "+.1f")
-    return [*cells, f"{100 * gained.difference:+.1f}", bounds, f"{gained.p_value:.4f}"]
+def _tabulate(models: Sequence[SearchFigures], figure: str) -> str:
+    lines = []
+    for each in models:
+        found, gained = Estimate(each.score.get(figure), *each.intervals[figure]), each.gained.get(figure)
+        lines.append(Line(each.name, found.scale(100), gained and gained.scale(100)))
+    return tabulate(
+        lines, f"{_TITLES[figure]} (%)", names="model", form=".1f", change=f"points above {models[0].name}"
+    ).show()
 
 
 def to_results(config: RetrievalConfig, collection: Collection, models: Sequence[SearchFigures]) -> dict[str, Any]:
@@ -70,5 +67,7 @@ def _describe_model(model: SearchFigures) -> dict[str, Any]:
         "pooling": model.pooling,
         **model.score.values,
         "intervals": model.intervals,
-        "gained": {figure: asdict(each) for figure, each in model.gained.items()},
+        "gained": {
+            figure: {"difference": each.value, "interval": each.interval} for figure, each in model.gained.items()
+        },
     }

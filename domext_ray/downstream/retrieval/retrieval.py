@@ -18,7 +18,8 @@ from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.retrieval.collection import Collection, read_collection
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
-from domext_ray.labelled.metrics.scores import PairedDifference, Score, compare_paired_figures, make_score
+from domext_ray.intervals import Estimate
+from domext_ray.labelled.metrics.scores import Score, compare_scores, make_score
 from domext_ray.progress import StatusLine
 
 NDCG = "ndcg_at_10"
@@ -50,7 +51,7 @@ class SearchFigures:
     pooling: Pooling
     score: Score
     intervals: dict[str, list[float]]
-    gained: dict[str, PairedDifference]
+    gained: dict[str, Estimate]
 
 
 def evaluate_retrieval(config: RetrievalConfig) -> tuple[Collection, list[SearchFigures]]:
@@ -74,7 +75,7 @@ def evaluate_retrieval(config: RetrievalConfig) -> tuple[Collection, list[Search
         )
         score = score_model(embed, collection, name)
         intervals = score.describe()["intervals"]
-        gained = compare_paired_figures(found[0].score, score, FIGURES) if found else {}
+        gained = compare_scores(found[0].score, score, FIGURES) if found else {}
         found.append(SearchFigures(name, start.id, start.sha256, embed.pooling, score, intervals, gained))
     return collection, found
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from domext_ray.downstream.tasks.task import Predict, Prediction, StagedTask
-from domext_ray.labelled.metrics.scores import Score
+from domext_ray.labelled.metrics.scores import Score, over_clusters
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def evaluate_stages(
             continue
         predictions = known[split] if split in known else task.run(predictors, examples)
         result.predictions[split] = predictions
-        result.scores[split] = task.score(examples, predictions)
+        result.scores[split] = over_clusters(task.score(examples, predictions), examples)
         result.steps[split] = task.score_steps(examples, predictions)
         baselines = task.predict_baselines(examples)
         result.baselines[split] = {name: task.score(examples, each) for name, each in baselines.items()}

@@ -1,26 +1,20 @@
-"""Figures with what it takes to resample them: bootstrap intervals, and paired differences between two models.
+"""Figures with what it takes to resample them: 95 % intervals over documents, and differences between two models.
 
-Enters: one row of statistics an example. Leaves: nested figures, percentile bootstrap 95 % intervals over examples
-(Efron and Tibshirani, 1993, chapter 13), and the paired bootstrap difference of two models on the same examples.
-A resample is how often each example was drawn. Most figures (F1, accuracy, Matthews, SQuAD) follow from sums over
+Enters: one row of statistics an example. Leaves: nested figures with bootstrap intervals (see `intervals.py`). A
+resample is how often each document was drawn. Most figures (F1, accuracy, Matthews, SQuAD) follow from sums over
 examples, so that all resamples together are one matrix product.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-INTERVAL = (0.025, 0.975)
-"""Quantiles of a 95 % interval."""
-RESAMPLING_SEED = 0
-"""Of the bootstrap, for all runs: paired comparisons rest on the same draws."""
-
-_CHUNK = 1_000_000  # drawn examples at a time: some 8 MB an array
+from domext_ray.intervals import Estimate, Sample, compare, draw_clusters, find_bounds
+from domext_ray.labelled.examples import AnyExample, MarkedText, Question, TaggedSentence
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +29,8 @@ class Score:
             example was drawn, float64 [R, examples]. Picklable.
         primary: path of the figure to choose by, such as "f1.micro".
         is_additive: the figures follow from the statistics' sums.
+        clusters: int64 [examples], the document or other cluster that each example belongs to, from 0; None: each its
+            own.
     """
 
     values: dict[str, Any]
@@ -42,11 +38,17 @@ class Score:
     compute: Callable[[np.ndarray], dict[str, Any]]
     primary: str
     is_additive: bool = True
+    clusters: np.ndarray | None = None
 
     @property
     def num_examples(self) -> int:
         """Examples that were scored."""
         return len(self.statistics)
+
+    @property
+    def num_clusters(self) -> int:
+        """Independent parts of the split: see `over_clusters`."""
+        return self.num_examples if self.clusters is None else int(self.clusters.max()) + 1
 
     def get(self, path: str) -> float:
         """Return one figure.
@@ -60,29 +62,36 @@ class Score:
         return float(flatten(self.values)[path])
 
     def describe(self, *, num_resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
-        """Return the figures, "intervals" (bootstrap 95 % [low, high] by path) and "examples" (how many).
+        """Return the figures, "intervals" (95 % [low, high] by path), "examples" and "clusters" (how many).
 
         Args:
-            num_resamples: resamples of the examples.
+            num_resamples: resamples of the clusters.
             seed: of the draws.
         """
-        drawn = self.resample(num_resamples, seed)
-        bounds = find_bounds(np.stack(list(drawn.values())))
-        intervals = {path: [float(low), float(high)] for path, (low, high) in zip(drawn, bounds, strict=True)}
-        return {**self.values, "intervals": intervals, "examples": self.num_examples}
+        drawn, flat = self.resample(num_resamples, seed), flatten(self.values)
+        values = np.array([[flat[path]] for path in drawn])
+        bounds = find_bounds(values, np.stack(list(drawn.values()))[:, None], self.num_clusters)
+        intervals = dict(zip(drawn, bounds.tolist(), strict=True))
+        return {**self.values, "intervals": intervals, "examples": self.num_examples, "clusters": self.num_clusters}
 
     def resample(self, num_resamples: int, seed: int) -> dict[str, np.ndarray]:
         """Return every figure of every resample.
 
         Args:
-            num_resamples: resamples of the examples, with replacement.
+            num_resamples: resamples of the clusters, with replacement.
             seed: of the draws.
 
         Returns:
             float64 [num_resamples] by path; nan where a figure is undefined.
         """
-        parts = [flatten(self.compute_drawn(each)) for each in _draw(self.num_examples, num_resamples, seed)]
+        parts = []
+        for counts in draw_clusters(self.num_clusters, num_resamples, seed):
+            parts.append(flatten(self.compute_drawn(counts if self.clusters is None else counts[:, self.clusters])))
         return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
+
+    def sample(self, path: str, drawn: Mapping[str, np.ndarray]) -> Sample:
+        """Return a figure with its resamples, given all that `resample` drew."""
+        return Sample(np.array([self.get(path)]), drawn[path][None], self.num_clusters)
 
     def compute_drawn(self, counts: np.ndarray) -> dict[str, Any]:
         """Return the figures of resamples, given by how often each example is in them, float64 [R, examples]."""
@@ -126,84 +135,47 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _draw(num_examples: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield how often each example was drawn, float64 [R, num_examples], some resamples at a time."""
-    generator = np.random.default_rng(seed)
-    chunk = max(1, _CHUNK // num_examples)
-    for first in range(0, num_resamples, chunk):
-        size = min(chunk, num_resamples - first)
-        drawn = generator.integers(num_examples, size=(size, num_examples))
-        drawn += num_examples * np.arange(size)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=drawn.size)
-        yield counts.reshape(size, num_examples).astype(np.float64)
+def over_clusters(score: Score, examples: Sequence[AnyExample]) -> Score:
+    """Return the score with the examples' clusters: resamples draw these whole.
 
-
-def find_bounds(drawn: np.ndarray) -> np.ndarray:
-    """Return the 95 % bounds [paths, 2] of resampled figures [paths, R]; resamples without the figure do not count."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a figure that no resample has
-        return np.nan_to_num(np.nanquantile(drawn, INTERVAL, axis=1).T, nan=0.0)
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """How much a second model differs from a first on the same examples.
-
-    Args:
-        difference: second minus first.
-        low: lower end of its 95 % interval.
-        high: upper end.
-        p_value: two-sided, above 0: the level at which the interval would just reach 0.
+    A cluster is what a set's `group_field` names, else a document of sentences, a context of questions, or a text whose
+    pairs are classified; an example that has none of them is its own.
     """
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
+    keys: dict[Any, int] = {}
+    return replace(score, clusters=np.array([keys.setdefault(_find_cluster(each), len(keys)) for each in examples]))
 
 
-def compare_paired(a: Score, b: Score, path: str, *, num_resamples: int = 10_000, seed: int = 0) -> PairedDifference:
-    """Compare two models on the same examples by the paired bootstrap: both see the same resamples.
+def _find_cluster(example: AnyExample) -> tuple[str, str]:
+    if example.group:
+        return "group", example.group
+    match example:
+        case TaggedSentence(document=name) if name:
+            return "document", name
+        case Question(context=text) | MarkedText(text=text):
+            return "text", text
+    return "example", example.id
+
+
+def compare_scores(
+    a: Score, b: Score, paths: Sequence[str], *, num_resamples: int = 10_000, seed: int = 0
+) -> dict[str, Estimate]:
+    """Compare figures of two models on the same examples by the paired bootstrap: both see the same resamples.
 
     Args:
         a: the first model's score.
         b: the second's, of the same examples in the same order.
-        path: the figure.
-        num_resamples: resamples of the examples.
+        paths: the figures.
+        num_resamples: resamples of the clusters.
         seed: of the draws.
 
     Returns:
-        The difference b - a with its percentile interval; the p-value is twice the smaller share of resamples on one
-        side of 0, (count + 1) / (num_resamples + 1).
+        By path the difference b - a with its interval.
 
     Raises:
         ValueError: the scores are of different numbers of examples.
         KeyError: one of them has no such figure.
-
-    Source:
-        Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapters 13 and 15.
     """
-    return compare_paired_figures(a, b, (path,), num_resamples=num_resamples, seed=seed)[path]
-
-
-def compare_paired_figures(
-    a: Score, b: Score, paths: Sequence[str], *, num_resamples: int = 10_000, seed: int = 0
-) -> dict[str, PairedDifference]:
-    """Compare several figures of two models on the same resamples; otherwise as `compare_paired`."""
     if a.num_examples != b.num_examples:
         raise ValueError(f"one score has {a.num_examples} examples, the other {b.num_examples}; they must be the same.")
-    parts = []
-    for counts in _draw(a.num_examples, num_resamples, seed):
-        first, second = flatten(a.compute_drawn(counts)), flatten(b.compute_drawn(counts))
-        parts.append(np.stack([second[path] - first[path] for path in paths]))
-    drawn = np.concatenate(parts, axis=1)
-    return {path: summarize_difference(b.get(path) - a.get(path), drawn[i]) for i, path in enumerate(paths)}
-
-
-def summarize_difference(difference: float, drawn: np.ndarray) -> PairedDifference:
-    """Return a difference with the interval and p-value that resampled differences [R] give it."""
-    low, high = find_bounds(drawn[None])[0]
-    defined = drawn[~np.isnan(drawn)]
-    smaller_side = min(np.count_nonzero(defined <= 0), np.count_nonzero(defined >= 0))
-    p_value = min(1.0, 2 * (int(smaller_side) + 1) / (len(defined) + 1))
-    return PairedDifference(difference, float(low), float(high), p_value)
+    first, second = (each.resample(num_resamples, seed) for each in (a, b))
+    return {path: compare(*(score.sample(path, drawn) for score, drawn in ((a, first), (b, second)))) for path in paths}

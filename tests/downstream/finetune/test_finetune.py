@@ -18,7 +18,12 @@ from labelled_fixtures import write_ner
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
-from domext_ray.downstream.finetune.comparison import check_comparable, compare_means, format_finetuned, read_finetuned
+from domext_ray.downstream.finetune.comparison import (
+    check_comparable,
+    compare_finetuned,
+    read_finetuned,
+    tabulate_finetuned,
+)
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.grid import (
@@ -279,13 +284,18 @@ def test_two_models_are_compared_in_pairs(run_dir: Path, config: FinetuneConfig)
     )
     first, second = read_finetuned(run_dir), read_finetuned(run_finetuning(poor))
     check_comparable([first, second])
-    paired = compare_means(first, second)
-    assert paired.difference < -0.5 and paired.high < 0.0 and paired.p_value < 0.01
+    lines = compare_finetuned([first, second])
+    paired = lines[1].difference
+    assert paired is not None and paired.value < -0.5 and paired.high < 0.0
+    assert paired.p_value is None, "one run has one restart, which says nothing about chance"
     assert read_json(run_dir / "summary.json")["warning"] == ""
     warning = read_json(config_dir(poor) / "summary.json")["warning"]
     assert warning.startswith("f1.micro of 0.0") and "raise --grid.epochs (now 6)" in warning
-    table = format_finetuned([first, second])
-    assert "| made |" in table and "| poor |" in table and f"{paired.difference:+.3f}" in table
+    table = tabulate_finetuned([first, second], lines).show()
+    trained = f"{first.num_trained:,}"
+    assert f"| made | {trained} | 2 |" in table and f"| poor | {trained} | 1 |" in table
+    assert f"{paired.value:+.3f}" in table and "difference to made" in table
+    assert "poor differs from made by more than chance, by intervals over what was scored" in table
     assert not (config_dir(poor) / "export").exists()
 
 

@@ -22,7 +22,6 @@ from transformers import AutoConfig
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
-from domext_ray.downstream.finetune.card import SplitScore, read_score
 from domext_ray.downstream.finetune.export import export_stages, save_fitted
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
@@ -201,7 +200,8 @@ def test_transformers_pipeline_gives_the_probabilities_of_several_labels(start: 
 
 def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel, tmp_path: Path) -> None:
     figures = {"micro": {"f1": 0.71239}, "intervals": {"micro.f1": [0.69, 0.74]}, "examples": 1200}
-    scores = {"dev": read_score(figures, "micro.f1"), "test": SplitScore(math.nan, math.nan, math.nan, 0)}
+    nothing = {"micro": {"f1": math.nan}, "intervals": {"micro.f1": [math.nan, math.nan]}, "examples": 0}
+    scores = {"dev": figures, "test": nothing}
     fitted = make_fitted(start, "ner", FULL)
     save_fitted(start, "bc5cdr", fitted, tmp_path / "export", scores, "micro.f1")
     card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
@@ -225,7 +225,8 @@ def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel
 def test_only_an_earlier_export_of_a_fine_tuned_model_is_replaced(start: StartModel, tmp_path: Path) -> None:
     (task, fitted), folder = fit(start, "ner", FULL), tmp_path / "export"
     export_stages(start, task, fitted, folder)
-    export_stages(start, task, fitted, folder, {"dev": SplitScore(0.25, 0.2, 0.3, 8)})
+    figures = {task.metric: 0.25, "intervals": {task.metric: [0.2, 0.3]}, "examples": 8}
+    export_stages(start, task, fitted, folder, {"dev": figures})
     assert "| dev | 0.250 |" in (folder / "README.md").read_text(encoding="utf-8")
     (folder / "notes.txt").touch()
     for place, reason in ((folder, "/notes.txt: "), (Path(start.id), "what the export is made from")):

@@ -84,7 +84,12 @@ def test_models_are_compared(folder: Path, tiny_base_folder: Path, tiny_roberta_
     config = RetrievalConfig(models=models, data=str(folder), output=str(tmp_path / "out"), batch_size=2)
     collection, found = evaluate_retrieval(config)
     text = write_retrieval(config, collection, found)
-    assert "3 queries, 4 documents" in text and "| bert | nDCG@10 |" in text and "points above bert" in text
+    assert (
+        "3 queries, 4 documents" in text
+        and "| model | nDCG@10 (%) |" in text
+        and "| bert |" in text
+        and "points above bert" in text
+    )
     embed = TextEmbedding(load_start_model(str(tiny_base_folder)), normalize=True, max_length=256)
     order = np.argsort(-(embed(collection.queries) @ embed(collection.documents).T), axis=1)
     assert found[0].score.get("recall_at_1") == pytest.approx(
