@@ -27,7 +27,7 @@ from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.labelled.examples import AnyExample
-from domext_ray.model.build import choose_attention
+from domext_ray.model.build import choose_attention, merge_extensions
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Objective
 from domext_ray.training.step import SingleProcessTrainer, move_batch
@@ -88,7 +88,7 @@ class Fitted:
 
     Args:
         task: the task; its thresholds are tuned on dev.
-        model: the model.
+        model: the model; once it is trained, LoRA's updates are in its matrices, as in an export.
         objective: model and loss as one module.
         device: where the model is.
         trainer: what trains it; None: it only predicts, and nothing of an optimiser is in memory.
@@ -229,6 +229,9 @@ def fit_task(
     assert fitted.trainer is not None
     fitted.tensors = fitted.trainer.copy_parameters()
     fitted.trainer = None  # AdamW's moments go: what was trained only predicts
+    if config.method.is_merged:
+        merge_extensions(fitted.model)
+        _score_dev(fitted, dev_rows)  # thresholds and predictions are those of the model that is exported
     return fitted
 
 
@@ -326,6 +329,8 @@ def restore_task(
             f"the tensors of {point.key} are of another model ({unexpected[0]}): a former version trained it; give "
             "another --run.name."
         )
+    if config.method.is_merged:
+        merge_extensions(fitted.model)
     task.apply(thresholds)
     fitted.tensors, fitted.thresholds = tensors, thresholds
     return fitted
