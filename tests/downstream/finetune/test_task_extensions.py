@@ -34,7 +34,7 @@ MODULES = {
     "module_hidden_size": 8,
     "module_ffn_size": 12,
     "gate_bias": 10.0,
-}  # so wide open that step 0 is nearly the base
+}  # wide open: step 0 is nearly the base
 LORA = {"lora_rank": 3, "lora_alpha": 5, "lora_targets": ("query", "value", "intermediate")}
 OWN = r"\.adapters\.task\."
 LORA_NAMES = r"\.(query|value|intermediate\.dense)\.lora_[AB]\."
@@ -201,11 +201,9 @@ def test_merged_lora_is_what_peft_makes(
     export(plain, fitted, tmp_path / "export")
     base = AutoModelForSequenceClassification.from_pretrained(tiny_base_folder, num_labels=2)
     targets = r".*\.(query|value|intermediate\.dense)"
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=3, lora_alpha=5, target_modules=targets)
-    model = peft.get_peft_model(base, config)
-    renamed = {name: re.sub(r"^(classifier|bert\.pooler)", r"\1", name) for name in fitted.tensors}
+    model = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets))
     for name, each in fitted.tensors.items():
-        model.base_model.model.get_parameter(renamed[name]).data.copy_(each)
+        model.base_model.model.get_parameter(re.sub("^pooler", "bert.pooler", name)).data.copy_(each)
     assert any("lora_B" in name and each.any() for name, each in fitted.tensors.items())
     exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export")
     found = compute_logits(exported, task)
