@@ -37,7 +37,8 @@ MODULES = {
 }  # wide open: step 0 is nearly the base
 LORA = {"lora_rank": 3, "lora_alpha": 5, "lora_targets": ("query", "value", "intermediate")}
 OWN = r"\.adapters\.task\."
-LORA_NAMES = r"\.(query|value|intermediate\.dense)\.lora_[AB]\."
+WRAPPED = r"\.(query|value|intermediate\.dense)\."
+LORA_NAMES = WRAPPED + r"lora_[AB]\."
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "heads": (HEADS, r"\.attention\.adapters\.task\."),
     "units": (UNITS, r"\.layer\.\d\.adapters\.task\."),
@@ -119,7 +120,7 @@ def check_extension(start: StartModel, task: Task, method: MethodConfig, trained
     before, after = found.model.state_dict(), fitted.model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(each, after[name]) for name, each in before.items()), "the base is still the start's"
-    wrapped = LORA_NAMES.partition(".lora")[0] if method.lora_rank else "$^"
+    wrapped = WRAPPED if method.lora_rank else "$^"
     kept = {name for name in name_encoder(start.tensors) - learned if not re.search(wrapped, name)}
     assert kept and all(torch.equal(after[name], start.tensors[name]) for name in kept)
 
