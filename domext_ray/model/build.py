@@ -104,16 +104,9 @@ def describe_shape(
 def describe_method(
     config: DomextConfig, method: MethodConfig, earlier: Extensions, option: str = "--init_from"
 ) -> None:
-    """Describe in a model's configuration the extensions that it has already, and those that a method adds.
+    """Describe in a configuration what a model has already and what a method adds; ConfigError: see `describe_shape`.
 
-    Args:
-        config: the model's.
-        method: what it adds, and what is to train.
-        earlier: what the model has already.
-        option: the one that named what the model goes on from, for messages.
-
-    Raises:
-        ConfigError: see `describe_shape`.
+    `option` named what the model goes on from, for messages.
     """
     if method.top_layers > config.num_hidden_layers:
         raise ConfigError(

@@ -25,7 +25,7 @@ from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import Row, Task
-from domext_ray.errors import RunError, TrainingError
+from domext_ray.errors import TrainingError
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.build import choose_attention, merge_extensions
 from domext_ray.training.engine import checkpoint_activations
@@ -135,7 +135,7 @@ class Fitted:
         """Return a prediction an example, with the thresholds as they are."""
         if examples is self.task.data.dev and self.dev_predictions is not None:
             return self.dev_predictions
-        return predict_examples(self, examples)
+        return predict_rows(self, examples, self.task.encode(examples, is_training=False))
 
 
 class EarlyStopping:
@@ -282,16 +282,7 @@ def prepare_task(
     device: torch.device,
     num_steps: int,
 ) -> Fitted:
-    """Make a task's model and what trains it, before the first step.
-
-    Args:
-        start: the encoder.
-        task: the task.
-        config: what trains, rates, precision.
-        point: the point of the grid.
-        device: where to train.
-        num_steps: the schedule's horizon.
-    """
+    """Make a task's model and what trains it, before the first step; `num_steps` is the schedule's horizon."""
     model = make_model(start, task, config, point.seed)
     fitted = Fitted.place(task, model, device, bf16=config.engine.uses_bf16)
     if config.engine.activation_checkpointing:
@@ -316,29 +307,16 @@ def restore_task(
     tensors: dict[str, Tensor],
     thresholds: dict[str, float],
 ) -> Fitted:
-    """Make a model that was trained earlier again, from its trained tensors and thresholds, to predict with it.
-
-    Raises:
-        RunError: they are of another model.
-    """
+    """Make a model that was trained earlier again, from its trained tensors and thresholds, to predict with it."""
     model = make_model(start, task, config, point.seed)
     fitted = Fitted.place(task, model, device, bf16=config.engine.uses_bf16)
     _, unexpected = fitted.model.load_state_dict(tensors, strict=False)
-    if unexpected:
-        raise RunError(
-            f"the tensors of {point.key} are of another model ({unexpected[0]}): a former version trained it; give "
-            "another --run.name."
-        )
+    assert not unexpected, unexpected
     if config.method.is_merged:
         merge_extensions(fitted.model)
     task.apply(thresholds)
     fitted.tensors, fitted.thresholds = tensors, thresholds
     return fitted
-
-
-def predict_examples(fitted: Fitted, examples: Sequence[AnyExample]) -> list[Any]:
-    """Return a prediction an example."""
-    return predict_rows(fitted, examples, fitted.task.encode(examples, is_training=False))
 
 
 def predict_rows(fitted: Fitted, examples: Sequence[AnyExample], rows: Sequence[Row]) -> list[Any]:

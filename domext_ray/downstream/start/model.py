@@ -44,7 +44,7 @@ TRAININGS = "trainings"
 """Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""
 
 _ENCODER = "bert."
-_NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "head_mix": False}
+NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "head_mix": False}
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def build_task_model(
         ConfigError: the start model's head goes on and does not fit, or see `describe_task_model`.
     """
     config = describe_task_model(start, task, method, dropout)
-    config.update(_NO_BILSTM | head_values)
+    config.update(NO_BILSTM | head_values)
     if config.head_layers:
         _freeze(config, start, dropout)
     with torch.random.fork_rng(devices=[]):
