@@ -30,11 +30,8 @@ from domext_ray.export.model_folder import is_plain
 from domext_ray.labelled.examples import LabelledSet
 
 HEADS, UNITS, BOTTLENECK = {"heads": 1}, {"ffn_units": 6}, {"bottleneck_size": 4}
-MODULES = {
-    "module_hidden_size": 8,
-    "module_ffn_size": 12,
-    "gate_bias": 10.0,
-}  # wide open: step 0 is nearly the base
+# The gates are so wide open that step 0 is nearly the base.
+MODULES = {"module_hidden_size": 8, "module_ffn_size": 12, "gate_bias": 10.0}
 LORA = {"lora_rank": 3, "lora_alpha": 5, "lora_targets": ("query", "value", "intermediate")}
 OWN = r"\.adapters\.task\."
 WRAPPED = r"\.(query|value|intermediate\.dense)\."
