@@ -32,8 +32,7 @@ PLACE = ("scale.num_workers", "scale.use_gpu", *FOLDER)
 """Options that matter most in every training job, in the order in which help has them."""
 
 NOT_FINE_TUNING = (
-    *("method.heads", "method.ffn_units", "method.module_", "method.gate_bias", "method.word_init", "method.lora_"),
-    *("method.trainable_budget", "method.train_heads"),
+    *("method.word_", "method.trainable_budget", "method.train_heads"),
     *("engine.compile", "engine.zero_stage", "engine.offload", "engine.base_dtype"),
 )
 """Options of training jobs that fine-tuning refuses or does not read."""

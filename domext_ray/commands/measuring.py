@@ -32,19 +32,23 @@ FINETUNE = Job(
     domext finetune --task ner --data DIR --model runs/af --run.name af-ner
     domext finetune --task chemprot --data DIR --model bert-base-uncased --grid.lr 5e-5,3e-5,2e-5 \\
         --grid.batch_size 16,32 --grid.epochs 2,3,4 --grid.restarts 3
-    domext finetune --task ner --data DIR --model runs/af --method.trains adapter --method.bottleneck_size 64
+    domext finetune --task ner --data DIR --model runs/af --method.trains adapter --method.heads 1 --method.ffn_units 64
+    domext finetune --task ner --data DIR --model bert-base-uncased --method.trains extensions --method.lora_rank 8
 
 DIR has train, dev (or devel) and test files; --task is a family (ner, nested_ner, relation, relation_extraction,
 classification, multilabel, regression, qa, multiple_choice, normalization), a set that is described (bc5cdr, chemprot,
 rte, ...) or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id; of one that
-was fine-tuned before, --keep_head true keeps the head. The run directory gets summary.json (dev and test with 95 %
-intervals), predictions.jsonl, report.html, scores.png and export/; the same command goes on where it stopped.""",
+was fine-tuned before, --keep_head true keeps the head. Every extension but words may learn the task, beside those that
+the model has: with the head, --method.trains extensions trains them all, and adapter only the adapter that is added.
+The run directory gets summary.json (dev and test with 95 % intervals), predictions.jsonl, report.html, scores.png and
+export/; the same command goes on where it stopped.""",
     FinetuneConfig,
     _finetune,
     "finetune",
     main=(
-        *("task", "data", "model", "method.trains", "method.bottleneck_size", "grid.lr", "grid.batch_size"),
-        *("grid.epochs", "grid.restarts", "labelled.max_length", "scale.use_gpu", "run.name", "run.dir", "dry_run"),
+        *("task", "data", "model", "method.trains", "method.heads", "method.ffn_units", "method.bottleneck_size"),
+        *("method.lora_rank", "grid.lr", "grid.batch_size", "grid.epochs", "grid.restarts", "labelled.max_length"),
+        *("scale.use_gpu", "run.name", "run.dir", "dry_run"),
     ),
     unused=NOT_FINE_TUNING,
     check=_check_set,

@@ -14,7 +14,6 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 from domext_ray.config.gpu import GpuOptions
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
-from domext_ray.extensions.table import EXTENSIONS
 from domext_ray.options.declare import (
     DIFFERENT,
     MANY,
@@ -197,10 +196,8 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         is_one = not (self.head_bilstm and self.features.layers)
         require(is_one, "head_bilstm", self.head_bilstm, "0 with --features.layers")
-        for extension in EXTENSIONS:
-            for name in () if extension.tunes_tasks else extension.sizes:
-                value, rule = getattr(self.method, name), "0 in fine-tuning; the task's own extension is a bottleneck"
-                require(value == 0, f"method.{name}", value, rule)
+        rule = "0 in fine-tuning, which has no corpus to say which words are frequent"
+        require(not self.method.word_rows, "method.word_rows", self.method.word_rows, rule)
         require(not self.method.trainable_budget, "method.trainable_budget", self.method.trainable_budget, "0 here")
         require(not self.engine.compile, "engine.compile", True, "false in fine-tuning")
         if self.features.layers:

@@ -59,10 +59,14 @@ class MethodConfig(MethodOptions):
         return any(part.is_in(self) for part in ADAPTER_PARTS)
 
     @property
+    def is_merged(self) -> bool:
+        """Whether an export has something of it in the base's matrices."""
+        return any(each.is_in(self) for each in EXTENSIONS if each.is_merged)
+
+    @property
     def keeps_base(self) -> bool:
         """Whether the base's parameters stay as they are, each in its own matrix."""
-        is_merged = any(each.is_in(self) for each in EXTENSIONS if each.is_merged)
-        return self.trains in ("extensions", "adapter") and not self.train_heads and not is_merged
+        return self.trains in ("extensions", "adapter") and not self.train_heads and not self.is_merged
 
     @property
     def is_sized(self) -> bool:

@@ -30,7 +30,6 @@ class Extension:
         scaled_by_heads: those that stay a multiple of the base's attention heads.
         parameters: finds its parameters by their names in a model.
         formats: what can hold it beside a Hugging Face folder.
-        tunes_tasks: fine-tuning may add it for the task.
         is_merged: an export has it in the base's matrices instead of beside them.
         paper: who it is from, as a model card says it.
         citation: a BibTeX entry.
@@ -41,7 +40,6 @@ class Extension:
     scaled_by_heads: ClassVar[tuple[str, ...]] = ()
     parameters: ClassVar[re.Pattern[str]]
     formats: ClassVar[tuple[Format, ...]] = ()
-    tunes_tasks: ClassVar[bool] = False
     is_merged: ClassVar[bool] = False
     paper: ClassVar[str] = ""
     citation: ClassVar[str] = ""

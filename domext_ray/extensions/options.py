@@ -79,6 +79,8 @@ class MethodOptions:
             value, plain = getattr(self, name), getattr(MethodOptions, name)
             rule = f"{str(plain).lower()} without bottlenecks (--method.bottleneck_size 0)"
             require(self.bottleneck_size > 0 or value == plain, name, value, rule)
+        rule = f"extensions or all with --method.module_hidden_size {width}"
+        require(self.trains != "adapter" or not width, "trains", self.trains, rule)
         rule = f"extensions with --method.lora_rank {self.lora_rank}"
         require(self.trains == "extensions" or not self.lora_rank, "trains", self.trains, rule)
 

@@ -123,7 +123,6 @@ class Bottlenecks(AdapterPart):
     sizes = scaled = ("bottleneck_size",)
     parameters = re.compile(r"\.output\.adapters\.")
     formats = ("bank", "adapterhub")
-    tunes_tasks = True
     label = "bottleneck"
     found = "bottlenecks of width {}"
     values = {"layer_norms": "bottleneck_norms", **{name: name for name in BOTTLENECK_VARIANTS}}

@@ -87,17 +87,8 @@ def describe_shape(
     else:
         values = base.config.to_dict().items()
         config = DomextConfig(**{name: each for name, each in values if name not in _NOT_SHAPE})
-    describe_adapters(config, method, earlier or Extensions())
-    _add_modules(config, method, earlier or Extensions())
-    if method.top_layers > config.num_hidden_layers:
-        raise ConfigError(
-            f"--method.top_layers is {method.top_layers}; the encoder has {config.num_hidden_layers} layers."
-        )
-    if method.trains == "biases" and not config.has_biases:
-        raise ConfigError(
-            f"--method.trains is biases; the base {base.id if base else 'none'!r} has none, so it must be another rule."
-        )
-    config.gate_bias, config.causal = method.gate_bias, causal
+    describe_method(config, method, earlier or Extensions())
+    config.causal = causal
     config.extension_vocab_size = num_new_words
     config.vocab_size += num_new_words
     if next_sentence:
@@ -110,12 +101,24 @@ def describe_shape(
     return config
 
 
-def describe_adapters(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
-    """Describe an earlier run's adapters and the method's own in a model's configuration.
+def describe_method(
+    config: DomextConfig, method: MethodConfig, earlier: Extensions, option: str = "--init_from"
+) -> None:
+    """Describe in a configuration what a model has already and what a method adds; ConfigError: see `describe_shape`.
 
-    Raises:
-        ConfigError: see `describe_shape`.
+    `option` named what the model goes on from, for messages.
     """
+    if method.top_layers > config.num_hidden_layers:
+        raise ConfigError(
+            f"--method.top_layers is {method.top_layers}; the encoder has {config.num_hidden_layers} layers."
+        )
+    if method.trains == "biases" and not config.has_biases:
+        raise ConfigError("--method.trains is biases; the base's layers have none, so it must be another rule.")
+    _add_adapters(config, method, earlier, option)
+    _add_modules(config, method, earlier, option)
+
+
+def _add_adapters(config: DomextConfig, method: MethodConfig, earlier: Extensions, option: str) -> None:
     num_layers = config.num_hidden_layers
     adapters = {name: complete_adapter(name, adapter, num_layers) for name, adapter in earlier.adapters.items()}
     if method.has_adapter:
@@ -134,7 +137,7 @@ def describe_adapters(config: DomextConfig, method: MethodConfig, earlier: Exten
         if known != own:
             parts = ", ".join(f"{name} {value}" for name, value in asdict(known).items())
             raise ConfigError(
-                f"--method.adapter {method.adapter!r} is the name of an adapter of --init_from that has other parts "
+                f"--method.adapter {method.adapter!r} is the name of an adapter of {option} that has other parts "
                 f"({parts}); give another name, or these parts to train it further."
             )
         adapters[method.adapter] = own
@@ -147,17 +150,17 @@ def describe_adapters(config: DomextConfig, method: MethodConfig, earlier: Exten
     config.active_adapters = list(method.active_adapters) or None
 
 
-def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
-    """Describe the method's modules, or an earlier run's."""
+def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions, option: str) -> None:
     sizes = method.module_hidden_size, method.module_ffn_size
     before = earlier.module_hidden_size, earlier.module_ffn_size
     method.check_heads(config.num_attention_heads)
     if sizes[0] and before[0] and sizes != before:
         raise ConfigError(
             f"--method.module_hidden_size {sizes[0]} and --method.module_ffn_size {sizes[1]} differ from the modules "
-            f"of --init_from, {before[0]} and {before[1]}; give those to train them further, or 0 to keep them frozen."
+            f"of {option}, {before[0]} and {before[1]}; give those to train them further, or 0 to add none."
         )
     config.module_hidden_size, config.module_ffn_size = sizes if sizes[0] else before
+    config.gate_bias = method.gate_bias
 
 
 def build_model(
@@ -225,8 +228,7 @@ def build_model(
         _start_from_sinusoids(model.bert.embeddings.position_embeddings.weight, config.initializer_range)
     with torch.random.fork_rng(devices=[]):
         torch.random.set_rng_state(after_model)
-        for extension in EXTENSIONS:
-            extension.attach(cast(nn.Module, model), method)
+        attach_extensions(cast(nn.Module, model), method)
     names = trainable_names(model, method, base.heads if base else (), reads_words=reads_words)
     for name, param in model.named_parameters():
         param.requires_grad_(name in names)
@@ -367,6 +369,12 @@ def bypass_extensions(model: nn.Module) -> Iterator[None]:
         config.active_adapters = active
         for layer, module in zip(layers, modules, strict=True):
             layer.extension = module
+
+
+def attach_extensions(model: nn.Module, method: MethodConfig) -> None:
+    """Add the extensions that wrap the base's matrices, such as LoRA, to a model that has its base's weights."""
+    for extension in EXTENSIONS:
+        extension.attach(model, method)
 
 
 def merge_extensions(model: nn.Module) -> None:

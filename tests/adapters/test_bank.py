@@ -651,11 +651,16 @@ def test_a_run_that_makes_vectors_leaves_its_pooling(
 FULL = MethodConfig(heads=0, ffn_units=0, trains="all")
 
 
-@pytest.mark.parametrize("family", ["ner", "classification", "multilabel", "regression"])
-def test_a_fine_tuned_model_is_added_with_its_task(family: str, bank: AdapterBank, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("ner", {}), ("classification", {"heads": 1, "ffn_units": 6}), ("multilabel", {}), ("regression", {})],
+)
+def test_a_fine_tuned_model_is_added_with_its_task(
+    family: str, sizes: dict[str, int], bank: AdapterBank, tmp_path: Path
+) -> None:
     """What the bank gives back decodes the server's logits as the model that was added does."""
     start = load_start_model(bank.base_id)
-    task, fitted = fit(start, family, BESIDE)
+    task, fitted = fit(start, family, replace(BESIDE, **sizes))
     export_stages(start, task, fitted, tmp_path / "run" / "export")
     run_bank(BankConfig(bank=str(bank.folder), add=str(tmp_path / "run" / "export"), name="tuned"))
     bank.add("words", make_model(bank.base), "own")

@@ -20,7 +20,7 @@ from domext_ray.downstream.forgetting.forgetting import predict_masked
 from domext_ray.downstream.forgetting.mask_set import MaskedText
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import describe_adapters, describe_extensions
+from domext_ray.model.build import describe_extensions, describe_method
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME, DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS
 
@@ -184,5 +184,5 @@ def test_masked_words_are_predicted_by_what_the_router_chooses(base: Base) -> No
 def test_an_adapter_with_a_router_trains_further(base: Base) -> None:
     model = make_routed(base, "law", LAW, sizes={"heads": 1, "ffn_units": 3})
     config = model.config
-    describe_adapters(config, MethodConfig(adapter="law", heads=1, ffn_units=3), describe_extensions(config))
+    describe_method(config, MethodConfig(adapter="law", heads=1, ffn_units=3), describe_extensions(config))
     assert config.adapters["law"].router_threshold == 0.5 and config.adapters["law"].router_words

@@ -295,7 +295,8 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
 
 def test_an_option_of_a_part_is_named_in_full() -> None:
     assert refuse("--finetune.grid.lr", "fast", job="sweep").startswith("--finetune.grid.lr is 'fast'; it must be")
-    assert refuse("--finetune.method.heads", "1", job="sweep").startswith("--finetune.method.heads is 1; it must be 0")
+    own = "--finetune.method.word_rows"
+    assert refuse(own, "1", job="sweep").startswith(f"{own} is 1; it must be 0 in fine-tuning")
     assert refuse("--finetune.num_resamples", "1", job="sweep").startswith("--finetune.num_resamples is 1;")
 
 

@@ -449,7 +449,7 @@ finetune --task ner --data broken/alone --model bases/bert
 finetune --task broken/set.yaml --data sets/ner --model bases/bert
 finetune --task ner --data sets/ner --model bases/bert --grid.lr 1e-4,0.0001
 finetune --task ner --data sets/ner --model bases/bert --grid.lr fast
-finetune --task ner --data sets/ner --model bases/bert --method.heads 1
+finetune --task ner --data sets/ner --model bases/bert --method.trains extensions --method.word_rows 9
 predict --model bases/bert --input no/such --output out
 predict --model bases/bert --input texts/records.parquet --field body --output out
 predict --model bases/bert --task ner --input sets/ner --output out

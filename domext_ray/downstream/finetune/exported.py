@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.method import MethodConfig
+from domext_ray.config.finetune import FULL
 from domext_ray.downstream.finetune.export import RECALL_ENCODER
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, predict_examples
 from domext_ray.downstream.start.head import find_head
-from domext_ray.downstream.start.model import TRAININGS, StartModel, build_task_model, load_start_model
+from domext_ray.downstream.start.model import NO_BILSTM, TRAININGS, StartModel, build_task_model, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
 from domext_ray.downstream.tasks.task import Prediction, StagedTask
@@ -29,9 +29,6 @@ from domext_ray.export.folder import check_whole
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import hash_file, hash_values
-
-_NO_METHOD = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
-_HEAD_VALUES = ("head_bilstm", "head_bilstm_layers", "head_layers", "head_mix")
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,8 @@ def load_exported(folder: str | Path, device: torch.device, batch_tokens: int = 
         raise RunError(fault)
     fitted = {}
     for name, stage in task.stages.items():
-        values = {each: getattr(starts[name].config, each) for each in _HEAD_VALUES}
-        model = build_task_model(starts[name], stage, _NO_METHOD, dropout=0.0, seed=0, **values)
+        values = {each: getattr(starts[name].config, each) for each in NO_BILSTM}
+        model = build_task_model(starts[name], stage, FULL, dropout=0.0, seed=0, **values)
         fitted[name] = Fitted.place(stage, model.eval().requires_grad_(False), device, bf16=has_bf16(device))
     return ExportedModel(description, task, fitted, tokenizer, batch_tokens)
 

@@ -24,9 +24,9 @@ from domext_ray.downstream.finetune.batches import plan_epoch, plan_prediction
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
 from domext_ray.downstream.tasks.task import Prediction, Row, StagedTask, Task
-from domext_ray.errors import RunError, TrainingError
+from domext_ray.errors import TrainingError
 from domext_ray.labelled.examples import AnyExample
-from domext_ray.model.build import choose_attention
+from domext_ray.model.build import choose_attention, merge_extensions
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Objective
 from domext_ray.training.step import SingleProcessTrainer, move_batch
@@ -87,7 +87,7 @@ class Fitted:
 
     Args:
         task: the task; its thresholds are tuned on dev.
-        model: the model.
+        model: the model; once it is trained, LoRA's updates are in its matrices, as in an export.
         objective: model and loss as one module.
         device: where the model is.
         trainer: what trains it; None: it only predicts, and nothing of an optimiser is in memory.
@@ -134,7 +134,7 @@ class Fitted:
         """Return a prediction an example, with the thresholds as they are."""
         if examples is self.task.data.dev and self.dev_predictions is not None:
             return self.dev_predictions
-        return predict_examples(self, examples)
+        return predict_rows(self, examples, self.task.encode(examples, is_training=False))
 
 
 class EarlyStopping:
@@ -228,6 +228,9 @@ def fit_task(
     assert fitted.trainer is not None
     fitted.tensors = fitted.trainer.copy_parameters()
     fitted.trainer = None  # AdamW's moments go: what was trained only predicts
+    if config.method.is_merged:
+        merge_extensions(fitted.model)
+        _score_dev(fitted, dev_rows)  # thresholds and predictions are those of the model that is exported
     return fitted
 
 
@@ -275,16 +278,7 @@ def prepare_task(
     device: torch.device,
     num_steps: int,
 ) -> Fitted:
-    """Make a task's model and what trains it, before the first step.
-
-    Args:
-        start: the encoder.
-        task: the task.
-        config: what trains, rates, precision.
-        point: the point of the grid.
-        device: where to train.
-        num_steps: the schedule's horizon.
-    """
+    """Make a task's model and what trains it, before the first step; `num_steps` is the schedule's horizon."""
     model = make_model(start, task, config, point.seed)
     fitted = Fitted.place(task, model, device, bf16=config.engine.uses_bf16)
     if config.engine.activation_checkpointing:
@@ -309,19 +303,13 @@ def restore_task(
     tensors: dict[str, Tensor],
     thresholds: dict[str, float],
 ) -> Fitted:
-    """Make a model that was trained earlier again, from its trained tensors and thresholds, to predict with it.
-
-    Raises:
-        RunError: they are of another model.
-    """
+    """Make a model that was trained earlier again, from its trained tensors and thresholds, to predict with it."""
     model = make_model(start, task, config, point.seed)
     fitted = Fitted.place(task, model, device, bf16=config.engine.uses_bf16)
     _, unexpected = fitted.model.load_state_dict(tensors, strict=False)
-    if unexpected:
-        raise RunError(
-            f"the tensors of {point.key} are of another model ({unexpected[0]}): a former version trained it; give "
-            "another --run.name."
-        )
+    assert not unexpected, unexpected
+    if config.method.is_merged:
+        merge_extensions(fitted.model)
     task.set_thresholds(thresholds)
     fitted.tensors, fitted.thresholds = tensors, thresholds
     return fitted

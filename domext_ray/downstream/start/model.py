@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
@@ -23,8 +23,15 @@ from domext_ray.downstream.start.rules import choose_trainables
 from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.export.card import Terms, read_terms
+from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base
-from domext_ray.model.build import choose_attention, describe_adapters, describe_extensions, merge_extensions
+from domext_ray.model.build import (
+    attach_extensions,
+    choose_attention,
+    describe_extensions,
+    describe_method,
+    merge_extensions,
+)
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
@@ -37,7 +44,7 @@ TRAININGS = "trainings"
 """Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""
 
 _ENCODER = "bert."
-_NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "head_mix": False}
+NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "head_mix": False}
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,7 @@ def build_encoder(start: StartModel, device: torch.device) -> DomextModel:
 
 
 def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dropout: float) -> DomextConfig:
-    """Return the configuration of a start model with a task's head and the method's own extension.
+    """Return the configuration of a start model with a task's head and the extensions that a method adds.
 
     Raises:
         ConfigError: the method does not fit the encoder, or the task's rows are longer than its positions.
@@ -197,11 +204,7 @@ def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dro
             f"--labelled.max_length is {task.options.max_length}; {start.id!r} takes rows of at most "
             f"{config.max_row_length} tokens."
         )
-    if method.top_layers > config.num_hidden_layers:
-        raise ConfigError(
-            f"--method.top_layers is {method.top_layers}; {start.id!r} has {config.num_hidden_layers} layers."
-        )
-    describe_adapters(config, method, describe_extensions(config))
+    describe_method(config, method, describe_extensions(config), "--model")
     if start.config.active_adapters is not None and not method.active_adapters:  # what was left out stays left out
         own = [method.adapter] if method.has_adapter else []
         config.active_adapters = list(dict.fromkeys([*start.config.active_adapters, *own]))
@@ -229,12 +232,12 @@ def _freeze(config: DomextConfig, start: StartModel, dropout: float) -> None:
 def build_task_model(
     start: StartModel, task: Task, method: MethodConfig, *, dropout: float, seed: int, **head_values: Any
 ) -> Any:
-    """Make a start model with a task's head; a new head, and the method's own extension, start from `seed`.
+    """Make a start model with a task's head; a new head, and what the method adds, start from `seed`.
 
     Args:
         start: the encoder.
         task: says which head.
-        method: its own extension, and the rule that says what trains.
+        method: the extensions that it adds, and the rule that says what trains.
         dropout: of hidden states, attention weights and the head's input.
         seed: of what starts at random.
         **head_values: what is between encoder and head, see `FinetuneConfig.head_values`; default: nothing.
@@ -246,20 +249,20 @@ def build_task_model(
         ConfigError: the start model's head goes on and does not fit, or see `describe_task_model`.
     """
     config = describe_task_model(start, task, method, dropout)
-    config.update(_NO_BILSTM | head_values)
+    config.update(NO_BILSTM | head_values)
     if config.head_layers:
         _freeze(config, start, dropout)
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         model: DomextPreTrainedModel = getattr(heads_domext, task.head)(config)
-    tensors = start.tensors
-    if start.head is not None:
-        own_head = {name: each for name, each in model.state_dict().items() if not name.startswith(_ENCODER)}
-        tensors = {**tensors, **fit_head(start.head, task, own_head)}
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert not unexpected, unexpected
-    own = f".adapters.{method.adapter}."
-    assert all(not name.startswith(_ENCODER) or own in name for name in missing), missing
+        tensors = start.tensors
+        if start.head is not None:
+            own_head = {name: each for name, each in model.state_dict().items() if not name.startswith(_ENCODER)}
+            tensors = {**tensors, **fit_head(start.head, task, own_head)}
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        assert not unexpected, unexpected
+        assert all(not name.startswith(_ENCODER) or is_extension(name) for name in missing), missing
+        attach_extensions(cast(nn.Module, model), method)
     names = choose_trainables(model, method)
     for name, param in model.named_parameters():
         param.requires_grad_(name in names)

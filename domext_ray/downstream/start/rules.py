@@ -28,7 +28,7 @@ def choose_trainables(model: DomextPreTrainedModel, method: MethodConfig) -> set
 
     The task's head always does, and the pooler where the head reads it, as it is a part of the head. Of the encoder:
     "all": everything; "extensions": every extension, those that the start model brings too; "adapter": the method's own
-    bottlenecks only; "top_layers", "layer_norms", "biases": these parts of the base. Nothing of an encoder trains whose
+    adapter only; "top_layers", "layer_norms", "biases": these parts of the base. Nothing of an encoder trains whose
     layers' outputs are features (`head_layers`).
 
     Args:

@@ -258,25 +258,6 @@ def test_a_part_of_an_epoch_is_a_part_of_its_batches(start: StartModel, task: Cl
     assert fit_task(start, task, CONFIG, replace(POINT, epochs=0.5), CPU, ignore).steps == 4
 
 
-def test_bottlenecks_leave_the_encoder_alone(start: StartModel, task: ClassificationTask) -> None:
-    config = replace(CONFIG, method=BOTTLENECK)
-    fitted = fit_task(start, task, config, POINT, CPU, ignore)
-    after = dict(fitted.model.named_parameters())
-    for name, before in start.tensors.items():
-        assert torch.equal(after[name], before) == (not name.startswith("bert.pooler.")), name
-    assert any(".adapters.domain." in name for name in fitted.tensors)
-
-
-def test_a_fresh_bottleneck_changes_no_output(start: StartModel, task: ClassificationTask) -> None:
-    batch = task.collate(task.encode(task.data.dev[:4], is_training=False))
-    plain, extended = (
-        build_task_model(start, task, method, dropout=0.0, seed=5).eval() for method in (FULL, BOTTLENECK)
-    )
-    extended.load_state_dict(plain.state_dict(), strict=False)
-    with torch.no_grad():
-        assert torch.equal(plain(**batch.inputs).logits, extended(**batch.inputs).logits)
-
-
 def test_a_loss_that_is_not_finite_ends_the_training(start: StartModel, task: ClassificationTask) -> None:
     broken = dict(start.tensors)
     broken["bert.embeddings.LayerNorm.weight"] = torch.full_like(broken["bert.embeddings.LayerNorm.weight"], torch.nan)

@@ -380,7 +380,7 @@ def test_a_base_that_does_not_fit_is_refused(tmp_path: Path, kind: str, values: 
 
 def test_what_a_layout_lacks_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     base = load(folders, "modernbert")
-    with pytest.raises(ConfigError, match=r"--method\.trains is biases; the base .* has none"):
+    with pytest.raises(ConfigError, match=r"--method\.trains is biases; the base's layers have none"):
         augment(base, MethodConfig(trains="biases", heads=0, ffn_units=0))
     with pytest.raises(ConfigError, match=r"--objective\.next_sentence is True; .* 0 segment type"):
         augment(base, next_sentence=True)
