@@ -134,7 +134,7 @@ class Fitted:
         """Return a prediction an example, with the thresholds as they are."""
         if examples is self.task.data.dev and self.dev_predictions is not None:
             return self.dev_predictions
-        return predict_rows(self, examples, self.task.encode(examples, is_training=False))
+        return predict_examples(self, examples)
 
 
 class EarlyStopping:
