@@ -125,7 +125,6 @@ class StagedResult:
         scores: of the whole chain.
         predictions: one an example.
         steps: scores of single steps, by name.
-        baselines: scores of trivial baselines, by name.
         thresholds: what was tuned on dev.
         notes: what was counted on the way.
     """
@@ -133,7 +132,6 @@ class StagedResult:
     scores: dict[str, Score]
     predictions: dict[str, list[Any]]
     steps: dict[str, dict[str, Score]]
-    baselines: dict[str, dict[str, Score]]
     thresholds: dict[str, float]
     notes: tuple[str, ...]
 
@@ -159,7 +157,7 @@ def evaluate_stages(
         thresholds = task.tune(task.data.dev, dev_steps)
     else:
         task.apply(thresholds)
-    result = StagedResult({}, {}, {}, {}, thresholds, ())
+    result = StagedResult({}, {}, {}, thresholds, ())
     for split in splits:
         examples = getattr(task.data, split)
         if not examples:
@@ -170,9 +168,11 @@ def evaluate_stages(
         result.predictions[split] = predictions
         result.scores[split] = task.score(examples, predictions)
         result.steps[split] = task.score_steps(examples, steps)
-        baselines = task.predict_baselines(examples)
-        result.baselines[split] = {name: task.score(examples, each) for name, each in baselines.items()}
     notes = [*task.notes, *(f"{name}: {note}" for name, stage in task.stages.items() for note in stage.notes)]
-    return StagedResult(
-        result.scores, result.predictions, result.steps, result.baselines, thresholds, tuple(dict.fromkeys(notes))
-    )
+    return StagedResult(result.scores, result.predictions, result.steps, thresholds, tuple(dict.fromkeys(notes)))
+
+
+def score_baselines(task: StagedTask, split: str) -> dict[str, Score]:
+    """Return what trivial baselines score on a split, by their names."""
+    examples = getattr(task.data, split)
+    return {name: task.score(examples, each) for name, each in task.predict_baselines(examples).items()}
