@@ -20,9 +20,8 @@ from domext_ray.progress import format_seconds
 from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_legend, new_picture
 from domext_ray.report.tables import format_markdown
 from domext_ray.runs.run_directory import read_identity
-from domext_ray.search.results import read_trials
+from domext_ray.search.results import TRIALS, read_trials
 from domext_ray.search.sweep_report import NAMES
-from domext_ray.search.trainable import TRIALS
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ import pytest
 from matplotlib.image import imread
 
 from domext_ray.errors import RunError
+from domext_ray.experiment.runner import Ledger, Outcome, Trial
 from domext_ray.runs.run_directory import write_run
 from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, read_sweeps
-from domext_ray.search.trial import RUNGS
+from domext_ray.storage import Place
 
 SEARCH = {"searcher": "random", "scheduler": "none", "objectives": "f1,trainable", "rungs": 2, "seed": 0}
 
@@ -22,14 +22,11 @@ def make_sweep(folder: Path, rungs: dict[str, list[tuple[float, float, float]]],
     """Make a sweep's directory from (time of its end, seconds, F1) of every trial's rungs."""
     identity = {"corpus": options.pop("corpus", "text"), "search": {**SEARCH, **options}}
     for name, own in rungs.items():
-        trial = folder / "trials" / name
-        trial.mkdir(parents=True)
-        (trial / "point.json").write_text("{}")
         records = [
             {"step": i, "ended": ended, "f1": f1, "trainable": 1, "seconds": {"train": seconds - 1.0, "finetune": 1.0}}
             for i, (ended, seconds, f1) in enumerate(own, start=1)
         ]
-        (trial / RUNGS).write_text("".join(json.dumps(each) + "\n" for each in records))
+        Ledger(Place(folder / "trials")).write(Outcome(Trial(name, {}), tuple(records)))
     write_run(folder, identity=identity)
     return folder
 
