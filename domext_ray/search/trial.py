@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import shutil
 import time
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,7 @@ from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
+from domext_ray.vocabulary.tokenizer import LAST_FILE, replace_folder
 
 PLAN_REMEDY = "delete the trial's folder: the same command trains it anew"
 PILOT_STEPS = 10
@@ -72,17 +72,12 @@ class Trial:
             run=replace(sized.run, name=folder.name, dir=str(folder.parent), trackers=trackers),
             scale=replace(sized.scale, cpus_per_worker=plan.cpus),
         )
-        self._lay_out()
+        if not (folder / "tokenizer" / LAST_FILE).is_file():
+            with replace_folder(Place(folder / "tokenizer")) as temporary:
+                shutil.copytree(self.prepared.inputs.tokenizer, temporary, dirs_exist_ok=True)
         self.config = self._plan(pretrain)
         write_config(folder, self.config)
         self.worker = self._make_worker(self.config, folder)
-
-    def _lay_out(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / "tokenizer").exists():
-            temporary = self.folder / f".tokenizer-{uuid.uuid4().hex[:8]}"
-            shutil.copytree(self.prepared.inputs.tokenizer, temporary)
-            temporary.rename(self.folder / "tokenizer")
 
     def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
         inputs = replace(self.prepared.inputs, tokenizer=Place(folder / "tokenizer"))
