@@ -145,6 +145,8 @@ import sys, time
 from functools import partial
 from pathlib import Path
 import ray
+from domext_ray.config.finetune import FinetuneConfig, GridConfig, TrainingScaleConfig
+from domext_ray.downstream.finetune.finetune import plan_resources
 from domext_ray.experiment.runner import Ledger, Rules, Trial, Watch, run_trials
 from domext_ray.runtime.tasks import Pool
 from domext_ray.storage import Place
@@ -163,7 +165,11 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     ray.cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False)
-    pool = Pool(partial(make, folder), workers=4, cpus=0.5, gpus=0.25)
+    scale = TrainingScaleConfig(use_gpu=True, gpus=0.25)
+    config = FinetuneConfig(scale=scale, grid=GridConfig(lr=(1e-5, 2e-5, 3e-5), restarts=2))
+    cpus, gpus, parallel = plan_resources(config)
+    assert (cpus, gpus, parallel) == (1.0, 0.25, 4), "of six trainings"
+    pool = Pool(partial(make, folder), parallel, cpus, gpus)
     trials = [Trial(f"t{i}", {"i": i}) for i in range(4)]
     ledger = Ledger(Place(folder / "records"))
     run_trials(pool, trials, ledger, Watch(4, 0), Rules("trying", lambda trial, n: "it died"))
@@ -173,7 +179,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(300)
 def test_four_trials_share_a_card(tmp_path: Path) -> None:
-    """A pretended one: each trial waits until it has seen that the other three run."""
+    """A pretended one, as --scale.gpus 0.25 has it: each trial waits until it has seen that the other three run."""
     script = tmp_path / "shared.py"
     script.write_text(SHARED)
     environment = {**os.environ, "RAY_ADDRESS": "", "PYTHONPATH": str(REPOSITORY)}
