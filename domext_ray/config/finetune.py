@@ -160,6 +160,8 @@ class TrainingScaleConfig(GpuOptions):
 
     parallel: NonNegativeInt = free(0)  # trainings at once; 0: as many as there are CPUs or, with --scale.use_gpu, GPUs
     cpus: NonNegativeFloat = free(0.0)  # CPUs of a training (Ray's share and torch's threads); 0: an even share
+    # GPUs of a training, with --scale.use_gpu; 0.25: four trainings share a card
+    gpus: Annotated[float, Field(gt=0.0, le=1.0)] = free(1.0)
 
 
 Model = Annotated[str, filled("a run's directory, an export, a base or a hub id"), place("a hub id, or a folder")]

@@ -61,6 +61,11 @@ class SearchConfig:
     curves: str = free("")  # dimension that has a curve per value there
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the search; a trial's own is --seed
 
+    @property
+    def shares(self) -> list[float]:
+        """Share of a trial's budget at each rung, rising to 1."""
+        return [float(self.reduction) ** (rung + 1 - self.rungs) for rung in range(self.rungs)]
+
     def __post_init__(self) -> None:
         is_one = len(self.objectives) == 1 or self.scheduler == "none"
         require(is_one, "scheduler", self.scheduler, "none, of several objectives")

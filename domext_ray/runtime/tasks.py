@@ -27,13 +27,14 @@ from domext_ray.runtime.records import Records, Result
 
 MOST_DEATHS = 3
 """Workers that a task may lose: a node that goes away is no reason to stop, a text that kills its worker is."""
-_DEATHS = (
+DEATHS = (
     exceptions.NodeDiedError,
     exceptions.ObjectLostError,
     exceptions.OutOfMemoryError,
     exceptions.RayActorError,
     exceptions.WorkerCrashedError,
 )
+"""What Ray says of a worker that died."""
 SPARE_TASKS = 32
 """Tasks that wait beyond twice the CPUs that there are."""
 END_SECONDS = 10.0
@@ -61,12 +62,13 @@ class Pool:
     workers: int  # how many
     cpus: float  # of each
     gpus: float = 0.0
+    stays: bool = True  # False: what is made is given one task, and Ray may give its process to others
 
 
 def run_tasks(
     work: Function | Pool,
     tasks: Iterable[Task],
-    records: Records,
+    records: Records | None,
     *,
     verb: str,
     total: float,
@@ -79,7 +81,7 @@ def run_tasks(
     Args:
         work: what does a task, on one CPU; or a pool.
         tasks: in order; taken as they are needed.
-        records: where results are kept.
+        records: where results are kept; None: nowhere.
         verb: what the progress line calls the work.
         total: size of all tasks, and of those that are left out because they were done before.
         unit: what sizes count.
@@ -92,7 +94,7 @@ def run_tasks(
     Raises:
         DomextError: a task met a user's mistake, could not write, or lost its worker again and again.
     """
-    runner, progress = _Runner(work, records), _Progress(verb, total, unit, before)
+    runner, progress = Workers(work, records), _Progress(verb, total, unit, before)
     coming, order, ready, deaths = iter(tasks), deque[int](), dict[int, Result](), Counter[int]()
     stall = StallTimer(progress.line, describe_waiting)
     try:
@@ -106,7 +108,7 @@ def run_tasks(
                 stall.look(verb)
             stall.note_move()
             task, found = ended
-            if isinstance(found, Exception):
+            if isinstance(found, DEATHS):
                 deaths[task.number] += 1
                 if deaths[task.number] > MOST_DEATHS:
                     raise RunError(
@@ -116,6 +118,8 @@ def run_tasks(
                 progress.line.keep(f"{verb}: a worker died ({type(found).__name__}); its task is done again")
                 runner.submit(task)
                 continue
+            if isinstance(found, Exception):
+                raise found
             ready[task.number], is_kept, fault = found
             if fault:
                 progress.line.keep(f"{verb}: {fault}; that part is made anew")
@@ -132,11 +136,19 @@ def count_window() -> int:
     return SPARE_TASKS + 2 * int(ray.cluster_resources().get("CPU", 1.0))
 
 
-class _Runner:
-    """Tasks that Ray has."""
+class Workers:
+    """Tasks that Ray has.
 
-    def __init__(self, work: Function | Pool, records: Records) -> None:
-        self.pool = work if isinstance(work, Pool) else None
+    Args:
+        work: what does a task; or a pool, of which the worker that came free last is given the next task.
+        records: where results are kept; None: by the caller.
+    """
+
+    def __init__(self, work: Function | Pool, records: Records | None = None) -> None:
+        self.pool = work if isinstance(work, Pool) and work.stays else None
+        amounts = {"num_cpus": work.cpus, "num_gpus": work.gpus} if isinstance(work, Pool) else {"num_cpus": 1}
+        # Without retries, for whoever waits tries again. Of a task with GPUs Ray ends the process, which holds memory.
+        self.perform = ray.remote(max_retries=0, scheduling_strategy="SPREAD", **amounts)(_perform)
         self.work: Any = ray.put(work)
         self.records = ray.put(records)
         self.running: dict[Any, tuple[Task, Any]] = {}
@@ -149,6 +161,7 @@ class _Runner:
         return _Worker.options(**options).remote(self.work, self.records)  # type: ignore[attr-defined]
 
     def submit(self, task: Task) -> None:
+        """Take a task, which may wait for a worker."""
         self.waiting.append(task)
         self._hand_out()
 
@@ -156,11 +169,11 @@ class _Runner:
         while self.waiting and (self.pool is None or self.idle):
             worker = self.idle.pop() if self.pool else None
             task = self.waiting.popleft()
-            answer = worker.perform.remote(task) if worker else _perform.remote(self.work, self.records, task)
+            answer = worker.perform.remote(task) if worker else self.perform.remote(self.work, self.records, task)
             self.running[answer] = task, worker
 
     def wait(self) -> tuple[Task, Any] | None:
-        """Return a task that has ended, with its result or how its worker died; None: none within a second."""
+        """Return a task that has ended, with its result or its error; None: none within a second."""
         ended, _ = ray.wait([*self.running], timeout=1.0)
         if not ended:
             return None
@@ -168,8 +181,8 @@ class _Runner:
         try:
             found = ray.get(ended[0])
         except exceptions.RayTaskError as error:
-            raise find_user_error(error) or error from None
-        except _DEATHS as error:
+            found = find_user_error(error) or error
+        except DEATHS as error:
             if worker is not None:
                 ray.kill(worker)  # it may be there, and not be heard
             found, worker = error, self.pool and self._start_worker()
@@ -178,19 +191,25 @@ class _Runner:
         self._hand_out()
         return task, found
 
+    def release(self) -> None:
+        """End workers that have nothing to do."""
+        while self.idle:
+            ray.kill(self.idle.pop())
+
     def end(self) -> None:
         """End what is still running."""
         for answer, (_, worker) in self.running.items():
             with contextlib.suppress(exceptions.RayError, ValueError):
                 ray.kill(worker) if worker is not None else ray.cancel(answer, force=True)
-        for worker in self.idle:
-            ray.kill(worker)
+        self.release()
         if self.running:
             ray.wait([*self.running], num_returns=len(self.running), timeout=END_SECONDS)
 
 
-def _do_task(work: Function, records: Records, task: Task) -> tuple[Result, bool, str]:
+def _do_task(work: Function, records: Records | None, task: Task) -> tuple[Result, bool, str]:
     """Return a task's result, whether it was there before, and what was wrong with the one that was."""
+    if records is None:
+        return work(task.item), False, ""
     result, fault = records.read(task.number, task.key)
     if result is not None:
         return result, True, fault
@@ -202,16 +221,15 @@ def _do_task(work: Function, records: Records, task: Task) -> tuple[Result, bool
     return result, False, fault
 
 
-@ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")  # `run_tasks` itself tries again
-def _perform(work: Function, records: Records, task: Task) -> tuple[Result, bool, str]:
-    return _do_task(work, records, task)
+def _perform(work: Function | Pool, records: Records | None, task: Task) -> tuple[Result, bool, str]:
+    return _do_task(work.make() if isinstance(work, Pool) else work, records, task)
 
 
 @ray.remote(max_restarts=0)
 class _Worker:
     """A process of a pool."""
 
-    def __init__(self, pool: Pool, records: Records) -> None:
+    def __init__(self, pool: Pool, records: Records | None) -> None:
         self.pool, self.records = pool, records
         self.function: Function | None = None
 

@@ -5,61 +5,70 @@ Enters: a `SweepConfig`. Leaves: a `SweepPlan`. Nothing is started or written; t
 
 from __future__ import annotations
 
-import json
+import contextlib
+import itertools
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.data.sample import check_corpus
 from domext_ray.errors import ConfigError, DomextError
-from domext_ray.files import read_json
+from domext_ray.experiment.runner import Ledger, describe_amount
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.options.build import identity_of
-from domext_ray.plan import load_run_base, resolve_files, size_run
+from domext_ray.plan import count_run, load_run_base, resolve_files, size_run
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
+from domext_ray.search.results import TRIALS
+from domext_ray.search.searcher import count_trials
 from domext_ray.search.space import Point, Space, TrialConfig, configure, describe_point, read_space
-from domext_ray.search.trial import list_shares
+from domext_ray.storage import Place
+from domext_ray.training.run import Inputs
 
 DEFAULT_NAME = "sweep"
 MIN_DRAWS, DRAWS_PER_TRIAL = 200, 10
 """Points that are drawn at most to find so many that can be trained."""
 
 
+SAMPLED = 20
+"""Points of which a dry run takes the largest, where Optuna will draw them."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What pre-training reads, made once for all trials that agree in it."""
+
+    inputs: Inputs
+    base_sha256: str  # of the base's tensors, or "none"
+    num_new_words: int  # that the tokenizer has beside the base's
+
+
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep, checked.
+    """A sweep, checked: what all its processes are given."""
 
-    Args:
-        config: the sweep, its devices settled as far as they are known.
-        space: its space.
-        points: its trials' points; empty: Optuna suggests them.
-        refused: how many points cannot be trained, by the reason.
-        folder: its directory.
-        sets: the tasks' sets, without their test splits.
-        identity: what makes the sweep this one; see `identity_of`.
-    """
-
-    config: SweepConfig
+    config: SweepConfig  # its devices settled as far as they are known
     space: Space
-    points: list[Point]
-    refused: Counter[str]
-    folder: Path
-    sets: tuple[LoadedSet, ...]
-    identity: dict[str, Any]
+    points: list[Point]  # of its trials; empty: Optuna suggests them
+    refused: Counter[str]  # points that cannot be trained, by the reason
+    folder: Path  # its directory
+    sets: tuple[LoadedSet, ...]  # the tasks', without their test splits
+    identity: dict[str, Any]  # what makes the sweep this one; see `identity_of`
+    prepared: Mapping[str, Prepared] = field(default_factory=dict)  # by `space.name_preparation`
+    cpus: float = 1.0  # of a trial's process
+
+    @property
+    def ledger(self) -> Ledger:
+        """The trials' records."""
+        return Ledger(Place(self.folder / TRIALS))
 
 
 def plan_sweep(config: SweepConfig) -> SweepPlan:
-    """Check a sweep, its points and everything that it reads; nothing is started or written.
-
-    Args:
-        config: the sweep.
-
-    Returns:
-        Its plan.
+    """Check a sweep, its points and everything that it reads, and return its plan; nothing is started or written.
 
     Raises:
         DomextError: any mistake of the user's.
@@ -83,19 +92,9 @@ def take_trials(identity: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def is_finished(plan: SweepPlan) -> bool:
-    """Whether a planned sweep has ended with all these points, or with as many trials.
-
-    Raises:
-        RunError: its summary.json is damaged.
-    """
-    path = plan.folder / "summary.json"
-    if not path.exists():
-        return False
-    remedy = "delete it and run the job again, which writes it anew"
-    trials = [each for each in read_json(path, remedy, {"trials": list})["trials"] if each["status"] != "unfinished"]
-    if not plan.points:
-        return len(trials) >= plan.config.search.trials
-    return {json.dumps(each) for each in plan.points} <= {json.dumps(each["point"]) for each in trials}
+    """Whether a planned sweep has its summary and has ended with all these points, or with as many trials."""
+    number, num_ended = count_trials(plan.config.search, plan.points, plan.ledger.list())
+    return (plan.folder / "summary.json").exists() and num_ended == number
 
 
 def choose_points(config: SweepConfig, space: Space) -> tuple[list[Point], Counter[str]]:
@@ -111,9 +110,10 @@ def choose_points(config: SweepConfig, space: Space) -> tuple[list[Point], Count
     """
     search = config.search
     if search.searcher == "grid":
-        drawn, wanted = space.list_grid(), None
+        drawn, wanted = iter(space.list_grid()), None
     else:
-        drawn, wanted = space.sample(max(MIN_DRAWS, DRAWS_PER_TRIAL * search.trials), search.seed), search.trials
+        most = max(MIN_DRAWS, DRAWS_PER_TRIAL * search.trials)
+        drawn, wanted = itertools.islice(space.sample(search.seed), most), search.trials
     bases: dict[tuple[str, bool], Base | None] = {}
     reasons: Counter[str] = Counter()
     valid: dict[str, Point] = {}
@@ -165,13 +165,28 @@ def describe_sweep(plan: SweepPlan) -> str:
     search, budget = config.search, config.budget
     amounts = {"steps": f"{budget.steps:,}", "tokens": f"{budget.tokens:,}", "seconds": f"{budget.seconds:g}"}
     amount = next(f"{text} {name}" for name, text in amounts.items() if getattr(budget, name))
-    shares = ", ".join(f"{each:.3g}" for each in list_shares(config))
+    shares = ", ".join(f"{each:.3g}" for each in search.shares)
+    begun = plan.ledger.list()
+    number, _ = count_trials(search, points, begun)
     lines = [
         f"{len(points) or search.trials} trials of {amount}, scored at {shares} of it; {search.searcher} search"
         + (", stopped by ASHA" if search.scheduler == "asha" else ""),
         *(describe_point(each) for each in points),
         *(f"{count} points cannot be trained: {reason}" for reason, count in plan.refused.most_common()),
+        describe_amount([each for each in begun if each.has_ended], number, _count_bytes(plan), budget.seconds),
         f"sweep directory: {plan.folder}",
         "dry run: nothing was started",
     ]
     return "\n".join(lines)
+
+
+def _count_bytes(plan: SweepPlan) -> int:
+    """Return what the checkpoints of the largest trial take: weights of what trains, and AdamW's two moments."""
+    largest = 0
+    for point in plan.points or list(itertools.islice(plan.space.sample(plan.config.search.seed), SAMPLED)):
+        with contextlib.suppress(DomextError):
+            pretrain = configure(plan.config, plan.space, point).pretrain
+            base = load_run_base(pretrain)
+            sized, shape = size_run(pretrain, base)
+            largest = max(largest, count_run(sized, base, shape).trainable)
+    return 3 * 4 * largest * plan.config.run.keep_checkpoints

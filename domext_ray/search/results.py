@@ -5,7 +5,6 @@ Enters: the trials' directories. Leaves: frozen records for the report and summa
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from domext_ray.config.sweep import OBJECTIVES
-from domext_ray.files import read_json
+from domext_ray.experiment.runner import Ledger
 from domext_ray.intervals import Estimate
 from domext_ray.report.compare import find_undominated
-from domext_ray.search.space import Dimension, Point, Space
-from domext_ray.search.trial import FAILURE, TRIAL_REMEDY, read_rungs
+from domext_ray.search.space import Point, Space, make_study
+from domext_ray.storage import Place
 
+TRIALS = "trials"
 MIN_FOR_IMPORTANCE = 4
 """Trials below which no importance is estimated."""
 
@@ -65,19 +64,10 @@ class TrialResult:
 
 def read_trials(folder: Path, num_rungs: int) -> list[TrialResult]:
     """Read the trials of a sweep, in the order of their names."""
-    results = []
-    for path in sorted(folder.glob("*/point.json")):
-        failure = path.parent / FAILURE
-        results.append(
-            TrialResult(
-                path.parent.name,
-                read_json(path, TRIAL_REMEDY),
-                tuple(read_rungs(path.parent)),
-                num_rungs,
-                failure.read_text(encoding="utf-8") if failure.exists() else "",
-            )
-        )
-    return results
+    return [
+        TrialResult(each.trial.name, each.trial.config, each.steps, num_rungs, each.failure)
+        for each in Ledger(Place(folder)).list()
+    ]
 
 
 def rank_trials(trials: Sequence[TrialResult], objectives: Sequence[str]) -> list[TrialResult]:
@@ -114,26 +104,14 @@ def measure_importance(space: Space, trials: Sequence[TrialResult], objective: s
     varied = [each for each in dimensions if len({repr(trial.point[each.name]) for trial in scored}) > 1]
     if len(scored) < MIN_FOR_IMPORTANCE or not varied or len({each.get(objective, rung) for each in scored}) == 1:
         return {}
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize" if OBJECTIVES[objective] == "max" else "minimize")
-    distributions = {each.name: _make_distribution(each) for each in varied}
+    study = make_study(None, direction=f"{OBJECTIVES[objective]}imize")
     for trial in scored:
-        params = {each.name: _to_param(each, trial.point[each.name]) for each in varied}
+        fixed = optuna.trial.FixedTrial(trial.point)
+        space.suggest(fixed)
         study.add_trial(
-            optuna.trial.create_trial(params=params, distributions=distributions, value=trial.get(objective, rung))
+            optuna.trial.create_trial(
+                params=fixed.params, distributions=fixed.distributions, value=trial.get(objective, rung)
+            )
         )
-    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
-
-
-def _make_distribution(dimension: Dimension) -> Any:
-    if dimension.kind == "choice":
-        return CategoricalDistribution([_to_param(dimension, each) for each in dimension.choices])
-    if dimension.kind in ("int", "log_int"):
-        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.kind == "log_int")
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.kind == "log")
-
-
-def _to_param(dimension: Dimension, value: Any) -> Any:
-    is_plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if is_plain or dimension.kind != "choice" else json.dumps(value)
+    evaluator, names = optuna.importance.FanovaImportanceEvaluator(seed=0), [each.name for each in varied]
+    return dict(optuna.importance.get_param_importances(study, evaluator=evaluator, params=names))

@@ -1,150 +1,109 @@
-"""Which points a sweep tries next, in Ray Tune's terms: those that wait, then what Optuna suggests.
+"""What is tried next, and what is stopped: a sweep's points in order, or those that Optuna suggests.
 
-Enters: the trials that earlier starts have left, and the points of a searcher that knows them beforehand. Leaves: for
-every trial its point, and the name of its directory. All that a sweep knows is in these directories, so that it goes on
-with other options of --search, more trials, or in a folder that was moved.
+Enters: the space, and what earlier starts have left. Leaves: trials, and for every rung whether its trial is stopped.
+All that a sweep knows is in its trials' records, so that it goes on with other options of --search, more trials, or in
+a folder that was moved.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import optuna
-from ray.tune.search import Searcher
+from optuna.trial import TrialState
 
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig
-from domext_ray.search.results import TrialResult
-from domext_ray.search.space import Point, Space
+from domext_ray.experiment.runner import Outcome, Trial
+from domext_ray.search.space import Point, Space, make_study
+from domext_ray.storage import hash_text
 
 
-@dataclass(frozen=True)
-class NamedPoint:
-    """A point to try, and its directory's name."""
-
-    name: str
-    point: Point
-
-
-def list_waiting(
-    points: Sequence[Point], begun: Sequence[TrialResult], ended: Sequence[TrialResult]
-) -> list[NamedPoint]:
-    """Return the points that are still to be tried, those that were begun under the name that they have.
-
-    Args:
-        points: all points of a sweep; none: those that were begun.
-        begun: all trials that there are.
-        ended: those of them that need no more.
-    """
-    names = {json.dumps(each.point): each.id for each in begun}
-    done = {json.dumps(each.point) for each in ended}
-    if not points:
-        ids = {each.id for each in ended}
-        return [NamedPoint(each.id, each.point) for each in begun if each.id not in ids]
-    waiting = []
-    for point in points:
-        key = json.dumps(point)
-        if key not in done:
-            waiting.append(NamedPoint(names.get(key) or name_trial(len(names), point), point))
-            names.setdefault(key, waiting[-1].name)
-    return waiting
-
-
-def name_trial(number: int, point: Point) -> str:
-    """Return the name of a new trial's directory.
-
-    Args:
-        number: of the trials before it.
-        point: its point.
-    """
-    return f"{number:05d}_{hashlib.sha256(json.dumps(point).encode()).hexdigest()[:8]}"
-
-
-class PointSearcher(Searcher):
-    """Gives Ray Tune one point after another.
-
-    Args:
-        waiting: points that come first.
-        study: suggests the others and is told what each scored; None: there are no others.
-        space: what the study suggests from.
-        num_begun: trials that there are already.
-        objectives: what the study searches for.
-    """
-
-    def __init__(
-        self,
-        waiting: Sequence[NamedPoint],
-        study: optuna.Study | None,
-        space: Space,
-        num_begun: int,
-        objectives: Sequence[str],
-    ) -> None:
-        super().__init__()
-        self._waiting, self._study, self._space = list(waiting), study, space
-        self._num_begun, self._objectives = num_begun, tuple(objectives)
-        self._asked: dict[str, optuna.Trial] = {}
-        if study is not None:
-            for each in waiting:
-                study.enqueue_trial(each.point)
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Return the next trial's configuration; it is never asked for more than there are."""
-        named = self._waiting.pop(0) if self._waiting else None
-        if self._study is not None:
-            self._asked[trial_id] = asked = self._study.ask()
-            point = self._space.walk(lambda dimension: dimension.suggest(asked))
-            if named is None:
-                named = NamedPoint(name_trial(self._num_begun, point), point)
-                self._num_begun += 1
-        return {"name": named.name, "point": named.point} if named else None
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Tell the study what a trial scored."""
-        asked = self._asked.pop(trial_id, None)
-        if asked is None or self._study is None:
-            return
-        values = [float((result or {}).get(name, math.nan)) for name in self._objectives]
-        if error or any(map(math.isnan, values)):
-            self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
-        else:
-            self._study.tell(asked, values)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Keep nothing: the trials' directories have all."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Take nothing: see `save`."""
-
-
-def make_study(search: SearchConfig, space: Space, ended: Sequence[TrialResult]) -> optuna.Study:
-    """Return Optuna's study of a space, TPE or, for several objectives, NSGA-II, that knows the trials that ended.
+class Search:
+    """An Optuna study (TPE or, for several objectives, NSGA-II; ASHA) that is told of every trial, whoever chose it.
 
     Args:
         search: how the space is searched.
         space: the space.
-        ended: earlier trials.
+        points: all points of a searcher that knows them beforehand; empty: Optuna suggests them.
+        begun: what trials have left before.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    names = search.objectives
-    seed = search.seed + len(ended)  # a sampler that goes on must not draw its first points again
-    make_sampler: Any = optuna.samplers.TPESampler if len(names) == 1 else optuna.samplers.NSGAIISampler
-    directions: Any = ["maximize" if OBJECTIVES[name] == "max" else "minimize" for name in names]
-    study = optuna.create_study(directions=directions, sampler=make_sampler(seed=seed))
-    for each in ended:
-        values = [each.get(name) for name in names]
-        is_scored = not any(map(math.isnan, values))
-        fixed = optuna.trial.FixedTrial(each.point)
-        space(fixed)
-        study.add_trial(
-            optuna.trial.create_trial(
-                state=optuna.trial.TrialState.COMPLETE if is_scored else optuna.trial.TrialState.FAIL,
-                values=values if is_scored else None,
-                params=fixed.params,
-                distributions=fixed.distributions,
-            )
+
+    def __init__(self, search: SearchConfig, space: Space, points: Sequence[Point], begun: Sequence[Outcome]) -> None:
+        self.search, self.space, self.points, self.begun = search, space, points, begun
+        ended = [each for each in begun if each.has_ended]
+        self.number, self.num_ended = count_trials(search, points, begun)
+        seed = search.seed + len(ended)  # a sampler that goes on must not draw its first points again
+        is_one = len(search.objectives) == 1
+        sampler: Any = optuna.samplers.TPESampler if is_one else optuna.samplers.NSGAIISampler
+        asha = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=search.reduction)
+        self.study = make_study(
+            sampler(seed=seed),
+            directions=[f"{OBJECTIVES[name]}imize" for name in search.objectives],
+            pruner=asha if search.scheduler == "asha" else optuna.pruners.NopPruner(),
         )
-    return study
+        self.asked: dict[str, optuna.Trial] = {}
+        for each in ended:
+            self.begin(each)
+            self.end(each)
+
+    def list_trials(self) -> Iterator[Trial]:
+        """Return the trials that have not ended, those that were begun under the name that they have."""
+        begun = {json.dumps(each.trial.config): each.trial for each in self.begun}
+        for point in self.points:
+            trial = begun.setdefault(json.dumps(point), Trial(name_trial(len(begun), point), point))
+            yield trial
+        left = 0 if self.points else self.number - self.num_ended
+        waiting = [each.trial for each in self.begun if not each.has_ended][:left]
+        yield from waiting if not self.points else ()
+        for number in range(len(self.begun), len(self.begun) + left - len(waiting)):
+            asked = self.study.ask()
+            trial = Trial(name_trial(number, point := self.space.suggest(asked)), point)
+            self.asked[trial.name] = asked
+            yield trial
+
+    def begin(self, outcome: Outcome) -> None:
+        """Take a trial with what it has scored."""
+        if outcome.trial.name not in self.asked:
+            self.study.enqueue_trial(outcome.trial.config)
+            self.asked[outcome.trial.name] = asked = self.study.ask()
+            self.space.suggest(asked)
+        for i in range(len(outcome.steps)):
+            self.judge(Outcome(outcome.trial, outcome.steps[: i + 1]))
+
+    def judge(self, outcome: Outcome) -> bool:
+        """Take a trial's newest rung; return whether the trial is to be stopped."""
+        asked, rung = self.asked[outcome.trial.name], len(outcome.steps) - 1
+        if len(self.search.objectives) > 1 or rung + 1 == self.search.rungs:  # Optuna prunes for one objective
+            return False
+        asked.report(self._read(outcome)[0], self.search.reduction**rung)
+        return asked.should_prune()
+
+    def end(self, outcome: Outcome) -> None:
+        """Take what a trial has reached, failed with, or was stopped at."""
+        asked, values = self.asked.pop(outcome.trial.name), self._read(outcome)
+        if outcome.status == "failed" or any(map(math.isnan, values)):
+            self.study.tell(asked, state=TrialState.FAIL)
+        elif outcome.status == "pruned":
+            self.study.tell(asked, state=TrialState.PRUNED)
+        else:
+            self.study.tell(asked, values)
+
+    def _read(self, outcome: Outcome) -> list[float]:
+        found = [outcome.steps[-1][name] if outcome.steps else None for name in self.search.objectives]
+        return [math.nan if each is None else float(each) for each in found]
+
+
+def count_trials(search: SearchConfig, points: Sequence[Point], begun: Sequence[Outcome]) -> tuple[int, int]:
+    """Return the trials of a sweep, and those of them that have ended; see `Search`."""
+    ended = [json.dumps(each.trial.config) for each in begun if each.has_ended]
+    if not points:
+        return max(search.trials, len(ended)), len(ended)
+    return len(points), sum(json.dumps(each) in ended for each in points)
+
+
+def name_trial(number: int, point: Point) -> str:
+    """Return the name of a new trial, given the number of those before it."""
+    return f"{number:05d}_{hash_text(json.dumps(point))[:8]}"

@@ -17,19 +17,21 @@ A dimension whose condition does not hold has no value in a point; its option ke
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
+import optuna
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
-from domext_ray.options.build import from_dict, merge_options, to_dict
+from domext_ray.options.build import from_dict, identity_of, merge_options, to_dict
+from domext_ray.storage import hash_text
 
 Point = dict[str, Any]
 """Value of every dimension whose condition holds: a number, a string, or the name of a bundle."""
@@ -51,27 +53,16 @@ PREPARATION = (
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of a space.
+    """One dimension of a space."""
 
-    Args:
-        name: an option, or a name of its own where the choices are bundles.
-        choices: the values, or the names of bundles; empty: a range.
-        bundles: options by the name of the bundle; empty: the dimension is an option.
-        low: smallest value of a range.
-        high: largest value.
-        step: distance of neighbouring values of an "int" range.
-        kind: "choice", or of a range "int", "log_int", "float" or "log".
-        condition: values of earlier dimensions, one of which each must have.
-    """
-
-    name: str
-    choices: tuple[Any, ...] = ()
-    bundles: Mapping[str, dict[str, Any]] | None = None
-    low: float = 0.0
+    name: str  # an option, or a name of its own where the choices are bundles
+    choices: tuple[Any, ...] = ()  # the values, or the names of bundles; empty: a range
+    bundles: Mapping[str, dict[str, Any]] | None = None  # options by the name of the bundle; None: it is an option
+    low: float = 0.0  # of a range
     high: float = 0.0
-    step: int = 1
-    kind: str = "choice"
-    condition: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    step: int = 1  # of an "int" range
+    kind: str = "choice"  # or of a range "int", "log_int", "float" or "log"
+    condition: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # values of earlier dimensions, one of which each must have
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -88,19 +79,8 @@ class Dimension:
         """Return the options that a value stands for."""
         return {self.name: value} if self.bundles is None else dict(self.bundles[value])
 
-    def draw(self, random: np.random.Generator) -> Any:
-        """Return a value at random."""
-        if self.kind == "choice":
-            return self.choices[int(random.integers(len(self.choices)))]
-        low, high = (math.log(self.low), math.log(self.high)) if self.kind.startswith("log") else (self.low, self.high)
-        if self.kind == "int":
-            return int(self.low) + self.step * int(random.integers((int(self.high) - int(self.low)) // self.step + 1))
-        value = float(random.uniform(low, high))
-        value = math.exp(value) if self.kind.startswith("log") else value
-        return round(value) if self.kind == "log_int" else value
-
     def suggest(self, trial: Any) -> Any:
-        """Return a value that an Optuna trial suggests."""
+        """Return the value that an Optuna trial suggests."""
         if self.kind == "choice":
             return trial.suggest_categorical(self.name, list(self.choices))
         if self.kind == "int":
@@ -117,22 +97,19 @@ class Space:
 
     dimensions: tuple[Dimension, ...]
 
-    def __call__(self, trial: Any) -> None:
-        """Let an Optuna trial suggest a point: Ray Tune's define-by-run searcher takes what it has suggested."""
-        self.walk(lambda dimension: dimension.suggest(trial))
-
-    def walk(self, choose: Callable[[Dimension], Any]) -> Point:
-        """Return the point that a function chooses value by value."""
+    def suggest(self, trial: Any) -> Point:
+        """Return the point that an Optuna trial suggests."""
         point: Point = {}
         for each in self.dimensions:
             if each.holds(point):
-                point[each.name] = choose(each)
+                point[each.name] = each.suggest(trial)
         return point
 
-    def sample(self, number: int, seed: int) -> list[Point]:
-        """Return points at random."""
-        random = np.random.default_rng(seed)
-        return [self.walk(lambda dimension: dimension.draw(random)) for _ in range(number)]
+    def sample(self, seed: int) -> Iterator[Point]:
+        """Return points at random, without end."""
+        study = make_study(optuna.samplers.RandomSampler(seed))
+        while True:
+            yield self.suggest(study.ask())
 
     def list_grid(self) -> list[Point]:
         """Return all points.
@@ -152,6 +129,12 @@ class Space:
             if each.name in names:
                 names |= {name for name, _ in each.condition}
         return _list_points([each for each in self.dimensions if each.name in names])
+
+
+def make_study(sampler: Any, **options: Any) -> optuna.Study:
+    """Return an Optuna study, which says nothing by itself."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(sampler=sampler, **options)
 
 
 def _list_points(dimensions: Any) -> list[Point]:
@@ -252,15 +235,10 @@ def _read_condition(name: str, condition: Any, earlier: set[str]) -> tuple[tuple
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """What one point of a space is trained and scored with.
+    """What one point of a space is trained and scored with."""
 
-    Args:
-        pretrain: pre-training, without its limit and its place.
-        finetune: fine-tuning, without task, set and model.
-    """
-
-    pretrain: PretrainConfig
-    finetune: FinetuneConfig
+    pretrain: PretrainConfig  # without its limit and its place
+    finetune: FinetuneConfig  # without task, set and model
 
 
 def configure(config: SweepConfig, space: Space, point: Point) -> TrialConfig:
@@ -271,9 +249,9 @@ def configure(config: SweepConfig, space: Space, point: Point) -> TrialConfig:
     """
     nested: dict[str, Any] = {}
     for each in space.dimensions:
-        if each.name in point:
-            for option, value in each.expand(point[each.name]).items():
-                _put(nested, option.split("."), value)
+        for option, value in each.expand(point[each.name]).items() if each.name in point else ():
+            *sections, name = option.split(".")
+            functools.reduce(lambda group, section: group.setdefault(section, {}), sections, nested)[name] = value
     finetune = cast("dict[str, Any]", nested.pop(FINETUNE.rstrip("."), {}))
     try:
         return TrialConfig(
@@ -284,14 +262,23 @@ def configure(config: SweepConfig, space: Space, point: Point) -> TrialConfig:
         raise ConfigError(" ".join(str(error).split())) from error
 
 
-def _put(nested: dict[str, Any], names: list[str], value: Any) -> None:
-    for name in names[:-1]:
-        nested = nested.setdefault(name, {})
-    nested[names[-1]] = value
-
-
 def describe_point(point: Mapping[str, Any]) -> str:
     """Return a point in a line."""
     return ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in point.items()
     )
+
+
+def name_preparation(config: PretrainConfig) -> str:
+    """Return a name for everything that a tokenizer and a corpus are made from."""
+    identity = identity_of(config)
+    parts = {name: identity[name.rstrip(".").split(".")[0]] for name in PREPARATION if name.endswith(".")}
+    parts |= {"base": config.base, "corpus": config.corpus, "length": config.train.seq_length}
+    parts |= {"pairs": config.objective.next_sentence}
+    if config.replay.corpus:
+        parts |= {"replay": config.replay.corpus, "keep": config.objective.keep}
+    if config.mixture.parts:
+        parts |= {"mixture": config.mixture.parts, "keep": config.objective.keep}
+    if config.base != "none":
+        del parts["shape."]
+    return hash_text(json.dumps(parts, sort_keys=True, default=str))[:16]

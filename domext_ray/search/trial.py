@@ -1,21 +1,16 @@
 """One trial of a sweep: pre-train to a rung, fine-tune, score on dev, in one process.
 
 Enters: a point of the space, and what all trials share. Leaves a run's directory (config.yaml, tokenizer/, checkpoints/
-and metrics.jsonl: any job takes it as a model), with point.json, plan.json and rungs.jsonl beside. A rung that was
-scored is never scored again, and pre-training goes on from the newest checkpoint, mid-schedule: its horizon is the
-whole budget.
+and metrics.jsonl: any job takes it as a model), with plan.json. Pre-training goes on from the newest checkpoint,
+mid-schedule: its horizon is the whole budget.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import shutil
 import time
-import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,136 +19,66 @@ import torch
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.config.sweep import SweepConfig
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.training import Point as FinetunePoint
 from domext_ray.downstream.finetune.training import fit_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import evaluate_stages
-from domext_ray.errors import TrainingError
+from domext_ray.errors import RunError, TrainingError
+from domext_ray.experiment.runner import Trial as Planned
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED, Sample, average
 from domext_ray.labelled.metrics.scores import Score
 from domext_ray.labelled.readers.loading import LoadedSet
-from domext_ray.options.build import identity_of
 from domext_ray.plan import count_run, load_run_base, size_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
 from domext_ray.runtime.cpu_kernels import TRAINING
 from domext_ray.runtime.device import prepare_device
-from domext_ray.search.space import PREPARATION, Point, Space, configure
-from domext_ray.storage import Place, write_json, write_text
+from domext_ray.search.plan import SweepPlan
+from domext_ray.search.results import TRIALS
+from domext_ray.search.space import Point, configure, name_preparation
+from domext_ray.storage import Place, write_json
 from domext_ray.training.distillation import choose_snippets
+from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
-from domext_ray.training.run import Inputs, Run
+from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
+from domext_ray.vocabulary.tokenizer import LAST_FILE, replace_folder
 
-RUNGS, FAILURE, DEATHS = "rungs.jsonl", "failure.txt", "deaths.txt"
-TRIAL_REMEDY = "delete the trial's folder: the same command trains it anew"
+PLAN_REMEDY = "delete the trial's folder: the same command trains it anew"
 PILOT_STEPS = 10
 """Timed steps of a budget in seconds; the first ones are left out."""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What pre-training reads, made once for all trials that agree in it.
-
-    Args:
-        inputs: tokenizer and corpora.
-        base_sha256: hash of the base's tensors, or "none".
-        num_new_words: words that the tokenizer has beside the base's.
-    """
-
-    inputs: Inputs
-    base_sha256: str
-    num_new_words: int
-
-
-@dataclass(frozen=True)
-class SweepWork:
-    """What all trials of a sweep share.
-
-    Args:
-        config: the sweep.
-        space: its space.
-        folder: its directory.
-        sets: the tasks' sets, without their test splits.
-        prepared: by `name_preparation`.
-        cpus: CPUs of a trial's process.
-    """
-
-    config: SweepConfig
-    space: Space
-    folder: Path
-    sets: tuple[LoadedSet, ...]
-    prepared: Mapping[str, Prepared]
-    cpus: float
-
-
-def name_preparation(config: PretrainConfig) -> str:
-    """Return a name for everything that a tokenizer and a corpus are made from."""
-    identity = identity_of(config)
-    parts = {name: identity[name.rstrip(".").split(".")[0]] for name in PREPARATION if name.endswith(".")}
-    parts |= {"base": config.base, "corpus": config.corpus, "length": config.train.seq_length}
-    parts |= {"pairs": config.objective.next_sentence}
-    if config.replay.corpus:
-        parts |= {"replay": config.replay.corpus, "keep": config.objective.keep}
-    if config.mixture.parts:
-        parts |= {"mixture": config.mixture.parts, "keep": config.objective.keep}
-    if config.base != "none":
-        del parts["shape."]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def list_shares(config: SweepConfig) -> list[float]:
-    """Return the share of a trial's budget at each rung, rising to 1."""
-    search = config.search
-    return [float(search.reduction) ** (rung + 1 - search.rungs) for rung in range(search.rungs)]
-
-
 class Trial:
-    """A trial in this process; a process group of it alone exists.
+    """A trial in this process; a process group of it alone exists."""
 
-    Args:
-        work: what all trials share.
-        folder: the trial's directory.
-        point: its point of the space.
-
-    Raises:
-        DomextError: the point's options do not go together, or do not fit the base.
-    """
-
-    def __init__(self, work: SweepWork, folder: Path, point: Point) -> None:
-        self.work, self.folder = work, folder
-        configs = configure(work.config, work.space, point)
+    def __init__(self, plan: SweepPlan, folder: Path, point: Point) -> None:
+        self.plan, self.folder = plan, folder
+        configs = configure(plan.config, plan.space, point)
         self.finetune = configs.finetune
         pretrain = configs.pretrain
         uses_fp32 = not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16)
-        self.device = prepare_device(work.config.scale.uses_gpu, round(work.cpus), TRAINING, uses_fp32=uses_fp32)
-        self.prepared = work.prepared[name_preparation(pretrain)]
+        self.device = prepare_device(plan.config.scale.uses_gpu, round(plan.cpus), TRAINING, uses_fp32=uses_fp32)
+        self.prepared = plan.prepared[name_preparation(pretrain)]
         base = load_run_base(pretrain)
         sized, self.shape = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
         self.counts = count_run(sized, base, self.shape)
-        # What a trial scores the sweep's driver hands to all of them: see `watching.TrialTracking`.
+        # What a trial scores the sweep's driver hands to all of them: see `watching.SweepWatch`.
         trackers = tuple(each for each in sized.run.trackers if each == "tensorboard")
         pretrain = replace(
             sized,
             run=replace(sized.run, name=folder.name, dir=str(folder.parent), trackers=trackers),
-            scale=replace(sized.scale, cpus_per_worker=work.cpus),
+            scale=replace(sized.scale, cpus_per_worker=plan.cpus),
         )
-        self._lay_out(point)
+        if not (folder / "tokenizer" / LAST_FILE).is_file():
+            with replace_folder(Place(folder / "tokenizer")) as temporary:
+                shutil.copytree(self.prepared.inputs.tokenizer, temporary, dirs_exist_ok=True)
         self.config = self._plan(pretrain)
         write_config(folder, self.config)
         self.worker = self._make_worker(self.config, folder)
-
-    def _lay_out(self, point: Point) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "point.json", point)
-        if not (self.folder / "tokenizer").exists():
-            temporary = self.folder / f".tokenizer-{uuid.uuid4().hex[:8]}"
-            shutil.copytree(self.prepared.inputs.tokenizer, temporary)
-            temporary.rename(self.folder / "tokenizer")
 
     def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
         inputs = replace(self.prepared.inputs, tokenizer=Place(folder / "tokenizer"))
@@ -167,7 +92,7 @@ class Trial:
         """Turn the budget into steps, once: a trial that goes on keeps its horizon."""
         path = self.folder / "plan.json"
         if path.exists():
-            steps = read_json(path, TRIAL_REMEDY, {"steps": int})["steps"]
+            steps = read_json(path, PLAN_REMEDY, {"steps": int})["steps"]
         else:
             steps = self._count_steps(config)
             write_json(path, {"steps": steps})
@@ -176,13 +101,13 @@ class Trial:
         )
 
     def _count_steps(self, config: PretrainConfig) -> int:
-        budget = self.work.config.budget
+        budget = self.plan.config.budget
         if budget.steps:
             return budget.steps
         if budget.tokens:
             manifest = self.prepared.inputs.domain
             per_step = config.train.global_batch_size * manifest.num_tokens("train") / manifest.num_rows("train")
-            return max(self.work.config.search.rungs, math.ceil(budget.tokens / per_step))
+            return max(self.plan.config.search.rungs, math.ceil(budget.tokens / per_step))
         pilot = self.folder / "pilot"
         pilot.mkdir(exist_ok=True)
         shutil.copytree(self.folder / "tokenizer", pilot / "tokenizer", dirs_exist_ok=True)
@@ -196,32 +121,26 @@ class Trial:
         seconds = worker.time_steps(PILOT_STEPS)
         worker.close()
         shutil.rmtree(pilot)
-        return max(self.work.config.search.rungs, round(budget.seconds / seconds))
+        return max(self.plan.config.search.rungs, round(budget.seconds / seconds))
 
     def run_rung(self, rung: int) -> dict[str, Any]:
-        """Train to a rung and score it, unless that was done.
-
-        Args:
-            rung: from 0.
+        """Train to a rung, from 0, and score it.
 
         Returns:
             The rung's record; "ended" is its UNIX time, and "seconds" say what it was spent on.
         """
-        done = read_rungs(self.folder)
-        if rung < len(done):
-            return done[rung]
         steps = self.config.train.max_steps
-        target = max(1, round(list_shares(self.work.config)[rung] * steps))
+        target = max(1, round(self.plan.config.search.shares[rung] * steps))
         started = time.perf_counter()
         trained = self.worker.seconds
         self.worker.run(target, evaluate_start=False)  # rungs are what a trial is judged by
         pretrained = time.perf_counter()
         start = load_start_model(str(self.folder))
-        record = {
+        return {
             "rung": rung,
             "step": self.worker.step,
             "steps": steps,
-            **score_sets(start, self.work, self.finetune, self.device),
+            **score_sets(start, self.plan, self.finetune, self.device),
             **self._read_pretraining(),
             "trainable": self.counts.trainable,
             "ended": time.time(),
@@ -231,8 +150,6 @@ class Trial:
                 "finetune": time.perf_counter() - pretrained,
             },
         }
-        write_text(self.folder / RUNGS, "".join(json.dumps(each) + "\n" for each in [*done, record]))
-        return record
 
     def _read_pretraining(self) -> dict[str, Any]:
         records = read_metrics(self.folder / "metrics.jsonl")
@@ -249,24 +166,55 @@ class Trial:
         self.worker.close()
 
 
-def score_sets(start: StartModel, work: SweepWork, config: FinetuneConfig, device: torch.device) -> dict[str, Any]:
-    """Fine-tune on every set of a sweep and score it on dev.
+class SweepWorker:
+    """A process of a sweep, which serves one trial after another and keeps its imports."""
 
-    Args:
-        start: what is fine-tuned.
-        work: the sweep's sets.
-        config: how; its task, set and model do not count.
-        device: where to train.
+    def __init__(self, plan: SweepPlan) -> None:
+        self.plan, self.name = plan, ""
+        self.trial: Trial | None = None
+
+    def __call__(self, item: tuple[Planned, int | None]) -> dict[str, Any]:
+        """Train a trial to a rung and score it; without a rung, let go of it."""
+        planned, rung = item
+        join_alone()
+        if planned.name != self.name or rung is None:
+            self._close()
+        if rung is None:
+            return {}
+        try:
+            if self.trial is None:
+                folder = self.plan.folder / TRIALS / planned.name
+                self.trial, self.name = Trial(self.plan, folder, planned.config), planned.name
+            record = self.trial.run_rung(rung)
+        except BaseException:
+            self._close()
+            raise
+        search = self.plan.config.search
+        if rung + 1 == search.rungs:
+            self._close()
+        missing = [name for name in search.objectives if record[name] is None]
+        if missing:
+            raise RunError(f"--search.objectives has {missing[0]}, which this base and its probe do not give.")
+        return record
+
+    def _close(self) -> None:
+        if self.trial is not None:
+            self.trial.close()
+        self.trial, self.name = None, ""
+
+
+def score_sets(start: StartModel, plan: SweepPlan, config: FinetuneConfig, device: torch.device) -> dict[str, Any]:
+    """Fine-tune on every set of a sweep and score it on dev.
 
     Returns:
         "f1", the mean over sets, "f1_interval", its 95 % [low, high] over documents and restarts, and "by_task".
     """
-    scored = [_score_set(start, each, config, device) for each in work.sets]
+    scored = [_score_set(start, each, config, device) for each in plan.sets]
     found = average(scored)
     return {
         "f1": found.value,
         "f1_interval": [found.low, found.high],
-        "by_task": {name: each.mean for name, each in zip(work.config.set_names, scored, strict=True)},
+        "by_task": {name: each.mean for name, each in zip(plan.config.set_names, scored, strict=True)},
     }
 
 
@@ -296,20 +244,8 @@ def _score_set(start: StartModel, loaded: LoadedSet, config: FinetuneConfig, dev
     return Sample(values[best], np.stack(drawn), scores[best][0].num_clusters)
 
 
-def score_base(work: SweepWork) -> dict[str, Any]:
+def score_base(plan: SweepPlan, _: Any = None) -> dict[str, Any]:
     """Return what the base scores without any pre-training of the sweep's, as a trial is scored: see `score_sets`."""
-    uses_fp32 = not work.config.finetune.engine.uses_bf16
-    device = prepare_device(work.config.scale.uses_gpu, round(work.cpus), TRAINING, uses_fp32=uses_fp32)
-    return score_sets(load_start_model(work.config.base), work, work.config.finetune, device)
-
-
-def record_failure(folder: Path, point: Point, reason: str) -> None:
-    """Keep why a trial ended without its whole budget."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "point.json", point)
-    write_text(folder / FAILURE, reason)
-
-
-def read_rungs(folder: Path) -> list[dict[str, Any]]:
-    """Return a trial's scored rungs, in order."""
-    return read_metrics(folder / RUNGS)
+    uses_fp32 = not plan.config.finetune.engine.uses_bf16
+    device = prepare_device(plan.config.scale.uses_gpu, round(plan.cpus), TRAINING, uses_fp32=uses_fp32)
+    return score_sets(load_start_model(plan.config.base), plan, plan.config.finetune, device)

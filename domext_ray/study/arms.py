@@ -31,20 +31,12 @@ _PARTS = (*SIZES, "top_layers")
 
 @dataclass(frozen=True)
 class Arm:
-    """A method of a study at one size, before its first step.
+    """A method of a study at one size, before its first step."""
 
-    Args:
-        name: the preset's; with --budgets PRESET@BUDGET.
-        preset: the preset.
-        config: its runs, without seed, name and limits.
-        sized: its method, the sizes solved from the budget.
-        counts: its parameters.
-    """
-
-    name: str
+    name: str  # the preset's; with --budgets PRESET@BUDGET
     preset: str
-    config: PretrainConfig
-    sized: MethodConfig
+    config: PretrainConfig  # its runs, without seed, name and limits
+    sized: MethodConfig  # its method, the sizes solved from the budget
     counts: ParameterCounts
 
 
@@ -120,11 +112,6 @@ def plan_arms(
     config: StudyConfig, presets: Mapping[str, Mapping[str, Any]], base: Base
 ) -> tuple[dict[str, Arm], dict[str, str]]:
     """Solve the sizes of all methods and count their parameters, before new words are learned.
-
-    Args:
-        config: the study.
-        presets: of the methods that are compared, by name.
-        base: what they start from.
 
     Returns:
         The arms by name, and those of --budgets that no size of their method meets, with the reason.

@@ -1,11 +1,12 @@
 """The runs of a study: each ends at rate 0 when its seconds or tokens do; rates are tried; general text is asked.
 
-Enters: arms, and where the study lives. Leaves: a run directory for each arm and seed, rates.json with what every rate
-reached, and retention/ and retention-routed/ with what each model predicts of general text.
+Enters: arms, and where the study lives. Leaves: a run directory for each arm and seed, rates/ with what every
+rate reached, and retention/ and retention-routed/ with what each model predicts of general text.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 import sys
@@ -18,13 +19,12 @@ from domext_ray.config.jobs import ForgettingConfig, StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, measure_forgetting
 from domext_ray.downstream.forgetting.report import write_forgetting
-from domext_ray.errors import DivergenceError, ReportError, RunError, TrainingError
-from domext_ray.files import read_json
+from domext_ray.errors import DivergenceError, ReportError, TrainingError
+from domext_ray.experiment.runner import Ledger, Step, Trial, run_here
 from domext_ray.inputs import run_vocabulary
 from domext_ray.pipeline import is_finished, run_pretraining
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import RunPaths
-from domext_ray.storage import write_json
 from domext_ray.study.arms import Arm
 from domext_ray.study.figures import Retained
 
@@ -34,17 +34,10 @@ FAR_STEPS = 10**7
 BASE = "base"
 """Run of a single step, which scores the base before it, and the base's name among the models of retention/."""
 
-_RATES_REMEDY = "bring back a copy of it, or delete it: rates are tried anew"
-
 
 @dataclass(frozen=True)
 class Workplace:
-    """A study that is being worked on.
-
-    Args:
-        config: the study.
-        paths: where it lives.
-    """
+    """A study that is being worked on, and where it lives."""
 
     config: StudyConfig
     paths: RunPaths
@@ -79,15 +72,13 @@ def limit_run(config: StudyConfig, run: PretrainConfig, share: float = 1.0) -> P
 
 def train_base(place: Workplace, config: PretrainConfig) -> None:
     """Score the base: a run that starts from it unchanged evaluates it before its only step."""
-    one_step = replace(
-        config, train=replace(config.train, max_steps=1), optim=replace(config.optim, decay_steps=1, warmup_steps=0)
-    )
-    train_run(place, one_step, BASE, place.config.seed)
+    optim = replace(config.optim, decay_steps=1, warmup_steps=0)
+    train_run(place, replace(config, train=replace(config.train, max_steps=1), optim=optim), BASE)
 
 
-def train_run(place: Workplace, config: PretrainConfig, name: str, seed: int) -> bool:
-    """Make one run, or go on with it; return whether there was anything left to do."""
-    run = replace(place.place(config, name), seed=seed)
+def train_run(place: Workplace, config: PretrainConfig, name: str, seed: int | None = None) -> bool:
+    """Make one run, on the first seed if none is given, or go on with it; return whether anything was left to do."""
+    run = replace(place.place(config, name), seed=place.config.seed if seed is None else seed)
     if is_finished(place.locate(name), run):
         print(f"{name} is finished", flush=True)
         return False
@@ -108,29 +99,23 @@ def get_or_learn_words(place: Workplace, arm: Arm) -> Arm:
     return replace(arm, config=replace(arm.config, vocab=words))
 
 
-def try_rates(place: Workplace, arms: Sequence[Arm]) -> dict[str, dict[float, float | None]]:
-    """Train every arm at every rate for a part of the budget, on the first seed.
+def try_rates(place: Workplace, arm: Arm) -> dict[float, float | None]:
+    """Train an arm at every rate for a part of the budget, on the first seed; the models are not kept.
 
     Returns:
-        By arm and rate the bits per character of held-out text afterwards; None where training diverged. They are kept
-        in rates.json, and the models are not.
+        By rate the bits per character of held-out text afterwards; None where training diverged.
 
     Raises:
         TrainingError: every rate of an arm diverged.
     """
-    path = Path(place.paths.run / "rates.json")
-    known = _read_rates(path)
-    for arm in arms:
-        own = known.setdefault(arm.name, {})
-        for rate in sorted(place.config.rates):
-            if rate not in own:
-                own[rate] = _try_rate(place, arm, rate)
-                write_json(
-                    path, {name: {f"{each:g}": bits for each, bits in tried.items()} for name, tried in known.items()}
-                )
-        if all(bits is None for bits in own.values()):
-            raise TrainingError(f"training of {arm.name} diverged at every rate of --rates; give lower ones.")
-    return {arm.name: known[arm.name] for arm in arms}
+    trials = [Trial(f"{arm.name}-{rate}", {"method": arm.name, "rate": rate}) for rate in sorted(place.config.rates)]
+    ledger = Ledger(place.paths.run / "rates")
+    outcomes = run_here(trials, lambda trial: _try_rate(place, arm, trial), ledger, DivergenceError)
+    for trial, folder in itertools.product(trials, ("checkpoints", "export", "ray")):
+        shutil.rmtree(place.locate(f"rate-{trial.name}") / folder, ignore_errors=True)
+    if not any(each.steps for each in outcomes):
+        raise TrainingError(f"training of {arm.name} diverged at every rate of --rates; give lower ones.")
+    return {each.trial.config["rate"]: each.steps[0]["bits"] if each.steps else None for each in outcomes}
 
 
 def choose_rate(tried: Mapping[float, float | None]) -> float:
@@ -143,52 +128,15 @@ def set_rate(arm: Arm, rate: float) -> Arm:
     return replace(arm, config=replace(arm.config, optim=replace(arm.config.optim, lr=rate)))
 
 
-def _try_rate(place: Workplace, arm: Arm, rate: float) -> float | None:
-    name = f"rate-{arm.name}-{rate}"
+def _try_rate(place: Workplace, arm: Arm, trial: Trial) -> Step:
+    rate, name = trial.config["rate"], f"rate-{trial.name}"
     print(f"\n{arm.name} at rate {rate:g}, for {place.config.tune_frac:.0%} of the time or tokens", flush=True)
-    run = limit_run(place.config, set_rate(arm, rate).config, place.config.tune_frac)
     try:
-        train_run(place, run, name, place.config.seed)
-        bits = read_summary(place.locate(name) / "summary.json")["domain"]["bits_per_character"]["after"]
+        train_run(place, limit_run(place.config, set_rate(arm, rate).config, place.config.tune_frac), name)
+        return {"bits": read_summary(place.locate(name) / "summary.json")["domain"]["bits_per_character"]["after"]}
     except DivergenceError as error:
         print(f"{arm.name} diverges at rate {rate:g}: {error}", flush=True)
-        bits = None
-    for folder in ("checkpoints", "export", "ray"):
-        shutil.rmtree(place.locate(name) / folder, ignore_errors=True)
-    return None if bits is None else float(bits)
-
-
-def _read_rates(path: Path) -> dict[str, dict[float, float | None]]:
-    known = read_json(path, _RATES_REMEDY) if path.exists() else {}
-    try:
-        return {
-            name: {float(rate): None if bits is None else float(bits) for rate, bits in tried.items()}
-            for name, tried in known.items()
-        }
-    except (AttributeError, TypeError, ValueError) as error:
-        raise RunError(f"{path} does not say what rates reached; {_RATES_REMEDY}.") from error
-
-
-def configure_retention(
-    config: StudyConfig, models: Mapping[str, str], folder: Path, *, route: bool = False
-) -> ForgettingConfig:
-    """Return the question of what models still predict of the text of --retention.
-
-    Args:
-        config: the study.
-        models: where each model is, by name; the first one is the base.
-        folder: where the answers go.
-        route: the models' routers choose.
-    """
-    return ForgettingConfig(
-        models=tuple(f"{name}={model}" for name, model in models.items()),
-        corpus=config.retention,
-        output=str(folder),
-        num_texts=config.retention_texts,
-        use_gpu=config.scale.use_gpu,
-        route=route,
-        prepare=config.prepare,
-    )
+        raise
 
 
 def measure_retention(
@@ -204,9 +152,18 @@ def measure_retention(
     Returns:
         What the base predicts, and each run's accuracy, 0 to 1.
     """
-    models = {BASE: place.config.base, **{name: str(place.locate(name)) for name in names}}
-    folder = Path(place.paths.run) / ("retention-routed" if route else "retention")
-    result = measure_forgetting(configure_retention(place.config, models, folder, route=route))
+    config = place.config
+    models = (f"{BASE}={config.base}", *(f"{name}={place.locate(name)}" for name in names))
+    question = ForgettingConfig(
+        models=models,
+        corpus=config.retention,
+        output=str(place.locate("retention-routed" if route else "retention")),
+        num_texts=config.retention_texts,
+        use_gpu=config.scale.use_gpu,
+        route=route,
+        prepare=config.prepare,
+    )
+    result = measure_forgetting(question)
     write_forgetting(result)
     accuracies = {each.name: float(each.score.get(ACCURACY)) for each in result.models}
     return Retained(accuracies.pop(BASE), result.masks.describe()), accuracies

@@ -118,11 +118,13 @@ def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths)
     goal = f"{config.seconds:g} seconds" if config.seconds else _describe_tokens(config)
     hours = f", {share * config.seconds / 3600:.1f} hours of training" if config.seconds else ""
     tried = f" and {num_tried} that try rates" if num_tried else ""
+    kept = [3 * each.counts.trainable * config.run.keep_checkpoints + each.counts.total for each in arms.values()]
+    disk = f"checkpoints and exports take about {4 * config.seeds * sum(kept) / 1e9:.2f} GB of disk"
     return "\n".join(
         [
             describe_arms(arms, tunes=bool(config.rates)),
             f"{len(arms)} methods, {config.seeds} seeds, {goal} per run: {num_runs} runs{tried}{hours}; starts and "
-            "evaluations come on top",
+            f"evaluations come on top; {disk}",
             f"study directory: {paths.run}",
             "dry run: nothing was started",
         ]
@@ -170,10 +172,8 @@ def _run_all(
     train_base(place, make_configs(config, BASE, unchanged)[BASE])
     write_run(folder, identity={**(read_identity(folder) or {}), **identity})
     ready = [get_or_learn_words(place, each) for each in arms.values()]
-    rates: Rates = {}
-    if config.rates:
-        rates = try_rates(place, ready)
-        ready = [set_rate(each, choose_rate(rates[each.name])) for each in ready]
+    rates: Rates = {each.name: try_rates(place, each) for each in ready if config.rates}
+    ready = [set_rate(each, choose_rate(rates[each.name])) if rates else each for each in ready]
     text = ""
     for i in range(config.seeds):
         seed, is_new = config.seed + i, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from matplotlib.figure import Figure
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.sweep import SearchConfig, SweepConfig
+from domext_ray.experiment.runner import Ledger, Outcome, Trial
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep_report import draw_sizes, measure_time, write_sweep_report
+from domext_ray.storage import Place
 
 
 def make_trial(name: str, f1: float | None, trainable: int = 10, rungs: int = 2, **point: Any) -> TrialResult:
@@ -50,7 +53,7 @@ def test_the_front_has_what_nothing_beats_in_both() -> None:
 
 def test_importance_finds_the_dimension_that_matters() -> None:
     space = read_space({"method.heads": {"choice": [0, 1, 2]}, "optim.lr": {"log": [1e-4, 1e-2]}})
-    points = space.sample(60, seed=0)
+    points = list(islice(space.sample(0), 60))
     trials = [make_trial(str(i), 0.1 * each["method.heads"], **each) for i, each in enumerate(points)]
     found = measure_importance(space, trials, "f1")
     assert found["method.heads"] > 0.9 and sum(found.values()) == pytest.approx(1.0)
@@ -67,14 +70,11 @@ def test_overhead_is_what_is_neither_training_nor_scoring() -> None:
 
 
 def test_trials_are_read_from_their_folders(tmp_path: Path) -> None:
-    for i in range(2):
-        folder = tmp_path / f"t{i}"
-        folder.mkdir()
-        (folder / "point.json").write_text(json.dumps({"method.heads": i}))
-    (tmp_path / "t0" / "rungs.jsonl").write_text(json.dumps({"step": 2, "f1": 0.25}) + "\n" + '{"f1": 0.')
-    (tmp_path / "t1" / "failure.txt").write_text("too large")
+    ledger = Ledger(Place(tmp_path))
+    ledger.write(Outcome(Trial("t0", {"method.heads": 0}), ({"step": 2, "f1": 0.25},)))
+    ledger.write(Outcome(Trial("t1", {"method.heads": 1})).fail("too large"))
     first, second = read_trials(tmp_path, 2)
-    assert first.status == "pruned" and first.get("f1") == 0.25, "a line that a crash cut short is left out"
+    assert first.status == "pruned" and first.get("f1") == 0.25 and first.point == {"method.heads": 0}
     assert second.status == "failed" and math.isnan(second.get("f1")) and second.failure == "too large"
 
 
@@ -106,12 +106,11 @@ def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path) -> None:
         space=values, method=MethodConfig(heads=1, ffn_units=8), search=SearchConfig(rungs=2, reduction=3)
     )
     space = read_space(values)
-    for i, point in enumerate(space.sample(12, seed=0)):
+    for i, point in enumerate(islice(space.sample(0), 12)):
         trial = make_trial(f"t{i:02}", 0.2 + 0.1 * point["method.heads"] + 0.01 * i, 10 + i, rungs=1 + i % 2, **point)
         folder = tmp_path / "trials" / trial.id
         folder.mkdir(parents=True)
-        (folder / "point.json").write_text(json.dumps(point))
-        (folder / "rungs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in trial.rungs))
+        Ledger(Place(folder.parent)).write(Outcome(Trial(trial.id, point), trial.rungs))
         (folder / "config.yaml").write_text("train: {max_steps: 9}\noptim: {decay_steps: 9}\n")
     table = write_sweep_report(config, space, tmp_path, {f"t{i:02}": 10.0 for i in range(12)})
     page = (tmp_path / "sweep.html").read_text(encoding="utf-8")

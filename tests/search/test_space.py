@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 import optuna
@@ -13,8 +14,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.errors import ConfigError
-from domext_ray.search.space import configure, describe_point, read_space
-from domext_ray.search.trial import list_shares, name_preparation
+from domext_ray.search.space import configure, describe_point, name_preparation, read_space
 
 TEXT = """
 kind: {choice: {af: {method.heads: 1, method.ffn_units: 0}, words: {method.heads: 0, vocab.size: 40}}}
@@ -33,8 +33,8 @@ def make_config(space: Any, **options: Any) -> SweepConfig:
 
 def test_points_hold_to_ranges_and_conditions() -> None:
     space = read_space(yaml.safe_load(TEXT))
-    points = space.sample(300, seed=0)
-    assert points == space.sample(300, seed=0) and points != space.sample(300, seed=1)
+    points, again, others = (list(islice(space.sample(seed), 300)) for seed in (0, 0, 1))
+    assert points == again != others
     assert {("vocab.min_frequency" in each) == (each["kind"] == "words") for each in points} == {True}
     assert {each["method.bottleneck_size"] for each in points} == {4, 8, 12, 16}
     assert all(1e-4 <= each["optim.lr"] <= 1e-2 and 0.0 <= each["train.dropout"] <= 0.3 for each in points)
@@ -49,7 +49,7 @@ def test_optuna_suggests_the_same_space() -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(60):
         trial = study.ask()
-        space(trial)
+        assert space.suggest(trial) == trial.params
         assert ("vocab.min_frequency" in trial.params) == (trial.params["kind"] == "words")
         assert trial.params["method.bottleneck_size"] in (4, 8, 12, 16)
         study.tell(trial, 0.0)
@@ -97,13 +97,13 @@ def test_what_is_prepared_is_counted_once() -> None:
     assert len(points) == 4 and all("optim.lr" not in each for each in points)
     names = {name_preparation(configure(config, space, each).pretrain) for each in points}
     assert len(names) == 4
-    drawn = {name_preparation(configure(config, space, each).pretrain) for each in space.sample(200, 0)}
+    drawn = {name_preparation(configure(config, space, each).pretrain) for each in islice(space.sample(0), 200)}
     assert drawn == names, "whatever a searcher draws was prepared"
 
 
 def test_rungs_share_a_budget() -> None:
     config = make_config(TEXT, search=SearchConfig(rungs=3, reduction=4, scheduler="asha"))
-    assert list_shares(config) == [1 / 16, 1 / 4, 1.0]
+    assert config.search.shares == [1 / 16, 1 / 4, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sweeps with real Ray Tune, pre-training and fine-tuning on a tiny base; processes die and sweeps go on."""
+"""Sweeps with real Ray, pre-training and fine-tuning on a tiny base; processes die and sweeps go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
 from given_options import parse_config
 from job_processes import find_workers, kill_job, start_job
 from labelled_fixtures import write_ner
-from ray import tune
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
@@ -31,16 +29,17 @@ from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, 
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.experiment.runner import Ledger, Outcome, Trial
 from domext_ray.options.build import dump_yaml
 from domext_ray.pipeline import run_pretraining
-from domext_ray.search.plan import choose_points
+from domext_ray.search.plan import SweepPlan, choose_points
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
-from domext_ray.search.results import read_trials
+from domext_ray.search.results import TRIALS, read_trials
+from domext_ray.search.searcher import Search
 from domext_ray.search.space import read_space
-from domext_ray.search.sweep import TUNE, run_sweep
-from domext_ray.search.trainable import TRIALS
-from domext_ray.search.trial import RUNGS, SweepWork
-from domext_ray.search.watching import TrialTracking, make_scheduler
+from domext_ray.search.sweep import run_sweep
+from domext_ray.search.watching import TUNE, SweepWatch
+from domext_ray.storage import Place
 from domext_ray.training.metrics import read_metrics
 
 SPACE = {
@@ -163,46 +162,36 @@ def score_stub(point: dict[str, Any]) -> float:
     return 0.3 + 0.1 * point["method.heads"] - 0.2 * abs(float(np.log10(point["optim.lr"])) + 2.5)
 
 
-class StubTrial(tune.Trainable):
+class StubTrials:
     """A made objective in the place of training."""
 
-    def setup(self, config: dict[str, Any], work: Any = None) -> None:
-        """Begin."""
+    def __init__(self, work: SweepPlan) -> None:
         self.work = work
-        self.reset_config(config)
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Begin another trial."""
-        self.point, self.name = new_config["point"], new_config["name"]
-        self.records: list[dict[str, Any]] = []
-        return True
-
-    def step(self) -> dict[str, Any]:
+    def __call__(self, item: tuple[Trial, int | None]) -> dict[str, Any]:
         """Make a rung's record up."""
-        rungs, rung = self.work.config.search.rungs, len(self.records)
-        record = {"rung": rung, "step": 3 ** (rung + 1), "steps": 3**rungs, "f1": score_stub(self.point)}
-        record |= {
-            "f1_interval": [record["f1"] - 0.01, record["f1"] + 0.01],
-            "by_task": {},
-            "trainable": 100 * self.point["method.heads"],
-            "general_accuracy": 0.3,
-            "tokens_per_second": 10.0,
-        }
-        record |= {"seconds": {"train": 0.0, "evaluate": 0.0, "finetune": 0.0}}
-        self.records.append(record)
-        folder = self.work.folder / "trials" / self.name
+        trial, rung = item
+        if rung is None:
+            return {}
+        folder, rungs, f1 = (
+            self.work.folder / TRIALS / trial.name,
+            self.work.config.search.rungs,
+            score_stub(trial.config),
+        )
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "point.json").write_text(json.dumps(self.point))
-        (folder / RUNGS).write_text("".join(json.dumps(each) + "\n" for each in self.records))
         (folder / "config.yaml").write_text("{}\n")
-        figures = {name: record[name] for name in self.work.config.search.objectives}
-        return {**figures, "resource": self.work.config.search.reduction**rung, "done": rung + 1 == rungs}
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Nothing to keep."""
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing was kept."""
+        return {
+            **{
+                "rung": rung,
+                "step": 3 ** (rung + 1),
+                "steps": 3**rungs,
+                "f1": f1,
+                "f1_interval": [f1 - 0.01, f1 + 0.01],
+            },
+            **{"by_task": {}, "trainable": 100 * trial.config["method.heads"]},
+            **{"general_accuracy": 0.3, "tokens_per_second": 10.0},
+            "seconds": {"train": 0.0, "evaluate": 0.0, "finetune": 0.0},
+        }
 
 
 def make_stub(config: SweepConfig, name: str, *, trackers: tuple[str, ...] = (), **search: Any) -> SweepConfig:
@@ -216,21 +205,21 @@ def test_another_corpus_is_refused(config: SweepConfig, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(Path(config.corpus).read_text(encoding="utf-8"), encoding="utf-8")
     config = replace(make_stub(config, "read", trials=1), corpus=str(corpus))
-    (run_sweep(config, StubTrial) / "summary.json").unlink()
+    (run_sweep(config, StubTrials) / "summary.json").unlink()
     with corpus.open("a", encoding="utf-8") as file:
         file.write("one line more .\n")
     with pytest.raises(RunError, match="corpus_fingerprint"):
-        run_sweep(config, StubTrial)
+        run_sweep(config, StubTrials)
 
 
-class DyingTrial(StubTrial):
-    """Its process dies where a point has no heads."""
+class DyingTrials(StubTrials):
+    """The process dies where a point has no heads."""
 
-    def step(self) -> dict[str, Any]:
+    def __call__(self, item: tuple[Trial, int | None]) -> dict[str, Any]:
         """Die, or make a record up."""
-        if self.point["method.heads"] == 0:
+        if item[0].config["method.heads"] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().step()
+        return super().__call__(item)
 
 
 @pytest.mark.jobs
@@ -238,12 +227,12 @@ class DyingTrial(StubTrial):
 def test_a_trial_whose_process_dies_too_often_is_recorded(config: SweepConfig) -> None:
     config = replace(config, space={"method.heads": {"choice": [0, 1]}, "optim.lr": {"choice": [1e-3]}})
     config = replace(config, method=replace(config.method, ffn_units=8))
-    folder = run_sweep(make_stub(config, "dying", searcher="grid", max_failures=1), DyingTrial)
+    folder = run_sweep(make_stub(config, "dying", searcher="grid", max_failures=1), DyingTrials)
     status = {each["point"]["method.heads"]: each for each in read_json(folder / "summary.json")["trials"]}
     assert status[1]["status"] == "complete" and status[0]["status"] == "failed"
     assert "its process died 2 times" in status[0]["failure"]
     (folder / "summary.json").unlink()
-    run_sweep(make_stub(config, "dying", searcher="grid", max_failures=2), StubTrial)
+    run_sweep(make_stub(config, "dying", searcher="grid", max_failures=2), StubTrials)
     trials = read_json(folder / "summary.json")["trials"]
     assert len(trials) == 2 and all(each["status"] == "complete" for each in trials), "more deaths are allowed now"
 
@@ -252,47 +241,56 @@ def test_a_trial_whose_process_dies_too_often_is_recorded(config: SweepConfig) -
 @pytest.mark.usefixtures("local_ray")
 def test_optuna_is_told_what_trials_scored(config: SweepConfig) -> None:
     """One trial at a time, Ray Tune asks for the very points that Optuna alone would suggest."""
-    folder = run_sweep(make_stub(config, "tpe", searcher="optuna", trials=16, parallel=1, seed=3), StubTrial)
-    found = [
-        read_json(path) for path in sorted(folder.glob("trials/*/point.json"), key=lambda each: each.stat().st_mtime)
-    ]
+    folder = run_sweep(make_stub(config, "tpe", searcher="optuna", trials=16, parallel=1, seed=3), StubTrials)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=3))
+    found = list(read_points(folder).values())
     for point in found:
         trial = study.ask()
-        read_space(config.space)(trial)
-        assert trial.params == point
+        assert read_space(config.space).suggest(trial) == point
         study.tell(trial, score_stub(point))
     assert len(found) == 16, "the first ten do not depend on scores, the others do"
 
 
-def test_asha_remembers_what_was_scored_before_the_driver_died(config: SweepConfig, tmp_path: Path) -> None:
+def make_outcome(name: str, *scores: float, status: str = "") -> Outcome:
+    point = {"method.heads": 1, "method.ffn_units": 8, "optim.lr": 1e-3, "train.global_batch_size": 8}
+    return Outcome(Trial(name, point), tuple({"step": 1, "f1": f1, "general_accuracy": None} for f1 in scores), status)
+
+
+def test_asha_remembers_what_was_scored_before_the_driver_died(config: SweepConfig) -> None:
     """A trial that is the second of two at a rung is stopped, whether the first was scored by this driver or before."""
-    work = SweepWork(config, read_space(config.space), tmp_path, (), {}, 1.0)
-    rungs = [json.dumps({"step": 1, "f1": f1}) + "\n" for f1 in (0.5, 0.6)]
-    (tmp_path / TRIALS / "earlier").mkdir(parents=True)
-    (tmp_path / TRIALS / "earlier" / RUNGS).write_text("".join(rungs))
-    for resource, f1, decision in ((1, 0.4, "STOP"), (1, 0.51, "CONTINUE"), (3, 0.59, "STOP"), (3, 0.61, "CONTINUE")):
-        scheduler = make_scheduler(work)
-        assert scheduler is not None
-        for name in ("earlier", "later"):
-            scheduler.on_trial_add(None, SimpleNamespace(trial_id=name, config={"name": name}))
-        later = SimpleNamespace(trial_id="later")
-        assert scheduler.on_trial_result(None, later, {"resource": resource, "f1": f1}) == decision
+    space = read_space(config.space)
+    for scores, is_stopped in (((0.4,), True), ((0.51,), False), ((0.51, 0.59), True), ((0.51, 0.61), False)):
+        for earlier in (make_outcome("earlier", 0.5, 0.6, 0.6, status="complete"), make_outcome("earlier", 0.5, 0.6)):
+            search = Search(config.search, space, [], [earlier])
+            if not earlier.has_ended:
+                search.begin(earlier)
+            later = make_outcome("later", *scores)
+            search.begin(replace(later, steps=later.steps[:-1]))
+            assert search.judge(later) == is_stopped
+
+
+def test_optuna_is_told_of_stopped_trials_as_pruned(config: SweepConfig) -> None:
+    """With what they scored on the way, and never as if they had ended with it."""
+    outcomes = [
+        make_outcome("whole", 0.5, 0.6, 0.7, status="complete"),
+        make_outcome("pruned", 0.4, status="pruned"),
+        make_outcome("failed").fail("too large"),
+    ]
+    search = Search(config.search, read_space(config.space), [], outcomes)
+    states = [(each.state.name, each.intermediate_values) for each in search.study.trials]
+    assert states == [("COMPLETE", {1: 0.5, 3: 0.6}), ("PRUNED", {1: 0.4}), ("FAIL", {})]
+    assert search.study.best_value == 0.7 and search.num_ended == 3
 
 
 def test_trackers_have_each_score_once(config: SweepConfig, tmp_path: Path) -> None:
-    """Ray Tune tells again what was scored before the driver died."""
-    trial, path = SimpleNamespace(config={"name": "one", "point": {"method.heads": 1}}), tmp_path / TRIALS / "one"
-    path.mkdir(parents=True)
-    for f1 in (0.5, 0.6):
-        watching = TrialTracking(tmp_path, ["tensorboard"], reduction=3)
-        watching.on_trial_start(0, [], trial)
-        watching.on_trial_result(0, [], trial, {})
-        with (path / RUNGS).open("a") as file:
-            file.write(json.dumps({"step": 1, "f1": f1, "general_accuracy": None}) + "\n")
-        watching.on_trial_result(0, [], trial, {})
-        watching.on_trial_complete(0, [], trial)
-        watching.on_experiment_end([])
+    """What was scored before the driver died is told again."""
+    space, folder = read_space(config.space), tmp_path
+    for scores in ((0.5,), (0.5, 0.6)):
+        watch = SweepWatch(folder, Search(config.search, space, [], []), ["tensorboard"])
+        watch.begin(make_outcome("one", *scores[:-1]))
+        watch.step(make_outcome("one", *scores))
+        watch.end(make_outcome("one", *scores, status="complete"))
+        watch.close()
         time.sleep(1.1)  # event files are read by the seconds in their names
     events = EventAccumulator(str(tmp_path / TUNE / "one" / "tensorboard")).Reload()
     assert events.Tags()["scalars"] == ["f1"]
@@ -300,7 +298,7 @@ def test_trackers_have_each_score_once(config: SweepConfig, tmp_path: Path) -> N
 
 
 def read_points(folder: Path) -> dict[str, dict[str, Any]]:
-    return {each.parent.name: read_json(each) for each in folder.glob("trials/*/point.json")}
+    return {each.stem: read_json(each)["config"] for each in sorted(folder.glob("trials/*.json"))}
 
 
 @pytest.mark.jobs
@@ -310,24 +308,25 @@ def test_a_sweep_grows_shrinks_and_moves(
     config: SweepConfig, searcher: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What has been scored is kept; what was begun goes on; --search.parallel is that of now."""
-    folder = run_sweep(make_stub(config, f"grown-{searcher}", searcher=searcher, trials=3, seed=1), StubTrial)
+    folder = run_sweep(make_stub(config, f"grown-{searcher}", searcher=searcher, trials=3, seed=1), StubTrials)
     before = read_points(folder)
-    times = {path: path.stat().st_mtime_ns for path in folder.glob(f"trials/*/{RUNGS}")}
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*.json")}
     moved = folder.rename(folder.with_name(f"moved-{searcher}"))
     begun = sorted(before)[1]
-    (moved / "trials" / begun / RUNGS).unlink()
+    ledger = Ledger(Place(moved / TRIALS))
+    ledger.write(Outcome(Trial(begun, before[begun])))
     larger = make_stub(config, moved.name, searcher=searcher, trials=5, seed=1, parallel=1, max_failures=0)
-    assert run_sweep(larger, StubTrial) == moved
+    assert run_sweep(larger, StubTrials) == moved
     after = read_points(moved)
     assert len(after) == 5 and before.items() <= after.items()
     assert len({json.dumps(each) for each in after.values()}) == 5
     for path, time_ns in times.items():
         is_kept = (moved / path.relative_to(folder)).stat().st_mtime_ns == time_ns
-        assert is_kept == (path.parent.name != begun), path
+        assert is_kept == (path.stem != begun), path
     summary = read_json(moved / "summary.json")
     assert {each["id"]: each["status"] for each in summary["trials"]} == dict.fromkeys(after, "complete")
-    run_sweep(larger, StubTrial)
-    run_sweep(replace(larger, search=replace(larger.search, trials=2)), StubTrial)
+    run_sweep(larger, StubTrials)
+    run_sweep(replace(larger, search=replace(larger.search, trials=2)), StubTrials)
     assert capsys.readouterr().out.count("nothing is left to do") == 2
 
 
@@ -335,7 +334,7 @@ def test_a_sweep_grows_shrinks_and_moves(
 @pytest.mark.usefixtures("local_ray")
 def test_several_objectives_make_a_front(config: SweepConfig) -> None:
     options = {"searcher": "optuna", "objectives": "f1,trainable", "trials": 12}
-    folder = run_sweep(make_stub(config, "front", trackers=("tensorboard",), **options), StubTrial)
+    folder = run_sweep(make_stub(config, "front", trackers=("tensorboard",), **options), StubTrials)
     summary = read_json(folder / "summary.json")
     by_id = {each["id"]: each for each in summary["trials"]}
     sizes = sorted(by_id[each]["rungs"][-1]["trainable"] for each in summary["front"])
@@ -350,7 +349,7 @@ def test_several_objectives_make_a_front(config: SweepConfig) -> None:
 @pytest.mark.usefixtures("local_ray")
 def test_mlflow_has_what_trials_scored(config: SweepConfig) -> None:
     mlflow = pytest.importorskip("mlflow", reason="an extra")
-    folder = run_sweep(make_stub(config, "logged", trackers=("mlflow",), trials=3), StubTrial)
+    folder = run_sweep(make_stub(config, "logged", trackers=("mlflow",), trials=3), StubTrials)
     client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'logged'")
     logged = {run.info.run_name: run.data.metrics["f1"] for run in client.search_runs([experiment.experiment_id])}
@@ -435,7 +434,7 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
     process = start_sweep(config, tmp_path / "sweep.yaml")
     wait_for(lambda: list_scored(folder), process)
     first = next(iter(list_scored(folder)))
-    workers = find_workers(process, "ResourceTrainable")  # the name that Ray Tune gives a class with resources
+    workers = find_workers(process, "ray::_Worker")
     assert workers
     for each in workers:
         each.kill()
@@ -457,9 +456,9 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
 def test_a_thousand_trials_leave_the_driver_as_it_was(config: SweepConfig) -> None:
     """Trials of a made objective: the driver's memory stays flat, and the page opens."""
     process = psutil.Process(os.getpid())
-    run_sweep(make_stub(config, "hundred", trials=100), StubTrial)
+    run_sweep(make_stub(config, "hundred", trials=100), StubTrials)
     before = process.memory_info().rss
-    folder = run_sweep(make_stub(config, "thousand", trials=1000, rungs=2, scheduler="asha"), StubTrial)
+    folder = run_sweep(make_stub(config, "thousand", trials=1000, rungs=2, scheduler="asha"), StubTrials)
     assert process.memory_info().rss - before < 300 * 2**20
     assert len(read_json(folder / "summary.json")["trials"]) == 1000
     assert (folder / "sweep.html").stat().st_size < 8 * 2**20

@@ -301,8 +301,8 @@ def test_rates_that_all_diverge_and_a_damaged_record_are_one_sentence(
     config = small(tiny_base_folder, text_file, tmp_path, "--rates", "0.1,0.2")
     with pytest.raises(TrainingError, match="training of full diverged at every rate of --rates"):
         run_study(config, SHIPPED)
-    (tmp_path / "s" / "rates.json").write_text('{"full": [1, 2]}')
-    with pytest.raises(RunError, match=r"rates\.json does not say what rates reached"):
+    (tmp_path / "s" / "rates" / "full-0.1.json").write_text('{"full": [1, 2]}')
+    with pytest.raises(RunError, match=r"full-0\.1\.json .*; delete it: the same command runs that trial again"):
         run_study(config, SHIPPED)
 
 

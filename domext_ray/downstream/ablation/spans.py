@@ -1,14 +1,14 @@
 """What the layers' parts of an adapter are worth: removed from a fine-tuned model without retraining, span by span.
 
 Enters: a fine-tuning run whose model carries an adapter (bottlenecks, heads or FFN units). Leaves: OUTPUT/spans.json,
-the set's metric on dev without the adapter's parts in every contiguous span of layers; what is there is kept.
-Houlsby et al. section 3.6 and figure 6.
+the set's metric on dev without the adapter's parts in every contiguous span of layers, and OUTPUT/spans, from which
+the same command goes on. Houlsby et al. section 3.6 and figure 6.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from domext_ray.downstream.finetune.finetuned import FinetunedModel, rebuild_fin
 from domext_ray.downstream.finetune.training import Fitted, predict_rows
 from domext_ray.downstream.tasks.task import ONLY_STAGE, Row
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.experiment.runner import Ledger, Trial, run_here
 from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.labelled.metrics.scores import Score, compare_scores, over_clusters
 from domext_ray.model.base import hash_tensors
@@ -29,9 +30,10 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import DeltaProjection, Layer, NormShift
 from domext_ray.options.build import describe_difference
 from domext_ray.progress import StatusLine, format_seconds
-from domext_ray.storage import write_json
+from domext_ray.storage import Place, write_json
 
-SPANS = "spans.json"
+SPANS = "spans"
+"""Folder of the spans' records, and name of the file with all of them."""
 
 Span = tuple[int, int]
 """First and last layer, counted from 0."""
@@ -39,42 +41,25 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class SpanScore:
-    """What a model scores without an adapter's parts in some layers.
-
-    Args:
-        value: the set's metric on dev.
-        difference: `value` minus the whole model's.
-        low: lower end of the difference's 95 % interval (paired bootstrap over dev's examples).
-        high: upper end.
-    """
+    """What a model scores on dev without an adapter's parts in some layers."""
 
     value: float
-    difference: float
-    low: float
+    difference: float  # to the whole model
+    low: float  # of the difference's 95 % interval, paired over dev's examples
     high: float
 
 
 @dataclass(frozen=True)
 class SpanWork:
-    """A model whose layers' parts are to be removed.
+    """A model whose layers' parts are to be removed."""
 
-    Args:
-        finetuned: the model and its run.
-        fitted: what predicts.
-        adapter: the adapter whose parts are removed.
-        layers: first and last layer that have such parts.
-        remove_norms: the adapter's LayerNorm shifts go with its outputs.
-        num_resamples: bootstrap samples of an interval.
-        folder: where results go.
-    """
-
-    finetuned: FinetunedModel
-    fitted: Fitted
-    adapter: str
-    layers: Span
-    remove_norms: bool
-    num_resamples: int
-    folder: Path
+    finetuned: FinetunedModel  # the model and its run
+    fitted: Fitted  # what predicts
+    adapter: str  # whose parts are removed
+    layers: Span  # first and last that have such parts
+    remove_norms: bool  # the adapter's LayerNorm shifts go with its outputs
+    num_resamples: int  # of an interval
+    folder: Path  # of results
 
     @property
     def spans(self) -> list[Span]:
@@ -86,28 +71,16 @@ class SpanWork:
 
 @dataclass(frozen=True)
 class SpanStudy:
-    """Every span's score.
+    """Every span's score on dev."""
 
-    Args:
-        run: name of the fine-tuning run.
-        metric: the set's figure.
-        adapter: whose parts were removed.
-        remove_norms: whether LayerNorm shifts were.
-        num_examples: dev's.
-        whole: the metric of the model as it is.
-        majority: that of the trivial baseline.
-        layers: first and last layer.
-        spans: scores by span.
-    """
-
-    run: str
+    run: str  # name of the fine-tuning run
     metric: str
-    adapter: str
-    remove_norms: bool
+    adapter: str  # whose parts were removed
+    remove_norms: bool  # whether LayerNorm shifts were, too
     num_examples: int
-    whole: float
-    majority: float
-    layers: Span
+    whole: float  # the metric of the model as it is
+    majority: float  # that of the trivial baseline
+    layers: Span  # first and last
     spans: dict[Span, SpanScore]
 
     def relative_change(self, span: Span) -> float:
@@ -120,13 +93,7 @@ def remove_parts(model: nn.Module, adapter: str, layers: Collection[int], *, nor
     """Take an adapter's parts in some layers out of a model, and put them back afterwards, bit for bit.
 
     Their output projections (a bottleneck's W_up and b_up, those of heads and FFN units) are set to 0, so that they add
-    exactly 0.
-
-    Args:
-        model: a model with a task's head; its parameters are whole.
-        adapter: the adapter.
-        layers: places of the layers, from 0.
-        norms: the adapter's shifts of these layers' LayerNorms are set to 0 too; else they stay.
+    exactly 0; with `norms` so are the adapter's shifts of these layers' LayerNorms.
     """
     kinds = (DeltaProjection, NormShift) if norms else (DeltaProjection,)
     kept: list[tuple[nn.Parameter, Tensor]] = []
@@ -153,12 +120,7 @@ def _find_parts(model: Any, adapter: str, index: int) -> list[nn.Module]:
 
 
 def choose_adapter(config: DomextConfig, method_adapter: str, wanted: str) -> str:
-    """Return the adapter whose parts are removed.
-
-    Args:
-        config: the fine-tuned model's.
-        method_adapter: the adapter that fine-tuning made; empty: none.
-        wanted: `AblateConfig.adapter`.
+    """Return the adapter whose parts are removed: `wanted`, or that which fine-tuning made, or the only one.
 
     Raises:
         ConfigError: the model has no adapter, not this one, several and none is named, or it does not take part.
@@ -180,9 +142,6 @@ def choose_adapter(config: DomextConfig, method_adapter: str, wanted: str) -> st
 
 def prepare_spans(config: AblateConfig) -> SpanWork:
     """Rebuild the fine-tuned model and choose the adapter; nothing is removed yet.
-
-    Args:
-        config: the study (`finetuned`, `adapter`, `remove_norms`, `output`, `scale`).
 
     Raises:
         DomextError: the run has not ended, its model has no such adapter, or its task takes several models.
@@ -235,55 +194,40 @@ def describe_spans(work: SpanWork) -> str:
 def study_spans(work: SpanWork) -> SpanStudy:
     """Score dev without the adapter's parts in every span of layers; spans that were scored before are kept.
 
-    Args:
-        work: the model and what to remove.
-
     Raises:
         RunError: the results that are there are another study's, or the model as it is scores 0 or less.
     """
-    identity = _identify(work)
-    record = _read_record(work.folder / SPANS, identity)
-    kept = {(each["first"], each["last"]): each for each in record.get("spans", [])}
-    waiting = [span for span in work.spans if span not in kept]
-    if waiting:
-        task, dev = work.fitted.task, work.fitted.task.data.dev
-        rows = task.encode(dev, is_training=False)
-        whole = _score(work.fitted, rows)
-        value = whole.get(task.metric)
-        if value <= 0.0:
-            raise RunError(
-                f"{work.finetuned.folder} has {task.metric} {value:.3f} on dev, so nothing can be lost; give a run "
-                "that has learned its task."
-            )
-        record = {
-            "identity": identity,
-            "run": work.finetuned.folder.resolve().name,
-            "split": "dev",
-            "examples": len(dev),
-            "whole": value,
-            "majority": task.score(dev, task.predict_baseline(dev)).get(task.metric),
-        }
-        work.folder.mkdir(parents=True, exist_ok=True)
-        for span in _show_progress(waiting, len(kept)):
-            kept[span] = _measure(work, rows, whole, span)
-            record["spans"] = [kept[each] for each in work.spans if each in kept]
-            write_json(work.folder / SPANS, record)
-    scores = {
-        span: SpanScore(each["value"], each["difference"], *each["interval"])
-        for span, each in kept.items()
-        if span in work.spans
+    identity, ledger = _identify(work), Ledger(Place(work.folder / SPANS))
+    _check_study(ledger, identity)
+    trials = {
+        span: Trial(f"{span[0]}-{span[1]}", {**identity, "first": span[0], "last": span[1]}) for span in work.spans
     }
+    waiting = {each.name: span for span, each in trials.items() if not ledger.read(each).has_ended}
+    scorer = _Scorer(work)
+    (whole,) = run_here([Trial("whole", identity)], lambda trial: scorer.score_whole(), ledger)
+    shown = _show_progress([trials[span] for span in waiting.values()], len(trials) - len(waiting))
+    run_here(shown, lambda trial: scorer.measure(waiting[trial.name]), ledger)
+    (figures,) = whole.steps
+    records = {span: ledger.read(each).steps[0] for span, each in trials.items()}
+    write_json(work.folder / f"{SPANS}.json", {"identity": identity, **figures, "spans": [*records.values()]})
     return SpanStudy(
-        record["run"],
+        figures["run"],
         identity["metric"],
         work.adapter,
         work.remove_norms,
-        record["examples"],
-        record["whole"],
-        record["majority"],
+        figures["examples"],
+        figures["whole"],
+        figures["majority"],
         work.layers,
-        scores,
+        {span: SpanScore(each["value"], each["difference"], *each["interval"]) for span, each in records.items()},
     )
+
+
+def _check_study(ledger: Ledger, identity: Mapping[str, Any]) -> None:
+    for each in ledger.list():
+        found = {name: value for name, value in each.trial.config.items() if name not in ("first", "last")}
+        if differing := describe_difference(found, dict(identity)):
+            raise RunError(f"{ledger.place} belongs to another study ({'; '.join(differing)}); give another --output.")
 
 
 def _identify(work: SpanWork) -> dict[str, Any]:
@@ -299,43 +243,53 @@ def _identify(work: SpanWork) -> dict[str, Any]:
     }
 
 
-def _read_record(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Results that are there already; none is an empty record."""
-    if not path.exists():
-        return {}
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        differing = describe_difference(record["identity"], dict(identity))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is not what this study writes; delete it or give another --output.") from error
-    if differing:
-        raise RunError(f"{path} belongs to another study ({'; '.join(differing)}); give another --output.")
-    return record
+class _Scorer:
+    """Dev's rows and the whole model's score, made when they are first asked for."""
+
+    def __init__(self, work: SpanWork) -> None:
+        self.work, self.task, self.dev = work, work.fitted.task, work.fitted.task.data.dev
+
+    @functools.cached_property
+    def rows(self) -> Sequence[Row]:
+        return self.task.encode(self.dev, is_training=False)
+
+    @functools.cached_property
+    def whole(self) -> Score:
+        return self._score()
+
+    def _score(self) -> Score:
+        return over_clusters(self.task.score(self.dev, predict_rows(self.work.fitted, self.dev, self.rows)), self.dev)
+
+    def score_whole(self) -> dict[str, Any]:
+        """Return what is known of the model as it is."""
+        folder, metric, value = self.work.finetuned.folder, self.task.metric, self.whole.get(self.task.metric)
+        if value <= 0.0:
+            raise RunError(
+                f"{folder} has {metric} {value:.3f} on dev, so nothing can be lost; give a run that has learned its "
+                "task."
+            )
+        majority = self.task.score(self.dev, self.task.predict_baseline(self.dev)).get(metric)
+        figures = {"split": "dev", "examples": len(self.dev), "whole": value, "majority": majority}
+        return {"run": folder.resolve().name, **figures}
+
+    def measure(self, span: Span) -> dict[str, Any]:
+        """Score dev without a span; the paired difference rests on the same resamples for all."""
+        (first, last), work, metric = span, self.work, self.task.metric
+        with remove_parts(work.fitted.model, work.adapter, range(first, last + 1), norms=work.remove_norms):
+            score = self._score()
+        drawn = {"num_resamples": work.num_resamples, "seed": RESAMPLING_SEED}
+        paired = compare_scores(self.whole, score, [metric], **drawn)[metric]
+        return {
+            "first": first,
+            "last": last,
+            "value": score.get(metric),
+            "difference": paired.value,
+            "relative_change": paired.value / self.whole.get(metric),
+            "interval": [paired.low, paired.high],
+        }
 
 
-def _score(fitted: Fitted, rows: Sequence[Row]) -> Score:
-    dev = fitted.task.data.dev
-    return over_clusters(fitted.task.score(dev, predict_rows(fitted, dev, rows)), dev)
-
-
-def _measure(work: SpanWork, rows: Sequence[Row], whole: Score, span: Span) -> dict[str, Any]:
-    """Score dev without a span, as spans.json has it; the paired difference rests on the same resamples for all."""
-    first, last = span
-    metric = work.fitted.task.metric
-    with remove_parts(work.fitted.model, work.adapter, range(first, last + 1), norms=work.remove_norms):
-        score = _score(work.fitted, rows)
-    paired = compare_scores(whole, score, [metric], num_resamples=work.num_resamples, seed=RESAMPLING_SEED)[metric]
-    return {
-        "first": first,
-        "last": last,
-        "value": score.get(metric),
-        "difference": paired.value,
-        "relative_change": paired.value / whole.get(metric),
-        "interval": [paired.low, paired.high],
-    }
-
-
-def _show_progress(spans: Sequence[Span], num_kept: int) -> Iterator[Span]:
+def _show_progress(spans: Sequence[Trial], num_kept: int) -> Iterator[Trial]:
     """Yield spans and show how many are done and how long the others will take."""
     line = StatusLine(is_due=False)
     if num_kept:

@@ -31,16 +31,10 @@ PAPER_SIGMA = 0.01
 
 @dataclass(frozen=True)
 class SweepEntry:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Args:
-        family: what trains.
-        value: sigma, a bottleneck's size or the number of top layers; nan where nothing varies.
-        config: the run.
-    """
-
-    family: str
-    value: float
+    family: str  # what trains
+    value: float  # sigma, a bottleneck's size or the number of top layers; nan where nothing varies
     config: FinetuneConfig
 
     @property
@@ -51,12 +45,7 @@ class SweepEntry:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A run of a sweep that has ended.
-
-    Args:
-        entry: what it is.
-        run: its figures.
-    """
+    """A run of a sweep that has ended."""
 
     entry: SweepEntry
     run: FinetunedRun
@@ -79,17 +68,11 @@ class SweepResult:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a sweep.
+    """All runs of a sweep."""
 
-    Args:
-        study: "sigma" or "size".
-        results: in the order of the plan.
-        reference: the run that others are compared with.
-    """
-
-    study: str
-    results: tuple[SweepResult, ...]
-    reference: SweepResult
+    study: str  # "sigma" or "size"
+    results: tuple[SweepResult, ...]  # in the order of the plan
+    reference: SweepResult  # that others are compared with
 
 
 def plan_sweep(config: AblateConfig) -> list[SweepEntry]:
@@ -98,10 +81,28 @@ def plan_sweep(config: AblateConfig) -> list[SweepEntry]:
     Raises:
         DomextError: the start model is not to be had, or has fewer layers than are to be trained.
     """
-    start = load_start_model(config.model, config.model_step, config.keep_head)  # also a mistake's first chance to show
+    num_layers = load_start_model(config.model, config.model_step, config.keep_head).config.num_hidden_layers
     if config.study == "sigma":
-        return _list_sigmas(config)
-    return _list_sizes(config, start.config.num_hidden_layers)
+        methods = [
+            (BOTTLENECKS, each, replace(config.method, name=f"sigma{each:g}", init="paper", bottleneck_std=each))
+            for each in sorted(config.sigmas)
+        ]
+        return [_make_entry(config, *each) for each in methods]
+    named = {"all": tuple(range(1, num_layers + 1)), "none": ()}
+    counts = named[config.top_layers] if isinstance(config.top_layers, str) else config.top_layers
+    if max(counts, default=0) > num_layers:
+        raise ConfigError(f"--top_layers has {max(counts)}; {config.model!r} has {num_layers} layers.")
+    bottlenecks = [
+        (BOTTLENECKS, each, replace(config.method, name=f"size{each}", bottleneck_size=each))
+        for each in sorted(config.sizes)
+    ]
+    tops = [
+        (TOP_LAYERS, each, replace(FULL, name=f"top{each}", trains="top_layers", top_layers=each))
+        for each in sorted(counts)
+    ]
+    norms = replace(FULL, name="layer_norms", trains="layer_norms")
+    others = [(LAYER_NORMS, math.nan, norms), (EVERYTHING, math.nan, FULL)]
+    return [_make_entry(config, *each) for each in (*bottlenecks, *tops, *others)]
 
 
 def name_sweep(config: AblateConfig) -> str:
@@ -123,39 +124,6 @@ def _make_entry(config: AblateConfig, family: str, value: float, method: MethodC
     return SweepEntry(family, value, replace(plain, method=method, run=run, export=False, dry_run=False))
 
 
-def _list_sigmas(config: AblateConfig) -> list[SweepEntry]:
-    return [
-        _make_entry(
-            config,
-            BOTTLENECKS,
-            sigma,
-            replace(config.method, name=f"sigma{sigma:g}", init="paper", bottleneck_std=sigma),
-        )
-        for sigma in sorted(config.sigmas)
-    ]
-
-
-def _list_sizes(config: AblateConfig, num_layers: int) -> list[SweepEntry]:
-    named = {"all": tuple(range(1, num_layers + 1)), "none": ()}
-    counts = named[config.top_layers] if isinstance(config.top_layers, str) else config.top_layers
-    if max(counts, default=0) > num_layers:
-        raise ConfigError(f"--top_layers has {max(counts)}; {config.model!r} has {num_layers} layers.")
-    entries = [
-        _make_entry(config, BOTTLENECKS, size, replace(config.method, name=f"size{size}", bottleneck_size=size))
-        for size in sorted(config.sizes)
-    ]
-    entries += [
-        _make_entry(config, TOP_LAYERS, k, replace(FULL, name=f"top{k}", trains="top_layers", top_layers=k))
-        for k in sorted(counts)
-    ]
-    norms = replace(FULL, name="layer_norms", trains="layer_norms")
-    return [
-        *entries,
-        _make_entry(config, LAYER_NORMS, math.nan, norms),
-        _make_entry(config, EVERYTHING, math.nan, FULL),
-    ]
-
-
 def describe_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> str:
     """Return what a sweep would train: a line a run with its parameters."""
     loaded = load_labelled(entries[0].config)
@@ -170,11 +138,7 @@ def describe_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> str:
 
 
 def run_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> Sweep:
-    """Fine-tune every run that has not ended yet.
-
-    Args:
-        config: the study.
-        entries: what `plan_sweep` returned.
+    """Fine-tune the runs that `plan_sweep` returned, but for those that have ended.
 
     Raises:
         DomextError: see `run_finetuning`.

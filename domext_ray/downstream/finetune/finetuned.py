@@ -7,7 +7,7 @@ summary.json. Leaves: the models of every stage, checked to start from the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,21 @@ from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
 from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
 from domext_ray.errors import RunError
-from domext_ray.files import NUMBER, Kind, read_json
+from domext_ray.experiment.runner import Ledger, Trial
+from domext_ray.files import Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.runs.run_directory import CONFIG, RUN, read_config, read_identity
+from domext_ray.storage import Place
 
-_RESULT: dict[str, Kind] = {"point": dict, "dev": NUMBER, "thresholds": dict}
 _SUMMARY: dict[str, Kind] = {
     **{name: dict for name in ("best.point", "restarts.dev", "parameters", "set", "model", "train", "dev", "test")},
-    "metric": str,
+    **{"metric": str, "trainings": list, "failed": list},
 }
 
 
-def result_path(trainings: Path, point: Point) -> Path:
-    """Return the place of a training's record in a run's folder of trainings."""
-    return trainings / f"{point.key}.json"
+def open_ledger(trainings: Path) -> Ledger:
+    """Return the records of a run's trainings, given their folder."""
+    return Ledger(Place(trainings), "delete it: the same command trains this point of the grid again")
 
 
 def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) -> StagedTask:
@@ -137,9 +138,8 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
     task = make_set_task(config, start, loaded)
     point = Point(**summary["best"]["point"])
     try:
-        result_path(folder / TRAININGS, point).stat()
         fitted = restore_stages(start, task, config, folder / TRAININGS, point, device)
-    except (OSError, KeyError) as error:
+    except (OSError, IndexError) as error:
         raise RunError(
             f"{folder / TRAININGS} lacks the best training's tensors ({point.key}); run it again elsewhere."
         ) from error
@@ -166,10 +166,9 @@ def read_finetune_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_result(trainings: Path, point: Point) -> dict[str, Any]:
-    """Read the record of a training that has ended.
+    """Return what a training that has ended has reached.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: its record is damaged.
     """
-    remedy = "delete it: the same command trains this point of the grid again"
-    return read_json(result_path(trainings, point), remedy, _RESULT)
+    return open_ledger(trainings).read(Trial(point.key, asdict(point))).steps[0]

@@ -6,17 +6,18 @@ started or written; the run's directory is only looked at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.downstream.finetune.finetuned import make_set_task, read_finetune_summary
+from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger, read_finetune_summary
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.training import Point, make_model
-from domext_ray.downstream.start.model import StartModel, load_start_model
+from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
 from domext_ray.downstream.tasks.task import StagedTask
-from domext_ray.errors import ConfigError, RunError
+from domext_ray.errors import ConfigError
+from domext_ray.experiment.runner import Ledger, Trial
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
@@ -25,25 +26,38 @@ from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 
 @dataclass(frozen=True)
 class FinetunePlan:
-    """A fine-tuning run, checked.
+    """A fine-tuning run, checked: what all its processes are given."""
 
-    Args:
-        config: the run, its devices settled as far as they are known.
-        start: the encoder that all trainings start from.
-        loaded: the labelled set.
-        task: the task with its set.
-        folder: the run's directory.
-        identity: what makes the run this one; see `identity_of`.
-        counts: trained and all parameters of each stage's model.
-    """
-
-    config: FinetuneConfig
-    start: StartModel
+    config: FinetuneConfig  # its devices settled as far as they are known
+    start: StartModel  # the encoder that all trainings start from
     loaded: LoadedSet
-    task: StagedTask
-    folder: Path
-    identity: dict[str, Any]
-    counts: dict[str, tuple[int, int]]
+    task: StagedTask  # with its set
+    folder: Path  # the run's directory
+    identity: dict[str, Any]  # what makes the run this one; see `identity_of`
+    counts: dict[str, tuple[int, int]]  # trained and all parameters of each stage's model
+    cpus: float = 1.0  # of a training
+    gpus: float = 0.0
+    parallel: int = 1  # trainings at once
+
+    @property
+    def trainings(self) -> Path:
+        """The run's folder of trainings."""
+        return self.folder / TRAININGS
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trainings of the grid."""
+        return [Trial(each.key, asdict(each)) for each in list_points(self.config)]
+
+    @property
+    def ledger(self) -> Ledger:
+        """The trainings' records."""
+        return open_ledger(self.trainings)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """What is scored."""
+        return ("dev", "test") if self.task.data.test else ("dev",)
 
     @property
     def note(self) -> str:
@@ -56,13 +70,7 @@ class FinetunePlan:
 
 
 def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
-    """Check a run and everything that it reads.
-
-    Args:
-        config: the run.
-
-    Returns:
-        Its plan.
+    """Check a run and everything that it reads, and return its plan.
 
     Raises:
         DomextError: any mistake of the user's.
@@ -96,17 +104,13 @@ def is_finished(plan: FinetunePlan) -> bool:
         RunError: its summary.json is damaged.
     """
     folder, config = plan.folder, plan.config
-    path = folder / "summary.json"
     has_export = not config.export or (folder / "export").exists()
-    if not (path.exists() and (folder / "report.html").exists() and has_export):
+    if not ((folder / "summary.json").exists() and (folder / "report.html").exists() and has_export):
         return False
     summary = read_finetune_summary(folder)
-    try:
-        trained = [*summary["trainings"], *(each for each in summary.get("failed", ()) if not each["may_try_again"])]
-        ended = [Point(**{each.name: record[each.name] for each in fields(Point)}) for record in trained]
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{path} has a training without its point; delete it and run the job again.") from error
-    return sorted(ended, key=str) == sorted(list_points(config), key=str)
+    ended = [*summary["trainings"], *(each for each in summary["failed"] if not each["may_try_again"])]
+    trained = sorted(Point(each["lr"], each["batch_size"], each["epochs"], each["seed"]).key for each in ended)
+    return trained == sorted(each.name for each in plan.trials)
 
 
 def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask) -> dict[str, tuple[int, int]]:

@@ -1,11 +1,11 @@
-"""The bodies of fine-tuning's Ray tasks: one training of the grid, and its test -> files of the run.
+"""What the processes of a fine-tuning run do: one training of the grid, and its test -> files of the run.
 
-Enters: what all trainings of a run share, and a point of the grid. Leaves, in RUN/trainings:
+Enters: what all trainings of a run share, and a point of the grid. Leaves, in RUN/trainings, beside the records of
+`experiment.runner`:
 
     KEY.progress.jsonl            how the training goes
-    KEY.json                      what it reached on dev, and its thresholds; written last
     KEY/STAGE.safetensors         trained tensors
-    KEY/SPLIT.json                figures with intervals, of trivial baselines and of single steps
+    KEY/SPLIT.json                figures with intervals, and of single steps
     KEY/SPLIT.predictions.jsonl   one line an example
     KEY/SPLIT.npy                 the metric's bootstrap resamples, float64 [resamples]
 """
@@ -13,7 +13,8 @@ Enters: what all trainings of a run share, and a point of the grid. Leaves, in R
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,18 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.downstream.finetune.export import export_stages
-from domext_ray.downstream.finetune.finetuned import read_result, restore_stages, result_path
+from domext_ray.downstream.finetune.finetuned import read_result, restore_stages
+from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.training import Point, fit_stages
-from domext_ray.downstream.start.model import TRAININGS, StartModel
-from domext_ray.downstream.tasks.stages import StagedResult, evaluate_stages
-from domext_ray.downstream.tasks.task import StagedTask
+from domext_ray.downstream.tasks.stages import StagedResult, evaluate_stages, score_baselines
 from domext_ray.errors import TrainingError
+from domext_ray.experiment.runner import Step, Trial
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.runtime.cpu_kernels import TRAINING
 from domext_ray.runtime.device import prepare_device
+from domext_ray.runtime.tasks import Pool
 from domext_ray.storage import new_file, write_json, write_text
 
 MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"
@@ -41,66 +42,48 @@ MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a l
 class TooLargeError(TrainingError):
     """A training needs more memory than there is; with more, the same one may end."""
 
-
-@dataclass(frozen=True)
-class FinetuneWork:
-    """What every training of a run shares.
-
-    Args:
-        config: the run.
-        start: the encoder that all start from.
-        task: the task with its set.
-        folder: the run's directory.
-        cpus: CPUs of a training.
-    """
-
-    config: FinetuneConfig
-    start: StartModel
-    task: StagedTask
-    folder: Path
-    cpus: float
-
-    @property
-    def trainings(self) -> Path:
-        """The run's folder of trainings."""
-        return self.folder / TRAININGS
-
-    def has_model(self, point: Point) -> bool:
-        """Whether a training's tensors, and what it wrote about dev beside them, are still there."""
-        names = [*(f"{name}.safetensors" for name in self.task.stages), "dev.json", "dev.npy", "dev.predictions.jsonl"]
-        return all((self.trainings / point.key / each).is_file() for each in names)
+    may_try_again = True
 
 
-def train_point(work: FinetuneWork, point: Point) -> None:
-    """Train all stages at one point of the grid, and write what came out on dev.
+def make_pool(plan: FinetunePlan, function: Callable[[FinetunePlan, Any], Step], number: int) -> Pool:
+    """Return a pool for so many tasks, each of which is a call of a function with the plan and the task's item."""
+    return Pool(partial(partial, function, plan), min(plan.parallel, number), plan.cpus, plan.gpus, stays=False)
+
+
+def train(plan: FinetunePlan, item: tuple[Trial, int | None]) -> Step:
+    """Do a trial of the grid; see `train_point`."""
+    return train_point(plan, Point(**item[0].config))
+
+
+def train_point(plan: FinetunePlan, point: Point) -> Step:
+    """Train all stages at one point of the grid, write what came out on dev, and return what it reached.
 
     Raises:
         TrainingError: a loss is not finite, or the memory is too small.
     """
     try:
-        _train_point(work, point)
+        return _train_point(plan, point)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise TooLargeError(f"{point.key} needs more memory than there is; {MORE_MEMORY}.") from error
 
 
-def _train_point(work: FinetuneWork, point: Point) -> None:
-    device = _prepare_process(work)
-    with (work.trainings / f"{point.key}.progress.jsonl").open("w", encoding="utf-8") as progress:
+def _train_point(plan: FinetunePlan, point: Point) -> Step:
+    device = _prepare_process(plan)
+    with (plan.trainings / f"{point.key}.progress.jsonl").open("w", encoding="utf-8") as progress:
 
         def report(record: dict[str, Any]) -> None:
             progress.write(json.dumps(record) + "\n")
             progress.flush()
 
-        fitted = fit_stages(work.start, work.task, work.config, point, device, report)
-    result = evaluate_stages(work.task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))
-    (work.trainings / point.key).mkdir(exist_ok=True)
+        fitted = fit_stages(plan.start, plan.task, plan.config, point, device, report)
+    result = evaluate_stages(plan.task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))
+    (plan.trainings / point.key).mkdir(exist_ok=True)
     for name, each in fitted.items():
-        with new_file(work.trainings / point.key / f"{name}.safetensors") as temporary:
+        with new_file(plan.trainings / point.key / f"{name}.safetensors") as temporary:
             save_file(each.tensors, temporary)
-    _write_splits(work, point, result)
-    record = {
-        "point": asdict(point),
-        "dev": result.scores["dev"].get(work.task.metric),
+    _write_splits(plan, point, result)
+    return {
+        "dev": result.scores["dev"].get(plan.task.metric),
         "thresholds": {name: each.thresholds for name, each in fitted.items()},
         "task_thresholds": result.thresholds,
         "dev_by_epoch": {name: each.dev_scores for name, each in fitted.items()},
@@ -110,68 +93,62 @@ def _train_point(work: FinetuneWork, point: Point) -> None:
         "tokens": sum(each.tokens for each in fitted.values()),
         "train_seconds": sum(each.seconds for each in fitted.values()),
     }
-    write_json(result_path(work.trainings, point), record)
 
 
-def score_point(work: FinetuneWork, point: Point, export: Path | None) -> None:
-    """Score a training on test, unless that was done, and export its model.
+def score(plan: FinetunePlan, item: tuple[Point, Path | None] | None) -> Step:
+    """Score a training, see `score_point`; without one return what trivial baselines score, by split and name."""
+    if item is not None:
+        score_point(plan, *item)
+        return {}
+    return {
+        split: {name: each.values for name, each in score_baselines(plan.task, split).items()} for split in plan.splits
+    }
 
-    Args:
-        work: the run.
-        point: the training; its tensors are kept.
-        export: folder of the export; None: no export.
-    """
-    has_test = not work.task.data.test or (work.trainings / point.key / "test.json").exists()
+
+def score_point(plan: FinetunePlan, point: Point, export: Path | None) -> None:
+    """Score a training, whose tensors are kept, on test, unless that was done; where a folder is given, export it."""
+    has_test = not plan.task.data.test or (plan.trainings / point.key / "test.json").exists()
     if has_test and export is None:
         return
-    device = _prepare_process(work)
-    fitted = restore_stages(work.start, work.task, work.config, work.trainings, point, device)
-    thresholds = read_result(work.trainings, point)["task_thresholds"]
-    work.task.set_thresholds(thresholds)
+    device = _prepare_process(plan)
+    fitted = restore_stages(plan.start, plan.task, plan.config, plan.trainings, point, device)
+    thresholds = read_result(plan.trainings, point)["task_thresholds"]
+    plan.task.set_thresholds(thresholds)
     if not has_test:
         predictors = {name: each.predict for name, each in fitted.items()}
-        _write_splits(work, point, evaluate_stages(work.task, predictors, splits=("test",), thresholds=thresholds))
+        _write_splits(plan, point, evaluate_stages(plan.task, predictors, splits=("test",), thresholds=thresholds))
     if export is not None:
-        export_stages(work.start, work.task, fitted, export, _read_scores(work, point))
+        export_stages(plan.start, plan.task, fitted, export, _read_scores(plan, point))
 
 
-def _read_scores(work: FinetuneWork, point: Point) -> dict[str, Any]:
+def _read_scores(plan: FinetunePlan, point: Point) -> dict[str, Any]:
     """What a training scored, by split, for its card."""
-    scores = {}
-    for split in ("dev", "test"):
-        path = work.trainings / point.key / f"{split}.json"
-        if path.exists():
-            remedy = "delete it: the same command scores the model again"
-            scores[split] = read_json(path, remedy, {"figures": dict})["figures"]
-    return scores
+    remedy = "delete it: the same command scores the model again"
+    return {
+        each: read_json(plan.trainings / point.key / f"{each}.json", remedy, {"figures": dict})["figures"]
+        for each in plan.splits
+    }
 
 
-def _prepare_process(work: FinetuneWork) -> torch.device:
-    uses_fp32 = not work.config.engine.uses_bf16
-    return prepare_device(work.config.scale.uses_gpu, work.cpus, TRAINING, uses_fp32=uses_fp32)
+def _prepare_process(plan: FinetunePlan) -> torch.device:
+    uses_fp32 = not plan.config.engine.uses_bf16
+    return prepare_device(plan.config.scale.uses_gpu, plan.cpus, TRAINING, uses_fp32=uses_fp32)
 
 
-def _write_splits(work: FinetuneWork, point: Point, result: StagedResult) -> None:
+def _write_splits(plan: FinetunePlan, point: Point, result: StagedResult) -> None:
     """Write predictions, resamples and figures of the splits that were scored, the figures last."""
-    folder = work.trainings / point.key
-    for split, score in result.scores.items():
+    folder = plan.trainings / point.key
+    for split, scored in result.scores.items():
         lines = []
-        for example, each in zip(getattr(work.task.data, split), result.predictions[split], strict=True):
+        for example, each in zip(getattr(plan.task.data, split), result.predictions[split], strict=True):
             record = {"split": split, "id": example.id, "prediction": each}
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         write_text(folder / f"{split}.predictions.jsonl", "".join(lines))
-        drawn = score.resample(work.config.num_resamples, RESAMPLING_SEED)
-        write_array(folder / f"{split}.npy", drawn[work.task.metric])
+        with new_file(folder / f"{split}.npy") as temporary:
+            np.save(temporary, scored.resample(plan.config.num_resamples, RESAMPLING_SEED)[plan.task.metric])
         figures = {
-            "figures": score.describe(num_resamples=work.config.num_resamples, seed=RESAMPLING_SEED),
-            "baselines": {name: each.values for name, each in result.baselines[split].items()},
+            "figures": scored.describe(num_resamples=plan.config.num_resamples, seed=RESAMPLING_SEED),
             "steps": {name: each.values for name, each in result.steps[split].items()},
             "notes": list(result.notes),
         }
         write_json(folder / f"{split}.json", figures)
-
-
-def write_array(path: Path, array: np.ndarray) -> None:
-    """Write an array as .npy, whole or not at all."""
-    with new_file(path) as temporary:
-        np.save(temporary, array, allow_pickle=False)

@@ -17,7 +17,6 @@ class StagedResult:
         scores: of the whole chain.
         predictions: one an example.
         steps: scores of single steps, by name.
-        baselines: scores of trivial baselines, by name.
         thresholds: what was tuned on dev.
         notes: what was counted on the way.
     """
@@ -25,7 +24,6 @@ class StagedResult:
     scores: dict[str, Score]
     predictions: dict[str, list[Prediction]]
     steps: dict[str, dict[str, Score]]
-    baselines: dict[str, dict[str, Score]]
     thresholds: dict[str, float]
     notes: tuple[str, ...]
 
@@ -52,7 +50,7 @@ def evaluate_stages(
         known["dev"] = task.decide_all(task.data.dev, known["dev"])
     else:
         task.set_thresholds(thresholds)
-    result = StagedResult({}, {}, {}, {}, thresholds, ())
+    result = StagedResult({}, {}, {}, thresholds, ())
     for split in splits:
         examples = getattr(task.data, split)
         if not examples:
@@ -61,9 +59,13 @@ def evaluate_stages(
         result.predictions[split] = predictions
         result.scores[split] = over_clusters(task.score(examples, predictions), examples)
         result.steps[split] = task.score_steps(examples, predictions)
-        baselines = task.predict_baselines(examples)
-        result.baselines[split] = {name: task.score(examples, each) for name, each in baselines.items()}
     notes = [f"{name}: {note}" for name, stage in task.stages.items() for note in stage.notes]
     if task.is_chain:
         notes = [*task.notes, *notes]
     return replace(result, notes=tuple(dict.fromkeys(notes)))
+
+
+def score_baselines(task: StagedTask, split: str) -> dict[str, Score]:
+    """Return what trivial baselines score on a split, by their names."""
+    examples = getattr(task.data, split)
+    return {name: task.score(examples, each) for name, each in task.predict_baselines(examples).items()}

@@ -108,7 +108,8 @@ class Linear(nn.Linear):
 
     def forward(self, inputs: Tensor, weight_shifts: Sequence[nn.Module] = ()) -> Tensor:
         """[..., in_features] -> [..., out_features], in the inputs' dtype or in autocast's."""
-        weight, bias = self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
         for shift in weight_shifts:
             weight = shift(table=weight)
         is_stored_otherwise = any(each is not None and each.dtype != inputs.dtype for each in (weight, bias))
@@ -274,7 +275,8 @@ class LayerNorm(nn.LayerNorm):
         inputs = inputs.to(self.weight.dtype)
         if not shifts:
             return super().forward(inputs)
-        weight, bias = self.weight, torch.zeros_like(self.weight) if self.bias is None else self.bias
+        weight: Tensor = self.weight
+        bias: Tensor = torch.zeros_like(weight) if self.bias is None else self.bias
         if all(rows is None for _, rows in shifts):
             for shift, _ in shifts:
                 weight, bias = shift(weight, bias)

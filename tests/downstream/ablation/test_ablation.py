@@ -43,13 +43,15 @@ from domext_ray.downstream.ablation.spans import (
 from domext_ray.downstream.ablation.sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
 from domext_ray.downstream.finetune.comparison import read_finetuned
 from domext_ray.downstream.finetune.finetune import gather_scores
-from domext_ray.downstream.finetune.finetuned import rebuild_finetuned, result_path
-from domext_ray.downstream.finetune.grid import GridResults, list_points
+from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
+from domext_ray.downstream.finetune.grid import gather_results, list_points
 from domext_ray.downstream.finetune.output import ScoredGrid, build_summary
 from domext_ray.downstream.finetune.plan import plan_finetuning
-from domext_ray.downstream.finetune.trainings import FinetuneWork, score_point, train_point
+from domext_ray.downstream.finetune.training import Point
+from domext_ray.downstream.finetune.trainings import score, train
 from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.experiment.runner import Outcome
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.layers_domext import AdapterPlace
@@ -181,14 +183,12 @@ def finetune_here(config: FinetuneConfig) -> Path:
     (folder / TRAININGS).mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_yaml(plan.config), encoding="utf-8")
     write_run(folder, identity=plan.identity)
-    work = FinetuneWork(plan.config, plan.start, plan.task, folder, cpus=1.0)
-    points = list_points(plan.config)
-    for point in points:
-        train_point(work, point)
-        score_point(work, point, None)
-    results = [json.loads(result_path(folder / TRAININGS, point).read_text(encoding="utf-8")) for point in points]
-    final = gather_scores(work, points, points[0])
-    summary = build_summary(plan, ScoredGrid(GridResults(results, []), results[0], results, final), 1.0)
+    for trial in plan.trials:
+        plan.ledger.write(Outcome(trial, (train(plan, (trial, 0)),), "complete"))
+        score(plan, (Point(**trial.config), None))
+    results, points = gather_results(plan.ledger.list()), list_points(plan.config)
+    final = gather_scores(plan, points, points[0], score(plan, None))
+    summary = build_summary(plan, ScoredGrid(results, results.ended[0], results.ended, final), 1.0)
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder
 
@@ -235,19 +235,21 @@ def test_all_layers_with_their_norms_are_the_model_without_its_adapter(run_dir: 
 def test_spans_that_were_scored_are_kept(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work = prepare_spans(choose(run_dir, tmp_path))
     whole = study_spans(work)
-    record = json.loads((tmp_path / SPANS).read_text(encoding="utf-8"))
-    lost = record["spans"].pop(1)
-    record["spans"][0]["value"] = 0.123  # which no second scoring would give
-    (tmp_path / SPANS).write_text(json.dumps(record), encoding="utf-8")
+    record = json.loads((tmp_path / "spans.json").read_text(encoding="utf-8"))
+    lost = record["spans"][1]
+    (tmp_path / SPANS / "1-1.json").unlink()
+    kept = json.loads((tmp_path / SPANS / "0-0.json").read_text(encoding="utf-8"))
+    kept["steps"][0]["value"] = 0.123  # which no second scoring would give
+    (tmp_path / SPANS / "0-0.json").write_text(json.dumps(kept), encoding="utf-8")
     capsys.readouterr()
     again = study_spans(work)
     assert again.spans[(0, 0)].value == 0.123 and again.spans[(1, 1)] == whole.spans[(1, 1)]
     assert "2 of 3 spans were scored before" in capsys.readouterr().err
-    assert lost in json.loads((tmp_path / SPANS).read_text(encoding="utf-8"))["spans"]
+    assert lost in json.loads((tmp_path / "spans.json").read_text(encoding="utf-8"))["spans"]
     with pytest.raises(RunError, match=r"another study \(remove_norms: False -> True\); give another --output"):
         study_spans(replace(work, remove_norms=True))
-    (tmp_path / SPANS).write_text("[]", encoding="utf-8")
-    with pytest.raises(RunError, match="delete it or give another --output"):
+    (tmp_path / SPANS / "0-0.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(RunError, match=r"0-0\.json .*; delete it: the same command runs that trial again"):
         study_spans(work)
 
 
@@ -262,7 +264,7 @@ def test_the_job_writes_table_and_picture(
     runpy.run_path(str(JOB), run_name="__main__")
     shown = capsys.readouterr().out
     assert "| layer 1 |" in shown and "| all layers (0 to 1) |" in shown and "| (majority baseline) |" in shown
-    assert {each.name for each in (tmp_path / "out").iterdir()} == {SPANS, "spans.md", "spans.png"}
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {SPANS, "spans.json", "spans.md", "spans.png"}
     assert (tmp_path / "out" / "spans.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr("sys.argv", [*command, "--adapter", "clinic"])
     with pytest.raises(SystemExit) as ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,20 +27,14 @@ from domext_ray.downstream.finetune.comparison import (
 )
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.finetune import run_finetuning
-from domext_ray.downstream.finetune.grid import (
-    GridResults,
-    choose_point,
-    forget_failures,
-    has_ended,
-    list_overtaken,
-    record_failure,
-)
+from domext_ray.downstream.finetune.grid import GridResults, choose_point, list_overtaken
 from domext_ray.downstream.finetune.output import get_figure
 from domext_ray.downstream.finetune.plan import plan_finetuning
-from domext_ray.downstream.finetune.progress import FinetuneProgress
+from domext_ray.downstream.finetune.progress import FinetuneWatch
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.downstream.tasks.losses import ClassTask
 from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
+from domext_ray.experiment.runner import Outcome, Trial
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.options.build import describe_difference, identity_of
 from domext_ray.progress import StatusLine
@@ -195,7 +190,7 @@ def test_a_training_that_stops_early_has_ended(
     (training,) = summary["trainings"]
     last, best = training["last_epoch"]["model"], training["best_epoch"]["model"]
     assert best == last - 1 < 39 and training["steps"] == last * 10 and training["epochs"] == 40
-    record = read_json(folder / "trainings" / "lr0.006-batch8-epochs40-seed0.json")
+    (record,) = read_json(folder / "trainings" / "lr0.006-batch8-epochs40-seed0.json")["steps"]
     assert record["dev"] == max(record["dev_by_epoch"]["model"]) and len(record["dev_by_epoch"]["model"]) == last
     said = f"40 ({last:g} trained, {best:g} best)"
     assert f"batch 8, {said} epochs, seed 0" in shown and said in (folder / "report.html").read_text(encoding="utf-8")
@@ -240,25 +235,19 @@ def test_the_point_with_the_best_mean_is_chosen_and_its_best_restart_exported() 
     assert best["point"]["lr"] == 2e-3, "unless all do"
 
 
-def test_tensors_are_dropped_only_where_a_whole_point_is_better(tmp_path: Path) -> None:
+def test_tensors_are_dropped_only_where_a_whole_point_is_better() -> None:
     points = [Point(lr, 8, 1.0, seed) for lr in (1e-3, 2e-3, 3e-3) for seed in (0, 1)]
 
-    def end(point: Point, dev: float) -> None:
-        record = {"point": asdict(point), "dev": dev, "steps": 1, "tokens": 1, "train_seconds": 1.0}
-        text = json.dumps({**record, "thresholds": {}, "task_thresholds": {}})
-        (tmp_path / f"{point.key}.json").write_text(text, encoding="utf-8")
+    def find(dev: dict[int, float], failed: tuple[int, ...] = ()) -> list[Point]:
+        records = make_records({(points[i].lr, points[i].seed): value for i, value in dev.items()})
+        failures = make_records({(points[i].lr, points[i].seed): 0.0 for i in failed})
+        waiting = [each for i, each in enumerate(points) if i not in dev and i not in failed]
+        return list_overtaken(GridResults(records, failures), waiting)
 
-    end(points[0], 0.5)
-    end(points[2], 0.9)
-    assert list_overtaken(tmp_path, points) == [], "another seed may still turn it round"
-    end(points[1], 0.5)
-    assert list_overtaken(tmp_path, points) == []
-    end(points[3], 0.2)
-    assert list_overtaken(tmp_path, points) == [points[0], points[1]]
-    record_failure(tmp_path, points[4], "step 1 has a loss of nan.", may_try_again=False)
-    record_failure(tmp_path, points[5], "it needs more memory.", may_try_again=True)
-    forget_failures(tmp_path, points)
-    assert has_ended(tmp_path, points[4]) and not has_ended(tmp_path, points[5])
+    assert find({0: 0.5, 2: 0.9}) == [], "another seed may still turn it round"
+    assert find({0: 0.5, 2: 0.9, 1: 0.5}) == []
+    assert find({0: 0.5, 2: 0.9, 1: 0.5, 3: 0.2}) == [points[0], points[1]]
+    assert find({0: 0.5, 2: 0.9, 1: 0.5, 3: 0.2}, (4, 5)) == [points[0], points[1]]
 
 
 @pytest.mark.parametrize(
@@ -303,11 +292,16 @@ def config_dir(config: FinetuneConfig) -> Path:
     return Path(config.run.dir, config.run.name)
 
 
-def test_a_dry_run_writes_nothing(config: FinetuneConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_writes_nothing(run_dir: Path, config: FinetuneConfig, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_finetuning(replace(config, dry_run=True, run=replace(config.run, name="dry")))
     shown = capsys.readouterr().out
     assert not folder.exists()
     assert "80 / 30 / 30 examples" in shown and "trainings: 4" in shown and "parameters train" in shown
+    assert "4 of 4 trials are left (hours are told once one has ended); all take at most 0.0" in shown
+    again = replace(config, dry_run=True, grid=replace(config.grid, restarts=3))
+    run_finetuning(again)
+    shown = capsys.readouterr().out
+    assert re.search(r"2 of 6 trials are left \(about \d\.\d\d hours one after another\)", shown)
 
 
 def test_names_of_the_hub_make_one_folder(config: FinetuneConfig, ner: Path, tmp_path: Path) -> None:
@@ -364,13 +358,13 @@ def test_weights_and_smoothing_reach_the_loss_and_are_part_of_the_run(config: Fi
 
 
 def test_the_time_left_counts_all_steps_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    point = Point(1e-3, 8, 3.0, 0)
+    trial = Trial("lr0.001", {})
     record = {"stage": "relations", "step": 1, "steps": 2, "loss": 1.0, "tokens_per_second": 10.0}
-    (tmp_path / f"{point.key}.progress.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    progress = FinetuneProgress(tmp_path, ("entities", "relations"), [point])
-    progress.line = StatusLine()
-    progress.line.started -= 99  # three quarters of the work took 99 seconds
-    progress.show([point])
+    (tmp_path / f"{trial.name}.progress.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    watch = FinetuneWatch(tmp_path, ("entities", "relations"), [Outcome(trial)], keep_all=False)
+    watch.line = StatusLine()
+    watch.line.started -= 99  # three quarters of the work took 99 seconds
+    assert watch.look([trial]) == watch.look([trial]) == [("relations", 1)]
     assert "relations step 1/2" in (shown := capsys.readouterr().err) and "about 0:33 left" in shown
 
 

@@ -22,7 +22,6 @@ from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, restore_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
-from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import ConfigError
@@ -85,7 +84,7 @@ def fit(start: StartModel, task: Task, method: MethodConfig) -> Fitted:
 
 
 def export(start: StartModel, fitted: Fitted, folder: Path) -> None:
-    export_stages(start, SingleTask(fitted.task), {"model": fitted}, folder)
+    export_stages(start, fitted.task, {"model": fitted}, folder)
 
 
 def compute_logits(model: Any, task: Task) -> torch.Tensor:

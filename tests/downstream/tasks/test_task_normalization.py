@@ -23,7 +23,7 @@ from domext_ray.downstream.tasks.normalization import (
     RecallOptions,
     TermRecall,
 )
-from domext_ray.downstream.tasks.stages import evaluate_stages
+from domext_ray.downstream.tasks.stages import evaluate_stages, score_baselines
 from domext_ray.downstream.tasks.task import Predict, Prediction, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import LabelledSet, LabelledText, Mention
@@ -136,8 +136,8 @@ def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, tokenizer: Pre
         assert result.steps[split]["recall"].get("recall.micro") == 1.0
         assert result.steps[split][RANKING].get("recall.at_5") == 1.0
     assert 0.2 < result.thresholds["threshold"] <= 0.9
-    assert result.baselines["dev"]["majority"].get("f1.micro") == 0.0  # the heart, in training
-    assert result.baselines["dev"]["recall"].get("accuracy") == 0.5
+    assert score_baselines(task, "dev")["majority"].get("f1.micro") == 0.0  # the heart, in training
+    assert score_baselines(task, "dev")["recall"].get("accuracy") == 0.5
 
 
 def test_what_is_not_recalled_cannot_be_chosen(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -236,7 +236,7 @@ def test_made_mentions_from_files(tmp_path: Path, tokenizer: PreTrainedTokenizer
         assert recall.get("recall.micro") > 0.85
         assert recall.get("recall.at_1") < 0.7
         assert result.scores[split].get("recall.micro") == recall.get("recall.micro")
-        assert result.baselines[split]["majority"].get("f1.micro") == 0.0
+        assert score_baselines(task, split)["majority"].get("f1.micro") == 0.0
 
 
 def test_a_tiny_model_learns_to_rank(tiny_base_folder: Path, data: LabelledSet) -> None:
@@ -263,5 +263,5 @@ def test_a_tiny_model_learns_to_rank(tiny_base_folder: Path, data: LabelledSet) 
         return stage.decode(pairs, rows, [(each,) for each in logits.numpy()])
 
     result = evaluate_stages(task, {RANKING: predict}, splits=("dev",))
-    assert result.baselines["dev"]["majority"].get("f1.micro") < 0.8
+    assert score_baselines(task, "dev")["majority"].get("f1.micro") < 0.8
     assert result.scores["dev"].get("f1.micro") > 0.8

@@ -1,0 +1,270 @@
+"""Trials of an experiment: each has a name and a configuration, runs once, and leaves a record.
+
+Enters: trials, listed or drawn as workers come free, and what does a step of one. Leaves: FOLDER/NAME.json a trial, on
+a disk or in a bucket, written after each of its steps. A trial whose record has the hash of its configuration is what
+its record says; the same command goes on with the steps that are missing, and more trials may come at any time. What
+fails leaves its reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from domext_ray.errors import DomextError, StorageError
+from domext_ray.files import Kind, read_json
+from domext_ray.progress import StallTimer, StatusLine, format_seconds
+from domext_ray.runtime.ray_cluster import describe_waiting
+from domext_ray.runtime.tasks import DEATHS, Pool, Task, Workers
+from domext_ray.storage import Place, hash_values, write_json
+
+Step: TypeAlias = dict[str, Any]
+"""What a step of a trial reached, as JSON has it."""
+_RECORD: dict[str, Kind] = {
+    **{"hash": str, "config": dict, "steps": list, "status": str},
+    **{"failure": str, "may_try_again": bool, "deaths": int, "seconds": (int, float)},
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial before its first step."""
+
+    name: str  # of its record
+    config: dict[str, Any]  # all that decides its result, beside what decides that of every trial; JSON
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial has left so far."""
+
+    trial: Trial
+    steps: tuple[Step, ...] = ()
+    status: str = ""  # complete, pruned (by whoever watches) or failed; empty: it goes on
+    failure: str = ""  # why it failed, as a sentence
+    may_try_again: bool = False  # what failed was the machine, so the next start tries it again
+    deaths: int = 0  # of its process, in the start that ended it
+    seconds: float = 0.0  # that it held a worker, over all starts
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it needs no more steps."""
+        return bool(self.status) and not self.may_try_again
+
+    def spend(self, seconds: float) -> Outcome:
+        """Return it with so much more time spent."""
+        return replace(self, seconds=self.seconds + seconds)
+
+    def fail(self, failure: str, *, may_try_again: bool = False) -> Outcome:
+        """Return it as one that failed."""
+        return replace(self, status="failed", failure=failure, may_try_again=may_try_again)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The records of an experiment's trials."""
+
+    place: Place  # their folder
+    remedy: str = "delete it: the same command runs that trial again"  # what to do about a damaged one
+
+    def find(self, name: str) -> Place:
+        """Return the place of a trial's record."""
+        return self.place / f"{name}.json"
+
+    def read(self, trial: Trial) -> Outcome:
+        """Return what a trial has left; nothing, if its name's record is of another configuration.
+
+        Raises:
+            RunError: its record is damaged.
+        """
+        found = self._read(trial.name) if self.find(trial.name).is_file() else None
+        is_its_own = found is not None and hash_values(found.trial.config) == hash_values(trial.config)
+        return found if found is not None and is_its_own else Outcome(trial)
+
+    def list(self) -> list[Outcome]:
+        """Return what all trials have left, in the order of their names.
+
+        Raises:
+            RunError: a record is damaged.
+        """
+        names = [each for each in self.place.list_names() if each.endswith(".json") and not each.startswith(".")]
+        return [self._read(each.removesuffix(".json")) for each in names]
+
+    def _read(self, name: str) -> Outcome:
+        values = read_json(self.find(name), self.remedy, _RECORD)
+        kept = {each: values[each] for each in ("status", "failure", "may_try_again", "deaths", "seconds")}
+        return Outcome(Trial(name, values["config"]), tuple(values["steps"]), **kept)
+
+    def write(self, outcome: Outcome) -> None:
+        """Keep what a trial has left."""
+        values = {each: getattr(outcome, each) for each in _RECORD if each not in ("hash", "config", "steps")}
+        config = outcome.trial.config
+        record = {"hash": hash_values(config), "config": config, "steps": [*outcome.steps], **values}
+        write_json(self.find(outcome.trial.name), record)
+
+
+class Watch:
+    """Looks on while trials run: on the terminal, and wherever else it is told.
+
+    Args:
+        number: trials of the experiment.
+        num_ended: those of them that have ended before.
+    """
+
+    def __init__(self, number: int, num_ended: int) -> None:
+        self.number, self.num_kept, self.num_ended = number, num_ended, num_ended
+        self.line = StatusLine(is_due=False)
+
+    def begin(self, outcome: Outcome) -> None:
+        """A trial begins, or goes on."""
+
+    def step(self, outcome: Outcome) -> bool:
+        """A step has ended; say whether its trial is to be stopped, where that was not the last one."""
+        return False
+
+    def end(self, outcome: Outcome) -> None:
+        """A trial has ended."""
+
+    def look(self, running: Sequence[Trial]) -> object:
+        """A second has passed; return something that stays equal while nothing moves."""
+        return time.monotonic()  # who cannot see it takes it for moving
+
+    def describe_left(self, running: float = 0.0) -> str:
+        """Return about how long the others will take, where that can be said; `running` counts parts of trials."""
+        ended = self.num_ended - self.num_kept + running
+        left = self.line.seconds / ended * (self.number - self.num_kept - ended) if ended > 0.05 else -1.0
+        return f"about {format_seconds(left)} left" if left >= 0.0 else ""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds for all trials that are run together."""
+
+    verb: str  # what the work is called where nothing moves
+    explain_death: Callable[[Trial, int], str]  # why a trial whose process died so often has failed
+    num_steps: int = 1  # of a trial that is not stopped
+    max_deaths: int = 0  # of a trial's process, after which it has failed for this start
+    failures: type[DomextError] = DomextError  # mistakes that are one trial's own; any other error ends all
+
+
+def run_trials(pool: Pool, trials: Iterable[Trial], ledger: Ledger, watch: Watch, rules: Rules) -> None:
+    """Run the steps of trials that have no record yet, on a pool of processes; Ray is initialised.
+
+    Args:
+        pool: what it makes is given a trial and a step's number, one after another, and None for the number where the
+            trial was stopped.
+        trials: those that have ended are left out; taken as workers come free.
+        ledger: where records are kept.
+        watch: looks on, and may stop a trial.
+        rules: what holds for all of them.
+
+    Raises:
+        DomextError: a mistake that all trials share.
+    """
+    workers, coming, number = Workers(pool), iter(trials), 0
+    running, closing = dict[int, Outcome](), set[int]()
+    stall, place = StallTimer(watch.line, describe_waiting), object()
+    try:
+        while True:
+            while len(running) < pool.workers and (trial := next(coming, None)) is not None:
+                outcome = ledger.read(trial)
+                if not outcome.has_ended:
+                    number += 1
+                    running[number] = replace(outcome, status="", failure="", may_try_again=False, deaths=0)
+                    watch.begin(running[number])
+                    workers.submit(_make_task(number, running[number]))
+            if not running and not closing:
+                return
+            if len(running) < pool.workers:  # nothing comes: others, of this job too, may wait for what these hold
+                workers.release()
+            since = time.monotonic()
+            if (ended := workers.wait()) is None:
+                seen, place = place, watch.look([each.trial for each in running.values()])
+                stall.look(rules.verb) if place == seen else stall.note_move()
+            running = {each: outcome.spend(time.monotonic() - since) for each, outcome in running.items()}
+            if ended is None:
+                continue
+            stall.note_move()
+            task, found = ended
+            if task.number in closing:
+                closing.remove(task.number)
+                continue
+            outcome = _advance(running[task.number], found, watch, rules)
+            ledger.write(outcome)
+            if not outcome.status:
+                running[task.number] = outcome
+                workers.submit(_make_task(task.number, outcome))
+                continue
+            del running[task.number]
+            if outcome.status == "pruned":
+                workers.submit(replace(task, item=(outcome.trial, None)))
+                closing.add(task.number)
+            watch.num_ended += 1
+            watch.end(outcome)
+    finally:
+        workers.end()
+
+
+def _make_task(number: int, outcome: Outcome) -> Task:
+    return Task(number, (outcome.trial, len(outcome.steps)), 1.0, outcome.trial.name)
+
+
+def _advance(outcome: Outcome, found: Any, watch: Watch, rules: Rules) -> Outcome:
+    """Return a trial with what came of its step."""
+    if isinstance(found, DEATHS):
+        outcome = replace(outcome, deaths=outcome.deaths + 1)
+        if outcome.deaths <= rules.max_deaths:
+            return outcome
+        return outcome.fail(rules.explain_death(outcome.trial, outcome.deaths), may_try_again=True)
+    if isinstance(found, Exception):
+        if not isinstance(found, rules.failures) or isinstance(found, StorageError):
+            raise found
+        return outcome.fail(str(found), may_try_again=getattr(found, "may_try_again", False))
+    outcome = replace(outcome, steps=(*outcome.steps, found[0]))
+    is_stopped = watch.step(outcome)
+    is_complete = len(outcome.steps) == rules.num_steps
+    return replace(outcome, status="complete" if is_complete else "pruned" if is_stopped else "")
+
+
+def run_here(
+    trials: Iterable[Trial],
+    work: Callable[[Trial], Step],
+    ledger: Ledger,
+    failures: type[DomextError] | tuple[()] = (),
+) -> list[Outcome]:
+    """Run trials of one step in this process, one after another, but for those that have ended; return what all left.
+
+    Args:
+        trials: the trials.
+        work: does one.
+        ledger: where records are kept.
+        failures: mistakes that are one trial's own; any other error ends all.
+    """
+    outcomes = []
+    for trial in trials:
+        outcome = ledger.read(trial)
+        if not outcome.has_ended:
+            started = time.monotonic()
+            try:
+                outcome = replace(outcome, steps=(work(trial),), status="complete", failure="", may_try_again=False)
+            except failures as error:
+                outcome = outcome.fail(str(error))
+            ledger.write(outcome := outcome.spend(time.monotonic() - started))
+        outcomes.append(outcome)
+    return outcomes
+
+
+def describe_amount(ended: Sequence[Outcome], number: int, num_bytes: float, seconds: float = 0.0) -> str:
+    """Return what so many trials take, as a dry run says it.
+
+    Args:
+        ended: those that have ended, whose mean time is taken for the others'.
+        number: of all.
+        num_bytes: of the disk, at most, for one.
+        seconds: that one takes, where that is known before any has ended.
+    """
+    left, each = max(0, number - len(ended)), sum(one.seconds for one in ended) / len(ended) if ended else seconds
+    hours = f"about {left * each / 3600:.2f} hours one after another" if each else "hours are told once one has ended"
+    return f"{left} of {number} trials are left ({hours}); all take at most {number * num_bytes / 1e9:.2f} GB of disk"
