@@ -220,8 +220,11 @@ def join_words(encoded: Sequence[Pieces], starts: Sequence[int], room: int) -> t
     ids = np.concatenate([own for own, _ in encoded])
     words = np.concatenate([start + own for start, (_, own) in zip(starts, encoded, strict=False)])
     numbers = np.arange(starts[-1] + 1)
-    is_kept = np.arange(len(words)) - np.searchsorted(words, words) < room
-    return ids[is_kept], np.searchsorted(words[is_kept], numbers)
+    bounds = np.searchsorted(words, numbers)
+    if np.diff(bounds).max(initial=0) > room:
+        is_kept = np.arange(len(words)) - bounds[words] < room
+        ids, bounds = ids[is_kept], np.searchsorted(words[is_kept], numbers)
+    return ids, bounds
 
 
 def list_tags(types: Sequence[str]) -> tuple[str, ...]:
