@@ -11,12 +11,12 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from scipy.special import softmax
-from tokenizers import Encoding, Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
 
 from domext_ray.downstream.tasks.losses import NO_TARGET, ClassTask, balance
@@ -26,6 +26,9 @@ from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, Entity, RawSentence, TaggedSentence
 from domext_ray.labelled.metrics.metrics import read_tags, score_entities
 from domext_ray.labelled.metrics.scores import Score
+
+Pieces: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Ids of the pieces of a sentence, int64 [P], and the number of each one's word, int64 [P]."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,11 @@ class TokenClassificationTask(ClassTask):
                 rows.extend(self._make_rows(first + i, tags, ids, bounds, starts[i], starts[i + 1]))
         return rows
 
-    def _note_oddities(self, sentences: Sequence[TaggedSentence], encoded: Sequence[Encoding]) -> None:
+    def _note_oddities(self, sentences: Sequence[TaggedSentence], encoded: Sequence[Pieces]) -> None:
         """Count the words that have no piece, and those whose pieces alone overflow a row."""
         dropped, overlong, total = [], [], 0
-        for sentence, encoding in zip(sentences, encoded, strict=True):
-            sizes = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=len(sentence.words))
+        for sentence, (_, words) in zip(sentences, encoded, strict=True):
+            sizes = np.bincount(words, minlength=len(sentence.words))
             dropped += [sentence.source] * int((sizes == 0).sum())
             overlong += [sentence.source] * int((sizes > self._room).sum())
             total += len(sizes)
@@ -193,14 +196,16 @@ class TokenClassificationTask(ClassTask):
         return [{"tags": [*repair_tags([usual.get(word, "O") for word in each.words])]} for each in sentences]
 
 
-def encode_words(backend: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[Encoding]:
+def encode_words(backend: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[Pieces]:
     """Tokenise the words of sentences one by one, as `is_split_into_words` does with `add_prefix_space`."""
     if isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
         sentences = [[f" {word}" for word in words] for words in sentences]
-    return backend.encode_batch([list(each) for each in sentences], is_pretokenized=True, add_special_tokens=False)
+    words = [list(each) for each in sentences]
+    encodings = backend.encode_batch(words, is_pretokenized=True, add_special_tokens=False)
+    return [(np.array(each.ids, dtype=np.int64), np.array(each.word_ids, dtype=np.int64)) for each in encodings]
 
 
-def join_words(encoded: Sequence[Encoding], starts: Sequence[int], room: int) -> tuple[np.ndarray, np.ndarray]:
+def join_words(encoded: Sequence[Pieces], starts: Sequence[int], room: int) -> tuple[np.ndarray, np.ndarray]:
     """Put the words of sentences one after another, each with its first `room` pieces.
 
     Args:
@@ -212,12 +217,14 @@ def join_words(encoded: Sequence[Encoding], starts: Sequence[int], room: int) ->
         The pieces' ids, int64 [P], and bounds, int64 [W + 1]: word w has the pieces bounds[w] to bounds[w + 1], none if
         the tokenizer drops it.
     """
-    ids = np.concatenate([np.array(each.ids, dtype=np.int64) for each in encoded])
-    places = zip(starts, encoded, strict=False)
-    words = np.concatenate([start + np.array(each.word_ids, dtype=np.int64) for start, each in places])
+    ids = np.concatenate([own for own, _ in encoded])
+    words = np.concatenate([start + own for start, (_, own) in zip(starts, encoded, strict=False)])
     numbers = np.arange(starts[-1] + 1)
-    is_kept = np.arange(len(words)) - np.searchsorted(words, words) < room
-    return ids[is_kept], np.searchsorted(words[is_kept], numbers)
+    bounds = np.searchsorted(words, numbers)
+    if np.diff(bounds).max(initial=0) > room:
+        is_kept = np.arange(len(words)) - bounds[words] < room
+        ids, bounds = ids[is_kept], np.searchsorted(words[is_kept], numbers)
+    return ids, bounds
 
 
 def list_tags(types: Sequence[str]) -> tuple[str, ...]:

@@ -158,9 +158,8 @@ class RowTemplate:
             parts += [text, special]
         if self.types is None:
             return np.concatenate(parts), None
-        return np.concatenate(parts), np.concatenate(
-            [np.broadcast_to(kind, len(part)) for part, kind in zip(parts, self.types, strict=True)]
-        )
+        types = [kind.repeat(len(parts[i])) if i % 2 else kind for i, kind in enumerate(self.types)]
+        return np.concatenate(parts), np.concatenate(types)
 
     def find_text(self, *before: np.ndarray) -> int:
         """Return the place in a row of the first piece of the text that comes after some texts."""

@@ -256,6 +256,8 @@ def test_wrong_options(bert: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ConfigError, match="max_length is 4; a row of this task has 3 special tokens"):
         QuestionTask(make_set(question), bert, TaskOptions(max_length=4)).encode([question], is_training=False)
     assert QuestionTask(make_set(question), bert, TaskOptions(), metric="exact").metric == "exact"
+    both = make_set(question, make_question("who", "a cat"))
+    assert QuestionTask(both, bert, TaskOptions(), metric="has_answer.f1").metric == "has_answer.f1"
     task = QuestionTask(make_set(question), bert, TaskOptions())
     assert task.max_answer_length == MAX_ANSWER_LENGTH == 30
 
