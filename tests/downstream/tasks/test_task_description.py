@@ -242,7 +242,7 @@ def change(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("classification", "thresholds", {"model": {"tau": 0.0}}, "thresholds is .* it must have none"),
         ("regression", "learned.std", "1", "std is '1'; it must be a finite number, 0 or more"),
         ("regression", "learned.mean", float("nan"), "mean is nan; it must be a finite number"),
-        ("qa", "learned.chinese", 1, "chinese is 1; it must be true or false"),
+        ("qa", "learned.rule", "bleu", "rule is .bleu.; it must be one of squad_v1, squad_v2, cmrc"),
         ("qa", "thresholds.model.tau", True, "tau is True; it must be a finite number"),
         ("relation", "learned.marks", [["<<", ">>"]], "it must name two marks or none"),
         ("relation_extraction", "learned.related_types", [["a"]], "it must be a list of lists of 2 texts"),
