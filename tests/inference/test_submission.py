@@ -111,7 +111,7 @@ def test_what_no_server_takes_is_one_sentence(tiny_base_folder: Path, tmp_path: 
         plan_submission("KUAKE-QIC_test.json", str(tmp_path / "test.json"), "classification", (), 8)
     examples = tuple(make_labelled("ner", i) for i in range(8))
     model = export_model(tiny_base_folder, "ner", LabelledSet("m", examples, examples, (), ("Drug",)), tmp_path / "m")
-    places: dict[str, Any] = {"model": str(model), "input": str(test)}
+    places: dict[str, Any] = {"model": str(model), "input": str(test), "output": str(tmp_path / "out")}
     with pytest.raises(ConfigError, match=r"--submission is 'Qnli'; it must be one of CoLA.tsv, "):
         plan_prediction(PredictConfig(**places, submission="Qnli"))
     with pytest.raises(ConfigError, match="--task is 'ner'; it must be empty with --submission"):
