@@ -190,7 +190,7 @@ OTHERS = [
         ("--grid.batch_size 1.5", "--grid.batch_size", "1.5"),
         ("--features.layers 9-3", "--features.layers", "9-3"),
         ("--labelled.stride 100", "--labelled.stride", "100"),
-        ("--method.heads 1", "--method.heads", "0"),
+        ("--method.trains extensions --method.word_rows 9", "--method.word_rows", "0"),
         ("--run.name a/b", "--run.name", "a/b"),
         ("--num_resamples 1", "--num_resamples", "100 or more"),
         ("--task ner --data {empty} --model {base}", "{empty}"),
