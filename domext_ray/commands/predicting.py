@@ -26,7 +26,7 @@ PREDICT = Job(
     domext predict --model runs/clinic-ner --input notes.jsonl --field body --output found
     domext predict --model bank:clinic --input s3://bucket/notes --output filled --format jsonl
     domext predict --model runs/clinic-ner --task ner --input labelled --output scored    # its test split
-    domext predict --model runs/qnli --input QNLI/test.tsv --submission QNLI.tsv --output sent    # for GLUE's server
+    domext predict --model runs/qnli --input QNLI/test.tsv --submission QNLI.tsv --output sent   # for GLUE
 
 The model is a fine-tuning run or its export, which does its own task, or a pre-training run, an export or a base, which
 fills masks; BANK:NAME is an adapter of a bank. The input is text, a text a line, JSONL, CSV, TSV (all may be gzipped)
