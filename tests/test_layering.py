@@ -72,6 +72,7 @@ RESTRICTED = {
         "runtime.ray_cluster",
         "runtime.ray_private",
         "runtime.tasks",
+        "experiment.on_tune",
         "data.ray_tasks",
         "corpus.",
         "training.entry",

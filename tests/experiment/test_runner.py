@@ -18,7 +18,8 @@ from conftest import REPOSITORY
 from object_store import BUCKET
 
 from domext_ray.errors import ConfigError, DivergenceError, DomextError, RunError, TrainingError
-from domext_ray.experiment.runner import Ledger, Outcome, Rules, Trial, Watch, run_here, run_trials
+from domext_ray.experiment.on_tune import run_trials
+from domext_ray.experiment.runner import Ledger, Outcome, Rules, Trial, Watch, run_here
 from domext_ray.runtime.tasks import Pool
 from domext_ray.storage import Place
 
@@ -144,10 +145,12 @@ SHARED = """
 import sys, time
 from functools import partial
 from pathlib import Path
+import psutil
 import ray
 from domext_ray.config.finetune import FinetuneConfig, GridConfig, TrainingScaleConfig
 from domext_ray.downstream.finetune.finetune import plan_resources
-from domext_ray.experiment.runner import Ledger, Rules, Trial, Watch, run_trials
+from domext_ray.experiment.on_tune import run_trials
+from domext_ray.experiment.runner import Ledger, Rules, Trial, Watch
 from domext_ray.runtime.tasks import Pool
 from domext_ray.storage import Place
 
@@ -156,7 +159,9 @@ def work(folder, item):
     ends = time.monotonic() + 60
     while len(list(folder.glob("t*"))) < 4 and time.monotonic() < ends:
         time.sleep(0.05)
-    return {"seen": len(list(folder.glob("t*"))), "gpus": ray.get_runtime_context().get_accelerator_ids()["GPU"]}
+    context, title = ray.get_runtime_context(), psutil.Process().cmdline()[0]
+    seen, share = len(list(folder.glob("t*"))), context.get_assigned_resources()["GPU"]
+    return {"seen": seen, "share": share, "gpus": context.get_accelerator_ids()["GPU"], "title": title}
 
 def make(folder):
     return partial(work, folder)
@@ -173,7 +178,8 @@ if __name__ == "__main__":
     trials = [Trial(f"t{i}", {"i": i}) for i in range(4)]
     ledger = Ledger(Place(folder / "records"))
     run_trials(pool, trials, ledger, Watch(4, 0), Rules("trying", lambda trial, n: "it died"))
-    assert [each.steps[0] for each in ledger.list()] == [{"seen": 4, "gpus": ["0"]}] * 4, ledger.list()
+    expected = {"seen": 4, "share": 0.25, "gpus": ["0"], "title": "ray::ResourceTrainable.train"}  # Ray Tune's
+    assert [each.steps[0] for each in ledger.list()] == [expected] * 4, ledger.list()
 """
 
 

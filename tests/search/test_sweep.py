@@ -1,4 +1,4 @@
-"""Sweeps with real Ray, pre-training and fine-tuning on a tiny base; processes die and sweeps go on."""
+"""Sweeps with real Ray Tune, pre-training and fine-tuning on a tiny base; processes die and sweeps go on."""
 
 from __future__ import annotations
 
@@ -434,7 +434,7 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
     process = start_sweep(config, tmp_path / "sweep.yaml")
     wait_for(lambda: list_scored(folder), process)
     first = next(iter(list_scored(folder)))
-    workers = find_workers(process, "ray::_Worker")
+    workers = find_workers(process, "ResourceTrainable")  # the name that Ray Tune gives a class with resources
     assert workers
     for each in workers:
         each.kill()
