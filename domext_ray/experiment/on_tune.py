@@ -143,6 +143,9 @@ class _Session(Searcher, tune.Stopper):  # type: ignore[misc]
         self.watch.begin(self.running[trial_id])
         return {"name": outcome.trial.name, "trial": outcome.trial.config}
 
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        """Know it already."""
+
     def save(self, checkpoint_path: str) -> None:
         """Keep nothing."""
 
@@ -216,9 +219,10 @@ class _Session(Searcher, tune.Stopper):  # type: ignore[misc]
 
     def end(self) -> None:
         """End processes that are still there: what they write would come after what their job tidies up."""
-        actors = [each.temporary_state.ray_actor for each in self.trials]
-        asked = [each.get_current_ip_pid.remote() for each in actors if each and ray.kill(each) is None]
-        if asked:
+        actors = [actor for each in self.trials if (actor := each.temporary_state.ray_actor) is not None]
+        for each in actors:
+            ray.kill(each)
+        if asked := [each.get_current_ip_pid.remote() for each in actors]:
             ray.wait(asked, num_returns=len(asked), timeout=END_SECONDS)
 
 

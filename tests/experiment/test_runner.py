@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from conftest import REPOSITORY
@@ -45,6 +47,9 @@ class Stub:
             file.write("x")
         if trial.config.get("dies", 0) >= marks.stat().st_size:
             os.kill(os.getpid(), signal.SIGKILL)
+        if trial.config.get("sleeps"):
+            (self.folder / "pid").write_text(str(os.getpid()))
+            time.sleep(600)
         if trial.config.get("fails"):
             raise TrainingError("step 3 has a loss of nan.")
         if trial.config.get("mistaken"):
@@ -121,6 +126,43 @@ def test_a_stopped_trial_has_ended_and_its_worker_is_told(tmp_path: Path) -> Non
     assert (high.status, low.status, low.has_ended) == ("complete", "pruned", True)
     assert (tmp_path / "low-None").exists() and not (tmp_path / "high-None").exists()
     assert run(ledger, tmp_path, trials, num_steps=3) == []
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_trial_whose_process_died_goes_on_with_its_step(tmp_path: Path) -> None:
+    ledger = Ledger(Place(tmp_path / "records"))
+    (found,) = run(ledger, tmp_path, [Trial("dies", {"value": 3, "dies": 1})], num_steps=2, max_deaths=2)
+    assert (found.status, found.deaths) == ("complete", 2) and [each["value"] for each in found.steps] == [3, 4]
+    assert [(tmp_path / f"dies-{step}").read_text() for step in (0, 1)] == ["xx", "xx"], "no step is made twice"
+
+
+class Stopping(Watch):
+    """Gets a Ctrl-C while a trial works."""
+
+    def __init__(self, begun: Path) -> None:
+        super().__init__(1, 0)
+        self.begun = begun
+
+    def look(self, running: Sequence[Trial]) -> object:
+        """Stop."""
+        if self.begun.exists() and self.begun.read_text():
+            raise KeyboardInterrupt
+        return None
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_ctrl_c_leaves_no_process_and_holds_no_cpus(tmp_path: Path) -> None:
+    """A notebook goes on after it, and its next job needs them."""
+    pool, rules = Pool(partial(Stub, tmp_path), 1, 0.1), Rules("trying", lambda trial, n: "it died")
+    with pytest.raises(KeyboardInterrupt):
+        trials = [Trial("a", {"value": 0, "sleeps": True})]
+        run_trials(pool, trials, Ledger(Place(tmp_path / "records")), Stopping(tmp_path / "pid"), rules)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    ends = time.monotonic() + 30
+    while ray.available_resources()["CPU"] < ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+    assert not (tmp_path / "records").exists()
 
 
 def test_trials_run_in_this_process(tmp_path: Path) -> None:

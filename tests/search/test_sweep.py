@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,11 @@ from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, 
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.experiment.runner import Ledger, Outcome, Trial
+from domext_ray.experiment.on_tune import run_trials
+from domext_ray.experiment.runner import Ledger, Outcome, Rules, Trial
 from domext_ray.options.build import dump_yaml
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runtime.tasks import Pool
 from domext_ray.search.plan import SweepPlan, choose_points
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.results import TRIALS, read_trials
@@ -280,6 +284,21 @@ def test_optuna_is_told_of_stopped_trials_as_pruned(config: SweepConfig) -> None
     states = [(each.state.name, each.intermediate_values) for each in search.study.trials]
     assert states == [("COMPLETE", {1: 0.5, 3: 0.6}), ("PRUNED", {1: 0.4}), ("FAIL", {})]
     assert search.study.best_value == 0.7 and search.num_ended == 3
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_trial_that_ray_tune_stops_is_pruned_for_optuna(config: SweepConfig, tmp_path: Path) -> None:
+    options = SearchConfig(searcher="optuna", trials=8, rungs=2, scheduler="asha")
+    search = Search(options, read_space(config.space), [], [])
+    ledger, work = (
+        Ledger(Place(tmp_path / TRIALS)),
+        SimpleNamespace(folder=tmp_path, config=replace(config, search=options)),
+    )
+    pool, rules = Pool(partial(StubTrials, work), 1, 0.1), Rules("searching", lambda trial, n: "it died", num_steps=2)
+    run_trials(pool, search.list_trials(), ledger, SweepWatch(tmp_path, search, []), rules)
+    states = [each.state.name for each in search.study.trials]
+    assert states == [{"complete": "COMPLETE", "pruned": "PRUNED"}[each.status] for each in ledger.list()]
+    assert {"COMPLETE", "PRUNED"} == {*states} and search.num_ended == 0
 
 
 def test_trackers_have_each_score_once(config: SweepConfig, tmp_path: Path) -> None:
