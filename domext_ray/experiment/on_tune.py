@@ -73,7 +73,7 @@ def run_trials(pool: Pool, trials: Iterable[Trial], ledger: Ledger, watch: Watch
                 name="trials",
                 storage_path=folder,
                 stop=session,
-                callbacks=[_Events(session)],
+                callbacks=[session],
                 failure_config=tune.FailureConfig(max_failures=rules.max_deaths),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
@@ -100,11 +100,11 @@ class _Process(tune.Trainable):
         (self.pool,), self.trial, self.number, self.num_steps = pool, trial, number, num_steps
 
     def step(self) -> dict[str, Any]:
+        assert self.trial is not None
         try:
-            assert self.trial is not None
             self.function = self.function or ray.get(self.pool).make()
             reached = self.function((self.trial, self.number))
-        except Exception as error:  # Tune would try again
+        except Exception as error:  # a value, because Tune would try again
             self.trial = None
             return {"error": find_user_error(error) or RayTaskError("step", traceback.format_exc(), error)}
         self.number += 1
@@ -121,8 +121,8 @@ class _Process(tune.Trainable):
             self.trial = None
 
 
-class _Session(Searcher, tune.Stopper):  # type: ignore[misc]
-    """What Tune asks: which trial comes next, whether one is to be stopped, and whether all are."""
+class _Session(tune.Callback, tune.Stopper, Searcher):
+    """What Tune asks (which trial comes next, whether one is stopped) and tells (processes that start and die)."""
 
     def __init__(self, pool: Pool, coming: Iterator[Outcome], ledger: Ledger, watch: Watch, rules: Rules) -> None:
         super().__init__()
@@ -135,30 +135,30 @@ class _Session(Searcher, tune.Stopper):  # type: ignore[misc]
     def __reduce__(self) -> Any:
         return object, ()  # for the state that Tune keeps
 
+    def save(self, checkpoint_path: str) -> None:
+        """Keep nothing: the ledger has all."""
+
+    def on_trial_complete(self, *args: Any, **kwargs: Any) -> None:
+        """Know it already."""
+
+    def on_trial_result(self, *args: Any, **kwargs: Any) -> None:
+        """Know it already."""
+
     def suggest(self, trial_id: str) -> Any:
-        """Return the configuration of the next trial."""
         if (outcome := next(self.coming, None)) is None:
             return Searcher.FINISHED
         self.running[trial_id] = replace(outcome, status="", failure="", may_try_again=False, deaths=0)
         self.watch.begin(self.running[trial_id])
         return {"name": outcome.trial.name, "trial": outcome.trial.config}
 
-    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        """Know it already."""
-
-    def save(self, checkpoint_path: str) -> None:
-        """Keep nothing."""
-
-    def start(self, trial: Any) -> None:
-        """Hand a trial to its process."""
-        outcome, actor = self.running[trial.trial_id], trial.temporary_state.ray_actor
-        self.since[trial.trial_id] = time.monotonic()
-        actor.take.remote([self.pool], outcome.trial, len(outcome.steps), self.rules.num_steps)
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        outcome, self.trials, self.since[trial.trial_id] = self.running[trial.trial_id], trials, time.monotonic()
+        step = len(outcome.steps), self.rules.num_steps
+        trial.temporary_state.ray_actor.take.remote([self.pool], outcome.trial, *step)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Take what came of a step; return whether its trial has ended."""
-        with self.keep_error():
-            outcome, found = self.spend(trial_id), result.get("error")
+        with self._keep_error():
+            outcome, found = self.running[trial_id], result.get("error")
             if found is None:
                 outcome = replace(outcome, steps=(*outcome.steps, result["reached"]))
                 is_stopped, is_complete = self.watch.step(outcome), len(outcome.steps) == self.rules.num_steps
@@ -167,55 +167,53 @@ class _Session(Searcher, tune.Stopper):  # type: ignore[misc]
                 outcome = outcome.fail(str(found), may_try_again=getattr(found, "may_try_again", False))
             else:
                 raise found
-            self.keep(trial_id, outcome)
+            self._record(trial_id, outcome)
             return bool(outcome.status)
         return True
 
-    def note_death(self, trial: Any, *, is_last: bool) -> None:
-        """Take that a trial's process has died, which Tune starts again or, after the last time, does not."""
-        if self.error is None:
-            with self.keep_error():
-                outcome = replace(self.spend(trial.trial_id), deaths=trial.num_failures)
-                if is_last:
-                    why = self.rules.explain_death(outcome.trial, outcome.deaths)
-                    outcome = outcome.fail(why, may_try_again=True)
-                self.keep(trial.trial_id, outcome)
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._note_death(trial, is_last=False)
 
-    def spend(self, trial_id: str) -> Outcome:
-        """Return a trial with the time since its process was heard of last."""
-        before = self.since.get(trial_id, time.monotonic())
-        self.since[trial_id] = time.monotonic()
-        return self.running[trial_id].spend(self.since[trial_id] - before)
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._note_death(trial, is_last=True)
 
-    def keep(self, trial_id: str, outcome: Outcome) -> None:
-        """Record a trial."""
+    def _note_death(self, trial: Any, *, is_last: bool) -> None:
+        if self.error is not None:
+            return
+        with self._keep_error():
+            outcome = replace(self.running[trial.trial_id], deaths=trial.num_failures)
+            if is_last:
+                outcome = outcome.fail(self.rules.explain_death(outcome.trial, outcome.deaths), may_try_again=True)
+            self._record(trial.trial_id, outcome)
+
+    def _record(self, trial_id: str, outcome: Outcome) -> None:
+        now = time.monotonic()
+        outcome = outcome.spend(now - self.since.get(trial_id, now))
+        self.running[trial_id], self.since[trial_id] = outcome, now
         self.stall.note_move()
         self.ledger.write(outcome)
-        self.running[trial_id] = outcome
         if outcome.status:
             del self.running[trial_id]
             self.watch.num_ended += 1
             self.watch.end(outcome)
 
-    def stop_all(self) -> bool:
-        """Look on; end all where a mistake is not one trial's own."""
-        with self.keep_error():
-            if time.monotonic() - self.looked >= LOOK_SECONDS:
-                seen, self.place = self.place, self.watch.look([each.trial for each in self.running.values()])
-                self.stall.look(self.rules.verb) if self.place == seen else self.stall.note_move()
-                self.looked = time.monotonic()
-        if self.error is not None:
-            self.end()
-            raise self.error
-        return False
-
     @contextlib.contextmanager
-    def keep_error(self) -> Iterator[None]:
+    def _keep_error(self) -> Iterator[None]:
         """Keep an error for `stop_all`: Tune would make a text of it."""
         try:
             yield
         except Exception as error:
             self.error = self.error or error
+
+    def stop_all(self) -> bool:
+        if self.error is not None:
+            self.end()
+            raise self.error
+        if time.monotonic() - self.looked >= LOOK_SECONDS:
+            seen, self.place = self.place, self.watch.look([each.trial for each in self.running.values()])
+            self.stall.look(self.rules.verb) if self.place == seen else self.stall.note_move()
+            self.looked = time.monotonic()
+        return False
 
     def end(self) -> None:
         """End processes that are still there: what they write would come after what their job tidies up."""
@@ -224,20 +222,3 @@ class _Session(Searcher, tune.Stopper):  # type: ignore[misc]
             ray.kill(each)
         if asked := [each.get_current_ip_pid.remote() for each in actors]:
             ray.wait(asked, num_returns=len(asked), timeout=END_SECONDS)
-
-
-class _Events(tune.Callback):  # type: ignore[misc]
-    """What Tune tells: processes that start and die."""
-
-    def __init__(self, session: _Session) -> None:
-        self.session = session
-
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.session.trials = trials
-        self.session.start(trial)
-
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.session.note_death(trial, is_last=False)
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.session.note_death(trial, is_last=True)
