@@ -121,7 +121,7 @@ class _Process(tune.Trainable):
             self.trial = None
 
 
-class _Session(tune.Callback, tune.Stopper, Searcher):
+class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # get_state: none is kept
     """What Tune asks (which trial comes next, whether one is stopped) and tells (processes that start and die)."""
 
     def __init__(self, pool: Pool, coming: Iterator[Outcome], ledger: Ledger, watch: Watch, rules: Rules) -> None:
