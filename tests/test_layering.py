@@ -73,6 +73,7 @@ RESTRICTED = {
         "runtime.ray_cluster",
         "runtime.ray_private",
         "runtime.tasks",
+        "experiment.on_tune",
         "data.ray_tasks",
         "corpus.",
         "training.entry",

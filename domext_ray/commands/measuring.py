@@ -81,7 +81,7 @@ DECIDED = (
 
 SWEEP = Job(
     "sweep",
-    """Search a space of extension sizes, heads, bottlenecks or any other option for downstream F1, with Optuna.
+    """Search a space of extension sizes, heads, bottlenecks or any other option for downstream F1, with Ray Tune.
 
     domext sweep                                          # AF Adapter's heads, units and rate, on any machine
     domext sweep --tasks ner --data DIR --corpus TEXT --run.name clinic

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from domext_ray.errors import DomextError, StorageError
+from domext_ray.errors import DomextError
 from domext_ray.files import Kind, read_json
-from domext_ray.progress import StallTimer, StatusLine, format_seconds
-from domext_ray.runtime.ray_cluster import describe_waiting
-from domext_ray.runtime.tasks import DEATHS, Pool, Task, Workers
+from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.storage import Place, hash_values, write_json
 
 Step: TypeAlias = dict[str, Any]
@@ -146,86 +144,8 @@ class Rules:
     explain_death: Callable[[Trial, int], str]  # why a trial whose process died so often has failed
     num_steps: int = 1  # of a trial that is not stopped
     max_deaths: int = 0  # of a trial's process, after which it has failed for this start
+    reuses: bool = True  # a process is given one trial after another
     failures: type[DomextError] = DomextError  # mistakes that are one trial's own; any other error ends all
-
-
-def run_trials(pool: Pool, trials: Iterable[Trial], ledger: Ledger, watch: Watch, rules: Rules) -> None:
-    """Run the steps of trials that have no record yet, on a pool of processes; Ray is initialised.
-
-    Args:
-        pool: what it makes is given a trial and a step's number, one after another, and None for the number where the
-            trial was stopped.
-        trials: those that have ended are left out; taken as workers come free.
-        ledger: where records are kept.
-        watch: looks on, and may stop a trial.
-        rules: what holds for all of them.
-
-    Raises:
-        DomextError: a mistake that all trials share.
-    """
-    workers, coming, number = Workers(pool), iter(trials), 0
-    running, closing = dict[int, Outcome](), set[int]()
-    stall, place = StallTimer(watch.line, describe_waiting), object()
-    try:
-        while True:
-            while len(running) < pool.workers and (trial := next(coming, None)) is not None:
-                outcome = ledger.read(trial)
-                if not outcome.has_ended:
-                    number += 1
-                    running[number] = replace(outcome, status="", failure="", may_try_again=False, deaths=0)
-                    watch.begin(running[number])
-                    workers.submit(_make_task(number, running[number]))
-            if not running and not closing:
-                return
-            if len(running) < pool.workers:  # nothing comes: others, of this job too, may wait for what these hold
-                workers.release()
-            since = time.monotonic()
-            if (ended := workers.wait()) is None:
-                seen, place = place, watch.look([each.trial for each in running.values()])
-                stall.look(rules.verb) if place == seen else stall.note_move()
-            running = {each: outcome.spend(time.monotonic() - since) for each, outcome in running.items()}
-            if ended is None:
-                continue
-            stall.note_move()
-            task, found = ended
-            if task.number in closing:
-                closing.remove(task.number)
-                continue
-            outcome = _advance(running[task.number], found, watch, rules)
-            ledger.write(outcome)
-            if not outcome.status:
-                running[task.number] = outcome
-                workers.submit(_make_task(task.number, outcome))
-                continue
-            del running[task.number]
-            if outcome.status == "pruned":
-                workers.submit(replace(task, item=(outcome.trial, None)))
-                closing.add(task.number)
-            watch.num_ended += 1
-            watch.end(outcome)
-    finally:
-        workers.end()
-
-
-def _make_task(number: int, outcome: Outcome) -> Task:
-    return Task(number, (outcome.trial, len(outcome.steps)), 1.0, outcome.trial.name)
-
-
-def _advance(outcome: Outcome, found: Any, watch: Watch, rules: Rules) -> Outcome:
-    """Return a trial with what came of its step."""
-    if isinstance(found, DEATHS):
-        outcome = replace(outcome, deaths=outcome.deaths + 1)
-        if outcome.deaths <= rules.max_deaths:
-            return outcome
-        return outcome.fail(rules.explain_death(outcome.trial, outcome.deaths), may_try_again=True)
-    if isinstance(found, Exception):
-        if not isinstance(found, rules.failures) or isinstance(found, StorageError):
-            raise found
-        return outcome.fail(str(found), may_try_again=getattr(found, "may_try_again", False))
-    outcome = replace(outcome, steps=(*outcome.steps, found[0]))
-    is_stopped = watch.step(outcome)
-    is_complete = len(outcome.steps) == rules.num_steps
-    return replace(outcome, status="complete" if is_complete else "pruned" if is_stopped else "")
 
 
 def run_here(

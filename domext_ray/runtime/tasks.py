@@ -27,14 +27,13 @@ from domext_ray.runtime.records import Records, Result
 
 MOST_DEATHS = 3
 """Workers that a task may lose: a node that goes away is no reason to stop, a text that kills its worker is."""
-DEATHS = (
+_DEATHS = (
     exceptions.NodeDiedError,
     exceptions.ObjectLostError,
     exceptions.OutOfMemoryError,
     exceptions.RayActorError,
     exceptions.WorkerCrashedError,
 )
-"""What Ray says of a worker that died."""
 SPARE_TASKS = 32
 """Tasks that wait beyond twice the CPUs that there are."""
 END_SECONDS = 10.0
@@ -62,7 +61,6 @@ class Pool:
     workers: int  # how many
     cpus: float  # of each
     gpus: float = 0.0
-    stays: bool = True  # False: what is made is given one task, and Ray may give its process to others
 
 
 def run_tasks(
@@ -94,7 +92,7 @@ def run_tasks(
     Raises:
         DomextError: a task met a user's mistake, could not write, or lost its worker again and again.
     """
-    runner, progress = Workers(work, records), _Progress(verb, total, unit, before)
+    runner, progress = _Runner(work, records), _Progress(verb, total, unit, before)
     coming, order, ready, deaths = iter(tasks), deque[int](), dict[int, Result](), Counter[int]()
     stall = StallTimer(progress.line, describe_waiting)
     try:
@@ -108,7 +106,7 @@ def run_tasks(
                 stall.look(verb)
             stall.note_move()
             task, found = ended
-            if isinstance(found, DEATHS):
+            if isinstance(found, Exception):
                 deaths[task.number] += 1
                 if deaths[task.number] > MOST_DEATHS:
                     raise RunError(
@@ -118,8 +116,6 @@ def run_tasks(
                 progress.line.keep(f"{verb}: a worker died ({type(found).__name__}); its task is done again")
                 runner.submit(task)
                 continue
-            if isinstance(found, Exception):
-                raise found
             ready[task.number], is_kept, fault = found
             if fault:
                 progress.line.keep(f"{verb}: {fault}; that part is made anew")
@@ -136,19 +132,11 @@ def count_window() -> int:
     return SPARE_TASKS + 2 * int(ray.cluster_resources().get("CPU", 1.0))
 
 
-class Workers:
-    """Tasks that Ray has.
+class _Runner:
+    """Tasks that Ray has."""
 
-    Args:
-        work: what does a task; or a pool, of which the worker that came free last is given the next task.
-        records: where results are kept; None: by the caller.
-    """
-
-    def __init__(self, work: Function | Pool, records: Records | None = None) -> None:
-        self.pool = work if isinstance(work, Pool) and work.stays else None
-        amounts = {"num_cpus": work.cpus, "num_gpus": work.gpus} if isinstance(work, Pool) else {"num_cpus": 1}
-        # Without retries, for whoever waits tries again. Of a task with GPUs Ray ends the process, which holds memory.
-        self.perform = ray.remote(max_retries=0, scheduling_strategy="SPREAD", **amounts)(_perform)
+    def __init__(self, work: Function | Pool, records: Records | None) -> None:
+        self.pool = work if isinstance(work, Pool) else None
         self.work: Any = ray.put(work)
         self.records = ray.put(records)
         self.running: dict[Any, tuple[Task, Any]] = {}
@@ -161,7 +149,6 @@ class Workers:
         return _Worker.options(**options).remote(self.work, self.records)  # type: ignore[attr-defined]
 
     def submit(self, task: Task) -> None:
-        """Take a task, which may wait for a worker."""
         self.waiting.append(task)
         self._hand_out()
 
@@ -169,11 +156,11 @@ class Workers:
         while self.waiting and (self.pool is None or self.idle):
             worker = self.idle.pop() if self.pool else None
             task = self.waiting.popleft()
-            answer = worker.perform.remote(task) if worker else self.perform.remote(self.work, self.records, task)
+            answer = worker.perform.remote(task) if worker else _perform.remote(self.work, self.records, task)
             self.running[answer] = task, worker
 
     def wait(self) -> tuple[Task, Any] | None:
-        """Return a task that has ended, with its result or its error; None: none within a second."""
+        """Return a task that has ended, with its result or how its worker died; None: none within a second."""
         ended, _ = ray.wait([*self.running], timeout=1.0)
         if not ended:
             return None
@@ -181,8 +168,8 @@ class Workers:
         try:
             found = ray.get(ended[0])
         except exceptions.RayTaskError as error:
-            found = find_user_error(error) or error
-        except DEATHS as error:
+            raise find_user_error(error) or error from None
+        except _DEATHS as error:
             if worker is not None:
                 ray.kill(worker)  # it may be there, and not be heard
             found, worker = error, self.pool and self._start_worker()
@@ -191,17 +178,13 @@ class Workers:
         self._hand_out()
         return task, found
 
-    def release(self) -> None:
-        """End workers that have nothing to do."""
-        while self.idle:
-            ray.kill(self.idle.pop())
-
     def end(self) -> None:
         """End what is still running."""
         for answer, (_, worker) in self.running.items():
             with contextlib.suppress(exceptions.RayError, ValueError):
                 ray.kill(worker) if worker is not None else ray.cancel(answer, force=True)
-        self.release()
+        for worker in self.idle:
+            ray.kill(worker)
         if self.running:
             ray.wait([*self.running], num_returns=len(self.running), timeout=END_SECONDS)
 
@@ -221,8 +204,9 @@ def _do_task(work: Function, records: Records | None, task: Task) -> tuple[Resul
     return result, False, fault
 
 
-def _perform(work: Function | Pool, records: Records | None, task: Task) -> tuple[Result, bool, str]:
-    return _do_task(work.make() if isinstance(work, Pool) else work, records, task)
+@ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")  # `run_tasks` itself tries again
+def _perform(work: Function, records: Records | None, task: Task) -> tuple[Result, bool, str]:
+    return _do_task(work, records, task)
 
 
 @ray.remote(max_restarts=0)

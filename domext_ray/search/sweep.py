@@ -1,4 +1,4 @@
-"""A space is searched for downstream F1: the driver of a sweep.
+"""Ray Tune searches a space for downstream F1: the driver of a sweep.
 
 Enters: a `SweepConfig`. Leaves RUN.DIR/RUN.NAME with config.yaml, run.json, trials/ (a run's directory each, and its
 record), tune/ (what trackers keep), summary.json, best.yaml, sweep.png and sweep.html. The same command goes on:
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.experiment.runner import Rules, Trial, run_trials
+from domext_ray.experiment.on_tune import run_trials
+from domext_ray.experiment.runner import Rules, Trial
 from domext_ray.inputs import count_words, get_or_prepare_inputs
 from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import check_identity, lock_run, resolve_paths, resolve_root, write_config, write_run

@@ -30,7 +30,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def sweep_file(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep of four trials, each longer than a second process takes to start: one that is there is used again."""
+    """A sweep of four trials, each longer than a second process takes to start: Ray Tune uses again what is there."""
     folder = tmp_path_factory.mktemp("sweep")
     options = {
         "space": {"method.heads": {"choice": [0, 1]}, "method.ffn_units": {"choice": [8, 16]}},
@@ -80,7 +80,7 @@ def test_a_submitted_sweep_spreads_over_the_cluster(cluster: Cluster, sweep_file
     trials = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["trials"]
     assert len(trials) == 4 and all(each["status"] == "complete" for each in trials)
     assert (folder / "best.yaml").exists() and (folder / "sweep.html").exists()
-    actors = [each for each in cluster.list("actors") if each["class_name"].endswith("_Worker")]
+    actors = [each for each in cluster.list("actors") if each["class_name"].endswith("ResourceTrainable")]  # Ray Tune's
     assert len({each["node_id"] for each in actors}) == NUM_WORKERS, "trials ran on every worker"
     again = submit(cluster, *command)
     assert again.returncode == 0 and "nothing is left to do" in again.stdout

@@ -7,18 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from conftest import REPOSITORY
 from object_store import BUCKET
 
 from domext_ray.errors import ConfigError, DivergenceError, DomextError, RunError, TrainingError
-from domext_ray.experiment.runner import Ledger, Outcome, Rules, Trial, Watch, run_here, run_trials
+from domext_ray.experiment.on_tune import run_trials
+from domext_ray.experiment.runner import Ledger, Outcome, Rules, Trial, Watch, run_here
 from domext_ray.runtime.tasks import Pool
 from domext_ray.storage import Place
 
@@ -44,6 +47,9 @@ class Stub:
             file.write("x")
         if trial.config.get("dies", 0) >= marks.stat().st_size:
             os.kill(os.getpid(), signal.SIGKILL)
+        if trial.config.get("sleeps"):
+            (self.folder / "pid").write_text(str(os.getpid()))
+            time.sleep(600)
         if trial.config.get("fails"):
             raise TrainingError("step 3 has a loss of nan.")
         if trial.config.get("mistaken"):
@@ -122,6 +128,42 @@ def test_a_stopped_trial_has_ended_and_its_worker_is_told(tmp_path: Path) -> Non
     assert run(ledger, tmp_path, trials, num_steps=3) == []
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_a_trial_whose_process_died_goes_on_with_its_step(tmp_path: Path) -> None:
+    ledger = Ledger(Place(tmp_path / "records"))
+    (found,) = run(ledger, tmp_path, [Trial("dies", {"value": 3, "dies": 1})], num_steps=2, max_deaths=2)
+    assert (found.status, found.deaths) == ("complete", 2) and [each["value"] for each in found.steps] == [3, 4]
+    assert [(tmp_path / f"dies-{step}").read_text() for step in (0, 1)] == ["xx", "xx"], "no step is made twice"
+
+
+class Stopping(Watch):
+    """Gets a Ctrl-C while a trial works."""
+
+    def __init__(self, begun: Path) -> None:
+        super().__init__(1, 0)
+        self.begun = begun
+
+    def look(self, running: Sequence[Trial]) -> object:
+        """Stop."""
+        if self.begun.exists() and self.begun.read_text():
+            raise KeyboardInterrupt
+        return None
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_ctrl_c_leaves_no_process_and_holds_no_cpus(tmp_path: Path) -> None:
+    """A notebook goes on after it, and its next job needs them."""
+    pool, rules = Pool(partial(Stub, tmp_path), 1, 0.1), Rules("trying", lambda trial, n: "it died")
+    with pytest.raises(KeyboardInterrupt):
+        trials = [Trial("a", {"value": 0, "sleeps": True})]
+        run_trials(pool, trials, Ledger(Place(tmp_path / "records")), Stopping(tmp_path / "pid"), rules)
+    pid, ends = int((tmp_path / "pid").read_text()), time.monotonic() + 30
+    while psutil.pid_exists(pid) or ray.available_resources()["CPU"] < ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+    assert not (tmp_path / "records").exists()
+
+
 def test_trials_run_in_this_process(tmp_path: Path) -> None:
     ledger, made = Ledger(Place(tmp_path)), list[str]()
 
@@ -144,10 +186,12 @@ SHARED = """
 import sys, time
 from functools import partial
 from pathlib import Path
+import psutil
 import ray
 from domext_ray.config.finetune import FinetuneConfig, GridConfig, TrainingScaleConfig
 from domext_ray.downstream.finetune.finetune import plan_resources
-from domext_ray.experiment.runner import Ledger, Rules, Trial, Watch, run_trials
+from domext_ray.experiment.on_tune import run_trials
+from domext_ray.experiment.runner import Ledger, Rules, Trial, Watch
 from domext_ray.runtime.tasks import Pool
 from domext_ray.storage import Place
 
@@ -156,7 +200,9 @@ def work(folder, item):
     ends = time.monotonic() + 60
     while len(list(folder.glob("t*"))) < 4 and time.monotonic() < ends:
         time.sleep(0.05)
-    return {"seen": len(list(folder.glob("t*"))), "gpus": ray.get_runtime_context().get_accelerator_ids()["GPU"]}
+    context, title = ray.get_runtime_context(), psutil.Process().cmdline()[0]
+    seen, share = len(list(folder.glob("t*"))), context.get_assigned_resources()["GPU"]
+    return {"seen": seen, "share": share, "gpus": context.get_accelerator_ids()["GPU"], "title": title}
 
 def make(folder):
     return partial(work, folder)
@@ -173,7 +219,8 @@ if __name__ == "__main__":
     trials = [Trial(f"t{i}", {"i": i}) for i in range(4)]
     ledger = Ledger(Place(folder / "records"))
     run_trials(pool, trials, ledger, Watch(4, 0), Rules("trying", lambda trial, n: "it died"))
-    assert [each.steps[0] for each in ledger.list()] == [{"seen": 4, "gpus": ["0"]}] * 4, ledger.list()
+    expected = {"seen": 4, "share": 0.25, "gpus": ["0"], "title": "ray::ResourceTrainable.train"}  # Ray Tune's
+    assert [each.steps[0] for each in ledger.list()] == [expected] * 4, ledger.list()
 """
 
 

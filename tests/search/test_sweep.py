@@ -1,4 +1,4 @@
-"""Sweeps with real Ray, pre-training and fine-tuning on a tiny base; processes die and sweeps go on."""
+"""Sweeps with real Ray Tune, pre-training and fine-tuning on a tiny base; processes die and sweeps go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,11 @@ from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, 
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.experiment.runner import Ledger, Outcome, Trial
+from domext_ray.experiment.on_tune import run_trials
+from domext_ray.experiment.runner import Ledger, Outcome, Rules, Trial
 from domext_ray.options.build import dump_yaml
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runtime.tasks import Pool
 from domext_ray.search.plan import SweepPlan, choose_points
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.results import TRIALS, read_trials
@@ -282,6 +286,21 @@ def test_optuna_is_told_of_stopped_trials_as_pruned(config: SweepConfig) -> None
     assert search.study.best_value == 0.7 and search.num_ended == 3
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_a_trial_that_ray_tune_stops_is_pruned_for_optuna(config: SweepConfig, tmp_path: Path) -> None:
+    options = SearchConfig(searcher="optuna", trials=8, rungs=2, scheduler="asha")
+    search = Search(options, read_space(config.space), [], [])
+    ledger, work = (
+        Ledger(Place(tmp_path / TRIALS)),
+        SimpleNamespace(folder=tmp_path, config=replace(config, search=options)),
+    )
+    pool, rules = Pool(partial(StubTrials, work), 1, 0.1), Rules("searching", lambda trial, n: "it died", num_steps=2)
+    run_trials(pool, search.list_trials(), ledger, SweepWatch(tmp_path, search, []), rules)
+    states = [each.state.name for each in search.study.trials]
+    assert states == [{"complete": "COMPLETE", "pruned": "PRUNED"}[each.status] for each in ledger.list()]
+    assert {"COMPLETE", "PRUNED"} == {*states} and search.num_ended == 0
+
+
 def test_trackers_have_each_score_once(config: SweepConfig, tmp_path: Path) -> None:
     """What was scored before the driver died is told again."""
     space, folder = read_space(config.space), tmp_path
@@ -434,7 +453,7 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
     process = start_sweep(config, tmp_path / "sweep.yaml")
     wait_for(lambda: list_scored(folder), process)
     first = next(iter(list_scored(folder)))
-    workers = find_workers(process, "ray::_Worker")
+    workers = find_workers(process, "ResourceTrainable")  # the name that Ray Tune gives a class with resources
     assert workers
     for each in workers:
         each.kill()

@@ -33,7 +33,8 @@ from domext_ray.downstream.finetune.progress import FinetuneWatch
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, make_pool, score, train
 from domext_ray.errors import ConfigError, TrainingError
-from domext_ray.experiment.runner import Rules, Trial, describe_amount, run_trials
+from domext_ray.experiment.on_tune import run_trials
+from domext_ray.experiment.runner import Rules, Trial, describe_amount
 from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.files import read_json
 from domext_ray.runs.run_directory import lock_run, write_config, write_run
@@ -174,7 +175,8 @@ def _train_all(plan: FinetunePlan, trials: Sequence[Trial], *, keep_all: bool = 
     """Run the trainings that have not ended before; one that fails leaves its reason, and the others go on."""
     outcomes = [plan.ledger.read(each) for each in trials]
     watch = FinetuneWatch(plan.trainings, tuple(plan.task.stages), outcomes, keep_all=keep_all)
-    rules = Rules("fine-tuning", _explain_death, failures=TrainingError)
+    # A process keeps the memory of a GPU that its trial has taken.
+    rules = Rules("fine-tuning", _explain_death, reuses=not plan.gpus, failures=TrainingError)
     run_trials(make_pool(plan, train, len(trials)), trials, plan.ledger, watch, rules)
     watch.line.keep(watch.describe_ended())
     return gather_results(plan.ledger.read(each) for each in trials)

@@ -47,7 +47,7 @@ class TooLargeError(TrainingError):
 
 def make_pool(plan: FinetunePlan, function: Callable[[FinetunePlan, Any], Step], number: int) -> Pool:
     """Return a pool for so many tasks, each of which is a call of a function with the plan and the task's item."""
-    return Pool(partial(partial, function, plan), min(plan.parallel, number), plan.cpus, plan.gpus, stays=False)
+    return Pool(partial(partial, function, plan), min(plan.parallel, number), plan.cpus, plan.gpus)
 
 
 def train(plan: FinetunePlan, item: tuple[Trial, int | None]) -> Step:
