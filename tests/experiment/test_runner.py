@@ -224,6 +224,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.jobs
 @pytest.mark.timeout(300)
 def test_four_trials_share_a_card(tmp_path: Path) -> None:
     """A pretended one, as --scale.gpus 0.25 has it: each trial waits until it has seen that the other three run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -269,10 +270,10 @@ RAW: dict[str, list[Records]] = {
 TEXTS = [{"text": "the cat and the drug heart disease"}, {"text": "water and wind " * 20, "id": 5}, {"note": 1}]
 
 
-def make_tasks(folder: Path) -> Records:
-    """Fine-tune on a set of every family, then predict rows of a file and score a split with the exported model."""
+def make_tasks(folder: Path, families: Sequence[str]) -> Records:
+    """Fine-tune on a set of each family, then predict rows of a file and score a split with the exported model."""
     records: Records = {}
-    for family in made_inputs.FAMILIES:
+    for family in families:
         command = f"finetune --task {family} --data sets/{family} --model bases/bert {TUNED.get(family, GRID)}"
         ended = adapter.call(
             f"{command} --grid.restarts 1 --optim.dropout 0 --labelled.max_length 40 --labelled.stride 10 "
