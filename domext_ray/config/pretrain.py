@@ -374,6 +374,8 @@ class ScaleConfig(GpuOptions):
 
 
 Base = Annotated[str, filled("a name, a folder or a hub id"), place("a hub id, or a folder")]
+REPAIR_NOTES = "repair-notes"
+"""The made text that ships, for sweeps; see `assets/sets/repair_notes`."""
 Corpus = Annotated[str, filled("package-docs, or at least one file or folder")]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import OptimConfig, PretrainConfig, TrainConfig
+from domext_ray.config.pretrain import REPAIR_NOTES, Corpus, OptimConfig, PretrainConfig, TrainConfig
 from domext_ray.options.declare import DIFFERENT, SOME, Count, free, option_group, place, require, require_disk, whole
 
 Objective = Literal["f1", "general_accuracy", "trainable", "tokens_per_second"]
@@ -79,9 +79,11 @@ class SweepConfig(PretrainConfig):
     All options of a training job hold for every trial, unless the space has them.
     """
 
+    # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME:CONFIG@REVISION
+    corpus: Corpus = REPAIR_NOTES  # ships, and is what repair_notes can be learned from
     # several, whose mean is F1: families, described sets, YAML files
-    tasks: Annotated[tuple[str, ...], SOME] = ("code_entities",)
-    # folders (or hub names) of the tasks' sets; empty: code_entities, which ships
+    tasks: Annotated[tuple[str, ...], SOME] = ("repair_notes",)
+    # folders (or hub names) of the tasks' sets; empty: repair_notes, which ships
     data: tuple[Annotated[str, place("hub names, or folders")], ...] = ()
     space: dict[str, Any] = whole(dict)  # option -> choice, int or float; see the presets sweeps/…
     budget: BudgetConfig = whole(lambda: BudgetConfig(steps=300))
@@ -114,6 +116,9 @@ class SweepConfig(PretrainConfig):
             self.data,
             f"as many as --tasks ({len(self.tasks)})",
         )
+        is_shipped = self.tasks == ("repair_notes",)
+        needed = f"{REPAIR_NOTES}, or --tasks and --data yours" if is_shipped else "a text of the field of --tasks"
+        require(is_shipped == (self.corpus == REPAIR_NOTES), "corpus", self.corpus, needed)
         pairs = list(zip(self.tasks, self.places, strict=True))
         require(len(set(pairs)) == len(pairs), "tasks", self.tasks, "different tasks, or of different --data")
 

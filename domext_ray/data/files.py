@@ -23,11 +23,14 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from domext_ray.config.pretrain import REPAIR_NOTES
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
 from domext_ray.storage import Place, find_cache, hash_files, hash_text
 
 PACKAGE_DOCS = "package-docs"
+SHIPPED = {REPAIR_NOTES: str(Path(__file__).parents[1] / "assets" / "sets" / "repair_notes" / "text.txt.gz")}
+"""Text that comes with the package, by its name."""
 READABLE = "text, JSONL, CSV (all may be gzipped), Parquet or a saved dataset"
 TEXT, JSONL, CSV, PARQUET, ARROW = "text", "jsonl", "csv", "parquet", "arrow"
 LINES = (TEXT, JSONL, PACKAGE_DOCS)
@@ -121,6 +124,7 @@ def find_files(spec: str) -> tuple[list[SourceFile], list[str]]:
 def _find_files(entry: str) -> list[SourceFile]:
     if re.fullmatch(_DOCS_ENTRY, entry):
         return [SourceFile(entry, PACKAGE_DOCS, 1)]
+    entry = SHIPPED.get(entry, entry)
     scheme, _, path = entry.rpartition("://")
     files = _find_dataset(entry, path) if scheme == HUB else _find_paths(entry, scheme, path)
     for each in files:

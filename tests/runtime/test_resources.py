@@ -88,7 +88,11 @@ def test_a_missing_gpu_is_told_before_anything_is_read(
     with pytest.raises(ConfigError, match="needs 1 GPU and this machine has 0"):
         run_finetuning(FinetuneConfig(data=missing, scale=TrainingScaleConfig(use_gpu=True), dry_run=dry_run))
     with pytest.raises(ConfigError, match="needs 1 GPU and this machine has 0"):
-        run_sweep(SweepConfig(base=missing, corpus=missing, space=space, scale=scale, dry_run=dry_run))
+        run_sweep(
+            SweepConfig(
+                base=missing, corpus=missing, tasks=("ner",), data=missing, space=space, scale=scale, dry_run=dry_run
+            )
+        )
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import yaml
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
-from domext_ray.errors import ConfigError
+from domext_ray.errors import ConfigError, OptionError
 from domext_ray.search.space import configure, describe_point, name_preparation, read_space
 
 TEXT = """
@@ -24,6 +24,15 @@ optim.lr: {log: [1e-4, 1e-2]}
 train.dropout: {float: [0.0, 0.3]}
 finetune.grid.lr: {choice: ["1e-4", "3e-4"]}
 """
+
+
+def test_the_text_of_a_sweep_is_that_of_its_tasks() -> None:
+    """The made set and its text go together, and neither goes with a user's own."""
+    assert (make_config(TEXT).corpus, make_config(TEXT).tasks) == ("repair-notes", ("repair_notes",))
+    with pytest.raises(OptionError, match=r"'notes.txt'; it must be repair-notes, or --tasks and --data yours$"):
+        make_config(TEXT, corpus="notes.txt")
+    with pytest.raises(OptionError, match=r"'repair-notes'; it must be a text of the field of --tasks$"):
+        make_config(TEXT, tasks=("ner",), data="clinic")
 
 
 def make_config(space: Any, **options: Any) -> SweepConfig:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import make_repair_notes
 import pytest
 from labelled_fixtures import dump_lines, load, refuse, write
 
@@ -27,7 +29,7 @@ from domext_ray.labelled.set_families import FAMILIES
 
 SHIPPED = (
     "bc5cdr chemprot chip_cdn chip_ctc chip_sts cmeee cmeie cmrc code_entities cola euadr gad kuake_qic kuake_qqr "
-    "kuake_qtr mnli mrpc ncbi_disease pubmedqa qnli qqp rte scicite squad_v1 squad_v2 sst2 sts_b swag"
+    "kuake_qtr mnli mrpc ncbi_disease pubmedqa qnli qqp repair_notes rte scicite squad_v1 squad_v2 sst2 sts_b swag"
 ).split()
 
 
@@ -374,6 +376,25 @@ def test_the_set_that_ships() -> None:
         lines = Path(sentences[0].source.rpartition(":")[0]).read_text(encoding="utf-8").splitlines()
         documents.append({line for line in lines if line.startswith("-DOCSTART-")})
     assert sum(map(len, documents)) == len(set().union(*documents))
+
+
+def test_the_made_set_is_what_its_maker_writes(tmp_path: Path) -> None:
+    """Its text and splits are those of the seed; its README's table is right, and no noun is in two splits."""
+    make_repair_notes.make(tmp_path)
+    for name in ("text.txt.gz", "train.tsv", "devel.tsv", "test.tsv"):
+        made, ships = (folder / name for folder in (tmp_path, SETS / "repair_notes"))
+        read = gzip.decompress if name.endswith(".gz") else bytes
+        assert read(made.read_bytes()) == read(ships.read_bytes())
+    data = load_labelled(FinetuneConfig(task="repair_notes")).data
+    readme, nouns = (SETS / "repair_notes" / "README.md").read_text(encoding="utf-8"), []
+    for split in SPLITS:
+        sentences: tuple[TaggedSentence, ...] = getattr(data, split)
+        tagged = [pair for each in sentences for pair in zip(each.words, each.tags, strict=True)]
+        counts = Counter(tag for _, tag in tagged)
+        figures = (len(sentences), counts.total(), *(counts[f"B-{label}"] for label in data.labels))
+        assert f"| {split} | {' | '.join(f'{each:,}' for each in figures)} |\n" in readme
+        nouns += {word for word, tag in tagged if tag != "O"}
+    assert len(nouns) == len(set(nouns)) == 96
 
 
 def test_a_set_that_ships_takes_no_other_files(tmp_path: Path) -> None:
