@@ -73,11 +73,13 @@ def run_tasks(
     unit: str,
     remedy: str,
     before: float = 0.0,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
 ) -> Iterator[Result]:
     """Carry out tasks on Ray, but for those that have a record, showing progress; Ray is initialised.
 
     Args:
-        work: what does a task, on one CPU; or a pool.
+        work: what does a task; or a pool.
         tasks: in order; taken as they are needed.
         records: where results are kept; None: nowhere.
         verb: what the progress line calls the work.
@@ -85,6 +87,8 @@ def run_tasks(
         unit: what sizes count.
         remedy: what to do where tasks need too much memory.
         before: size of the tasks that are left out.
+        cpus: of a task without a pool; Ray gives it a process that has done another one, where there is one.
+        gpus: of such a task.
 
     Yields:
         The results, in order.
@@ -92,7 +96,10 @@ def run_tasks(
     Raises:
         DomextError: a task met a user's mistake, could not write, or lost its worker again and again.
     """
-    runner, progress = _Runner(work, records), _Progress(verb, total, unit, before)
+    runner, progress = (
+        _Runner(work, records, {"num_cpus": cpus, "num_gpus": gpus}),
+        _Progress(verb, total, unit, before),
+    )
     coming, order, ready, deaths = iter(tasks), deque[int](), dict[int, Result](), Counter[int]()
     stall = StallTimer(progress.line, describe_waiting)
     try:
@@ -135,8 +142,9 @@ def count_window() -> int:
 class _Runner:
     """Tasks that Ray has."""
 
-    def __init__(self, work: Function | Pool, records: Records | None) -> None:
+    def __init__(self, work: Function | Pool, records: Records | None, share: dict[str, float]) -> None:
         self.pool = work if isinstance(work, Pool) else None
+        self.perform = _perform.options(**share)  # type: ignore[attr-defined]
         self.work: Any = ray.put(work)
         self.records = ray.put(records)
         self.running: dict[Any, tuple[Task, Any]] = {}
@@ -156,7 +164,7 @@ class _Runner:
         while self.waiting and (self.pool is None or self.idle):
             worker = self.idle.pop() if self.pool else None
             task = self.waiting.popleft()
-            answer = worker.perform.remote(task) if worker else _perform.remote(self.work, self.records, task)
+            answer = worker.perform.remote(task) if worker else self.perform.remote(self.work, self.records, task)
             self.running[answer] = task, worker
 
     def wait(self) -> tuple[Task, Any] | None:
@@ -204,7 +212,7 @@ def _do_task(work: Function, records: Records | None, task: Task) -> tuple[Resul
     return result, False, fault
 
 
-@ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")  # `run_tasks` itself tries again
+@ray.remote(max_retries=0, scheduling_strategy="SPREAD")  # `run_tasks` itself tries again
 def _perform(work: Function, records: Records | None, task: Task) -> tuple[Result, bool, str]:
     return _do_task(work, records, task)
 

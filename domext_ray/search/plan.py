@@ -62,6 +62,11 @@ class SweepPlan:
     cpus: float = 1.0  # of a trial's process
 
     @property
+    def gpus(self) -> float:
+        """GPUs of a trial's process."""
+        return 1.0 if self.config.scale.uses_gpu else 0.0
+
+    @property
     def ledger(self) -> Ledger:
         """The trials' records."""
         return Ledger(Place(self.folder / TRIALS))

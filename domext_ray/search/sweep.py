@@ -114,9 +114,9 @@ def _score_base(plan: SweepPlan) -> None:
     """Score the base as it is, once: what the best trial has to beat."""
     path = plan.folder / BASE
     if not path.exists():
-        pool, task = _make_pool(plan, partial(partial, score_base), 1), Task(0, None, 1.0, "the base")
+        task, shares = Task(0, None, 1.0, "the base"), {"total": 1, "cpus": plan.cpus, "gpus": plan.gpus}
         said = {"verb": "scoring the base", "unit": "models", "remedy": "give it a larger machine"}
-        (scores,) = run_tasks(pool, [task], None, total=1, **said)  # type: ignore[arg-type]
+        (scores,) = run_tasks(partial(score_base, plan), [task], None, **said, **shares)  # type: ignore[arg-type]
         write_json(path, scores)
     score = read_base_scores(plan.folder)["f1"]
     print(f"the base without pre-training: downstream score {score:.4f}", flush=True)
@@ -142,4 +142,4 @@ def _explain_death(trial: Trial, deaths: int) -> str:
 
 
 def _make_pool(plan: SweepPlan, make: Callable[[SweepPlan], Any], number: int) -> Pool:
-    return Pool(partial(make, plan), number, plan.cpus, 1.0 if plan.config.scale.uses_gpu else 0.0)
+    return Pool(partial(make, plan), number, plan.cpus, plan.gpus)

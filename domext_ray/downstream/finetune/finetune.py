@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from domext_ray.downstream.finetune.output import (
 from domext_ray.downstream.finetune.plan import FinetunePlan, is_finished, plan_finetuning
 from domext_ray.downstream.finetune.progress import FinetuneWatch
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.downstream.finetune.trainings import MORE_MEMORY, make_pool, score, train
+from domext_ray.downstream.finetune.trainings import MORE_MEMORY, make_pool, score
 from domext_ray.errors import ConfigError, TrainingError
 from domext_ray.experiment.on_tune import run_trials
 from domext_ray.experiment.runner import Rules, Trial, describe_amount
@@ -123,8 +124,9 @@ def score_grid(plan: FinetunePlan, results: GridResults) -> ScoredGrid:
     export = plan.folder / "export" if plan.config.export else None
     items = [None, *((each, export if each == best_point else None) for each in points)]
     tasks = [Task(i, each, 1.0, each[0].key if each else "baselines") for i, each in enumerate(items)]
-    pool, said = make_pool(plan, score, len(tasks)), {"verb": "scoring", "unit": "trainings", "remedy": MORE_MEMORY}
-    baselines, *_ = run_tasks(pool, tasks, None, total=len(tasks), **said)  # type: ignore[arg-type]
+    said = {"verb": "scoring", "unit": "trainings", "remedy": MORE_MEMORY}
+    shares = {"total": len(tasks), "cpus": plan.cpus, "gpus": plan.gpus}
+    baselines, *_ = run_tasks(partial(score, plan), tasks, None, **said, **shares)  # type: ignore[arg-type]
     return ScoredGrid(results, best, chosen, gather_scores(plan, points, best_point, baselines))
 
 
@@ -177,7 +179,7 @@ def _train_all(plan: FinetunePlan, trials: Sequence[Trial], *, keep_all: bool = 
     watch = FinetuneWatch(plan.trainings, tuple(plan.task.stages), outcomes, keep_all=keep_all)
     # A process keeps the memory of a GPU that its trial has taken.
     rules = Rules("fine-tuning", _explain_death, reuses=not plan.gpus, failures=TrainingError)
-    run_trials(make_pool(plan, train, len(trials)), trials, plan.ledger, watch, rules)
+    run_trials(make_pool(plan, len(trials)), trials, plan.ledger, watch, rules)
     watch.line.keep(watch.describe_ended())
     return gather_results(plan.ledger.read(each) for each in trials)
 

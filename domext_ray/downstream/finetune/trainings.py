@@ -13,7 +13,6 @@ Enters: what all trainings of a run share, and a point of the grid. Leaves, in R
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,9 @@ class TooLargeError(TrainingError):
     may_try_again = True
 
 
-def make_pool(plan: FinetunePlan, function: Callable[[FinetunePlan, Any], Step], number: int) -> Pool:
-    """Return a pool for so many tasks, each of which is a call of a function with the plan and the task's item."""
-    return Pool(partial(partial, function, plan), min(plan.parallel, number), plan.cpus, plan.gpus)
+def make_pool(plan: FinetunePlan, number: int) -> Pool:
+    """Return a pool for so many trainings."""
+    return Pool(partial(partial, train, plan), min(plan.parallel, number), plan.cpus, plan.gpus)
 
 
 def train(plan: FinetunePlan, item: tuple[Trial, int | None]) -> Step:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.state import BOOL, COUNT, RANGE, State
@@ -69,6 +68,8 @@ class TermRecall:
     """
 
     def __init__(self, catalogue: Sequence[str], options: RecallOptions) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer  # loads slowly, and only this task needs it
+
         self.catalogue, self.options = list(catalogue), options
         self._vectorizer = TfidfVectorizer(analyzer="char", ngram_range=options.ngrams, dtype=np.float32)
         self._terms = self._vectorizer.fit_transform(self.catalogue).T.tocsr()
