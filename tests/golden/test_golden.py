@@ -107,8 +107,8 @@ def test_encoded(folder: Path) -> None:
     check("encoded", cases.make_encoded(folder))
 
 
-QUICK = ("ner", "relation_extraction", "qa", "normalization")
-"""Heads on words, texts and spans of a context; tasks of several steps."""
+QUICK = ("relation_extraction", "qa")
+"""A task of two steps, with heads on words and on texts, and spans of a context."""
 
 
 @pytest.mark.parametrize(
