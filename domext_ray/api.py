@@ -161,14 +161,14 @@ def prepare(
     config: Place = "",
     **options: Any,
 ) -> Manifest | None:
-    """Prepare a corpus ahead of `pretrain`, which finds it, as `domext prepare` does.
+    """Prepare a corpus ahead of `pretrain`, which finds it, as `domext prepare_corpus` does.
 
     Args:
         base: the model whose tokenizer cuts it.
         corpus: the text.
         preset: name of another preset than the job's own.
         config: a YAML file of options, which changes the preset.
-        options: all others by their names; `domext prepare --help_all` lists them.
+        options: all others by their names; `domext prepare_corpus --help_all` lists them.
 
     Returns:
         What was prepared: its folder, rows and tokens; None with `dry_run=True`.

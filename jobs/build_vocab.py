@@ -1,4 +1,4 @@
-"""`domext vocab` as a file, for `ray job submit … -- python jobs/build_vocab.py …`."""
+"""`domext build_vocab` as a file, for `ray job submit … -- python jobs/build_vocab.py …`."""
 
 from __future__ import annotations
 

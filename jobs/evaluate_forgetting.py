@@ -1,4 +1,4 @@
-"""`domext forgetting` as a file, for `ray job submit … -- python jobs/evaluate_forgetting.py …`."""
+"""`domext evaluate_forgetting` as a file, for `ray job submit … -- python jobs/evaluate_forgetting.py …`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`domext export` as a file, for `ray job submit … -- python jobs/export_hf.py …`."""
+"""`domext export_hf` as a file, for `ray job submit … -- python jobs/export_hf.py …`."""
 
 from __future__ import annotations
 

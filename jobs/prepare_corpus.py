@@ -1,4 +1,4 @@
-"""`domext prepare` as a file, for `ray job submit … -- python jobs/prepare_corpus.py …`."""
+"""`domext prepare_corpus` as a file, for `ray job submit … -- python jobs/prepare_corpus.py …`."""
 
 from __future__ import annotations
 

@@ -160,10 +160,10 @@ def _measure_forgetting(config: ForgettingConfig) -> None:
 
 
 FORGETTING = Job(
-    "forgetting",
+    "evaluate_forgetting",
     """Compare models by the masked words of general text that they still predict: AF Adapter's test of forgetting.
 
-    domext forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting""",
+    domext evaluate_forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting""",
     ForgettingConfig,
     _measure_forgetting,
     unused=("prepare.held_out_frac", "prepare.cross_documents", "prepare.packed", "prepare.cache_dir", "prepare.pair"),

@@ -153,15 +153,15 @@ def _find_finetuned(config: ExportConfig) -> Path | Place | None:
 
 
 EXPORT = Job(
-    "export",
+    "export_hf",
     """Export a run's newest checkpoint for use without this library.
 
-    domext export --run runs/af                          # the model, for torch and transformers alone
-    domext export --run runs/af --output ~/models/clinic-bert
-    domext export --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
-    domext export --run runs/lora --format peft                # the updates, for peft
-    domext export --run runs/af --push ORG/NAME                # says what the hub would get; nothing leaves
-    domext export --run runs/af-ner --push ORG/NAME --push_now true    # uploads it, private
+    domext export_hf --run runs/af                          # the model, for torch and transformers alone
+    domext export_hf --run runs/af --output ~/models/clinic-bert
+    domext export_hf --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
+    domext export_hf --run runs/lora --format peft                # the updates, for peft
+    domext export_hf --run runs/af --push ORG/NAME                # says what the hub would get; nothing leaves
+    domext export_hf --run runs/af-ner --push ORG/NAME --push_now true    # uploads it, private
 
 The token for the hub comes from the environment variable HF_TOKEN. A fine-tuned run has its export already: that is
 pushed as it is, and so is an export whose folder is given as --run.""",

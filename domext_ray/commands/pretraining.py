@@ -100,7 +100,7 @@ EXBERT = _make_method(
     """exBERT: new words of the domain, and a gated extension module beside every frozen layer.
 
     domext pretrain exbert --base bert-base-uncased --corpus 'texts/*.txt' --vocab.size 5000 --run.name clinic
-    domext pretrain exbert … --vocab.size 0 --vocab.words runs/words                   # words of domext vocab
+    domext pretrain exbert … --vocab.size 0 --vocab.words runs/words         # words of domext build_vocab
     domext pretrain exbert … --vocab.size 0 --vocab.words runs/clinic/tokenizer --init_from runs/clinic \\
         --method.trains all --run.name clinic-2         # second stage: every parameter trains
 
@@ -128,11 +128,11 @@ def _prepare(config: PretrainConfig) -> None:
 
 
 PREPARE = Job(
-    "prepare",
+    "prepare_corpus",
     """Prepare a corpus ahead of training: text in, shards of token rows out, where the training job will look for them.
 
-    domext prepare --corpus 'texts/*.jsonl' --base bert-base-uncased --train.seq_length 512
-    domext prepare --corpus big.txt --dry_run true     # only list what would be read
+    domext prepare_corpus --corpus 'texts/*.jsonl' --base bert-base-uncased --train.seq_length 512
+    domext prepare_corpus --corpus big.txt --dry_run true     # only list what would be read
 
 What decides a corpus are --corpus, --prepare.*, --base, --vocab.*, --train.seq_length and --objective.next_sentence;
 training's other options may be given too, and have no effect here.""",
@@ -155,11 +155,11 @@ def _learn_words(config: PretrainConfig) -> None:
 
 
 VOCAB = Job(
-    "vocab",
+    "build_vocab",
     """Learn new words of a domain for a base, and show what vocabularies of other sizes would save.
 
-    domext vocab --corpus 'texts/*.jsonl' --base bert-base-uncased --vocab.size 5000 --run.name words
-    domext vocab --vocab.words words.txt --base bert-base-uncased       # your own words, one per line
+    domext build_vocab --corpus 'texts/*.jsonl' --base bert-base-uncased --vocab.size 5000 --run.name words
+    domext build_vocab --vocab.words words.txt --base bert-base-uncased       # your own words, one per line
     domext pretrain exbert --vocab.size 0 --vocab.words runs/words …    # uses them
 
 Training's other options may be given too, and have no effect here.""",

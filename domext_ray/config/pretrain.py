@@ -142,7 +142,7 @@ class VocabConfig:
     min_groups: Annotated[int, Field(ge=0, le=1000)] = 0
     whole_words: bool = False  # new entries are whole words only, no pieces of words
     protected: VocabPlace = ""  # file of words, one per line, that get an entry whatever their frequency
-    words: VocabPlace = ""  # your own new words: a file, one per line, or a folder that domext vocab made
+    words: VocabPlace = ""  # your own new words: a file, one per line, or a folder that domext build_vocab made
     extend: VocabPlace = ""  # folder of an earlier extension vocabulary, whose words and ids come first
 
     def __post_init__(self) -> None:

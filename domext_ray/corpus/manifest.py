@@ -133,7 +133,7 @@ def read_manifest(folder: Where) -> Manifest:
         elif record.pop("sha256") != hash_values(record):
             fault = "is damaged (it is not what was written: its sha256 is another)"
     except FileNotFoundError as error:
-        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare.") from error
+        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare_corpus.") from error
     except PermissionError as error:
         raise CorpusError(
             f"{path} may be read by its owner only, for held-out text is beside it; give another --prepare.cache_dir."

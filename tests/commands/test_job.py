@@ -30,8 +30,8 @@ NEEDED = {
     "compare_runs": ("--runs", "runs/af"),
     "embed": ("--input", "a.txt", "--output", "vectors"),
     "evaluate_retrieval": ("--models", "base=general-mini", "--data", "collection"),
-    "forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
-    "export": ("--run", "runs/af"),
+    "evaluate_forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
+    "export_hf": ("--run", "runs/af"),
     "predict": ("--input", "a.txt", "--output", "out"),
     "serve": ("--bank", "bank"),
 }
@@ -315,12 +315,15 @@ def test_an_option_of_a_part_is_named_in_full() -> None:
         ("pretrain exbert", "--vocab.size 0 --vocab.words nope", "--vocab.words names 'nope', which does not exist"),
         ("pretrain af", f"--run.dir {__file__}", "which is a file; give the folder of all runs."),
         ("finetune", "--model ../nope", "--model names '../nope', which does not exist; give a run's directory"),
-        ("export", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
+        ("export_hf", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
         ("compare_runs", "--runs .,runs/nope", "--runs names 'runs/nope', which does not exist"),
-        *((job, "--corpus nope.txt", "--corpus 'nope.txt' names no file") for job in ("prepare", "vocab", "sweep")),
+        *(
+            (job, "--corpus nope.txt", "--corpus 'nope.txt' names no file")
+            for job in ("prepare_corpus", "build_vocab", "sweep")
+        ),
         ("pretrain lora", "--replay.corpus nope.txt", "--replay.corpus 'nope.txt' names no file"),
         ("compare", "--seconds 9 --corpus nope.txt", "--corpus 'nope.txt' names no file"),
-        ("forgetting", "--models a=general-mini --corpus nope.txt", "--corpus 'nope.txt' names no file"),
+        ("evaluate_forgetting", "--models a=general-mini --corpus nope.txt", "--corpus 'nope.txt' names no file"),
         ("predict", "--input nope.txt --output out", "--input 'nope.txt' names no file"),
         ("embed", "--input nope.txt --output out", "--input 'nope.txt' names no file"),
         ("pretrain exbert", "--method.module_hidden_size 85", "divisible by the encoder's 4 attention heads"),
@@ -340,7 +343,7 @@ def test_a_name_that_there_is_not_is_told_before_the_job_runs(
 def test_flags_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[object] = []
     run_job(
-        replace(JOBS["prepare"], run=seen.append),
+        replace(JOBS["prepare_corpus"], run=seen.append),
         ["--method.heads", "2", "--seed", "1", "--seed", "3", "--train.seq_length", "64"],
     )
     assert capsys.readouterr().out.splitlines() == [
