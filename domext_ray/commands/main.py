@@ -8,17 +8,14 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import domext_ray
-from domext_ray.commands.embedding import EMBED
+from domext_ray.commands import measuring, pretraining, using
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job, configure
-from domext_ray.commands.measuring import ABLATE, FINETUNE, FORGETTING, RETRIEVAL, SWEEP
-from domext_ray.commands.models import BANK, COMPARE, COMPARE_RUNS, EXPORT
-from domext_ray.commands.predicting import PREDICT
-from domext_ray.commands.pretraining import METHODS, PREPARE, VOCAB
-from domext_ray.commands.serving import SERVE
+from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.presets import describe_preset, find_preset, list_presets
 from domext_ray.errors import ConfigError
 from domext_ray.options.declare import ConfigT
@@ -26,11 +23,7 @@ from domext_ray.options.kinds import suggest
 from domext_ray.options.read import read_flags
 from domext_ray.runtime.stopping import exit_on_user_error
 
-_JOBS: tuple[Job[Any], ...] = (
-    *(*METHODS.values(), PREPARE, VOCAB),
-    *(FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK, PREDICT, EMBED, SERVE),
-)
-JOBS = {each.verb: each for each in _JOBS}
+JOBS: dict[str, Job[Any]] = {each.verb: each for each in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}
 """Every job by its verb."""
 
 PRESETS = "presets"
@@ -80,7 +73,13 @@ def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str =
             is_full = any(each in arguments for each in ALL)
             print_text(format_help(job, is_full=is_full, program=program))
         else:
-            job.run(configure(job, read_flags(job.config_class, arguments)))
+            job.start(configure(job, read_flags(job.config_class, arguments)))
+
+
+def run_file(path: str) -> None:
+    """Carry out the job of a file in jobs/, which has its verb's name."""
+    name = Path(path).stem
+    run_job(JOBS[name.replace("pretrain_", "pretrain ")], program=f"python jobs/{name}.py")
 
 
 def find_verb(words: Sequence[str]) -> str:

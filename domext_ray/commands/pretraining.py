@@ -7,20 +7,14 @@ import time
 from pathlib import Path
 
 from domext_ray.commands.early import check_early
-from domext_ray.commands.job import FOLDER, LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job
+from domext_ray.commands.job import FOLDER, TEXT, WITHOUT_BASE, Job
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.training.tracking import check_trackers
 
 
 def _pretrain(config: PretrainConfig) -> None:
     from domext_ray.pipeline import run_pretraining
 
     run_pretraining(config, started=_find_process_start())
-
-
-def _check_run(config: PretrainConfig) -> None:
-    check_trackers(config.run)
-    check_early(config)
 
 
 def _find_process_start() -> float | None:
@@ -37,7 +31,7 @@ def _make_method(
     name: str,
     about: str,
     main: tuple[str, ...],
-    unused: tuple[str, ...] = WITHOUT_BASE,
+    reads: tuple[str, ...] = WITHOUT_BASE,
     preset: str = "",
     plain_preset: str = "",
 ) -> Job[PretrainConfig]:
@@ -53,9 +47,9 @@ def _make_method(
         _pretrain,
         preset,
         plain_preset,
-        main=(*TRAINING, *main, *LENGTH, *PLACE),
-        unused=unused,
-        check=_check_run,
+        main=(*TEXT, *main),
+        reads=reads,
+        check=check_early,
     )
 
 
@@ -81,7 +75,7 @@ BERT = _make_method(
     domext pretrain bert --base none --vocab.size 8192 --corpus 'texts/*.txt' --run.name small-bert
     domext pretrain bert --base bert-base-uncased --corpus 'texts/*.txt'        # continued pre-training""",
     ("vocab.size", "objective.whole_word"),
-    unused=(),
+    reads=(),
 )
 
 BOTTLENECK = _make_method(
@@ -121,12 +115,6 @@ METHODS = {each.verb.split()[1]: each for each in (AF, BOTTLENECK, EXBERT, LORA,
 """The methods of pretrain, by name."""
 
 
-def _prepare(config: PretrainConfig) -> None:
-    from domext_ray.inputs import run_preparation
-
-    run_preparation(config)
-
-
 PREPARE = Job(
     "prepare_corpus",
     """Prepare a corpus ahead of training: text in, shards of token rows out, where the training job will look for them.
@@ -137,21 +125,15 @@ PREPARE = Job(
 What decides a corpus are --corpus, --prepare.*, --base, --vocab.*, --train.seq_length and --objective.next_sentence;
 training's other options may be given too, and have no effect here.""",
     PretrainConfig,
-    _prepare,
+    "inputs:run_preparation",
     "af",
-    main=(*TRAINING, "prepare.shard_bytes", "prepare.cache_dir", "train.seq_length", "vocab.size", *FOLDER),
-    used=(
+    main=(*TEXT, "prepare.shard_bytes", "prepare.cache_dir", "vocab.size"),
+    reads=(
         *("base", "corpus", "prepare.", "vocab.", "train.seq_length", "train.long_seq_length"),
         *("objective.next_sentence", *FOLDER),
     ),
     check=check_early,
 )
-
-
-def _learn_words(config: PretrainConfig) -> None:
-    from domext_ray.inputs import run_vocabulary
-
-    run_vocabulary(config)
 
 
 VOCAB = Job(
@@ -164,10 +146,11 @@ VOCAB = Job(
 
 Training's other options may be given too, and have no effect here.""",
     PretrainConfig,
-    _learn_words,
+    "inputs:run_vocabulary",
     "vocab",
-    main=(*TRAINING, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.extend", *FOLDER),
-    used=("base", "corpus", "prepare.", "vocab.", *FOLDER),
-    unused=("vocab.lowercase",),
+    main=(*TEXT, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.extend"),
+    reads=("base", "corpus", "prepare.", "vocab.", "-vocab.lowercase", *FOLDER),
     check=check_early,
 )
+
+JOBS = (*METHODS.values(), PREPARE, VOCAB)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import pytest
@@ -74,15 +76,24 @@ def test_every_option_has_help_and_the_first_screen_has_a_dozen(name: str) -> No
     job = JOBS[name]
     options = list_options(job.config_class)
     assert [each for each, option in options.items() if not option.help or "see above" in option.help] == []
-    assert set(job.main) <= options.keys() and not [each for each in job.main if job.is_unused(each)]
-    for pattern in (*job.used, *job.unused):
+    assert set(job.main) <= set(job.list_main()) <= options.keys()
+    for pattern in (each.removeprefix("-") for each in job.reads):
         assert any(each == pattern or (pattern[-1] in "._" and each.startswith(pattern)) for each in options), pattern
     first, full = format_help(job, is_full=False), format_help(job, is_full=True)
     assert first.startswith(job.about) and job.about.count(f"    domext {name}") >= 1
     assert job.sentence.endswith(".") and len(first.splitlines()) <= 45
     for option in options:
         assert (f"  --{option} " in full) == (not job.is_unused(option)), option
-        assert f"  --{option} " in first or not job.main or option not in job.main
+        assert f"  --{option} " in first or option not in job.list_main()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_jobs_function_takes_its_configuration(name: str) -> None:
+    run = JOBS[name].run
+    function = resolve_name(f"domext_ray.{run}") if isinstance(run, str) else run
+    (first, *others) = inspect.signature(function).parameters.values()
+    assert first.annotation == JOBS[name].config_class.__name__
+    assert all(each.default is not each.empty for each in others)
 
 
 @pytest.mark.parametrize("name", JOBS)
