@@ -23,7 +23,7 @@ from domext_ray.options.kinds import suggest
 from domext_ray.options.read import read_flags
 from domext_ray.runtime.stopping import exit_on_user_error
 
-JOBS: dict[str, Job[Any]] = {each.verb: each for each in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}
+JOBS = {each.verb: each for each in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}
 """Every job by its verb."""
 
 PRESETS = "presets"

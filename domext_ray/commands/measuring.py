@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from domext_ray.commands.early import check_text
 from domext_ray.commands.job import NOT_FINE_TUNING, Job
@@ -239,4 +240,4 @@ for the package booktabs.""",
     _compare_runs,
 )
 
-JOBS = (FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE)
+JOBS: tuple[Job[Any], ...] = (FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from domext_ray.commands.early import check_early
 from domext_ray.commands.job import FOLDER, TEXT, WITHOUT_BASE, Job
@@ -153,4 +154,4 @@ Training's other options may be given too, and have no effect here.""",
     check=check_early,
 )
 
-JOBS = (*METHODS.values(), PREPARE, VOCAB)
+JOBS: tuple[Job[Any], ...] = (*METHODS.values(), PREPARE, VOCAB)

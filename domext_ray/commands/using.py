@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import Any
 
 from domext_ray.commands.early import check_text
 from domext_ray.commands.job import Job
@@ -170,4 +171,4 @@ describes all endpoints, /metrics is Prometheus' own. Ctrl-C or SIGTERM: open re
     check=_check_extra,
 )
 
-JOBS = (EXPORT, BANK, PREDICT, EMBED, SERVE)
+JOBS: tuple[Job[Any], ...] = (EXPORT, BANK, PREDICT, EMBED, SERVE)
