@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import domext_ray
 from domext_ray.commands import measuring, pretraining, using
