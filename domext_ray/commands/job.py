@@ -7,7 +7,7 @@ Torch, Ray and transformers take seconds to import, and a mistyped option is tol
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -19,7 +19,7 @@ from domext_ray.config.mixture import NO_TEXT
 from domext_ray.errors import ConfigError
 from domext_ray.options.declare import FOUND, MAIN, ConfigT
 from domext_ray.options.kinds import list_options
-from domext_ray.options.read import CONFIG, PRESET, Given, read_file
+from domext_ray.options.read import CONFIG, PRESET, Given, read_file, read_flags
 from domext_ray.storage import Place
 from domext_ray.training.tracking import check_trackers
 
@@ -47,6 +47,7 @@ class Job(Generic[ConfigT]):
         main: options of the first screen of help, beside those that are declared `Main`.
         reads: options that it reads, where they are few, and behind a dash those that it does not read or decides
             itself: names, or beginnings that end in a dot or an underscore.
+        word: the option that a word right behind the verb is.
         check: refuses what a look at names and places tells; imports nothing heavy.
     """
 
@@ -58,7 +59,13 @@ class Job(Generic[ConfigT]):
     plain_preset: str = ""
     main: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    word: str = ""
     check: Callable[[ConfigT], None] | None = None
+
+    def read(self, args: Sequence[str]) -> Given:
+        """Read a command line without the verb."""
+        has_word = self.word and args and not args[0].startswith("-")
+        return read_flags(self.config_class, [f"--{self.word}", *args] if has_word else args)
 
     def start(self, config: ConfigT) -> None:
         """Carry it out."""

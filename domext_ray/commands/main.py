@@ -19,7 +19,6 @@ from domext_ray.config.presets import describe_preset, find_preset, list_presets
 from domext_ray.errors import ConfigError
 from domext_ray.options.declare import ConfigT
 from domext_ray.options.kinds import suggest
-from domext_ray.options.read import read_flags
 from domext_ray.runtime.stopping import exit_on_user_error
 
 JOBS = {each.verb: each for each in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}
@@ -72,7 +71,7 @@ def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str =
             is_full = any(each in arguments for each in ALL)
             print_text(format_help(job, is_full=is_full, program=program))
         else:
-            job.start(configure(job, read_flags(job.config_class, arguments)))
+            job.start(configure(job, job.read(arguments)))
 
 
 def run_file(path: str) -> None:

@@ -1,4 +1,4 @@
-"""The verbs that put trained models to use: export_hf, bank, predict, embed and serve."""
+"""The verbs that put trained models to use: export_hf, bank, predict, embed and serve; and verify and env."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from domext_ray.commands.early import check_text
 from domext_ray.commands.job import Job
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import FILL_MASK, PredictConfig
-from domext_ray.config.jobs import BankConfig, ExportConfig
+from domext_ray.config.jobs import BankConfig, EnvConfig, ExportConfig, VerifyConfig
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import ConfigError
 from domext_ray.options.declare import require
@@ -171,4 +171,30 @@ describes all endpoints, /metrics is Prometheus' own. Ctrl-C or SIGTERM: open re
     check=_check_extra,
 )
 
-JOBS: tuple[Job[Any], ...] = (EXPORT, BANK, PREDICT, EMBED, SERVE)
+VERIFY = Job(
+    "verify",
+    """Say what a run, a corpus, a vocabulary, a bank or an export is, and whether all of its files are whole.
+
+    domext verify runs/af
+    domext verify s3://bucket/runs/af/export
+    domext verify bank && cp -r bank /backup
+
+It reads sizes, hashes, the headers of tensors and JSON, and changes nothing. Exit code 0: whole; 2: damaged, with a
+sentence per damage, or none of these.""",
+    VerifyConfig,
+    "commands.verify:run_verify",
+    word="path",
+)
+
+ENV = Job(
+    "env",
+    """Say what a job would find here: versions, devices, kernels, the cluster of RAY_ADDRESS, and storage.
+
+    domext env
+    domext env --run.dir s3://bucket/runs --json > env.json""",
+    EnvConfig,
+    "commands.env:run_env",
+    reads=("json", "run.dir"),
+)
+
+JOBS: tuple[Job[Any], ...] = (EXPORT, BANK, PREDICT, EMBED, SERVE, VERIFY, ENV)

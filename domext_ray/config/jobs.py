@@ -1,4 +1,4 @@
-"""The configurations of jobs that train no model of their own: export, comparison, study, forgetting and bank.
+"""The configurations of jobs that train no model of their own, from export to verify and env.
 
 Nothing here reads a file; `presets.configure` makes them from YAML and flags.
 """
@@ -258,3 +258,19 @@ class BankConfig:
         asked = [name for name in ("add", "remove", "verify") if getattr(self, name)]
         if len(asked) > 1:
             raise ConfigError(f"--{asked[0]} and --{asked[1]} are both given; give one of them.")
+
+
+@option_group
+class VerifyConfig:
+    """What is looked at."""
+
+    # a run, a corpus, a vocabulary, a bank or an export, here or s3://BUCKET/…
+    path: Found[Annotated[str, filled("a folder, such as runs/af"), place(buckets=True)]] = ""
+
+
+@option_group
+class EnvConfig:
+    """How what a job would find here is printed, and which storage is tried."""
+
+    json: bool = False  # print JSON
+    run: RunConfig = field(default_factory=RunConfig)
