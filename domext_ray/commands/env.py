@@ -53,8 +53,9 @@ def _show(value: Any) -> str:
 def _list_choices(device: torch.device) -> dict[str, str]:
     """What a run says at its start of the device that it trains on."""
     on_gpu, plain = device.type == "cuda", PretrainConfig()
-    precision = "bf16" if (has_bf16(device) if on_gpu else has_bf16_units()) else "fp32"
-    engine, scale = replace(plain.engine, precision=precision), replace(plain.scale, use_gpu=on_gpu)
+    has_units = has_bf16(device) if on_gpu else has_bf16_units()
+    engine = replace(plain.engine, precision="bf16" if has_units else "fp32")
+    scale = replace(plain.scale, use_gpu=on_gpu)
     lines = describe_choices(replace(plain, engine=engine, scale=scale), device)
     kernels = {} if on_gpu else {"products of fp32": "oneDNN" if prefers_onednn() else "torch"}
     return dict(each.split(": ", 1) for each in lines[:2]) | kernels

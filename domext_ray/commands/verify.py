@@ -84,7 +84,7 @@ def _check_vocabulary(place: Place, part: str = "vocabulary") -> Iterator[Findin
         return f"{len(made.words):,} new words of {made.base}" if made else "no new words"
 
     yield _look(part, "", read)
-    yield from _check_files(place, place.list_files(), part)
+    yield from _check_files(place, [each for each in place.list_files() if each != RECORD_FILE], part)
 
 
 def _check_corpus(place: Place) -> Iterator[Finding]:
@@ -108,7 +108,7 @@ def _check_run(place: Place) -> Iterator[Finding]:
         if isinstance(found, Checkpoint):
             yield f"checkpoints/{path.name}", f"step {found.step:,}, {len(found.files)} files", []
         else:
-            yield f"checkpoints/{path.name}", "", [f"checkpoint {path} is damaged: {found}; the one before it counts."]
+            yield f"checkpoints/{path.name}", "", [f"checkpoint {path} is damaged ({found}); a run passes it over."]
     if (place / "tokenizer").is_dir():
         yield from _check_vocabulary(place / "tokenizer", "tokenizer")
     if (place / "summary.json").is_file():

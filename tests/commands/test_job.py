@@ -36,6 +36,7 @@ NEEDED = {
     "export_hf": ("--run", "runs/af"),
     "predict": ("--input", "a.txt", "--output", "out"),
     "serve": ("--bank", "bank"),
+    "verify": ("--path", "runs/af"),
 }
 """What a job cannot do without."""
 PRESETS = {
