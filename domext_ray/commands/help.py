@@ -36,10 +36,7 @@ def print_text(text: str) -> None:
 def format_help(job: Job[Any], *, is_full: bool, program: str = "") -> str:
     """Return a job's help: what it does, examples, and options with the values that they have without a flag.
 
-    Args:
-        job: the job.
-        is_full: all options in their sections; else those that matter most.
-        program: what its examples begin with; empty: `domext` and the job's verb.
+    `is_full`: all options in their sections; else those that matter most. `program` is what its examples begin with.
     """
     about = job.about.rstrip().replace(f"domext {job.verb}", program or f"domext {job.verb}")
     preset: Settings = read_file(job.config_class, find_preset(job.preset), "the preset") if job.preset else {}

@@ -96,10 +96,6 @@ def _is_one_of(option: str, names: tuple[str, ...] | list[str]) -> bool:
 def configure(job: Job[ConfigT], given: Given) -> ConfigT:
     """Return a job's configuration: its preset, then a file, then single options.
 
-    Args:
-        job: the job.
-        given: what the user gave.
-
     Raises:
         ConfigError: an option outside its rule, or a place that is not there.
         CorpusError: a task or a labelled set that there is not.

@@ -36,11 +36,7 @@ _COLUMN = 23
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Carry out a command.
-
-    Args:
-        args: command line without the program's name; None reads `sys.argv`.
-    """
+    """Carry out a command line, without the program's name; None reads `sys.argv`."""
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0] in (*FEW, *ALL):
         print_text(format_verbs())
@@ -58,13 +54,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str = "") -> None:
-    """Carry out a job; a user's mistake is one sentence and exit code 2.
-
-    Args:
-        job: the job.
-        args: command line without the program's name and the verb; None reads `sys.argv`.
-        program: how it was called, for its help; empty: `domext` and its verb.
-    """
+    """Carry out a job, given a command line without the verb; `program` is how its help calls it, if not by the verb."""
     arguments = list(sys.argv[1:] if args is None else args)
     with exit_on_user_error():
         if any(each in arguments for each in (*FEW, *ALL)):
@@ -120,14 +110,7 @@ def _format_row(name: str, text: str) -> str:
 
 
 def show_presets(words: Sequence[str]) -> None:
-    """List the presets, or print one.
-
-    Args:
-        words: nothing, or `show` and a preset's name.
-
-    Raises:
-        ConfigError: anything else, or a name that there is not.
-    """
+    """List the presets, or print one, given nothing, or `show` and its name; anything else is a ConfigError."""
     if not words or words[0] in (*FEW, *ALL):
         rows = [f"  {each:<{_COLUMN + 4}}{describe_preset(each)}" for each in list_presets()]
         print_text("\n".join([_ABOUT_PRESETS, _USE_OF_PRESETS, "", *rows]))

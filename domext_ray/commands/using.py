@@ -177,7 +177,7 @@ VERIFY = Job(
 
     domext verify runs/af
     domext verify s3://bucket/runs/af/export
-    domext verify bank && cp -r bank /backup
+    domext verify banks/clinic
 
 It reads sizes, hashes, the headers of tensors and JSON, and changes nothing. Exit code 0: whole; 2: damaged, with a
 sentence per damage, or none of these.""",

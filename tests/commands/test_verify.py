@@ -149,4 +149,4 @@ def test_what_is_none_of_these_is_told(tmp_path: Path) -> None:
     ended = verify(tmp_path)
     assert ended.code == 2 and ended.out == "" and "is no run, corpus, vocabulary, bank or export" in ended.err
     assert "--path names '/nope', which does not exist; give a run" in call_job("verify", "/nope").err
-    assert call_job("verify").err == "error: --path is empty; it must be a folder, such as runs/af.\n"
+    assert call_job("verify").err == "error: --path is ''; it must be a folder, such as runs/af.\n"
