@@ -22,11 +22,7 @@ from domext_ray.training.choices import describe_choices
 
 
 def run_env(config: EnvConfig) -> None:
-    """Print versions, devices, choices, the cluster's nodes, and whether storage takes files.
-
-    Raises:
-        RunError: the cluster or the storage cannot be used.
-    """
+    """Print versions, devices, choices, the cluster's nodes, and whether storage takes files; faults come last."""
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     found: dict[str, Any] = {"versions": list_versions(), "devices": {"cpus": count_cpus(), "gpus": gpus}}
     found["choices"] = _list_choices(torch.device("cuda" if gpus else "cpu"))
@@ -41,13 +37,10 @@ def run_env(config: EnvConfig) -> None:
         print(json.dumps(found, indent=2))
     else:
         for name, values in found.items():
-            print(f"{name}: {', '.join(f'{key} {_show(value)}' for key, value in values.items())}")
+            shown = {key: ", ".join(each) or "none" if isinstance(each, list) else each for key, each in values.items()}
+            print(f"{name}: {', '.join(f'{key} {each}' for key, each in shown.items())}")
     if faults:
         raise RunError(" ".join(faults))
-
-
-def _show(value: Any) -> str:
-    return (", ".join(value) or "none") if isinstance(value, list) else str(value)
 
 
 def _list_choices(device: torch.device) -> dict[str, str]:

@@ -54,7 +54,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str = "") -> None:
-    """Carry out a job, given a command line without the verb; `program` is how its help calls it, if not by the verb."""
+    """Carry out a job, given a command line without the verb; `program` is how its help calls it, if not so."""
     arguments = list(sys.argv[1:] if args is None else args)
     with exit_on_user_error():
         if any(each in arguments for each in (*FEW, *ALL)):

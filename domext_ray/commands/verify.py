@@ -33,11 +33,7 @@ Finding = tuple[str, str, list[str]]
 
 
 def run_verify(config: VerifyConfig) -> None:
-    """Print what a place is and how its parts are.
-
-    Raises:
-        RunError: a part is damaged, or the place is none that this package makes.
-    """
+    """Print what a place is and how its parts are; a RunError tells of damage, or that it is none of these."""
     place, findings = Place(config.path), list[Finding]()
     marker, kind, check = next((each for each in _KINDS if (place / each[0]).is_file()), ("", "", None))
     if check is None:
@@ -122,15 +118,14 @@ def _check_run(place: Place) -> Iterator[Finding]:
 
 def _check_files(place: Place, names: Iterable[str], part: str) -> Iterator[Finding]:
     """Look at JSON and tensors of which nothing says what they must be."""
-    for ending, what, read in ((".json", "JSON", _read_json), (".safetensors", "tensors", _read_header)):
+    for ending, what, read in (
+        (".json", "JSON", lambda path: read_json(path, _REMEDY)),
+        (".safetensors", "tensors", _read_header),
+    ):
         found = [each for each in names if each.endswith(ending)]
         faults = [fault for each in found for fault in _look(each, what, read, place / each)[2]]
         if found:
             yield f"{part} *{ending}", f"{len(found)} files of {what}", faults
-
-
-def _read_json(path: Place) -> None:
-    read_json(path, _REMEDY)
 
 
 def _read_header(path: Place) -> None:
