@@ -33,11 +33,14 @@ _HOMES = {"AdapterBank": "adapters.bank", "DomextError": "errors"}
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "__version__":
-        value = _find_version()
-    else:
-        from importlib import import_module
+    from importlib import import_module, metadata
 
+    if name == "__version__":
+        try:
+            value: Any = metadata.version(__name__)
+        except metadata.PackageNotFoundError:  # it runs from its source
+            value = "unknown"
+    else:
         value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
     globals()[name] = value
     return value
@@ -45,12 +48,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _find_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(__name__)
-    except PackageNotFoundError:  # it runs from its source
-        return "unknown"

@@ -11,18 +11,16 @@ Ray is started when it is first needed and stays, so later calls begin at once; 
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from domext_ray import storage
-from domext_ray.commands.job import Job, configure
+from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb
-from domext_ray.commands.measuring import FINETUNE
-from domext_ray.commands.pretraining import PREPARE
 from domext_ray.errors import BaseModelError, DomextError, RunError
-from domext_ray.options.declare import ConfigT
+from domext_ray.model.base_folder import HUB_ID
 from domext_ray.options.read import Given, read_values
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runtime.stopping import raise_user_error
@@ -140,17 +138,9 @@ def pretrain(
 
     Returns:
         The run; with `dry_run=True` it is described and not started.
-
-    Raises:
-        DomextError: any mistake of the user's.
-        Stopped: a signal arrived; the same call goes on.
     """
-    with raise_user_error():
-        job = JOBS[find_verb(["pretrain", method])]
-        made = _configure(job, {"base": base, "corpus": corpus}, preset, config, options)
-        from domext_ray.pipeline import run_pretraining
-
-        return Run(run_pretraining(made))
+    named = {"base": base, "corpus": corpus}
+    return Run(_carry_out(["pretrain", method], "pipeline:run_pretraining", named, preset, config, options))
 
 
 def prepare(
@@ -161,27 +151,21 @@ def prepare(
     config: Place = "",
     **options: Any,
 ) -> Manifest | None:
-    """Prepare a corpus ahead of `pretrain`, which finds it, as `domext prepare` does.
+    """Prepare a corpus ahead of `pretrain`, which finds it, as `domext prepare_corpus` does.
 
     Args:
         base: the model whose tokenizer cuts it.
         corpus: the text.
-        preset: name of another preset than the job's own.
-        config: a YAML file of options, which changes the preset.
-        options: all others by their names; `domext prepare --help_all` lists them.
+        preset: as of `pretrain`.
+        config: as of `pretrain`.
+        options: all others by their names, as of `pretrain`.
 
     Returns:
         What was prepared: its folder, rows and tokens; None with `dry_run=True`.
-
-    Raises:
-        DomextError: any mistake of the user's.
-        Stopped: a signal arrived; the same call goes on.
     """
-    with raise_user_error():
-        made = _configure(PREPARE, {"base": base, "corpus": corpus}, preset, config, options)
-        from domext_ray.inputs import run_preparation
-
-        return run_preparation(made)
+    named = {"base": base, "corpus": corpus}
+    made: Manifest | None = _carry_out(["prepare_corpus"], "inputs:run_preparation", named, preset, config, options)
+    return made
 
 
 def finetune(
@@ -199,31 +183,27 @@ def finetune(
         task: a task family such as "ner", a described set such as "bc5cdr", or a YAML file that describes one.
         data: folder of the labelled files, or a name on the hub.
         model: a run, an export, a base, or a hub id.
-        preset: name of another preset than the job's own.
-        config: a YAML file of options, which changes the preset.
-        options: all others by their names; `domext finetune --help_all` lists them.
+        preset: as of `pretrain`.
+        config: as of `pretrain`.
+        options: all others by their names, as of `pretrain`.
 
     Returns:
         The run, with its scores; with `dry_run=True` it is described and not started.
-
-    Raises:
-        DomextError: any mistake of the user's.
-        Stopped: a signal arrived; the same call goes on.
     """
-    start = model.directory if isinstance(model, Run) else model
+    named = {"task": task, "data": data, "model": model.directory if isinstance(model, Run) else model}
+    run = "downstream.finetune.finetune:run_finetuning"
+    return FinetunedRun(_carry_out(["finetune"], run, named, preset, config, options))
+
+
+def _carry_out(
+    words: list[str], run: str, named: dict[str, Any], preset: str, config: Place, options: dict[str, Any]
+) -> Any:
     with raise_user_error():
-        made = _configure(FINETUNE, {"task": task, "data": data, "model": start}, preset, config, options)
-        from domext_ray.downstream.finetune.finetune import run_finetuning
-
-        return FinetunedRun(run_finetuning(made))
-
-
-def _configure(
-    job: Job[ConfigT], named: dict[str, Any], preset: str, config: Place, options: dict[str, Any]
-) -> ConfigT:
-    given = {name: value for name, value in named.items() if value is not None}
-    settings = read_values(job.config_class, {**given, **options})
-    return configure(job, Given(settings, preset, os.fspath(config)))
+        job = JOBS[find_verb(words)]
+        given = {name: value for name, value in named.items() if value is not None}
+        settings = read_values(job.config_class, {**given, **options})
+        made = configure(job, Given(settings, preset, os.fspath(config)))
+        return resolve_name(f"domext_ray.{run}")(made)
 
 
 def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
@@ -246,7 +226,9 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
         return _load_pretrained(named, folder)
     from domext_ray.downstream.start.model import TRAININGS
     from domext_ray.export.folder import read_export_record
+    from domext_ray.model.build import merge_extensions
     from domext_ray.training.checkpoint import list_steps
+    from domext_ray.training.rebuild import rebuild_run
 
     export = folder / "export"
     if (folder / TRAININGS).is_dir():
@@ -258,14 +240,6 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     record, newest = read_export_record(export), max(list_steps(folder / "checkpoints"), default=0)
     if record is not None and record.step >= newest:
         return _load_pretrained(str(export), export)
-    return _rebuild(folder)
-
-
-def _rebuild(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """The model of a run's newest checkpoint."""
-    from domext_ray.model.build import merge_extensions
-    from domext_ray.training.rebuild import rebuild_run
-
     run: Any = rebuild_run(folder)
     merge_extensions(run.model)
     return run.tokenizer, run.model.eval()
@@ -281,11 +255,10 @@ def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase,
     from domext_ray.model.domext import heads_domext, modeling_domext
     from domext_ray.runtime.quiet import quiet_libraries
 
-    if place == SHIPPED_BASE:
-        folder = ASSETS / SHIPPED_BASE
+    folder = ASSETS / SHIPPED_BASE if place == SHIPPED_BASE else folder
     is_here = folder.is_dir()
     source, give = str(folder) if is_here else place, "give a run, an export, or the folder or hub id of a model"
-    if not is_here and (folder.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", place)):
+    if not is_here and (folder.exists() or not HUB_ID.fullmatch(place)):
         raise BaseModelError(f"{place!r} is no folder; {give}.")
     with quiet_libraries():
         try:
@@ -296,13 +269,10 @@ def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase,
             model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # the hub's client and damaged files raise a dozen kinds
-            if not is_here:
-                kind = type(error).__name__
-                raise BaseModelError(
-                    f"{place!r} is no folder here and could not be fetched from the hub ({kind}); {give}."
-                ) from error
-            reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-            raise BaseModelError(f"{place!r} cannot be loaded ({reason}); {give}.") from error
+            kind, said = type(error).__name__, " ".join(str(error).split())[:200].rstrip(".")
+            fault = f"cannot be loaded ({said or kind})"
+            fault = fault if is_here else f"is no folder here and could not be fetched from the hub ({kind})"
+            raise BaseModelError(f"{place!r} {fault}; {give}.") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
         raise BaseModelError(f"{place!r} lacks the tensor {missing} that its config.json asks for; save it again.")

@@ -1,9 +1,6 @@
 """`domext bank` as a file, for `ray job submit … -- python jobs/bank.py …`."""
 
-from __future__ import annotations
-
-from domext_ray.commands.main import run_job
-from domext_ray.commands.models import BANK
+from domext_ray.commands.main import run_file
 
 if __name__ == "__main__":
-    run_job(BANK, program="python jobs/bank.py")
+    run_file(__file__)

@@ -1,9 +1,6 @@
-"""`domext export` as a file, for `ray job submit … -- python jobs/export_hf.py …`."""
+"""`domext export_hf` as a file, for `ray job submit … -- python jobs/export_hf.py …`."""
 
-from __future__ import annotations
-
-from domext_ray.commands.main import run_job
-from domext_ray.commands.models import EXPORT
+from domext_ray.commands.main import run_file
 
 if __name__ == "__main__":
-    run_job(EXPORT, program="python jobs/export_hf.py")
+    run_file(__file__)

@@ -1,9 +1,6 @@
 """`domext predict` as a file, for `ray job submit … -- python jobs/predict.py …`."""
 
-from __future__ import annotations
-
-from domext_ray.commands.main import run_job
-from domext_ray.commands.predicting import PREDICT
+from domext_ray.commands.main import run_file
 
 if __name__ == "__main__":
-    run_job(PREDICT, program="python jobs/predict.py")
+    run_file(__file__)

@@ -1,9 +1,6 @@
 """`domext pretrain lora` as a file, for `ray job submit … -- python jobs/pretrain_lora.py …`."""
 
-from __future__ import annotations
-
-from domext_ray.commands.main import run_job
-from domext_ray.commands.pretraining import LORA
+from domext_ray.commands.main import run_file
 
 if __name__ == "__main__":
-    run_job(LORA, program="python jobs/pretrain_lora.py")
+    run_file(__file__)

@@ -169,6 +169,7 @@ def read_job_options(job: Job[Any], options: list[str]) -> None:
     """Let a job read its options; one that it does not use would get a warning."""
     if {"--help", "--help_all"} & set(options):
         return
+    options = [f"--{job.word}", *options] if job.word and not options[0].startswith("-") else options
     file = read_flags(job.config_class, options).config
     if file.startswith("runs/"):  # an earlier command's
         place = options.index(f"--{CONFIG}")

@@ -13,9 +13,6 @@ def check_early(config: PretrainConfig) -> None:
     """Refuse a text, a base or a GPU that there is not, and heads that do not divide.
 
     A run that has begun is the job's to look at: one that has ended needs none of them.
-
-    Raises:
-        DomextError: one of these.
     """
     from domext_ray.runs.run_directory import RUN, resolve_paths
 
@@ -30,15 +27,7 @@ def check_early(config: PretrainConfig) -> None:
 
 
 def check_text(option: str, spec: str) -> None:
-    """Refuse text that is not on this machine; what is elsewhere the job itself looks for.
-
-    Args:
-        option: what named it.
-        spec: its value.
-
-    Raises:
-        CorpusError: there is no such file.
-    """
+    """Refuse text that an option names and that is not on this machine; what is elsewhere the job itself looks for."""
     from domext_ray.data.files import find_files
 
     if "://" not in spec:

@@ -18,6 +18,8 @@ from domext_ray.options.read import CONFIG, PRESET, Settings, read_file
 
 FEW, ALL = ("--help", "-h"), ("--help_all",)
 """Flags that ask for the options that matter most, and for all of them."""
+MOST_SHOWN = 20
+"""Options that are all shown at once."""
 
 _METAVARS = {str: "TEXT", int: "N", float: "X", dict: "{…}"}
 _COLUMN = 38
@@ -34,10 +36,7 @@ def print_text(text: str) -> None:
 def format_help(job: Job[Any], *, is_full: bool, program: str = "") -> str:
     """Return a job's help: what it does, examples, and options with the values that they have without a flag.
 
-    Args:
-        job: the job.
-        is_full: all options in their sections; else those that matter most.
-        program: what its examples begin with; empty: `domext` and the job's verb.
+    `is_full`: all options in their sections; else those that matter most. `program` is what its examples begin with.
     """
     about = job.about.rstrip().replace(f"domext {job.verb}", program or f"domext {job.verb}")
     preset: Settings = read_file(job.config_class, find_preset(job.preset), "the preset") if job.preset else {}
@@ -46,8 +45,8 @@ def format_help(job: Job[Any], *, is_full: bool, program: str = "") -> str:
     instead = f"a preset instead of {job.preset or 'none'} (domext presets lists them)"
     file = f"  --{PRESET} NAME".ljust(_COLUMN) + f"{instead}\n"
     file += f"  --{CONFIG} FILE".ljust(_COLUMN) + "a YAML file of options, which changes the preset"
-    if not is_full and len(options) > len(job.main) > 0:
-        shown = _format_options((options[each] for each in job.main), values)
+    if not is_full and len(options) > MOST_SHOWN:
+        shown = _format_options((options[each] for each in job.list_main()), values)
         title = f"Options that matter most (of {len(options)}), and the values that they have here:"
         return "\n".join([about, "", title, shown, file, f"  {ALL[0]}".ljust(_COLUMN) + "all options"])
     parts = [about, "", "Options, and the values that they have here:", file]

@@ -8,29 +8,20 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
 
 import domext_ray
-from domext_ray.commands.embedding import EMBED
+from domext_ray.commands import measuring, pretraining, using
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job, configure
-from domext_ray.commands.measuring import ABLATE, FINETUNE, FORGETTING, RETRIEVAL, SWEEP
-from domext_ray.commands.models import BANK, COMPARE, COMPARE_RUNS, EXPORT
-from domext_ray.commands.predicting import PREDICT
-from domext_ray.commands.pretraining import METHODS, PREPARE, VOCAB
-from domext_ray.commands.serving import SERVE
+from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.presets import describe_preset, find_preset, list_presets
 from domext_ray.errors import ConfigError
 from domext_ray.options.declare import ConfigT
 from domext_ray.options.kinds import suggest
-from domext_ray.options.read import read_flags
 from domext_ray.runtime.stopping import exit_on_user_error
 
-_JOBS: tuple[Job[Any], ...] = (
-    *(*METHODS.values(), PREPARE, VOCAB),
-    *(FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK, PREDICT, EMBED, SERVE),
-)
-JOBS = {each.verb: each for each in _JOBS}
+JOBS = {each.verb: each for each in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}
 """Every job by its verb."""
 
 PRESETS = "presets"
@@ -45,11 +36,7 @@ _COLUMN = 23
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Carry out a command.
-
-    Args:
-        args: command line without the program's name; None reads `sys.argv`.
-    """
+    """Carry out a command line, without the program's name; None reads `sys.argv`."""
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0] in (*FEW, *ALL):
         print_text(format_verbs())
@@ -67,20 +54,20 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str = "") -> None:
-    """Carry out a job; a user's mistake is one sentence and exit code 2.
-
-    Args:
-        job: the job.
-        args: command line without the program's name and the verb; None reads `sys.argv`.
-        program: how it was called, for its help; empty: `domext` and its verb.
-    """
+    """Carry out a job, given a command line without the verb; `program` is how its help calls it, if not so."""
     arguments = list(sys.argv[1:] if args is None else args)
     with exit_on_user_error():
         if any(each in arguments for each in (*FEW, *ALL)):
             is_full = any(each in arguments for each in ALL)
             print_text(format_help(job, is_full=is_full, program=program))
         else:
-            job.run(configure(job, read_flags(job.config_class, arguments)))
+            job.start(configure(job, job.read(arguments)))
+
+
+def run_file(path: str) -> None:
+    """Carry out the job of a file in jobs/, which has its verb's name."""
+    name = Path(path).stem
+    run_job(JOBS[name.replace("pretrain_", "pretrain ")], program=f"python jobs/{name}.py")
 
 
 def find_verb(words: Sequence[str]) -> str:
@@ -123,14 +110,7 @@ def _format_row(name: str, text: str) -> str:
 
 
 def show_presets(words: Sequence[str]) -> None:
-    """List the presets, or print one.
-
-    Args:
-        words: nothing, or `show` and a preset's name.
-
-    Raises:
-        ConfigError: anything else, or a name that there is not.
-    """
+    """List the presets, or print one, given nothing, or `show` and its name; anything else is a ConfigError."""
     if not words or words[0] in (*FEW, *ALL):
         rows = [f"  {each:<{_COLUMN + 4}}{describe_preset(each)}" for each in list_presets()]
         print_text("\n".join([_ABOUT_PRESETS, _USE_OF_PRESETS, "", *rows]))

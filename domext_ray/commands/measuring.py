@@ -1,20 +1,18 @@
-"""The verbs that measure models on labelled sets and general text: finetune, sweep, ablate and forgetting."""
+"""The verbs that measure and compare: finetune, sweep, ablate, evaluate_…, compare and compare_runs."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
 
 from domext_ray.commands.early import check_text
 from domext_ray.commands.job import NOT_FINE_TUNING, Job
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
-from domext_ray.config.jobs import ForgettingConfig
+from domext_ray.config.jobs import CompareConfig, ForgettingConfig, StudyConfig
+from domext_ray.config.presets import find_preset
 from domext_ray.config.retrieval import RetrievalConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.training.tracking import check_trackers
-
-
-def _finetune(config: FinetuneConfig) -> None:
-    from domext_ray.downstream.finetune.finetune import run_finetuning
-
-    run_finetuning(config)
 
 
 def _check_set(config: FinetuneConfig | AblateConfig) -> None:
@@ -43,29 +41,18 @@ the model has: with the head, --method.trains extensions trains them all, and ad
 The run directory gets summary.json (dev and test with 95 % intervals), predictions.jsonl, report.html, scores.png and
 export/; the same command goes on where it stopped.""",
     FinetuneConfig,
-    _finetune,
+    "downstream.finetune.finetune:run_finetuning",
     "finetune",
-    main=(
-        *("task", "data", "model", "method.trains", "method.heads", "method.ffn_units", "method.bottleneck_size"),
-        *("method.lora_rank", "grid.lr", "grid.batch_size", "grid.epochs", "grid.restarts", "labelled.max_length"),
-        *("scale.use_gpu", "run.name", "run.dir", "dry_run"),
-    ),
-    unused=NOT_FINE_TUNING,
+    main=("method.trains", "method.heads", "method.ffn_units", "method.bottleneck_size", "method.lora_rank"),
+    reads=tuple(f"-{each}" for each in NOT_FINE_TUNING),
     check=_check_set,
 )
 
 
-def _sweep(config: SweepConfig) -> None:
-    from domext_ray.search.sweep import run_sweep
-
-    run_sweep(config)
-
-
 def _check_sets(config: SweepConfig) -> None:
-    """Refuse a tracker, a task, a place or a text that does not exist."""
+    """Refuse a task, a place or a text that does not exist."""
     from domext_ray.labelled.set_description import find_set
 
-    check_trackers(config.run)
     check_text("corpus", config.corpus)
     for task, data in zip(config.tasks, config.places, strict=True):
         find_set(task, data)
@@ -92,14 +79,9 @@ file (the preset sweeps/af_mini without --preset), and all options of a training
 The sweep's directory gets sweep.html (leaderboard, figures), best.yaml (domext pretrain af --config best.yaml)
 and trials/, each a run that other jobs take as a model. The same command goes on where it stopped.""",
     SweepConfig,
-    _sweep,
+    "search.sweep:run_sweep",
     "sweeps/af_mini",
-    main=(
-        *("tasks", "data", "base", "corpus", "space", "search.searcher", "search.scheduler", "search.trials"),
-        *("search.objectives", "budget.steps", "budget.tokens", "budget.seconds", "scale.use_gpu"),
-        *("run.name", "run.dir", "dry_run"),
-    ),
-    unused=DECIDED,
+    reads=tuple(f"-{each}" for each in DECIDED),
     check=_check_sets,
 )
 
@@ -141,12 +123,7 @@ from --grid.lr. The same command goes on where it stopped. Figures, tables and p
     AblateConfig,
     _ablate,
     "ablate",
-    main=(
-        *("study", "finetuned", "adapter", "task", "data", "model", "sigmas", "sizes", "top_layers", "grid.lr"),
-        *("grid.restarts", "scale.use_gpu", "run.name", "run.dir", "output", "dry_run"),
-    ),
-    unused=(*NOT_FINE_TUNING, "features."),
-    found=("finetuned",),
+    reads=tuple(f"-{each}" for each in (*NOT_FINE_TUNING, "features.")),
     check=_check_study,
 )
 
@@ -160,13 +137,13 @@ def _measure_forgetting(config: ForgettingConfig) -> None:
 
 
 FORGETTING = Job(
-    "forgetting",
+    "evaluate_forgetting",
     """Compare models by the masked words of general text that they still predict: AF Adapter's test of forgetting.
 
-    domext forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting""",
+    domext evaluate_forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting""",
     ForgettingConfig,
     _measure_forgetting,
-    unused=("prepare.held_out_frac", "prepare.cross_documents", "prepare.packed", "prepare.cache_dir", "prepare.pair"),
+    reads=tuple(f"-prepare.{each}" for each in ("held_out_frac", "cross_documents", "packed", "cache_dir", "pair")),
     check=lambda config: check_text("corpus", config.corpus),
 )
 
@@ -190,5 +167,77 @@ cosine of their vectors. Figures have bootstrap 95 % intervals over queries; dif
 paired.""",
     RetrievalConfig,
     _evaluate_retrieval,
-    found=("data",),
 )
+
+
+def _compare(config: StudyConfig) -> None:
+    from domext_ray.study.arms import read_presets
+    from domext_ray.study.study import run_study
+
+    run_study(config, read_presets(find_preset(COMPARE.preset)))
+
+
+COMPARE = Job(
+    "compare",
+    """Compare methods with one trainable budget and one training time, several seeds each.
+
+    domext compare --seconds 90                            # the small base and corpus that ship
+    domext compare --base BASE --corpus 'texts/*.txt' --methods full,lora,af,bottleneck --budget 0.17 \\
+        --seconds 600 --seeds 3 --run.name study
+    domext compare --corpus 'texts/*.txt' --replay.corpus general.txt --methods full,full_kept,af_words \\
+        --rates 3e-4,1e-3,3e-3 --retention 'other/*.txt' --seconds 600
+    domext compare --tokens 1000000 --presets '{exbert: {vocab: {size: 5000}}}' --dry_run true
+
+Makes RUN.DIR/RUN.NAME with a run for each method and seed, comparison.md, comparison.png and results.json: bits per
+character gained on held-out text of the domain against points of general accuracy lost. Every run ends at rate 0 when
+its --seconds or --tokens are spent. The same command goes on where it stopped; more --methods, --budgets or --seeds may
+come later. Each method is options of a training job under a name: in the preset compare, in a file of your own
+(--config, `presets:`), or in --presets. Methods whose presets have objective.keep, keep_weight or replay read the
+general text of --replay.corpus, and no other method does.""",
+    StudyConfig,
+    _compare,
+    "compare",
+    main=("replay.corpus",),
+    reads=("-train.max_", "-train.long_", "-optim.lr", "-optim.schedule", "-optim.decay_steps"),
+    check=lambda config: check_text("corpus", config.corpus),
+)
+
+
+def _compare_runs(config: CompareConfig) -> None:
+    from domext_ray.downstream.finetune import comparison as finetuning
+    from domext_ray.report.compare import choose_runs, draw_comparison, read_run, tabulate_runs
+    from domext_ray.report.plots import check_picture
+
+    folders = choose_runs(config.runs)
+    picture = Path(config.output).expanduser()
+    check_picture(picture)
+    if any(finetuning.is_finetuned(each) for each in folders):
+        finetuned = [finetuning.read_finetuned(each) for each in folders]
+        finetuning.check_comparable(finetuned)
+        lines = finetuning.compare_finetuned(finetuned)
+        finetuning.draw_finetuned(finetuned, lines, picture)
+        table = finetuning.tabulate_finetuned(finetuned, lines)
+    else:
+        runs = [read_run(each) for each in folders]
+        draw_comparison(runs, picture)
+        table = tabulate_runs(runs)
+    print(table.show(config.format))
+    print(f"\npicture: {config.output}", file=sys.stderr if config.format == "latex" else sys.stdout)
+
+
+COMPARE_RUNS = Job(
+    "compare_runs",
+    """Compare finished runs: pre-training runs on one corpus, or models fine-tuned on one labelled set.
+
+    domext compare_runs --runs runs/af,runs/exbert,runs/bert --output comparison.png
+    domext compare_runs --runs runs/base-ner,runs/af-ner,runs/exbert-ner --output ner.png
+    domext compare_runs --runs runs/base-ner,runs/af-ner --format latex > table.tex
+
+Pre-training: bits per character and forgetting over training seconds. Fine-tuning: the set's metric with 95 % intervals
+over documents and restarts, and paired differences to the first run. The table is Markdown, or with --format latex one
+for the package booktabs.""",
+    CompareConfig,
+    _compare_runs,
+)
+
+JOBS: tuple[Job[Any], ...] = (FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from domext_ray.commands.early import check_early
-from domext_ray.commands.job import FOLDER, LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job
+from domext_ray.commands.job import FOLDER, TEXT, WITHOUT_BASE, Job
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.training.tracking import check_trackers
 
 
 def _pretrain(config: PretrainConfig) -> None:
     from domext_ray.pipeline import run_pretraining
 
     run_pretraining(config, started=_find_process_start())
-
-
-def _check_run(config: PretrainConfig) -> None:
-    check_trackers(config.run)
-    check_early(config)
 
 
 def _find_process_start() -> float | None:
@@ -37,7 +32,7 @@ def _make_method(
     name: str,
     about: str,
     main: tuple[str, ...],
-    unused: tuple[str, ...] = WITHOUT_BASE,
+    reads: tuple[str, ...] = WITHOUT_BASE,
     preset: str = "",
     plain_preset: str = "",
 ) -> Job[PretrainConfig]:
@@ -53,9 +48,9 @@ def _make_method(
         _pretrain,
         preset,
         plain_preset,
-        main=(*TRAINING, *main, *LENGTH, *PLACE),
-        unused=unused,
-        check=_check_run,
+        main=(*TEXT, *main),
+        reads=reads,
+        check=check_early,
     )
 
 
@@ -81,7 +76,7 @@ BERT = _make_method(
     domext pretrain bert --base none --vocab.size 8192 --corpus 'texts/*.txt' --run.name small-bert
     domext pretrain bert --base bert-base-uncased --corpus 'texts/*.txt'        # continued pre-training""",
     ("vocab.size", "objective.whole_word"),
-    unused=(),
+    reads=(),
 )
 
 BOTTLENECK = _make_method(
@@ -100,7 +95,7 @@ EXBERT = _make_method(
     """exBERT: new words of the domain, and a gated extension module beside every frozen layer.
 
     domext pretrain exbert --base bert-base-uncased --corpus 'texts/*.txt' --vocab.size 5000 --run.name clinic
-    domext pretrain exbert … --vocab.size 0 --vocab.words runs/words                   # words of domext vocab
+    domext pretrain exbert … --vocab.size 0 --vocab.words runs/words         # words of domext build_vocab
     domext pretrain exbert … --vocab.size 0 --vocab.words runs/clinic/tokenizer --init_from runs/clinic \\
         --method.trains all --run.name clinic-2         # second stage: every parameter trains
 
@@ -121,26 +116,20 @@ METHODS = {each.verb.split()[1]: each for each in (AF, BOTTLENECK, EXBERT, LORA,
 """The methods of pretrain, by name."""
 
 
-def _prepare(config: PretrainConfig) -> None:
-    from domext_ray.inputs import run_preparation
-
-    run_preparation(config)
-
-
 PREPARE = Job(
-    "prepare",
+    "prepare_corpus",
     """Prepare a corpus ahead of training: text in, shards of token rows out, where the training job will look for them.
 
-    domext prepare --corpus 'texts/*.jsonl' --base bert-base-uncased --train.seq_length 512
-    domext prepare --corpus big.txt --dry_run true     # only list what would be read
+    domext prepare_corpus --corpus 'texts/*.jsonl' --base bert-base-uncased --train.seq_length 512
+    domext prepare_corpus --corpus big.txt --dry_run true     # only list what would be read
 
 What decides a corpus are --corpus, --prepare.*, --base, --vocab.*, --train.seq_length and --objective.next_sentence;
 training's other options may be given too, and have no effect here.""",
     PretrainConfig,
-    _prepare,
+    "inputs:run_preparation",
     "af",
-    main=(*TRAINING, "prepare.shard_bytes", "prepare.cache_dir", "train.seq_length", "vocab.size", *FOLDER),
-    used=(
+    main=(*TEXT, "prepare.shard_bytes", "prepare.cache_dir", "vocab.size"),
+    reads=(
         *("base", "corpus", "prepare.", "vocab.", "train.seq_length", "train.long_seq_length"),
         *("objective.next_sentence", *FOLDER),
     ),
@@ -148,26 +137,21 @@ training's other options may be given too, and have no effect here.""",
 )
 
 
-def _learn_words(config: PretrainConfig) -> None:
-    from domext_ray.inputs import run_vocabulary
-
-    run_vocabulary(config)
-
-
 VOCAB = Job(
-    "vocab",
+    "build_vocab",
     """Learn new words of a domain for a base, and show what vocabularies of other sizes would save.
 
-    domext vocab --corpus 'texts/*.jsonl' --base bert-base-uncased --vocab.size 5000 --run.name words
-    domext vocab --vocab.words words.txt --base bert-base-uncased       # your own words, one per line
+    domext build_vocab --corpus 'texts/*.jsonl' --base bert-base-uncased --vocab.size 5000 --run.name words
+    domext build_vocab --vocab.words words.txt --base bert-base-uncased       # your own words, one per line
     domext pretrain exbert --vocab.size 0 --vocab.words runs/words …    # uses them
 
 Training's other options may be given too, and have no effect here.""",
     PretrainConfig,
-    _learn_words,
+    "inputs:run_vocabulary",
     "vocab",
-    main=(*TRAINING, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.extend", *FOLDER),
-    used=("base", "corpus", "prepare.", "vocab.", *FOLDER),
-    unused=("vocab.lowercase",),
+    main=(*TEXT, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.extend"),
+    reads=("base", "corpus", "prepare.", "vocab.", "-vocab.lowercase", *FOLDER),
     check=check_early,
 )
+
+JOBS: tuple[Job[Any], ...] = (*METHODS.values(), PREPARE, VOCAB)

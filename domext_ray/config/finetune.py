@@ -20,7 +20,9 @@ from domext_ray.options.declare import (
     SOME,
     CountOrZero,
     FolderName,
+    Found,
     LayerRange,
+    Main,
     Place,
     RunFolder,
     ShareOrZero,
@@ -38,8 +40,9 @@ from domext_ray.options.declare import (
 class PlaceConfig:
     """Where a fine-tuning run lives."""
 
-    name: FolderName = free("")  # name of the run; empty: the set's and the model's
-    dir: Annotated[str, filled("a folder"), place()] = free("runs")  # folder of all runs; the run itself is DIR/NAME
+    name: Main[FolderName] = free("")  # name of the run; empty: the set's and the model's
+    # folder of all runs; the run itself is DIR/NAME
+    dir: Main[Annotated[str, filled("a folder"), place()]] = free("runs")
 
 
 @option_group
@@ -47,7 +50,7 @@ class LabelledConfig:
     """How labelled examples become rows."""
 
     # tokens of a row at most; longer examples are windowed, pairs are cut
-    max_length: Annotated[int, Field(ge=16, le=MANY)] = 128
+    max_length: Main[Annotated[int, Field(ge=16, le=MANY)]] = 128
     stride: NonNegativeInt = 32  # tokens that neighbouring windows of a long example share
     context: bool = False  # ner: rows are filled with the document's neighbouring sentences
     metric: str = ""  # figure that dev chooses by, such as f1.macro; empty: the set's own
@@ -83,13 +86,13 @@ class GridConfig:
     rates 5e-5, 3e-5 and 2e-5, 2 to 4 epochs.
     """
 
-    lr: Numbers = (5e-5,)  # peak learning rates
-    batch_size: Sizes = (32,)  # rows of an optimiser step
-    epochs: Numbers = (3.0,)  # passes over the training split
+    lr: Main[Numbers] = (5e-5,)  # peak learning rates
+    batch_size: Main[Sizes] = (32,)  # rows of an optimiser step
+    epochs: Main[Numbers] = (3.0,)  # passes over the training split
     stage_lr: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: a step's own, such as entities=1e-3; empty: lr
     stage_epochs: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: such as entities=10; empty: epochs
     # trainings of each combination, with seeds that count up from --seed
-    restarts: Annotated[int, Field(ge=1, le=1000)] = 1
+    restarts: Main[Annotated[int, Field(ge=1, le=1000)]] = 1
     micro_batch_size: NonNegativeInt = free(0)  # rows of one forward pass; 0: the whole batch
     score_every_epoch: bool = free(True)  # score dev after every epoch; else after the last one only
     patience: CountOrZero = 0  # stop after this many epochs without a better dev, and keep the best; 0: train all
@@ -164,7 +167,9 @@ class TrainingScaleConfig(GpuOptions):
     gpus: Annotated[float, Field(gt=0.0, le=1.0)] = free(1.0)
 
 
-Model = Annotated[str, filled("a run's directory, an export, a base or a hub id"), place("a hub id, or a folder")]
+Model = Found[
+    Annotated[str, filled("a run's directory, an export, a base or a hub id"), place("a hub id, or a folder")]
+]
 FULL = MethodConfig(name="full", trains="all", adapter="task", heads=0, ffn_units=0)
 """Every parameter trains."""
 
@@ -174,16 +179,16 @@ class FinetuneConfig:
     """Fine-tune a model on a labelled set, choose by dev, score test once."""
 
     # a family (ner, qa, ...), a described set (bc5cdr, rte, ...), or a YAML of your own
-    task: Annotated[str, filled("a task, a described set, or a YAML")] = "code_entities"
+    task: Main[Annotated[str, filled("a task, a described set, or a YAML")]] = "code_entities"
     # folder (or hub name) of the set's files; empty: code_entities, which ships
-    data: Annotated[str, place("a hub name, or a folder")] = ""
-    model: Model = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
+    data: Main[Annotated[str, place("a hub name, or a folder")]] = ""
+    model: Main[Model] = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
     model_step: NonNegativeInt = 0  # checkpoint of a run; 0: the newest
     keep_head: bool = False  # the head of a model that was fine-tuned before goes on; its labels must be the set's
     # width of each direction of a BiLSTM between encoder and head (BERT section 5.1); 0: none
     head_bilstm: CountOrZero = 0
     seed: Annotated[int, Field(ge=0, lt=2**62)] = 0  # seed of the head's start, data order and dropout
-    dry_run: bool = free(False)  # validate, print the plan and the counts, start nothing
+    dry_run: Main[bool] = free(False)  # validate, print the plan and the counts, start nothing
     num_resamples: Annotated[int, Field(ge=100, le=MANY)] = 1000  # bootstrap samples of an interval
     export: bool = free(True)  # write the best model as a Hugging Face folder
     run: PlaceConfig = field(default_factory=PlaceConfig)
@@ -252,17 +257,19 @@ class AblateConfig(FinetuneConfig):
     """
 
     method: MethodConfig = field(default_factory=lambda: BOTTLENECK)
-    study: Literal["spans", "sigma", "size"] = "spans"  # remove parts by layers; vary their start; vary their size
-    finetuned: RunFolder = ""  # spans: directory of a fine-tuning run that has ended, such as runs/af-ner
-    adapter: str = ""  # spans: the adapter whose parts are removed; empty: the run's own, or the only one
+    # remove parts by layers; vary their start; vary their size
+    study: Main[Literal["spans", "sigma", "size"]] = "spans"
+    finetuned: Main[Found[RunFolder]] = ""  # spans: directory of a fine-tuning run that has ended, such as runs/af-ner
+    adapter: Main[str] = ""  # spans: the adapter whose parts are removed; empty: the run's own, or the only one
     remove_norms: bool = False  # spans: the shifts of the span's LayerNorms are removed too
     # sigma: standard deviations of the bottlenecks' start
-    sigmas: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], SOME, DIFFERENT] = SIGMAS
+    sigmas: Main[Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], SOME, DIFFERENT]] = SIGMAS
     # size: widths m of the bottlenecks
-    sizes: Annotated[tuple[PositiveInt, ...], SOME, DIFFERENT] = SIZES
+    sizes: Main[Annotated[tuple[PositiveInt, ...], SOME, DIFFERENT]] = SIZES
     # size: numbers of top layers that train instead; all: from 1 to all layers; or none
-    top_layers: Literal["all", "none"] | Annotated[tuple[PositiveInt, ...], DIFFERENT] = "all"
-    output: Place = ""  # folder of figures and tables; empty: FINETUNED/ablation, or RUN.DIR/NAME-sigma and NAME-size
+    top_layers: Main[Literal["all", "none"] | Annotated[tuple[PositiveInt, ...], DIFFERENT]] = "all"
+    # folder of figures and tables; empty: FINETUNED/ablation, or RUN.DIR/NAME-sigma and NAME-size
+    output: Main[Place] = ""
 
     def __post_init__(self) -> None:
         require(not self.features.layers, "features.layers", self.features.layers, "empty in these studies")

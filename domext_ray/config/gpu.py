@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from domext_ray.options.declare import Time, free, option_group, read_seconds
+from domext_ray.options.declare import Main, Time, free, option_group, read_seconds
 
 UseGpu = bool | Literal["auto"]
 """A GPU for each process, or not; auto until it is known how many GPUs there are."""
@@ -14,7 +14,8 @@ UseGpu = bool | Literal["auto"]
 class GpuOptions:
     """The options of `--scale` that all jobs have which start processes."""
 
-    use_gpu: UseGpu = free("auto")  # a GPU for each process; auto: where there are GPUs, or a cluster can bring them
+    # a GPU for each process; auto: where there are GPUs, or a cluster can bring them
+    use_gpu: Main[UseGpu] = free("auto")
     # how long a job waits for GPUs that a cluster has too few of, before it gives up
     wait: Time = free("10m")
 

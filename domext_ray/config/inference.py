@@ -15,6 +15,7 @@ from domext_ray.options.declare import (
     MANY,
     Count,
     CountOrZero,
+    Found,
     filled,
     free,
     option_group,
@@ -22,9 +23,8 @@ from domext_ray.options.declare import (
     require,
 )
 
-Model = Annotated[
-    str, filled("a run's directory, an export, BANK:NAME or a base"), place("a hub id, BANK:NAME, or a folder")
-]
+_MODEL = "a run's directory, an export, BANK:NAME or a base"
+Model = Found[Annotated[str, filled(_MODEL), place("a hub id, BANK:NAME, or a folder")]]
 InputFiles = Annotated[str, filled("files, globs, folders or s3:// addresses, by commas")]
 Output = Annotated[str, filled("a folder, such as predictions/notes"), place()]
 FieldName = Annotated[str, filled("the name of a field or column")]
@@ -38,7 +38,7 @@ FILL_MASK = "fill_mask"
 class InferenceScaleConfig(GpuOptions):
     """Workers and what each of them gets; every worker holds the model once."""
 
-    workers: CountOrZero = free(0)  # actors that predict; 0: as many as there are CPUs or, with --scale.use_gpu, GPUs
+    workers: CountOrZero = free(0)  # actors that predict; 0: one per CPU or, with --scale.use_gpu, per GPU
     # CPUs of a worker (Ray's share and torch's threads); 0: 1
     cpus: Annotated[float, Field(ge=0.0, le=MANY)] = free(0.0)
 

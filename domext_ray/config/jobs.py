@@ -1,4 +1,4 @@
-"""The configurations of jobs that train no model of their own: export, comparison, study, forgetting and bank.
+"""The configurations of jobs that train no model of their own, from export to verify and env.
 
 Nothing here reads a file; `presets.configure` makes them from YAML and flags.
 """
@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 
 from domext_ray.config.gpu import UseGpu
 from domext_ray.config.pretrain import (
+    Base,
     Corpus,
     EngineConfig,
     ObjectiveConfig,
@@ -29,7 +30,9 @@ from domext_ray.options.declare import (
     DIFFERENT,
     SOME,
     Count,
+    Found,
     Length,
+    Main,
     ModelPlace,
     Share,
     ShareOrZero,
@@ -60,7 +63,9 @@ class ExportConfig:
     """Which run to export, where to, and whether the hub gets it."""
 
     # the run's directory, such as runs/af
-    run: Annotated[str, filled("a run's directory, such as runs/af"), place("a run's directory", buckets=True)] = ""
+    run: Found[
+        Annotated[str, filled("a run's directory, such as runs/af"), place("a run's directory", buckets=True)]
+    ] = ""
     # folder of the export, or s3://BUCKET/FOLDER; empty: RUN/export, RUN/adapterhub or RUN/peft, by the format
     output: Annotated[str, place(buckets=True)] = ""
     format: Literal["huggingface", "adapterhub", "peft"] = "huggingface"  # whole model; bottlenecks alone; LoRA alone
@@ -88,7 +93,7 @@ class CompareConfig:
     """Which runs to compare."""
 
     # run directories
-    runs: Annotated[tuple[Annotated[str, place("run directories")], ...], SOME, DIFFERENT] = ()
+    runs: Found[Annotated[tuple[Annotated[str, place("run directories")], ...], SOME, DIFFERENT]] = ()
     # the picture
     output: Annotated[str, filled("a picture's file, such as comparison.png"), place("a file")] = "comparison.png"
     # the table: markdown or latex (for the package booktabs)
@@ -159,29 +164,29 @@ class StudyConfig:
     """
 
     # names of presets
-    methods: Annotated[tuple[str, ...], SOME, DIFFERENT] = free(
+    methods: Main[Annotated[tuple[str, ...], SOME, DIFFERENT]] = free(
         ("full", "lora", "fl_tuning", "af", "bottleneck", "exbert")
     )
     # trainable share of base and extension, where a method has a size; 0: the presets' own sizes
-    budget: ShareOrZero = 0.17
+    budget: Main[ShareOrZero] = 0.17
     # several such shares, in the place of --budget: a sized method runs at each
-    budgets: Annotated[tuple[Share, ...], DIFFERENT] = free(())
-    seconds: NonNegativeFloat = 0.0  # training seconds of a run; or give --tokens
-    tokens: NonNegativeInt = 0  # tokens that a run reads; or give --seconds
+    budgets: Main[Annotated[tuple[Share, ...], DIFFERENT]] = free(())
+    seconds: Main[NonNegativeFloat] = 0.0  # training seconds of a run; or give --tokens
+    tokens: Main[NonNegativeInt] = 0  # tokens that a run reads; or give --seconds
     tokens_by_method: dict[str, PositiveInt] = free(dict)  # other numbers by method
-    seeds: Annotated[int, Field(ge=1, le=1000)] = free(3)  # runs of each method
+    seeds: Main[Annotated[int, Field(ge=1, le=1000)]] = free(3)  # runs of each method
     seed: NonNegativeInt = free(0)  # the first run's seed; the others count up from it
     # peak rates, of which each method takes its best; empty: the presets' rates
-    rates: Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], DIFFERENT] = ()
+    rates: Main[Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], DIFFERENT]] = ()
     # share of --seconds or --tokens that a run takes which tries a rate
     tune_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    retention: str = free("")  # general text that no model was trained on: what each model still predicts of it
+    retention: Main[str] = free("")  # general text that no model was trained on: what each model still predicts of it
     retention_texts: Count = free(10_000)  # texts that are drawn from it
-    presets: dict[str, Any] = free(dict)  # further methods: options by name
+    presets: Main[dict[str, Any]] = free(dict)  # further methods: options by name
     # general-mini (ships with the package), a folder, or a hub id
-    base: Annotated[str, filled("a name, a folder or a hub id"), place("a hub id, or a folder")] = "general-mini"
-    corpus: Corpus = "package-docs"  # as in a training job
-    dry_run: bool = free(False)  # validate, print the plan and the counts, start nothing
+    base: Main[Base] = "general-mini"
+    corpus: Main[Corpus] = "package-docs"  # as in a training job
+    dry_run: Main[bool] = free(False)  # validate, print the plan and the counts, start nothing
     run: RunConfig = field(default_factory=RunConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -236,7 +241,7 @@ class BankConfig:
     # the bank's folder, or s3://BUCKET/BANK; the first --add makes it
     bank: Annotated[str, filled("a folder, such as bank"), place(buckets=True)] = ""
     # directory of a run, such as runs/clinic, whose adapter is added, of a fine-tuned one with its head
-    add: Annotated[str, place("a run's directory", buckets=True)] = ""
+    add: Found[Annotated[str, place("a run's directory", buckets=True)]] = ""
     name: str = ""  # what the bank calls the adapter that is added: letters, digits and underscores
     remove: str = ""  # name of an adapter to delete
     verify: bool = False  # compare the base and every file with their hashes
@@ -253,3 +258,19 @@ class BankConfig:
         asked = [name for name in ("add", "remove", "verify") if getattr(self, name)]
         if len(asked) > 1:
             raise ConfigError(f"--{asked[0]} and --{asked[1]} are both given; give one of them.")
+
+
+@option_group
+class VerifyConfig:
+    """What is looked at."""
+
+    # a run, a corpus, a vocabulary, a bank or an export, here or s3://BUCKET/…
+    path: Found[Annotated[str, filled("a folder, such as runs/af"), place(buckets=True)]] = ""
+
+
+@option_group
+class EnvConfig:
+    """How what a job would find here is printed, and which storage is tried."""
+
+    json: bool = False  # print JSON
+    run: RunConfig = field(default_factory=RunConfig)

@@ -20,7 +20,9 @@ from domext_ray.options.declare import (
     CountOrZero,
     FilePlace,
     FolderName,
+    Found,
     Length,
+    Main,
     Ratio,
     RunFolder,
     Share,
@@ -43,9 +45,9 @@ MOST_HELD_OUT = 0.5
 class RunConfig:
     """Where a run lives."""
 
-    name: FolderName = free("")  # name of the run; empty: the method's name
+    name: Main[FolderName] = free("")  # name of the run; empty: the method's name
     # folder of all runs, or s3://BUCKET/PREFIX; the run itself is DIR/NAME
-    dir: Annotated[str, filled("a folder"), place(buckets=True)] = free("runs")
+    dir: Main[Annotated[str, filled("a folder"), place(buckets=True)]] = free("runs")
     keep_checkpoints: PositiveInt = free(2)  # newest checkpoints kept
     # where figures also go: tensorboard; mlflow and trackio, each an extra of this package
     trackers: Annotated[tuple[TrackerName, ...], DIFFERENT] = free(("tensorboard",))
@@ -142,7 +144,7 @@ class VocabConfig:
     min_groups: Annotated[int, Field(ge=0, le=1000)] = 0
     whole_words: bool = False  # new entries are whole words only, no pieces of words
     protected: VocabPlace = ""  # file of words, one per line, that get an entry whatever their frequency
-    words: VocabPlace = ""  # your own new words: a file, one per line, or a folder that domext vocab made
+    words: Found[VocabPlace] = ""  # your own new words: a file, one per line, or a folder that domext build_vocab made
     extend: VocabPlace = ""  # folder of an earlier extension vocabulary, whose words and ids come first
 
     def __post_init__(self) -> None:
@@ -251,14 +253,14 @@ class TrainConfig:
     """How long to train, on what batches, and how often to look."""
 
     # optimiser steps, at most; 0: as many as --train.epochs or --train.max_tokens make
-    max_steps: NonNegativeInt = free(1000)
+    max_steps: Main[NonNegativeInt] = free(1000)
     epochs: NonNegativeFloat = free(0.0)  # passes over the corpus, at most; 0: no limit
     max_tokens: NonNegativeInt = free(0)  # tokens read, at most; 0: no limit
     max_seconds: NonNegativeFloat = free(0.0)  # seconds spent in training steps, at most; 0: no limit
-    global_batch_size: Width = 32  # rows of one optimiser step, over all workers
+    global_batch_size: Main[Width] = 32  # rows of one optimiser step, over all workers
     # rows of one forward pass; 0: an even part of a worker's share, up to 32 (on a GPU: up to 32,768 tokens)
     micro_batch_size: NonNegativeInt = free(0)
-    seq_length: Length = 128  # tokens of a row, [CLS] and [SEP] included
+    seq_length: Main[Length] = 128  # tokens of a row, [CLS] and [SEP] included
     long_seq_length: CountOrZero = 0  # tokens of a row in a second phase (BERT: 512); 0: one phase
     long_frac: Share = 0.1  # share of --optim.decay_steps that the second phase takes
     # rows of a forward pass there; 0: as many tokens as in the first phase
@@ -277,7 +279,8 @@ class TrainConfig:
     tokens_per_second: NonNegativeFloat = free(0.0)
     # or each worker's operations per second, 1e12: 400 is two fifths of an H100's peak
     teraflops: NonNegativeFloat = free(0.0)
-    general_probe: FilePlace = free("")  # sentences of the forgetting meter, one per line; empty: those that ship
+    # sentences of the forgetting meter, one per line; empty: those that ship
+    general_probe: Found[FilePlace] = free("")
 
     def __post_init__(self) -> None:
         is_limited = self.epochs > 0 or self.max_tokens > 0
@@ -312,7 +315,7 @@ class OptimConfig:
     tokens ends at rate 0, too (warm-up, stable, decay; Hu et al. 2024, "MiniCPM", section 4).
     """
 
-    lr: Annotated[float, Field(gt=0.0)] = 4e-4  # peak learning rate
+    lr: Main[Annotated[float, Field(gt=0.0)]] = 4e-4  # peak learning rate
     schedule: Literal["linear", "cosine", "wsd"] = "linear"  # after the warm-up; wsd: stable, then decay
     # with --optim.schedule wsd: share of the budget in which the rate falls
     decay_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
@@ -368,14 +371,14 @@ class EngineConfig:
 class ScaleConfig(GpuOptions):
     """Workers and what each of them gets."""
 
-    num_workers: PositiveInt = free(1)  # training processes (ranks)
+    num_workers: Main[PositiveInt] = free(1)  # training processes (ranks)
     # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
     cpus_per_worker: NonNegativeFloat = free(0.0)
 
 
-Base = Annotated[str, filled("a name, a folder or a hub id"), place("a hub id, or a folder")]
 REPAIR_NOTES = "repair-notes"
 """The made text that ships, for sweeps; see `assets/sets/repair_notes`."""
+Base = Found[Annotated[str, filled("a name, a folder or a hub id"), place("a hub id, or a folder")]]
 Corpus = Annotated[str, filled("package-docs, or at least one file or folder")]
 
 
@@ -383,13 +386,14 @@ Corpus = Annotated[str, filled("package-docs, or at least one file or folder")]
 class PretrainConfig:
     """Everything that a pre-training run is made from."""
 
-    base: Base = "general-mini"  # general-mini (ships with the package), a folder, a hub id, or none (random weights)
+    # general-mini (ships with the package), a folder, a hub id, or none (random weights)
+    base: Main[Base] = "general-mini"
     # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME:CONFIG@REVISION
-    corpus: Corpus = "package-docs"
+    corpus: Main[Corpus] = "package-docs"
     # directory of a finished run whose parameters this run starts from (exBERT's second stage)
     init_from: RunFolder = ""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of initialisation, data order, masks and dropout
-    dry_run: bool = free(False)  # validate, print the resolved configuration and the counts, start nothing
+    dry_run: Main[bool] = free(False)  # validate, print the resolved configuration and the counts, start nothing
     run: RunConfig = field(default_factory=RunConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

@@ -7,7 +7,7 @@ from typing import Annotated
 from domext_ray.config.inference import Size
 from domext_ray.config.jobs import Models, name_models
 from domext_ray.config.vectors import PoolingChoice
-from domext_ray.options.declare import FolderName, Length, filled, option_group, place
+from domext_ray.options.declare import FolderName, Found, Length, filled, option_group, place
 
 
 @option_group
@@ -16,7 +16,7 @@ class RetrievalConfig:
 
     models: Models = ()  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
     # folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv
-    data: Annotated[str, filled("a folder with corpus.jsonl, queries.jsonl and qrels"), place()] = ""
+    data: Found[Annotated[str, filled("a folder with corpus.jsonl, queries.jsonl and qrels"), place()]] = ""
     split: Annotated[FolderName, filled("a name")] = "test"  # which judgements: qrels/SPLIT.tsv
     output: Annotated[str, filled("a folder"), place()] = "retrieval"  # folder of results.json and retrieval.md
     pooling: PoolingChoice = "auto"  # tokens' mean, or the first one's state; auto: as the model's run had it

@@ -17,6 +17,7 @@ from domext_ray.options.declare import (
     Count,
     CountOrZero,
     FilePlace,
+    Found,
     Identifier,
     ModelPlace,
     filled,
@@ -71,7 +72,7 @@ class ServeScaleConfig(GpuOptions):
 class ServeConfig:
     """What is served, where, and to whom."""
 
-    bank: Annotated[str, place(buckets=True)] = ""  # a bank's folder (domext bank)
+    bank: Found[Annotated[str, place(buckets=True)]] = ""  # a bank's folder (domext bank)
     # names of the bank's adapters to begin with; empty: all of them
     adapters: Annotated[tuple[Identifier, ...], DIFFERENT] = ()
     model: ModelPlace = ""  # instead of a bank: a run, also a fine-tuned one, an export, a base's folder, or a hub id
@@ -79,7 +80,7 @@ class ServeConfig:
     # address to listen on; 0.0.0.0: every network of this machine
     host: Annotated[str, filled("an address, such as 127.0.0.1")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65_535)] = 8000  # port to listen on
-    token_file: FilePlace = ""  # file with the token that requests show; empty: DOMEXT_SERVE_TOKEN, or a new one
+    token_file: Found[FilePlace] = ""  # file with the token that requests show; empty: DOMEXT_SERVE_TOKEN, or a new one
     replicas: Annotated[int, Field(ge=1, le=4096)] = 1  # copies of the model, each with a process of its own
     max_length: CountOrZero = 0  # tokens of a row; 0: as many as the model takes, up to 512
     # at the end: how long requests that are there may take

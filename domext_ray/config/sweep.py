@@ -12,7 +12,18 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import REPAIR_NOTES, Corpus, OptimConfig, PretrainConfig, TrainConfig
-from domext_ray.options.declare import DIFFERENT, SOME, Count, free, option_group, place, require, require_disk, whole
+from domext_ray.options.declare import (
+    DIFFERENT,
+    SOME,
+    Count,
+    Main,
+    free,
+    option_group,
+    place,
+    require,
+    require_disk,
+    whole,
+)
 
 Objective = Literal["f1", "general_accuracy", "trainable", "tokens_per_second"]
 OBJECTIVES: dict[str, str] = {
@@ -28,9 +39,9 @@ OBJECTIVES: dict[str, str] = {
 class BudgetConfig:
     """What the pre-training of a whole trial takes; give one of the three."""
 
-    steps: NonNegativeInt = 0  # optimiser steps
-    tokens: NonNegativeInt = 0  # tokens read
-    seconds: NonNegativeFloat = 0.0  # seconds of training; a few timed steps say how many fit
+    steps: Main[NonNegativeInt] = 0  # optimiser steps
+    tokens: Main[NonNegativeInt] = 0  # tokens read
+    seconds: Main[NonNegativeFloat] = 0.0  # seconds of training; a few timed steps say how many fit
 
     def __post_init__(self) -> None:
         given = [name for name in ("steps", "tokens", "seconds") if getattr(self, name)]
@@ -47,11 +58,11 @@ class SearchConfig:
     sixteenth and a quarter of it. ASHA stops those that are not among the best quarter of a rung so far.
     """
 
-    searcher: Literal["random", "grid", "optuna"] = "random"  # optuna: TPE, or NSGA-II for several objectives
-    scheduler: Literal["none", "asha"] = "none"  # asha: bad trials stop early
+    searcher: Main[Literal["random", "grid", "optuna"]] = "random"  # optuna: TPE, or NSGA-II for several objectives
+    scheduler: Main[Literal["none", "asha"]] = "none"  # asha: bad trials stop early
     # f1, general_accuracy, trainable, tokens_per_second
-    objectives: Annotated[tuple[Objective, ...], SOME, DIFFERENT] = ("f1",)
-    trials: Count = 20  # trials; of a grid, every point is one
+    objectives: Main[Annotated[tuple[Objective, ...], SOME, DIFFERENT]] = ("f1",)
+    trials: Main[Count] = 20  # trials; of a grid, every point is one
     rungs: Annotated[int, Field(ge=1, le=20)] = 1  # times that a trial is scored
     # each rung's budget is so many times the one before; asha keeps one trial in so many
     reduction: Annotated[int, Field(ge=2, le=1000)] = 3
@@ -80,12 +91,12 @@ class SweepConfig(PretrainConfig):
     """
 
     # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME:CONFIG@REVISION
-    corpus: Corpus = REPAIR_NOTES  # ships, and is what repair_notes can be learned from
+    corpus: Main[Corpus] = REPAIR_NOTES  # ships, and is what repair_notes can be learned from
     # several, whose mean is F1: families, described sets, YAML files
-    tasks: Annotated[tuple[str, ...], SOME] = ("repair_notes",)
+    tasks: Main[Annotated[tuple[str, ...], SOME]] = ("repair_notes",)
     # folders (or hub names) of the tasks' sets; empty: repair_notes, which ships
-    data: tuple[Annotated[str, place("hub names, or folders")], ...] = ()
-    space: dict[str, Any] = whole(dict)  # option -> choice, int or float; see the presets sweeps/…
+    data: Main[tuple[Annotated[str, place("hub names, or folders")], ...]] = ()
+    space: Main[dict[str, Any]] = whole(dict)  # option -> choice, int or float; see the presets sweeps/…
     budget: BudgetConfig = whole(lambda: BudgetConfig(steps=300))
     search: SearchConfig = whole(SearchConfig, by="file")
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)

@@ -133,7 +133,7 @@ def read_manifest(folder: Where) -> Manifest:
         elif record.pop("sha256") != hash_values(record):
             fault = "is damaged (it is not what was written: its sha256 is another)"
     except FileNotFoundError as error:
-        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare.") from error
+        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare_corpus.") from error
     except PermissionError as error:
         raise CorpusError(
             f"{path} may be read by its owner only, for held-out text is beside it; give another --prepare.cache_dir."
@@ -152,23 +152,24 @@ def find_shard_fault(manifest: Manifest) -> str:
 
     What a bucket holds is whole, and is compared when it is opened.
     """
-    there, hashes = {*manifest.folder.list_names()}, _list_hashes(manifest)
+    there, hashes = {*manifest.folder.list_names()}, list_hashes(manifest)
     for place in hashes:
         if place.name not in there:
-            return _describe_fault(place)
+            return describe_fault(place)
     found = hash_files(hashes, manifest.folder / HASHES) if manifest.folder.is_local else {}
     changed = (place for place, sha256 in hashes.items() if found.get(str(place), sha256) != sha256)
-    return next(map(_describe_fault, changed), "")
+    return next(map(describe_fault, changed), "")
 
 
 def remember_shards(manifest: Manifest) -> None:
     """Spare the next start the reading of a prepared corpus whose files were written just now."""
-    hashes = _list_hashes(manifest)
+    hashes = list_hashes(manifest)
     if manifest.folder.is_local:
         hash_files(hashes, manifest.folder / HASHES, {str(place): sha256 for place, sha256 in hashes.items()})
 
 
-def _list_hashes(manifest: Manifest) -> dict[Place, str]:
+def list_hashes(manifest: Manifest) -> dict[Place, str]:
+    """Return the sha256 of every file of a prepared corpus, by its place."""
     records = [*manifest.train, *manifest.held_out, *manifest.texts]
     hashes = {each.path: each.sha256 for each in records} | {TOKEN_COUNTS: manifest.token_counts_sha256}
     return {manifest.folder / name: sha256 for name, sha256 in hashes.items()}
@@ -177,10 +178,11 @@ def _list_hashes(manifest: Manifest) -> dict[Place, str]:
 def find_file_fault(path: Place, sha256: str) -> str:
     """Say what is wrong with a file of a prepared corpus, or that it is missing in a bucket; empty: nothing."""
     is_whole = path.is_file() and (not path.is_local or hash_file(path) == sha256)
-    return "" if is_whole else _describe_fault(path)
+    return "" if is_whole else describe_fault(path)
 
 
-def _describe_fault(path: Place) -> str:
+def describe_fault(path: Place) -> str:
+    """Say of a file that is missing, or has another hash, which of the two it is."""
     what = {"jsonl": "text", "npy": "table"}.get(path.name.rpartition(".")[2], "shard")
     return f"the {what} {path} is {'not what its manifest says' if path.is_file() else 'missing'}"
 
@@ -191,7 +193,7 @@ def _open_shard(path: str) -> tuple[list[pa.RecordBatch], np.ndarray]:
     place = Place(path)
     if not place.is_local and hash_file(place) != _read_hashes(str(place.parent))[place.name]:
         Place(place.local()).delete()  # the copy: it may be that which is damaged
-        raise CorpusError(f"{_describe_fault(place)}; run the same command again, and if it stays so, delete it.")
+        raise CorpusError(f"{describe_fault(place)}; run the same command again, and if it stays so, delete it.")
     batches = pa.ipc.open_file(pa.py_buffer(map_file(place))).read_all().to_batches()
     return batches, np.cumsum([each.num_rows for each in batches])
 

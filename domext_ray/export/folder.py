@@ -85,7 +85,8 @@ def check_target(where: Where, kind: str, source: Path | None = None) -> None:
         )
     if record.kind != kind:
         raise RunError(f"{folder} holds an export of another kind ({record.kind}); give another folder.")
-    _check_own(folder, record)
+    for fault in find_faults(folder, record, may_miss=True):
+        raise RunError(fault)
 
 
 def check_whole(where: Where) -> None:
@@ -110,9 +111,8 @@ def list_exported(where: Where) -> list[str]:
     if record is None:
         raise RunError(f"{folder} holds no export of this project (it has no {MARKER}); export the run first.")
     check_whole(folder)
-    _check_own(folder, record)
-    if missing := record.files.keys() - set(folder.list_files()):
-        raise RunError(f"{folder / min(missing)}: it is part of the export, and is missing; export the run again.")
+    for fault in find_faults(folder, record):
+        raise RunError(fault)
     return sorted([*record.files, MARKER])
 
 
@@ -150,13 +150,16 @@ def new_export(where: Where, made_from: ExportRecord, source: Path | None = None
         raise RunError(f"the export cannot be written to {target} ({error.strerror or error}).") from error
 
 
-def _check_own(folder: Place, record: ExportRecord) -> None:
-    """Refuse files that are no part of an export, and those that have changed, unless they were being replaced."""
-    for name in folder.list_files():
+def find_faults(folder: Place, record: ExportRecord, *, may_miss: bool = False) -> Iterator[str]:
+    """Yield a sentence about each file that is no part of an export, has changed, or is missing."""
+    names = folder.list_files()
+    for name in names:
         sha256 = record.files.get(name, "" if name == MARKER else None)
         if sha256 is None or (sha256 and hash_file(folder / name) != sha256):
             fault = "no part of the export that is there" if sha256 is None else "changed since it was exported"
-            raise RunError(f"{folder / name}: {fault}; move it away, or give another folder.")
+            yield f"{folder / name}: {fault}; move it away, or give another folder."
+    for name in () if may_miss else sorted(record.files.keys() - set(names)):
+        yield f"{folder / name}: it is part of the export, and is missing; export the run again."
 
 
 def _read_marker(folder: Place) -> ExportRecord | None:

@@ -9,6 +9,7 @@ from domext_ray.errors import BaseModelError
 
 SHIPPED_BASE = "general-mini"
 ASSETS = Path(__file__).parent.parent / "assets"
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def find_local_base(base: str) -> Path | None:
@@ -33,6 +34,6 @@ def find_local_base(base: str) -> Path | None:
         raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
     if folder.exists():
         raise BaseModelError(f"--base {base!r} is a file; give the folder that holds it and its config.json.")
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", base):
+    if not HUB_ID.fullmatch(base):
         raise BaseModelError(f"--base {base!r} does not exist; give a checkpoint folder or a hub id.")
     return None

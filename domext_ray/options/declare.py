@@ -24,6 +24,12 @@ from domext_ray.errors import OptionError
 from domext_ray.options.kinds import convert, explain, list_options
 
 ConfigT = TypeVar("ConfigT")
+T = TypeVar("T")
+MAIN, FOUND = "main", "found"
+Main = Annotated[T, MAIN]
+"""An option on the first screen of help."""
+Found = Annotated[T, FOUND]
+"""A place, or several, that must be there whenever a job starts; of a base or a model only if it is a path."""
 MANY = 2**20
 """More than any machine has of what a bound speaks of: a slip of the finger, told before memory is asked for it."""
 
@@ -218,7 +224,7 @@ ShareOrZero = Annotated[float, Field(ge=0.0, lt=1.0)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 RunFolder = Annotated[str, place("a run's directory")]
 FilePlace = Annotated[str, place("a file")]
-ModelPlace = Annotated[str, place("a hub id, or a folder")]
+ModelPlace = Found[Annotated[str, place("a hub id, or a folder")]]
 LayerRange = Annotated[str, AfterValidator(check_layer_range)]
 Time = Annotated[str, AfterValidator(check_time)]
 """How long something may take, such as 10m."""

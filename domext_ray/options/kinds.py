@@ -44,6 +44,7 @@ class Option:
         limits: its bounds: ge, gt, le, lt.
         is_free: see `free`.
         whole: see `whole`.
+        tags: what else its annotation says; see `Main` and `Found`.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Option:
     limits: Mapping[str, float]
     is_free: bool
     whole: str
+    tags: frozenset[str]
 
     @property
     def help(self) -> str:
@@ -118,10 +120,12 @@ def _walk(config_class: Any, instance: Any = None, prefix: str = "") -> Iterator
         else:
             limits = {key: getattr(each, key) for each in field.metadata for key in _BOUNDS if hasattr(each, key)}
             kind, item, is_list, choices = _read_kind(field.annotation)
-            free, whole = said.get("free", False), said.get("whole", "")
-            yield Option(
-                f"{prefix}{name}", kind, item, is_list, choices, default, made, config_class, limits, free, whole
+            marks = (
+                said.get("free", False),
+                said.get("whole", ""),
+                frozenset(t for t in field.metadata if type(t) is str),
             )
+            yield Option(f"{prefix}{name}", kind, item, is_list, choices, default, made, config_class, limits, *marks)
 
 
 def _read_kind(annotation: Any) -> tuple[Any, Any, bool, tuple[str, ...]]:

@@ -290,6 +290,11 @@ def list_steps(where: Where) -> list[int]:
     return sorted({_order(each)[1] for each in _list_folders(Place(where)) if (each / MANIFEST).is_file()})
 
 
+def check_all(where: Where) -> list[tuple[Place, Checkpoint | str]]:
+    """Return every checkpoint of a run's `checkpoints` folder, the newest first; of a damaged one what is wrong."""
+    return [(each, _open(each)) for each in _list_folders(Place(where)) if (each / MANIFEST).is_file()]
+
+
 def describe_resumption(where: Where) -> str:
     """Return what the same command does, as a part of a sentence, given a run's `checkpoints` folder."""
     newest = max(list_steps(where), default=0)

@@ -102,7 +102,7 @@ def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, fol
     """
     extension = load_extension(folder)
     if extension is None:
-        raise CorpusError(f"{folder} has no {RECORD_FILE}; make it with domext vocab.")
+        raise CorpusError(f"{folder} has no {RECORD_FILE}; make it with domext build_vocab.")
     tokenizer = load_tokenizer(folder)
     family, new = tokenizer_family(tokenizer), range(extension.first_id, extension.first_id + len(extension.words))
     base = {entry: i for entry, i in tokenizer.get_vocab().items() if i not in new}
@@ -182,7 +182,7 @@ def _read_made(folder: str, option: str, known: BaseVocabulary) -> list[str]:
     """Read the words of a folder that was made for the same base."""
     extension = load_extension(Path(folder).expanduser())
     if extension is None:
-        raise CorpusError(f"--{option} {folder!r} has no {RECORD_FILE}; give a folder that domext vocab made.")
+        raise CorpusError(f"--{option} {folder!r} has no {RECORD_FILE}; give a folder that domext build_vocab made.")
     if (extension.base_fingerprint, extension.first_id) != (known.fingerprint, len(known.entries)):
         raise CorpusError(
             f"--{option} {folder!r} was made for --base {extension.base}, whose tokenizer is another than that of "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import pytest
@@ -30,10 +32,11 @@ NEEDED = {
     "compare_runs": ("--runs", "runs/af"),
     "embed": ("--input", "a.txt", "--output", "vectors"),
     "evaluate_retrieval": ("--models", "base=general-mini", "--data", "collection"),
-    "forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
-    "export": ("--run", "runs/af"),
+    "evaluate_forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
+    "export_hf": ("--run", "runs/af"),
     "predict": ("--input", "a.txt", "--output", "out"),
     "serve": ("--bank", "bank"),
+    "verify": ("--path", "runs/af"),
 }
 """What a job cannot do without."""
 PRESETS = {
@@ -74,15 +77,24 @@ def test_every_option_has_help_and_the_first_screen_has_a_dozen(name: str) -> No
     job = JOBS[name]
     options = list_options(job.config_class)
     assert [each for each, option in options.items() if not option.help or "see above" in option.help] == []
-    assert set(job.main) <= options.keys() and not [each for each in job.main if job.is_unused(each)]
-    for pattern in (*job.used, *job.unused):
+    assert set(job.main) <= set(job.list_main()) <= options.keys()
+    for pattern in (each.removeprefix("-") for each in job.reads):
         assert any(each == pattern or (pattern[-1] in "._" and each.startswith(pattern)) for each in options), pattern
     first, full = format_help(job, is_full=False), format_help(job, is_full=True)
     assert first.startswith(job.about) and job.about.count(f"    domext {name}") >= 1
     assert job.sentence.endswith(".") and len(first.splitlines()) <= 45
     for option in options:
         assert (f"  --{option} " in full) == (not job.is_unused(option)), option
-        assert f"  --{option} " in first or not job.main or option not in job.main
+        assert f"  --{option} " in first or option not in job.list_main()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_jobs_function_takes_its_configuration(name: str) -> None:
+    run = JOBS[name].run
+    function = resolve_name(f"domext_ray.{run}") if isinstance(run, str) else run
+    (first, *others) = inspect.signature(function).parameters.values()
+    assert first.annotation == JOBS[name].config_class.__name__
+    assert all(each.default is not each.empty for each in others)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -315,12 +327,15 @@ def test_an_option_of_a_part_is_named_in_full() -> None:
         ("pretrain exbert", "--vocab.size 0 --vocab.words nope", "--vocab.words names 'nope', which does not exist"),
         ("pretrain af", f"--run.dir {__file__}", "which is a file; give the folder of all runs."),
         ("finetune", "--model ../nope", "--model names '../nope', which does not exist; give a run's directory"),
-        ("export", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
+        ("export_hf", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
         ("compare_runs", "--runs .,runs/nope", "--runs names 'runs/nope', which does not exist"),
-        *((job, "--corpus nope.txt", "--corpus 'nope.txt' names no file") for job in ("prepare", "vocab", "sweep")),
+        *(
+            (job, "--corpus nope.txt", "--corpus 'nope.txt' names no file")
+            for job in ("prepare_corpus", "build_vocab", "sweep")
+        ),
         ("pretrain lora", "--replay.corpus nope.txt", "--replay.corpus 'nope.txt' names no file"),
         ("compare", "--seconds 9 --corpus nope.txt", "--corpus 'nope.txt' names no file"),
-        ("forgetting", "--models a=general-mini --corpus nope.txt", "--corpus 'nope.txt' names no file"),
+        ("evaluate_forgetting", "--models a=general-mini --corpus nope.txt", "--corpus 'nope.txt' names no file"),
         ("predict", "--input nope.txt --output out", "--input 'nope.txt' names no file"),
         ("embed", "--input nope.txt --output out", "--input 'nope.txt' names no file"),
         ("pretrain exbert", "--method.module_hidden_size 85", "divisible by the encoder's 4 attention heads"),
@@ -340,7 +355,7 @@ def test_a_name_that_there_is_not_is_told_before_the_job_runs(
 def test_flags_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[object] = []
     run_job(
-        replace(JOBS["prepare"], run=seen.append),
+        replace(JOBS["prepare_corpus"], run=seen.append),
         ["--method.heads", "2", "--seed", "1", "--seed", "3", "--train.seq_length", "64"],
     )
     assert capsys.readouterr().out.splitlines() == [

@@ -18,13 +18,6 @@ from domext_ray.commands.main import JOBS, find_verb, main
 from domext_ray.config.presets import FOLDER, list_presets
 
 FILES = {path.stem: path for path in (REPOSITORY / "jobs").glob("*.py") if path.stem != "benchmark"}
-OTHERWISE = {
-    "prepare": "prepare_corpus",
-    "vocab": "build_vocab",
-    "forgetting": "evaluate_forgetting",
-    "export": "export_hf",
-}
-"""Verbs whose file has another name."""
 HEAVY = {"torch", "ray", "transformers", "numpy", "deepspeed", "pyarrow", "matplotlib", "datasets"}
 
 
@@ -88,7 +81,7 @@ def test_a_wrong_command_is_one_sentence(command: str, says: str, capsys: pytest
 def test_a_verb_and_its_file_carry_out_the_same_job(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = FILES[OTHERWISE.get(verb, verb.replace(" ", "_"))]
+    path = FILES[verb.replace(" ", "_")]
     by_verb = say(capsys, *verb.split(), "--help_all")
     monkeypatch.setattr(sys, "argv", [str(path), "--help_all"])
     runpy.run_path(str(path), run_name="__main__")
@@ -100,7 +93,7 @@ def test_a_verb_and_its_file_carry_out_the_same_job(
 
 
 def test_every_file_in_jobs_is_a_verbs() -> None:
-    assert {OTHERWISE.get(verb, verb.replace(" ", "_")) for verb in JOBS} == set(FILES)
+    assert {verb.replace(" ", "_") for verb in JOBS} == set(FILES)
 
 
 def test_the_program_is_installed_under_its_name() -> None:

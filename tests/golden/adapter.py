@@ -49,6 +49,11 @@ PACKAGE = str(Path(pipeline.__file__).parent)
 """Where the package is; sentences name its presets."""
 RENAMED: dict[str, str] = {}
 """Options of the commands here, and their names in this checkout."""
+RENAMED_VERBS = {
+    **{"prepare": "prepare_corpus", "vocab": "build_vocab"},
+    **{"export": "export_hf", "forgetting": "evaluate_forgetting"},
+}
+"""Verbs of the commands here, and their names in this checkout."""
 RENAMED_FIGURES: dict[str, str] = {}
 """Names in metrics.jsonl of this checkout, and in the golden files."""
 NO_FIGURES = ("time/", "throughput/", "memory/", "data/wait")
@@ -65,8 +70,8 @@ class Ended(NamedTuple):
 
 def translate(command: str | Sequence[str]) -> list[str]:
     """Return the words of a command with this checkout's options."""
-    words = shlex.split(command) if isinstance(command, str) else command
-    return [RENAMED.get(each, each) for each in words]
+    verb, *words = shlex.split(command) if isinstance(command, str) else command
+    return [RENAMED_VERBS.get(verb, verb), *(RENAMED.get(each, each) for each in words)]
 
 
 def call(command: str | Sequence[str]) -> Ended:
@@ -77,7 +82,10 @@ def call(command: str | Sequence[str]) -> Ended:
             main(translate(command))
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    return Ended(code, out.getvalue(), err.getvalue())
+    said = err.getvalue()
+    for verb, name in RENAMED_VERBS.items():
+        said = said.replace(f"domext {name} ", f"domext {verb} ")
+    return Ended(code, out.getvalue(), said)
 
 
 def read_config(command: str | Sequence[str]) -> Any:

@@ -164,7 +164,7 @@ def test_changed_options_are_shown_and_the_others_folded(tmp_path: Path) -> None
 def test_the_next_commands_name_the_run(tmp_path: Path) -> None:
     text = read_page(write_report(make_run(tmp_path / "my runs" / "clinic", make_records()))).text
     assert "domext finetune --model 'my runs/clinic' --task ner" in text
-    assert "domext forgetting --models 'base=general-mini,clinic=my runs/clinic'" in text
+    assert "domext evaluate_forgetting --models 'base=general-mini,clinic=my runs/clinic'" in text
     assert "domext_ray.load('my runs/clinic')" in text
 
 

@@ -1,0 +1,74 @@
+"""What `domext env` does: say what a job would find here, in lines or as JSON."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from domext_ray.config.jobs import EnvConfig
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.errors import DomextError, RunError
+from domext_ray.runs.run_directory import list_versions, resolve_root
+from domext_ray.runtime.cpu_kernels import has_bf16_units, prefers_onednn
+from domext_ray.runtime.device import has_bf16
+from domext_ray.runtime.machine import count_cpus, find_address
+from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes, start_ray
+from domext_ray.storage import Place
+from domext_ray.training.choices import describe_choices
+
+
+def run_env(config: EnvConfig) -> None:
+    """Print versions, devices, choices, the cluster's nodes, and whether storage takes files; faults come last."""
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    found: dict[str, Any] = {"versions": list_versions(), "devices": {"cpus": count_cpus(), "gpus": gpus}}
+    found["choices"] = _list_choices(torch.device("cuda" if gpus else "cpu"))
+    faults = []
+    for name, ask in (("cluster", _ask_cluster), ("storage", lambda: _try_storage(config.run.dir))):
+        try:
+            found[name] = ask()
+        except (DomextError, OSError) as error:
+            faults.append(str(error))
+            found[name] = {"fault": str(error)}
+    if config.json:
+        print(json.dumps(found, indent=2))
+    else:
+        for name, values in found.items():
+            shown = {key: ", ".join(each) or "none" if isinstance(each, list) else each for key, each in values.items()}
+            print(f"{name}: {', '.join(f'{key} {each}' for key, each in shown.items())}")
+    if faults:
+        raise RunError(" ".join(faults))
+
+
+def _list_choices(device: torch.device) -> dict[str, str]:
+    """What a run says at its start of the device that it trains on."""
+    on_gpu, plain = device.type == "cuda", PretrainConfig()
+    has_units = has_bf16(device) if on_gpu else has_bf16_units()
+    engine = replace(plain.engine, precision="bf16" if has_units else "fp32")
+    scale = replace(plain.scale, use_gpu=on_gpu)
+    lines = describe_choices(replace(plain, engine=engine, scale=scale), device)
+    kernels = {} if on_gpu else {"products of fp32": "oneDNN" if prefers_onednn() else "torch"}
+    return dict(each.split(": ", 1) for each in lines[:2]) | kernels
+
+
+def _ask_cluster() -> dict[str, Any]:
+    if not (address := find_address()):
+        return {"address": "none: a job starts a Ray of its own"}
+    start_ray()
+    return {"address": address, "nodes": describe_nodes(list_nodes()), "accelerators": list_accelerators()}
+
+
+def _try_storage(folder: str) -> dict[str, str]:
+    """Put a file into the folder of all runs, or on a disk into the folder that will have it, and delete it."""
+    place = Place(folder)
+    if place.is_local:
+        place = Place(resolve_root(folder))
+        while not place.exists():
+            place = place.parent
+    probe = place / f".domext-env-{uuid.uuid4().hex}"
+    probe.put(b"")
+    probe.delete()
+    return {"place": str(place), "state": "can be written"}

@@ -1,0 +1,200 @@
+"""The verbs that put trained models to use: export_hf, bank, predict, embed and serve; and verify and env."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+from domext_ray.commands.early import check_text
+from domext_ray.commands.job import Job
+from domext_ray.config.embedding import EmbedConfig
+from domext_ray.config.inference import FILL_MASK, PredictConfig
+from domext_ray.config.jobs import BankConfig, EnvConfig, ExportConfig, VerifyConfig
+from domext_ray.config.serve import ServeConfig
+from domext_ray.errors import ConfigError
+from domext_ray.options.declare import require
+
+
+def _export(config: ExportConfig) -> None:
+    from domext_ray.export.push import describe_push, push_export
+
+    run = os.path.expanduser(config.run)
+    folder = (_find_export(config, run) if config.push else "") or _export_run(config, run)
+    print(f"export: {folder}")
+    if config.push_now:
+        print(f"uploaded: {push_export(folder, config.push, is_private=config.push_private)}")
+    elif config.push:
+        print(describe_push(folder, config.push, is_private=config.push_private))
+
+
+def _find_export(config: ExportConfig, run: str) -> str:
+    """Return the export that a fine-tuning run has made, or that --run itself is; empty: it is a pre-training run."""
+    from domext_ray.downstream.start.model import TRAININGS
+    from domext_ray.export.folder import is_export
+    from domext_ray.storage import Place
+
+    if not is_export(run) and not (Place(run) / TRAININGS).is_dir():
+        return ""
+    for option, default in (("output", ""), ("format", "huggingface"), ("dtype", "float32")):
+        value = getattr(config, option)
+        require(value == default, option, value, f"left out with --push: {run} is exported already")
+    return run if is_export(run) else os.path.join(run, "export")
+
+
+def _export_run(config: ExportConfig, run: str) -> str:
+    """Export a pre-training run's newest checkpoint, and return the folder."""
+    import torch
+
+    from domext_ray.export.adapter_folders import export_adapterhub, export_peft
+    from domext_ray.export.folder import check_target
+    from domext_ray.export.model_folder import export_run
+    from domext_ray.training.rebuild import rebuild_run
+
+    folder = os.path.expanduser(config.output) or os.path.join(run, config.folder_name)
+    if config.format == "huggingface":
+        export_run(run, folder, getattr(torch, config.dtype))
+        return folder
+    check_target(folder, config.format)
+    rebuilt = rebuild_run(run)
+    if config.format == "peft":
+        export_peft(rebuilt, folder)
+    else:
+        export_adapterhub(rebuilt, config.adapter or rebuilt.config.method.adapter, folder)
+    return folder
+
+
+EXPORT = Job(
+    "export_hf",
+    """Export a run's newest checkpoint for use without this library.
+
+    domext export_hf --run runs/af                          # the model, for torch and transformers alone
+    domext export_hf --run runs/af --output ~/models/clinic-bert
+    domext export_hf --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
+    domext export_hf --run runs/lora --format peft                # the updates, for peft
+    domext export_hf --run runs/af --push ORG/NAME                # says what the hub would get; nothing leaves
+    domext export_hf --run runs/af-ner --push ORG/NAME --push_now true    # uploads it, private
+
+The token for the hub comes from the environment variable HF_TOKEN. A fine-tuned run has its export already: that is
+pushed as it is, and so is an export whose folder is given as --run.""",
+    ExportConfig,
+    _export,
+)
+
+BANK = Job(
+    "bank",
+    """Keep many trained adapters over one frozen base in one folder: add, remove, verify, list.
+
+    domext bank --bank bank --add runs/clinic --name clinic    # makes the bank if there is none
+    domext bank --bank bank                                    # lists it
+    domext bank --bank bank --verify true                      # compares every file with its hash
+    domext bank --bank bank --remove clinic
+
+A run's adapter (--method.heads, ffn_units or bottleneck_size beside a frozen base) is what a bank holds, of a run that
+was fine-tuned beside a frozen base with its head and its task. Adding one writes new files only. In Python,
+domext_ray.AdapterBank also loads adapters, attaches them to a model in memory, and serves batches whose rows use
+different ones.""",
+    BankConfig,
+    "adapters.bank_job:run_bank",
+)
+
+
+def _check_input(config: PredictConfig) -> None:
+    if config.task in ("", FILL_MASK):  # else it is a labelled set's folder
+        check_text("input", config.input)
+
+
+PREDICT = Job(
+    "predict",
+    """Predict with a model on any number of texts, on a pool of workers.
+
+    domext predict --model runs/clinic --input 'notes/*.txt' --output filled    # fills every [MASK]
+    domext predict --model runs/clinic-ner --input notes.jsonl --field body --output found
+    domext predict --model bank:clinic --input s3://bucket/notes --output filled --format jsonl
+    domext predict --model runs/clinic-ner --task ner --input labelled --output scored    # its test split
+    domext predict --model runs/qnli --input QNLI/test.tsv --submission QNLI.tsv --output sent   # for GLUE
+
+The model is a fine-tuning run or its export, which does its own task, or a pre-training run, an export or a base, which
+fills masks; BANK:NAME is an adapter of a bank. The input is text, a text a line, JSONL, CSV, TSV (all may be gzipped)
+or Parquet. The output has predictions/, one row per input row in the input's order, malformed.jsonl, which names every
+row that could not be read, and summary.json. The same command goes on with the blocks that are missing.""",
+    PredictConfig,
+    "inference.predict:run_prediction",
+    check=_check_input,
+)
+
+EMBED = Job(
+    "embed",
+    """Make a vector of each of any number of texts, on a pool of workers.
+
+    domext embed --model runs/notes-vectors --input 'notes/*.txt' --output vectors
+    domext embed --model general-mini --input notes.jsonl --layers 2-4 --normalize true --output vectors
+    domext embed --model runs/notes-vectors --input s3://bucket/notes --format npy --output vectors
+    domext embed --model banks/clinic:notes --input 'notes/*.txt' --output vectors
+
+The model is a run, an export, an adapter of a bank (BANK:NAME), a base or a hub id, the input as for domext predict.
+The output has predictions/, Parquet files with id and vector, or vectors.npy and ids.jsonl, in the input's order;
+malformed.jsonl, which names every row that could not be read; and summary.json. The same command goes on with the
+blocks that are missing.""",
+    EmbedConfig,
+    "inference.embed:run_embedding",
+    check=lambda config: check_text("input", config.input),
+)
+
+
+def _check_extra(config: ServeConfig) -> None:
+    """Refuse to begin without Ray Serve's own requirements."""
+    for name in ("fastapi", "uvicorn", "starlette"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f'domext serve needs {name}, which is not installed: pip install "domext_ray[serve]".')
+
+
+SERVE = Job(
+    "serve",
+    """Answer over HTTP with a bank's adapters: fill masks, classify, find entities, embed; a page at / shows them.
+
+    domext serve --bank bank                                    # http://127.0.0.1:8000/, all adapters
+    domext serve --bank bank --adapters clinic,law --replicas 2 --token_file token
+    domext serve --bank bank --dry_run true                     # reads and checks all, starts nothing
+    domext serve --model runs/clinic-ner                        # one model alone
+
+Requests of different clients for different adapters share a pass through one encoder. Each text of a request may name
+its own adapter, "__base__", or "auto" (the adapters' routers choose), and each answer says which it was. Adapters come
+and go without a restart: POST and DELETE /v1/adapters. Requests show a token (Authorization: Bearer). /openapi.json
+describes all endpoints, /metrics is Prometheus' own. Ctrl-C or SIGTERM: open requests are answered, then it ends.""",
+    ServeConfig,
+    "serving.serve:run_serving",
+    main=(
+        *("bank", "adapters", "model", "host", "port", "token_file", "replicas", "max_length", "limit.rate"),
+        *("limit.queue", "scale.threads", "drain_seconds", "dry_run"),
+    ),
+    check=_check_extra,
+)
+
+VERIFY = Job(
+    "verify",
+    """Say what a run, a corpus, a vocabulary, a bank or an export is, and whether all of its files are whole.
+
+    domext verify runs/af
+    domext verify s3://bucket/runs/af/export
+    domext verify banks/clinic
+
+It reads sizes, hashes, the headers of tensors and JSON, and changes nothing. Exit code 0: whole; 2: damaged, with a
+sentence per damage, or none of these.""",
+    VerifyConfig,
+    "commands.verify:run_verify",
+    word="path",
+)
+
+ENV = Job(
+    "env",
+    """Say what a job would find here: versions, devices, kernels, the cluster of RAY_ADDRESS, and storage.
+
+    domext env
+    domext env --run.dir s3://bucket/runs --json > env.json""",
+    EnvConfig,
+    "commands.env:run_env",
+    reads=("json", "run.dir"),
+)
+
+JOBS: tuple[Job[Any], ...] = (EXPORT, BANK, PREDICT, EMBED, SERVE, VERIFY, ENV)

@@ -1,0 +1,6 @@
+"""`domext env` as a file, for `ray job submit … -- python jobs/env.py …`."""
+
+from domext_ray.commands.main import run_file
+
+if __name__ == "__main__":
+    run_file(__file__)

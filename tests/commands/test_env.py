@@ -1,0 +1,41 @@
+"""What `domext env` says of this machine, a cluster and a storage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from conftest import REPOSITORY
+from job_calls import call_job
+from object_store import BUCKET
+
+
+def test_it_says_what_a_job_finds_here(tmp_path: Path) -> None:
+    ended = call_job("env", "--run.dir", str(tmp_path / "runs"), "--json")
+    found = json.loads(ended.out)
+    assert ended.code == 0 and found.keys() == {"versions", "devices", "choices", "cluster", "storage"}
+    assert found["versions"]["torch"] == version("torch") and found["devices"]["cpus"] > 0
+    assert found["choices"].keys() >= {"attention", "precision"}
+    assert found["storage"] == {"place": str(tmp_path), "state": "can be written"} and list(tmp_path.iterdir()) == []
+    lines = call_job("env", "--run.dir", str(tmp_path)).out.splitlines()
+    assert [each.partition(":")[0] for each in lines] == list(found)
+
+
+def test_a_bucket_is_written_to(objects: str) -> None:
+    ended = call_job("env", "--run.dir", f"{BUCKET}/env")
+    assert ended.code == 0 and f"storage: place {BUCKET}/env, state can be written" in ended.out
+
+
+def test_what_cannot_be_used_is_told_with_all_else(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, REPOSITORY / "jobs" / "env.py", "--run.dir", tmp_path / "file" / "runs", "--json"]
+    far = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}  # in a process of its own, which has no Ray yet
+    ended = subprocess.run(command, capture_output=True, text=True, env=far)
+    found = json.loads(ended.stdout)
+    assert ended.returncode == 2 and "nothing answers there" in ended.stderr
+    assert ended.stderr.endswith("is no folder; give a folder.\n") and ended.stderr.count("\n") == 1
+    assert "nothing answers there" in found["cluster"]["fault"] and "versions" in found
