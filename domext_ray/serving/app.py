@@ -9,15 +9,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from domext_ray.config.vectors import PoolingChoice
-from domext_ray.serving.gate import USED_ADAPTER, Gate
-from domext_ray.serving.kinds import Wishes
-from domext_ray.serving.service import RefusedError, Service
+from domext_ray.serving.endpoints import RefusedError, RequestOptions
+from domext_ray.serving.guard import USED_ADAPTER, RequestGuard, show_error
+from domext_ray.serving.service import Service
 
 PAGE = Path(__file__).parent.parent / "assets" / "serve.html"
-PREDICTING = ("/v1/fill-mask", "/v1/classify", "/v1/entities", "/v1/embed")
-ROUTES = ["/v1/adapters", "/healthz", "/readyz", "/metrics", "/openapi.json", *PREDICTING]
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -68,12 +67,6 @@ class EmbedRequest(ClassifyRequest):
     normalize: bool = Field(False, description="vectors of length 1")
 
 
-class AdapterRequest(_Strict):
-    """An adapter of the bank."""
-
-    name: str
-
-
 class Predictions(BaseModel):
     """An answer per text, in order; each names its adapter."""
 
@@ -87,75 +80,65 @@ class Adapters(BaseModel):
     base: dict[str, Any] | None
 
 
-def make_app(service: Service, token_sha256: str) -> Gate:
+def make_app(service: Service, token_sha256: str, lifespan: Any = None) -> RequestGuard:
     """Make the application of a service.
 
     Args:
         service: answers requests.
         token_sha256: of the token that requests show.
+        lifespan: what is there as long as the application is, as FastAPI takes it.
     """
-    api = FastAPI(title="domext_ray", version="1", docs_url=None, redoc_url=None)
-    api.add_exception_handler(RefusedError, _refuse)
+    api = FastAPI(title="domext_ray", version="1", docs_url=None, redoc_url=None, lifespan=lifespan)
+    api.add_exception_handler(HTTPException, _refuse)
     api.add_exception_handler(RequestValidationError, _refuse_form)
+    api.add_exception_handler(Exception, _fail)
     _add_predictions(api, service)
-    _add_adapters(api, service)
     _add_watching(api, service)
-    return Gate(api, service.config.limit, token_sha256, service.metrics, ROUTES)
+    paths = [getattr(each, "path", "") for each in api.routes]
+    return RequestGuard(api, service.config.limit, token_sha256, service.metrics, paths)
 
 
 def _add_predictions(api: FastAPI, service: Service) -> None:
-    async def predict(kind: str, asked: TextRequest, wishes: Wishes, request: Request) -> Response:
+    async def predict(name: str, asked: TextRequest, options: RequestOptions, request: Request) -> Response:
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         adapters = [asked.adapter] if isinstance(asked.adapter, str) else asked.adapter or []
         answers, request.scope.setdefault("state", {})[USED_ADAPTER] = await service.predict(
-            kind, texts, adapters, wishes
+            name, texts, adapters, options
         )
         return JSONResponse({"predictions": answers})
 
     @api.post("/v1/fill-mask", response_model=Predictions)
     async def fill_mask(asked: FillMaskRequest, request: Request) -> Response:
         """The likeliest words in the place of each [MASK]."""
-        return await predict("fill-mask", asked, Wishes(top_k=asked.top_k, truncate=asked.truncate), request)
+        return await predict("fill-mask", asked, RequestOptions(top_k=asked.top_k, truncate=asked.truncate), request)
 
     @api.post("/v1/classify", response_model=Predictions)
     async def classify(asked: ClassifyRequest, request: Request) -> Response:
         """The label or the labels of each text, and the probabilities of all; or its value."""
-        return await predict("classify", asked, Wishes(truncate=asked.truncate), request)
+        return await predict("classify", asked, RequestOptions(truncate=asked.truncate), request)
 
     @api.post("/v1/entities", response_model=Predictions)
     async def entities(asked: EntitiesRequest, request: Request) -> Response:
         """The entities of each text, with their places."""
-        return await predict("entities", asked, Wishes(), request)
+        return await predict("entities", asked, RequestOptions(), request)
 
     @api.post("/v1/embed", response_model=Predictions)
     async def embed(asked: EmbedRequest, request: Request) -> Response:
         """The vector of each text."""
-        wishes = Wishes(truncate=asked.truncate, pooling=asked.pooling, normalize=asked.normalize)
-        return await predict("embed", asked, wishes, request)
-
-
-def _add_adapters(api: FastAPI, service: Service) -> None:
-    @api.get("/v1/adapters", response_model=Adapters)
-    async def list_adapters() -> Response:
-        """What is served."""
-        catalogue, found = service.catalogue, service.catalogue.base
-        base = found and {"name": found.name, "architecture": found.architecture, "words": catalogue.has_words}
-        return JSONResponse({"adapters": [each.describe() for each in catalogue.list()], "base": base})
-
-    @api.post("/v1/adapters", status_code=201)
-    async def add_adapter(asked: AdapterRequest) -> Response:
-        """Serve one more adapter of the bank, without a restart."""
-        return JSONResponse((await service.add(asked.name)).describe(), status_code=201)
-
-    @api.delete("/v1/adapters/{name}", status_code=204)
-    async def remove_adapter(name: str) -> Response:
-        """Serve an adapter no longer; it stays in the bank."""
-        await service.remove(name)
-        return Response(status_code=204)
+        options = RequestOptions(truncate=asked.truncate, pooling=asked.pooling, normalize=asked.normalize)
+        return await predict("embed", asked, options, request)
 
 
 def _add_watching(api: FastAPI, service: Service) -> None:
     page = PAGE.read_text(encoding="utf-8")
+
+    @api.get("/v1/adapters", response_model=Adapters)
+    async def list_adapters() -> Response:
+        """What is served."""
+        await service.look()
+        catalogue, found = service.catalogue, service.catalogue.base
+        base = found and {"name": found.name, "architecture": found.architecture, "words": catalogue.has_words}
+        return JSONResponse({"adapters": [each.describe() for each in catalogue.list()], "base": base})
 
     @api.get("/", include_in_schema=False)
     async def show_page() -> Response:
@@ -169,8 +152,8 @@ def _add_watching(api: FastAPI, service: Service) -> None:
     @api.get("/readyz")
     async def is_ready() -> Response:
         """Whether a request would be answered now."""
-        if not await service.backend.is_ready():
-            raise RefusedError(503, "no replica is ready yet.", 1.0)
+        if not service.backend.is_ready:
+            raise RefusedError(503, "no replica is ready yet.", 1)
         return JSONResponse({"status": "ready"})
 
     @api.get("/metrics")
@@ -180,8 +163,12 @@ def _add_watching(api: FastAPI, service: Service) -> None:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusedError)
-    return JSONResponse({"error": str(error)}, status_code=error.status, headers=error.headers)
+    assert isinstance(error, HTTPException)
+    return show_error(error)
+
+
+def _fail(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "something went wrong here; the log of the server says what."}, 500)
 
 
 def _refuse_form(request: Request, error: Exception) -> Response:

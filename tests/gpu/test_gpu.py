@@ -58,6 +58,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.serving.engine import Engine as ServingEngine
 from domext_ray.serving.engine import ServedRow
+from domext_ray.serving.served_model import ServedBank
 from domext_ray.training.engine import join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import to_batch
@@ -378,7 +379,7 @@ def test_a_servers_engine_answers_as_the_cpu(places: Places, device: torch.devic
             ("tags2", 5, "mean", None),
         )
     ]
-    expected, found = (ServingEngine(bank, each).run(rows) for each in (CPU, device))  # type: ignore[arg-type]
+    expected, found = (ServingEngine(ServedBank(bank), each).run(rows) for each in (CPU, device))  # type: ignore[arg-type]
     for here, there in zip(expected, found, strict=True):
         assert isinstance(here, tuple) and isinstance(there, tuple), (here, there)
         np.testing.assert_allclose(there[0], here[0], atol=SCORE_TOLERANCE[device.type])

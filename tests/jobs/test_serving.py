@@ -25,13 +25,14 @@ from conftest import REPOSITORY
 from finetuned_models import CPU, FULL, fit, make_raw
 from job_calls import call_job
 from job_processes import find_workers, heed_signals, kill_job
-from made_banks import CLASSES, make_bank
+from made_banks import CLASSES, add_drawn, make_bank
 from transformers import AutoTokenizer
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import load_start_model
+from domext_ray.serving.catalogue import LOOK_SECONDS
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 TOKEN = "a-token-of-some-length"
@@ -84,7 +85,7 @@ def bank(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ad
 
 @pytest.fixture(scope="module")
 def server(bank: AdapterBank) -> Iterator[Server]:
-    server = Server(bank.folder, "--replicas", "2", "--scale.threads", "1", "--adapters", "sorts1,sorts2,tags1,fills1")
+    server = Server(bank.folder, "--replicas", "2", "--scale.threads", "1")
     try:
         server.wait()
         yield server
@@ -150,21 +151,21 @@ def test_nothing_listens_beyond_this_machine(server: Server) -> None:
     assert {each.laddr.ip for each in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-def test_adapters_come_and_go_in_all_replicas(server: Server) -> None:
-    asked = {"inputs": "a [MASK]", "adapter": "fills2"}
-    for _ in range(2):
+def test_adapters_come_and_go_in_all_replicas(server: Server, bank: AdapterBank) -> None:
+    asked = {"inputs": "a [MASK]", "adapter": "fills3"}
+    for seed in (3, 4):
         assert server.call("POST", "/v1/fill-mask", asked).status_code == 404
-        assert server.call("POST", "/v1/adapters", {"name": "fills2"}).status_code == 201
+        add_drawn(bank, "fills3", "masked_lm", seed)
         answers = [server.call("POST", "/v1/fill-mask", asked) for _ in range(8)]
         assert {each.status_code for each in answers} == {200}
         assert len({each.text for each in answers}) == 1
-        assert server.call("DELETE", "/v1/adapters/fills2").status_code == 204
+        bank.remove("fills3")
+        time.sleep(LOOK_SECONDS + 0.1)
 
 
 def test_a_replica_that_is_killed_comes_back_and_answers_nothing_wrong(server: Server, bank: AdapterBank) -> None:
     before = {each.pid for each in find_workers(server.process, "ServeReplica:domext:Encoder")}
     assert len(before) == 2
-    assert server.call("DELETE", "/v1/adapters/tags1").status_code == 204
     victim = min(before)
     threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
     statuses = ask_many(server, bank, 6.0)
@@ -175,8 +176,6 @@ def test_a_replica_that_is_killed_comes_back_and_answers_nothing_wrong(server: S
         time.sleep(0.2)
     server.wait()
     assert ask_many(server, bank, 3.0).keys() == {200}
-    assert server.call("POST", "/v1/entities", {"inputs": TEXTS[0], "adapter": "tags1"}).status_code == 404
-    assert server.call("POST", "/v1/adapters", {"name": "tags1"}).status_code == 201
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to look at the page with")
@@ -194,9 +193,9 @@ def test_a_person_uses_the_page(server: Server, tmp_path: Path) -> None:
         browser.press("Enter")
         browser.wait("!document.getElementById('ask').hidden")
         shown = browser.run("[...document.querySelectorAll('.choice input')].map(each => each.value)")
-        assert shown == ["fills1", "sorts1", "sorts2", "tags1", "__base__", "auto"]
+        assert shown == ["fills1", "fills2", "sorts1", "sorts2", "tags1", "tags2", "__base__", "auto"]
         browser.run("document.getElementById('text').value = '<b>the gene</b> [MASK] 🧬 was given a drug'")
-        for _ in range(6):  # to the last box, by the keyboard alone
+        for _ in range(8):  # to the last box, by the keyboard alone
             browser.press("Tab")
         browser.press(" ")
         browser.run("document.getElementById('text').focus()")
@@ -205,13 +204,15 @@ def test_a_person_uses_the_page(server: Server, tmp_path: Path) -> None:
         cards = browser.run("[...document.querySelectorAll('.answer')].map(each => each.innerText)")
         assert [each.split("\n")[0] for each in cards] == [
             "fills1",
+            "fills2",
             "sorts1",
             "sorts2",
             "tags1",
+            "tags2",
             "auto (routers choose)",
         ]
-        assert "%" in cards[0] and "good" in cards[1] and "<" in cards[3] and "🧬" in cards[3]
-        assert "answered by fills1" in cards[4] and "answered by sorts1" in cards[4]
+        assert "%" in cards[0] and "good" in cards[2] and "<" in cards[4] and "🧬" in cards[4]
+        assert "answered by fills1" in cards[6] and "answered by sorts1" in cards[6]
         assert browser.run("document.querySelectorAll('.answer b').length") == 0
         for width in (400, 1280):
             for scheme in ("light", "dark"):
@@ -256,9 +257,6 @@ def test_a_fine_tuned_model_is_served_as_predict_uses_it(tiny_base_folder: Path,
             for answer, record in zip(answers, expected, strict=True):
                 assert answer["adapter"] == "notes" and answer["labels"] == record["labels"]
                 assert answer["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
-        assert server.call("DELETE", "/v1/adapters/notes").status_code == 204
-        assert server.call("POST", "/v1/adapters", {"name": "notes"}).status_code == 201
-        assert server.call("POST", "/v1/classify", {"inputs": TEXTS[0]}).status_code == 200
         assert "one model, without a base beside it" in server.end()
     finally:
         if server.process.poll() is None:

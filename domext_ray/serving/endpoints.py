@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
+from fastapi import HTTPException
 
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.config.vectors import PoolingChoice
@@ -18,61 +19,46 @@ from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.inference.examples import make_example
 from domext_ray.inference.fill_mask import MASK, MaskCodec
-from domext_ray.serving.catalogue import Catalogue, ServedAdapter
+from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import ServedRow
+from domext_ray.serving.served_model import ServedAdapter
 from domext_ray.vocabulary.tokenizer import make_backend
 
 
-class TextError(ValueError):
-    """A text cannot be answered; its message is one sentence.
+class RefusedError(HTTPException):
+    """A request is not answered.
 
     Args:
-        message: the sentence.
         status: of HTTP.
+        sentence: says why.
+        retry_seconds: when it may be tried again; 0: that changes nothing.
     """
 
-    def __init__(self, message: str, status: int = 422) -> None:
-        super().__init__(message)
-        self.status = status
+    def __init__(self, status: int, sentence: str, retry_seconds: int = 0) -> None:
+        super().__init__(status, sentence, {"Retry-After": str(retry_seconds)} if retry_seconds else {})
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a request asks for beside its texts.
+class RequestOptions:
+    """What a request asks for beside its texts."""
 
-    Args:
-        top_k: words in the place of each mask.
-        truncate: cut texts that are too long, and say so; else they are refused.
-        pooling: how the states of a text's tokens become its vector; auto: as the adapter learned it.
-        normalize: vectors of length 1.
-    """
-
-    top_k: int = 5
-    truncate: bool = False
-    pooling: PoolingChoice = "auto"
-    normalize: bool = False
+    top_k: int = 5  # words in the place of each mask
+    truncate: bool = False  # cut texts that are too long, and say so; else they are refused
+    pooling: PoolingChoice = "auto"  # how the states of a text's tokens become its vector; auto: as the adapter learned
+    normalize: bool = False  # vectors of length 1
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A text on its way.
+class EncodedText:
+    """A text on its way."""
 
-    Args:
-        text: the text.
-        adapter: what answers it.
-        rows: what is computed.
-        truncated: the text was cut.
-        place: what the answer needs, in the kind's own terms.
-    """
-
-    text: str
-    adapter: ServedAdapter
-    rows: tuple[ServedRow, ...]
+    adapter: ServedAdapter  # answers it
+    rows: tuple[ServedRow, ...]  # what is computed
     truncated: bool = False
-    place: Any = None
+    place: Any = None  # what the answer needs, in the endpoint's own terms
 
 
-class Kind(ABC):
+class Endpoint(ABC):
     """An endpoint's work.
 
     Args:
@@ -97,38 +83,40 @@ class Kind(ABC):
         return adapter.architecture in self.architectures
 
     @abstractmethod
-    def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
+    def ask(self, text: str, adapter: ServedAdapter, options: RequestOptions) -> EncodedText:
         """Make the rows of a text.
 
         Raises:
-            TextError: the text cannot be answered.
+            RefusedError: the text cannot be answered.
         """
 
     @abstractmethod
-    def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
+    def answer(
+        self, encoded: EncodedText, outcomes: Sequence[tuple[np.ndarray, ...]], options: RequestOptions
+    ) -> dict[str, Any]:
         """Return what a text's rows say, without the adapter's name."""
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a text, int64, without special tokens."""
         return np.array(self.backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
-    def cut(self, ids: np.ndarray, wishes: Wishes) -> tuple[np.ndarray, bool]:
+    def cut(self, ids: np.ndarray, options: RequestOptions) -> tuple[np.ndarray, bool]:
         """Return ids that fit a row, and whether some were left out.
 
         Raises:
-            TextError: they do not fit, and may not be cut.
+            RefusedError: they do not fit, and may not be cut.
         """
         if len(ids) <= self.room:
             return ids, False
-        if not wishes.truncate:
-            raise TextError(
-                f"a text has {len(ids):,} tokens, and {self.name} takes {self.room:,}; shorten it, or set truncate.",
+        if not options.truncate:
+            raise RefusedError(
                 413,
+                f"a text has {len(ids):,} tokens, and {self.name} takes {self.room:,}; shorten it, or set truncate.",
             )
         return ids[: self.room], True
 
 
-class FillMask(Kind):
+class FillMask(Endpoint):
     """The likeliest words in the place of each [MASK]."""
 
     name = "fill-mask"
@@ -143,79 +131,85 @@ class FillMask(Kind):
         """Whether an adapter can answer; the base may have no masked-LM head."""
         return super().takes(adapter) and (adapter is not self.catalogue.base or self.catalogue.has_words)
 
-    def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
-        """Make one row; see `Kind.ask`."""
+    def ask(self, text: str, adapter: ServedAdapter, options: RequestOptions) -> EncodedText:
+        """Make one row; see `Endpoint.ask`."""
         spans = self.codec.find(text)
         if not spans:
-            raise TextError(f"a text has no {MASK}; write {MASK} where a word is to be filled in.")
+            raise RefusedError(422, f"a text has no {MASK}; write {MASK} where a word is to be filled in.")
         (all_ids,) = self.codec.encode([text])
-        ids, truncated = self.cut(all_ids, wishes)
+        ids, truncated = self.cut(all_ids, options)
         if truncated and (all_ids[self.room :] == self.codec.mask_id).any():
-            raise TextError(
-                f"a {MASK} stands behind the first {self.room:,} tokens of its text; shorten the text.", 413
+            raise RefusedError(
+                413, f"a {MASK} stands behind the first {self.room:,} tokens of its text; shorten the text."
             )
         joined, types = self.template.join(ids)
         places = np.flatnonzero(joined == self.codec.mask_id)
-        row = ServedRow(adapter.name, adapter.sha256, joined, types, "words", places, wishes.top_k)
-        return Asked(text, adapter, (row,), truncated, spans)
+        row = ServedRow(adapter.name, adapter.sha256, joined, types, "words", places, options.top_k)
+        return EncodedText(adapter, (row,), truncated, spans)
 
-    def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
+    def answer(
+        self, encoded: EncodedText, outcomes: Sequence[tuple[np.ndarray, ...]], options: RequestOptions
+    ) -> dict[str, Any]:
         """Return "masks", each with start, end and its fills."""
         ((probabilities, ids),) = outcomes
-        found = zip(asked.place, probabilities.tolist(), ids.tolist(), strict=True)
+        found = zip(encoded.place, probabilities.tolist(), ids.tolist(), strict=True)
         return {"masks": [{"start": s, "end": e, "fills": self.codec.name(*each)} for (s, e), *each in found]}
 
 
-class Embed(Kind):
+class Embed(Endpoint):
     """The vector of a text."""
 
     name = "embed"
     architectures = tuple(ARCHITECTURES)
     nothing: ClassVar[dict[str, Any]] = {"embedding": None}
 
-    def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
-        """Make one row; see `Kind.ask`."""
-        ids, truncated = self.cut(self.encode(text), wishes)
+    def ask(self, text: str, adapter: ServedAdapter, options: RequestOptions) -> EncodedText:
+        """Make one row; see `Endpoint.ask`."""
+        ids, truncated = self.cut(self.encode(text), options)
         joined, types = self.template.join(ids)
-        pooling = adapter.pooling if wishes.pooling == "auto" else wishes.pooling
-        return Asked(text, adapter, (ServedRow(adapter.name, adapter.sha256, joined, types, pooling),), truncated)
+        pooling = adapter.pooling if options.pooling == "auto" else options.pooling
+        return EncodedText(adapter, (ServedRow(adapter.name, adapter.sha256, joined, types, pooling),), truncated)
 
-    def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
+    def answer(
+        self, encoded: EncodedText, outcomes: Sequence[tuple[np.ndarray, ...]], options: RequestOptions
+    ) -> dict[str, Any]:
         """Return "embedding", d numbers."""
         ((vector,),) = outcomes
-        if wishes.normalize:
+        if options.normalize:
             vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
         return {"embedding": vector.tolist()}
 
 
-class _TaskKind(Kind):
+class _TaskEndpoint(Endpoint):
     """What an adapter's own task makes of a text."""
 
-    def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
-        """Make the task's rows; see `Kind.ask`."""
+    def ask(self, text: str, adapter: ServedAdapter, options: RequestOptions) -> EncodedText:
+        """Make the task's rows; see `Endpoint.ask`."""
         task = cast(Task, adapter.task)
         example = make_example(adapter.family, {"text": text}, "the text")
         rows = task.encode([example], is_training=False)
         task.notes.clear()  # on odd texts; a server would keep them for ever
-        truncated = self.check(text, task, wishes)
+        truncated = self.check(text, task, options)
         own = tuple(
             ServedRow(adapter.name, adapter.sha256, row.input_ids, row.token_type_ids, "labels") for row in rows
         )
-        return Asked(text, adapter, own, truncated, (example, rows))
+        return EncodedText(adapter, own, truncated, (example, rows))
 
-    def check(self, text: str, task: Task, wishes: Wishes) -> bool:
+    def check(self, text: str, task: Task, options: RequestOptions) -> bool:
         """Return whether the task cuts the text; refuse one that may not be cut. Default: it makes windows."""
         return False
 
-    def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
+    def answer(
+        self, encoded: EncodedText, outcomes: Sequence[tuple[np.ndarray, ...]], options: RequestOptions
+    ) -> dict[str, Any]:
         """Return the task's prediction."""
-        example, rows = asked.place
-        task = cast(Task, asked.adapter.task)
+        example, rows = encoded.place
+        task = cast(Task, encoded.adapter.task)
         (prediction,) = task.decode([example], cast("list[Row]", rows), list(outcomes))
         return task.show(prediction)
 
 
-class Entities(_TaskKind):
+class Entities(_TaskEndpoint):
     """Entities with their places; a text of any length is read in windows."""
 
     name = "entities"
@@ -223,21 +217,21 @@ class Entities(_TaskKind):
     nothing: ClassVar[dict[str, Any]] = {"entities": []}
 
 
-class Classify(_TaskKind):
+class Classify(_TaskEndpoint):
     """The label of a text, or those above their threshold, with the probabilities of all; or its value."""
 
     name = "classify"
     architectures = (SEQUENCES,)
     nothing: ClassVar[dict[str, Any]] = {"label": None, "probabilities": {}}
 
-    def check(self, text: str, task: Task, wishes: Wishes) -> bool:
-        """Refuse a text that the task would cut, unless it may; see `_TaskKind.check`."""
+    def check(self, text: str, task: Task, options: RequestOptions) -> bool:
+        """Refuse a text that the task would cut, unless it may; see `_TaskEndpoint.check`."""
         num_pieces, room = len(self.encode(text)), task.options.max_length - self.template.num_special
-        if num_pieces > room and not wishes.truncate:
-            raise TextError(
-                f"a text has {num_pieces:,} tokens, and the adapter takes {room:,}; shorten it, or set truncate.", 413
+        if num_pieces > room and not options.truncate:
+            raise RefusedError(
+                413, f"a text has {num_pieces:,} tokens, and the adapter takes {room:,}; shorten it, or set truncate."
             )
         return num_pieces > room
 
 
-KINDS: tuple[type[Kind], ...] = (FillMask, Classify, Entities, Embed)
+ENDPOINTS: tuple[type[Endpoint], ...] = (FillMask, Classify, Entities, Embed)
