@@ -8,11 +8,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from domext_ray.config.vectors import PoolingChoice
-from domext_ray.serving.endpoints import RefusedError, RequestOptions
+from domext_ray.serving.endpoints import Endpoint, RefusedError, TextRequest
 from domext_ray.serving.guard import USED_ADAPTER, RequestGuard, show_error
 from domext_ray.serving.service import Service
 
@@ -27,44 +26,6 @@ _HEADERS = {
 
 
 _NO_JSON = "the body is no JSON object; send one with the header Content-Type: application/json."
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class TextRequest(_Strict):
-    """One text or several, and who answers them."""
-
-    inputs: str | list[str] = Field(description="a text, or several")
-    adapter: str | list[str] | None = Field(
-        None, description="for all texts, or for each: a name, __base__, or auto (routers choose)"
-    )
-
-
-class EntitiesRequest(TextRequest):
-    """Texts of any length: long ones are read in windows."""
-
-
-class ClassifyRequest(TextRequest):
-    """Texts to classify."""
-
-    truncate: bool = Field(False, description="cut texts that are too long, instead of refusing them (413)")
-
-
-class FillMaskRequest(ClassifyRequest):
-    """Texts with [MASK]."""
-
-    top_k: int = Field(5, ge=1, le=100, description="words in the place of each mask")
-
-
-class EmbedRequest(ClassifyRequest):
-    """Texts to embed."""
-
-    pooling: PoolingChoice = Field(
-        "auto", description="mean of all tokens, or the first one; auto: as the adapter learned it"
-    )
-    normalize: bool = Field(False, description="vectors of length 1")
 
 
 class Predictions(BaseModel):
@@ -92,41 +53,22 @@ def make_app(service: Service, token_sha256: str, lifespan: Any = None) -> Reque
     api.add_exception_handler(HTTPException, _refuse)
     api.add_exception_handler(RequestValidationError, _refuse_form)
     api.add_exception_handler(Exception, _fail)
-    _add_predictions(api, service)
+    for each in service.endpoints:
+        name = each.name.replace("-", "_")
+        add = api.post(f"/v1/{each.name}", response_model=Predictions, name=name, description=each.__doc__ or "")
+        add(_make_route(service, each))
     _add_watching(api, service)
     paths = [getattr(each, "path", "") for each in api.routes]
     return RequestGuard(api, service.config.limit, token_sha256, service.metrics, paths)
 
 
-def _add_predictions(api: FastAPI, service: Service) -> None:
-    async def predict(name: str, asked: TextRequest, options: RequestOptions, request: Request) -> Response:
-        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-        adapters = [asked.adapter] if isinstance(asked.adapter, str) else asked.adapter or []
-        answers, request.scope.setdefault("state", {})[USED_ADAPTER] = await service.predict(
-            name, texts, adapters, options
-        )
+def _make_route(service: Service, endpoint: Endpoint[Any]) -> Any:
+    async def predict(asked: TextRequest, request: Request) -> Response:
+        answers, request.scope.setdefault("state", {})[USED_ADAPTER] = await service.predict(endpoint, asked)
         return JSONResponse({"predictions": answers})
 
-    @api.post("/v1/fill-mask", response_model=Predictions)
-    async def fill_mask(asked: FillMaskRequest, request: Request) -> Response:
-        """The likeliest words in the place of each [MASK]."""
-        return await predict("fill-mask", asked, RequestOptions(top_k=asked.top_k, truncate=asked.truncate), request)
-
-    @api.post("/v1/classify", response_model=Predictions)
-    async def classify(asked: ClassifyRequest, request: Request) -> Response:
-        """The label or the labels of each text, and the probabilities of all; or its value."""
-        return await predict("classify", asked, RequestOptions(truncate=asked.truncate), request)
-
-    @api.post("/v1/entities", response_model=Predictions)
-    async def entities(asked: EntitiesRequest, request: Request) -> Response:
-        """The entities of each text, with their places."""
-        return await predict("entities", asked, RequestOptions(), request)
-
-    @api.post("/v1/embed", response_model=Predictions)
-    async def embed(asked: EmbedRequest, request: Request) -> Response:
-        """The vector of each text."""
-        options = RequestOptions(truncate=asked.truncate, pooling=asked.pooling, normalize=asked.normalize)
-        return await predict("embed", asked, options, request)
+    predict.__annotations__["asked"] = endpoint.request
+    return predict
 
 
 def _add_watching(api: FastAPI, service: Service) -> None:

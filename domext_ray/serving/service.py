@@ -17,7 +17,7 @@ from domext_ray.errors import CorpusError, DomextError
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.serving.batching import Batcher, QueueFullError
 from domext_ray.serving.catalogue import Catalogue
-from domext_ray.serving.endpoints import ENDPOINTS, EncodedText, Endpoint, RefusedError, RequestOptions
+from domext_ray.serving.endpoints import ENDPOINTS, EncodedText, Endpoint, RefusedError, TextRequest
 from domext_ray.serving.engine import Outcome, ServedRow
 from domext_ray.serving.metrics import NO_ADAPTER, SEVERAL, Metrics
 from domext_ray.serving.served_model import ServedAdapter
@@ -54,7 +54,7 @@ class Service:
 
     def __init__(self, config: ServeConfig, catalogue: Catalogue, backend: Backend, *, on_gpu: bool = False) -> None:
         self.config, self.catalogue, self.backend = config, catalogue, backend
-        self.endpoints: dict[str, Endpoint] = {each.name: each(catalogue) for each in ENDPOINTS}
+        self.endpoints: list[Endpoint[Any]] = [each(catalogue) for each in ENDPOINTS]
         self.batcher: Batcher[ServedRow] = Batcher(
             self._run,
             max_rows=config.batch.rows,
@@ -71,16 +71,12 @@ class Service:
         self.metrics.count_pass(len(rows), longest * len(rows), len({row.adapter for row in rows}))
         return await self.backend.run(rows)
 
-    async def predict(
-        self, endpoint_name: str, texts: Sequence[str], adapters: Sequence[str], options: RequestOptions
-    ) -> tuple[list[dict[str, Any]], str]:
+    async def predict(self, endpoint: Endpoint[Any], request: TextRequest) -> tuple[list[dict[str, Any]], str]:
         """Answer texts.
 
         Args:
-            endpoint_name: the last part of its path.
-            texts: one or several.
-            adapters: a name for each, or one for all; none: the only one that is served.
-            options: what else was asked for.
+            endpoint: one of `endpoints`.
+            request: the texts, a name of an adapter for each or one for all, and what else is asked for.
 
         Returns:
             An answer per text, in order, and what metrics call the request's adapter.
@@ -88,14 +84,15 @@ class Service:
         Raises:
             RefusedError: it is not answered.
         """
+        texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+        names = [request.adapter] if isinstance(request.adapter, str) else request.adapter or []
         self._check_texts(texts)
-        endpoint = self.endpoints[endpoint_name]
-        await self.look(adapters)
-        names = self._complete_names(texts, adapters)
+        await self.look(names)
+        adapters = self._complete_names(texts, names)
         if sum(map(len, texts)) > THREAD_CHARACTERS:
-            encoded = await asyncio.to_thread(self._encode, endpoint, texts, names, options)
+            encoded = await asyncio.to_thread(self._encode, endpoint, texts, adapters, request)
         else:
-            encoded = self._encode(endpoint, texts, names, options)
+            encoded = self._encode(endpoint, texts, adapters, request)
         outcomes = await self._compute([row for each in encoded if each is not None for row in each.rows])
         answers, first = [], 0
         for each in encoded:
@@ -104,7 +101,7 @@ class Service:
                 continue
             own, first = outcomes[first : first + len(each.rows)], first + len(each.rows)
             truncated = {"truncated": True} if each.truncated else {}
-            answers.append({"adapter": each.adapter.name, **endpoint.answer(each, own, options), **truncated})
+            answers.append({"adapter": each.adapter.name, **endpoint.answer(each, own, request), **truncated})
         used = {answer["adapter"] for answer in answers}
         return answers, used.pop() if len(used) == 1 else SEVERAL if used else NO_ADAPTER
 
@@ -151,19 +148,19 @@ class Service:
         return adapters
 
     def _encode(
-        self, endpoint: Endpoint, texts: Sequence[str], names: Sequence[str], options: RequestOptions
+        self, endpoint: Endpoint[Any], texts: Sequence[str], names: Sequence[str], request: TextRequest
     ) -> list[EncodedText | None]:
         """Make the rows of all texts; None for one that no router knows and the base cannot answer."""
         adapters = [self._find(endpoint, name, text) for text, name in zip(texts, names, strict=True)]
         try:
             return [
-                endpoint.ask(text, adapter, options) if endpoint.takes(adapter) else None
+                endpoint.ask(text, adapter, request) if endpoint.takes(adapter) else None
                 for text, adapter in zip(texts, adapters, strict=True)
             ]
         except CorpusError as error:
             raise RefusedError(422, str(error)) from error
 
-    def _find(self, endpoint: Endpoint, name: str, text: str) -> ServedAdapter:
+    def _find(self, endpoint: Endpoint[Any], name: str, text: str) -> ServedAdapter:
         """Return the adapter of a text: one that can answer, or with "auto" the base where no router knows the text."""
         if name == AUTO:
             allowed = [each for each in self.catalogue.list() if endpoint.takes(each)]

@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ from finetuned_models import CPU, FULL, fit, make_raw
 from job_calls import call_job
 from job_processes import find_workers, heed_signals, kill_job
 from made_banks import CLASSES, add_drawn, make_bank
+from raylets import find_port
 from transformers import AutoTokenizer
 
 from domext_ray.adapters.bank import AdapterBank
+from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import load_start_model
+from domext_ray.errors import ConfigError
 from domext_ray.serving.catalogue import LOOK_SECONDS
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
@@ -45,9 +48,7 @@ class Server:
     """A job that serves, and a client of it."""
 
     def __init__(self, place: Path, *options: str, option: str = "--bank") -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = find_port()
         command = [sys.executable, str(REPOSITORY / "jobs" / "serve.py"), option, str(place), "--port", str(self.port)]
         self.process = subprocess.Popen(
             [*command, *options],
@@ -274,3 +275,43 @@ def test_mistakes_end_in_one_sentence(bank: AdapterBank, tmp_path: Path) -> None
     ):
         ended = call_job("serve", *options)
         assert ended.code == 2 and sentence in ended.err and ended.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of Ray Serve's own settings
+def test_a_serve_that_runs_already_stays_as_it_is(
+    bank: AdapterBank, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from ray import serve
+
+    from domext_ray.serving import serve as serving
+
+    @serve.deployment
+    class Other:
+        def __call__(self) -> str:
+            return "another's"
+
+    def refuse(config: ServeConfig) -> str:
+        with pytest.raises(ConfigError) as error, serving.start_serving(config):
+            pass
+        return str(error.value)
+
+    monkeypatch.setattr(serving, "TOKEN_FOLDER", tmp_path)
+    port = find_port()
+    config = ServeConfig(bank=str(bank.folder), port=port)
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    try:
+        assert f"give --host 127.0.0.1 --port {port}, or end it" in refuse(replace(config, port=find_port()))
+        serve.run(Other.bind(), name="other", route_prefix="/")
+        assert 'Prefix / is being used by application "other"' in refuse(config)
+        serve.delete("other")
+        with serving.start_serving(config) as said:
+            assert said.startswith(f"serving at http://127.0.0.1:{port}/ (token: {tmp_path}/serve-token-")
+            kept = [each.read_text() for each in tmp_path.iterdir()]
+            assert f"has an application 'domext' at http://127.0.0.1:{port}/ already" in refuse(config)
+            assert requests.get(f"http://127.0.0.1:{port}/healthz", timeout=SECONDS).status_code == 200
+            assert [each.read_text() for each in tmp_path.iterdir()] == kept
+        monkeypatch.setattr(serving, "run_on_each_node", lambda *_, own: [("node-2", False)])
+        assert f"{bank.folder} is not visible on node node-2; give --bank a folder" in refuse(config)
+    finally:
+        serve.shutdown()

@@ -19,7 +19,7 @@ from made_banks import CLASSES, add_drawn, make_bank
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import LimitConfig
 from domext_ray.serving.catalogue import LOOK_SECONDS, Catalogue
-from domext_ray.serving.endpoints import Classify, RequestOptions
+from domext_ray.serving.endpoints import Classify, ClassifyRequest
 from domext_ray.serving.engine import Engine
 from domext_ray.serving.served_model import ServedBank
 
@@ -349,7 +349,7 @@ def test_a_row_made_for_an_adapter_that_was_replaced_is_refused(tiny_base_folder
     bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
     catalogue, engine = Catalogue(ServedBank(bank)), Engine(ServedBank(bank), torch.device("cpu"))
     adapters = [each for each in catalogue.list() if each.name in ("sorts1", "sorts2")]
-    rows = [Classify(catalogue).ask(TEXT, each, RequestOptions()).rows[0] for each in adapters]
+    rows = [Classify(catalogue).ask(TEXT, each, ClassifyRequest(inputs=TEXT)).rows[0] for each in adapters]
     bank.remove("sorts2")
     add_drawn(bank, "sorts2", "sequence_classification", 99, ("else", "other"))
     kept, refused = engine.run(rows)

@@ -90,11 +90,22 @@ def test_a_whole_model_answers_as_predict_does(
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of Ray Serve's own settings
-@pytest.mark.parametrize("method", [FULL, BOTTLENECK, EXBERT], ids=["full", "bottleneck", "exbert"])
-def test_an_export_fills_masks_as_predict_does(method: MethodConfig, tiny_base_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "base_folder"),
+    [
+        (FULL, "tiny_base_folder"),
+        (BOTTLENECK, "tiny_base_folder"),
+        (EXBERT, "tiny_base_folder"),
+        (BOTTLENECK, "tiny_roberta_folder"),  # byte-level BPE
+    ],
+    ids=["full", "bottleneck", "exbert", "roberta"],
+)
+def test_an_export_fills_masks_as_predict_does(
+    method: MethodConfig, base_folder: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     from domext_ray.serving.serve import place_bank
 
-    base = load_base(str(tiny_base_folder))
+    base = load_base(str(request.getfixturevalue(base_folder)))
     model: Any = build_model(
         base, PretrainConfig().shape, method, vocab_size=base.config.vocab_size, dropout=0.0, seed=0
     )
@@ -107,7 +118,12 @@ def test_an_export_fills_masks_as_predict_does(method: MethodConfig, tiny_base_f
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
     save_model(model, folder)
-    texts = [*(f"[MASK] {each} [MASK]" for each in TEXTS[1:]), "a [SEP] b [MASK]"]
+    special = tokenizer.sep_token  # in a text it is text
+    texts = [
+        *(f"[MASK] {each} [MASK]" for each in TEXTS[1:]),
+        f"a {special} b [MASK]",
+        f"{tokenizer.mask_token}{special}",
+    ]
     config = PredictConfig(model=str(folder), input="texts", output="filled")
     predictor = load_predictor(find_model(config), config, CPU)
     expected = predictor.predict([predictor.make_example({"text": each}, "text") for each in texts])
