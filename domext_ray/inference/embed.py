@@ -1,6 +1,6 @@
 """Rows of text and a model -> a vector for each (`domext embed`).
 
-Enters: an `EmbedConfig`. Leaves what block_job.py says in --output, each row of a part with its id and its vector; with
+Enters: an `EmbedConfig`. Leaves what parts.py says in --output, each row of a part with its id and its vector; with
 `--format npy` vectors.npy, float32 [rows, d], and ids.jsonl, the rows' ids, in the place of the parts. A row without
 text has no vector: null, or nan.
 """
@@ -23,9 +23,14 @@ from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.start.model import StartModel, load_start_model, pick_tensors, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.errors import ConfigError
-from domext_ray.inference.block_job import (
+from domext_ray.inference.input_plan import plan_input
+from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
+from domext_ray.inference.parts import (
+    PARTS,
     SUMMARY,
     BlockPlan,
+    BlockRecord,
+    Work,
     describe_losses,
     describe_plan,
     gather_counts,
@@ -33,12 +38,9 @@ from domext_ray.inference.block_job import (
     measure_rate,
     resolve_output,
     run_block_job,
-    sort_out,
+    split_malformed,
     write_lines,
 )
-from domext_ray.inference.blocks import PARTS, BlockRecord, Work
-from domext_ray.inference.input_plan import plan_input
-from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
 from domext_ray.inference.predictors import find_adapter
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
@@ -50,15 +52,11 @@ VECTORS, IDS = "vectors.npy", "ids.jsonl"
 
 @dataclass(frozen=True)
 class EmbedPlan(BlockPlan[EmbedConfig]):
-    """Vectors to be made, checked.
-
-    Args:
-        width: numbers of a vector.
-    """
+    """Vectors to be made, checked."""
 
     verb: ClassVar[str] = "embedding"
 
-    width: int
+    width: int  # numbers of a vector
 
     @property
     def suffix(self) -> str:
@@ -121,16 +119,7 @@ def plan_embedding(config: EmbedConfig) -> EmbedPlan:
 
 
 def load_embedding(config: EmbedConfig, device: str) -> TextEmbedding:
-    """Load what makes vectors.
-
-    Args:
-        config: the model, and how.
-        device: "cpu" or "cuda".
-
-    Raises:
-        BaseModelError: the model is not to be had.
-        RunError: a run without a usable checkpoint, or a bank without the adapter.
-    """
+    """Load what makes vectors on a device, "cpu" or "cuda"."""
     start, pooling = _load_encoder(config)
     return TextEmbedding(
         start,
@@ -156,11 +145,7 @@ def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
 
 
 class EmbedWork:
-    """What each actor is sent: it loads the model there.
-
-    Args:
-        plan: what is to be made.
-    """
+    """What each process is sent: it loads the model there."""
 
     def __init__(self, plan: EmbedPlan) -> None:
         self.plan = plan
@@ -177,21 +162,12 @@ class EmbedWork:
 
 
 def embed_block(rows: Sequence[InputRow], embed: TextEmbedding, config: EmbedConfig, path: Path) -> BlockRecord:
-    """Make the vectors of a block's rows and write its part.
-
-    Args:
-        rows: the block's; those without text have no vector, and those that are malformed no row.
-        embed: the model.
-        config: the field's name, and whether a malformed row is an error.
-        path: the part.
+    """Make the vectors of a block's rows and write its part; rows without text have none, malformed ones no row.
 
     Returns:
         "rows", "empty", "malformed" (file, line and reason of each), and "cases" (how many texts were cut).
-
-    Raises:
-        CorpusError: a row is malformed, and `strict` is set.
     """
-    kept, texts, malformed = sort_out(
+    kept, texts, malformed = split_malformed(
         rows, lambda row: check_text(row.values, shown=config.field), is_strict=config.strict
     )
     has_text = np.array([not is_blank(each) for each in kept], dtype=bool)
@@ -210,16 +186,7 @@ def _to_arrow(vectors: np.ndarray, is_valid: np.ndarray) -> pa.FixedSizeListArra
 
 
 def finish_embedding(plan: EmbedPlan, num_rows: int, seconds: float) -> dict[str, Any]:
-    """Write malformed.jsonl, the .npy that is asked for, and the summary, which is returned.
-
-    Args:
-        plan: what was made; all its blocks are done.
-        num_rows: rows of which this start made vectors.
-        seconds: that it took.
-
-    Raises:
-        CorpusError: no row at all could be read.
-    """
+    """Write malformed.jsonl, the .npy that is asked for, and the summary; return it."""
     counts = gather_counts(plan)
     if plan.config.format == "npy":
         write_npy(plan, counts["rows"])

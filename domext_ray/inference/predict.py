@@ -1,6 +1,6 @@
 """Rows of text and a model -> a folder of predictions (`domext predict`).
 
-Enters: a `PredictConfig`. Leaves: what block_job.py says in --output, and of a labelled split scores.json (figures, a
+Enters: a `PredictConfig`. Leaves: what parts.py says in --output, and of a labelled split scores.json (figures, a
 report by label) and errors.html (what went wrong), or of a benchmark's test file what its server takes. summary.json
 says how often each label was predicted, too.
 """
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,9 +19,15 @@ import torch
 
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.errors import ConfigError
-from domext_ray.inference.block_job import (
+from domext_ray.inference.input_plan import InputPlan, plan_input
+from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
+from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
+from domext_ray.inference.parts import (
+    PARTS,
     SUMMARY,
     BlockPlan,
+    BlockRecord,
+    Work,
     describe_losses,
     describe_plan,
     gather_counts,
@@ -29,17 +35,12 @@ from domext_ray.inference.block_job import (
     measure_rate,
     resolve_output,
     run_block_job,
-    sort_out,
+    split_malformed,
     write_lines,
 )
-from domext_ray.inference.blocks import PARTS, BlockRecord, Work
-from domext_ray.inference.input_plan import InputPlan, plan_input
-from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
-from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
 from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.submission import SUBMISSIONS, SubmissionInput, plan_submission, write_submission
-from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import write_json
@@ -50,11 +51,7 @@ MOST_LABELS = 20
 
 @dataclass(frozen=True)
 class PredictPlan(BlockPlan[PredictConfig]):
-    """A prediction, checked.
-
-    Args:
-        model: the model.
-    """
+    """A prediction, checked."""
 
     verb: ClassVar[str] = "predicting"
 
@@ -100,11 +97,7 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
 
 
 def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput | SubmissionInput:
-    """Cut what --input names into blocks: files, a split of the labelled set that --task names, or a test file.
-
-    Raises:
-        ConfigError: the set is one of another family than the model.
-    """
+    """Cut what --input names into blocks: files, a split of the labelled set that --task names, or a test file."""
     if config.submission:
         if config.submission not in SUBMISSIONS:
             known = ", ".join(SUBMISSIONS)
@@ -125,11 +118,7 @@ def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | Labelled
 
 
 class PredictWork:
-    """What each actor is sent: it loads the model there.
-
-    Args:
-        plan: the prediction.
-    """
+    """What each process is sent: it loads the model there."""
 
     def __init__(self, plan: PredictPlan) -> None:
         self.plan = plan
@@ -146,32 +135,19 @@ class PredictWork:
 
 
 def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: PredictConfig, path: Path) -> BlockRecord:
-    """Predict a block's rows and write its part.
-
-    Args:
-        rows: the block's; those without text have empty predictions, those that are malformed none.
-        predictor: the model.
-        config: the format and what is written.
-        path: the part.
+    """Predict a block's rows and write its part; rows without text have empty predictions, malformed ones none.
 
     Returns:
         "rows", "empty", "labels" (how often each was predicted), "malformed" (file, line and reason of each), "cases"
         (how many examples were odd), of a labelled set "predictions": what is scored, and for a submission "records".
-
-    Raises:
-        CorpusError: a row is malformed, and `strict` is set.
     """
-    kept, examples, malformed = sort_out(
+    kept, examples, malformed = split_malformed(
         rows,
         lambda row: row.example or predictor.make_example(row.values, config.field),
         is_strict=config.strict or bool(config.submission),
     )
-    scored: list[Any] = []
-    if any(each.example is not None for each in rows):
-        records, scored = cast(TaskPredictor, predictor).predict_labelled(examples)
-    else:
-        records = predictor.predict(examples)
-    made, empty = iter(records), make_empty(predictor.schema)
+    found = predictor.predict(examples)
+    made, empty = iter(found.records), make_empty(predictor.schema)
     predicted = [empty if is_blank(each) else next(made) for each in kept]
     write_part(list(_merge(kept, predicted, config)), predictor.schema, config, path)
     labels = Counter(label for each in predicted for label in predictor.count_labels(each))
@@ -182,7 +158,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
         "labels": dict(labels),
         "malformed": malformed,
         "cases": predictor.take_cases(),
-        "predictions": scored,
+        "predictions": found.predictions if any(each.example is not None for each in rows) else [],
         "records": predicted if config.submission else [],
     }
 
@@ -213,16 +189,7 @@ def write_part(
 
 
 def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[str, Any]:
-    """Write malformed.jsonl and the summary of all blocks; return it.
-
-    Args:
-        plan: the prediction; all its blocks are done.
-        num_rows: rows that were predicted by this start.
-        seconds: that it took.
-
-    Raises:
-        CorpusError: no row at all could be read.
-    """
+    """Write malformed.jsonl and the summary of all blocks; return it. The rows and seconds are those of this start."""
     counts, labels = gather_counts(plan), Counter[str]()
     for record in plan.read_records():
         labels.update(record["labels"])

@@ -332,7 +332,7 @@ def test_filled_masks_and_vectors_are_the_cpus(places: Places, device: torch.dev
     for each in (CPU, device):
         model, tokenizer = load_masked_lm(str(places.bert), "--model")
         fill: Any = FillMask(model.to(each), tokenizer, top_k=3, batch_tokens=512)  # type: ignore[arg-type]
-        filled.append(fill.predict([fill.make_example({"text": text}, "text") for text in texts]))
+        filled.append(fill.predict([fill.make_example({"text": text}, "text") for text in texts]).records)
         embed = TextEmbedding(load_start_model(str(places.bert)), layers=(1, 2), normalize=True, device=each.type)
         vectors.append(np.asarray(embed(["the drug", "a heart disease of the patient"])))
     first, second = ([mask for record in each for mask in record["masks"]] for each in filled)

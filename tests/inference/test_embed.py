@@ -18,8 +18,6 @@ from domext_ray.config.embedding import EmbedConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
-from domext_ray.inference.block_job import describe_losses
-from domext_ray.inference.blocks import PARTS
 from domext_ray.inference.embed import (
     IDS,
     VECTORS,
@@ -29,6 +27,7 @@ from domext_ray.inference.embed import (
     plan_embedding,
     run_embedding,
 )
+from domext_ray.inference.parts import PARTS, describe_losses
 from domext_ray.runs.run_directory import write_run
 
 TEXTS = ["the cold river", "blood and heart disease", "", "a book of the school", "cell"]

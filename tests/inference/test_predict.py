@@ -16,7 +16,7 @@ import torch
 from domext_ray.config.inference import PredictConfig
 from domext_ray.errors import ConfigError, CorpusError, DomextError, RunError
 from domext_ray.files import read_json
-from domext_ray.inference.block_job import MALFORMED, SUMMARY
+from domext_ray.inference.parts import MALFORMED, SUMMARY
 from domext_ray.inference.predict import (
     PredictPlan,
     PredictWork,

@@ -81,7 +81,10 @@ class Server:
 
 @pytest.fixture(scope="module")
 def bank(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterBank:
-    return make_bank(tmp_path_factory.mktemp("banks") / "bank", str(tiny_base_folder))
+    bank = make_bank(tmp_path_factory.mktemp("banks") / "bank", str(tiny_base_folder))
+    for name in ("fills2", "tags2"):
+        bank.remove(name)
+    return bank
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +197,9 @@ def test_a_person_uses_the_page(server: Server, tmp_path: Path) -> None:
         browser.press("Enter")
         browser.wait("!document.getElementById('ask').hidden")
         shown = browser.run("[...document.querySelectorAll('.choice input')].map(each => each.value)")
-        assert shown == ["fills1", "fills2", "sorts1", "sorts2", "tags1", "tags2", "__base__", "auto"]
+        assert shown == ["fills1", "sorts1", "sorts2", "tags1", "__base__", "auto"]
         browser.run("document.getElementById('text').value = '<b>the gene</b> [MASK] 🧬 was given a drug'")
-        for _ in range(8):  # to the last box, by the keyboard alone
+        for _ in range(6):  # to the last box, by the keyboard alone
             browser.press("Tab")
         browser.press(" ")
         browser.run("document.getElementById('text').focus()")
@@ -205,15 +208,13 @@ def test_a_person_uses_the_page(server: Server, tmp_path: Path) -> None:
         cards = browser.run("[...document.querySelectorAll('.answer')].map(each => each.innerText)")
         assert [each.split("\n")[0] for each in cards] == [
             "fills1",
-            "fills2",
             "sorts1",
             "sorts2",
             "tags1",
-            "tags2",
             "auto (routers choose)",
         ]
-        assert "%" in cards[0] and "good" in cards[2] and "<" in cards[4] and "🧬" in cards[4]
-        assert "answered by fills1" in cards[6] and "answered by sorts1" in cards[6]
+        assert "%" in cards[0] and "good" in cards[1] and "<" in cards[3] and "🧬" in cards[3]
+        assert "answered by fills1" in cards[4] and "answered by sorts1" in cards[4]
         assert browser.run("document.querySelectorAll('.answer b').length") == 0
         for width in (400, 1280):
             for scheme in ("light", "dark"):

@@ -172,7 +172,7 @@ def test_predictions_are_made_in_bf16_where_the_card_has_it(
 
     def compute() -> list[np.ndarray]:
         examples = [fill_mask.make_example({"text": each}, "text") for each in texts]
-        fills = fill_mask.predict(examples)[0]["masks"][0]["fills"]
+        fills = fill_mask.predict(examples).records[0]["masks"][0]["fills"]
         outcomes = [each for outcome in served.run(rows) for each in outcome]  # type: ignore[union-attr]
         return [np.array([each["probability"] for each in fills]), embed(texts), outcomes[0], outcomes[1]]
 

@@ -126,7 +126,7 @@ def test_an_export_fills_masks_as_predict_does(
     ]
     config = PredictConfig(model=str(folder), input="texts", output="filled")
     predictor = load_predictor(find_model(config), config, CPU)
-    expected = predictor.predict([predictor.make_example({"text": each}, "text") for each in texts])
+    expected = predictor.predict([predictor.make_example({"text": each}, "text") for each in texts]).records
     with place_bank(ServeConfig(model=config.model)) as placed:
         assert bool(placed.bank) == (method is FULL), "an export without extension is a base"
         name = "__base__" if placed.bank else "clinic"

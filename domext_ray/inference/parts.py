@@ -1,15 +1,17 @@
 """What `domext predict` and `domext embed` share: rows in blocks -> an output folder that the same command completes.
 
-Enters: a `BlockPlan`, and what each worker does with a block. Leaves, in --output:
+Enters: a `BlockPlan`, and what each process does with a block. Leaves, in --output:
 
-    predictions/part-NNNNNN.*   one row per input row, in the input's order
+    predictions/part-NNNNNN.*   one file a block, a row per input row, in the input's order
     malformed.jsonl             rows that could not be read: file, line and reason
     summary.json                rows and seconds; written last
-    config.yaml, run.json  what the output was made from
-    .blocks/                    what is done, for a job that goes on
+    config.yaml, run.json       what the output was made from
+    .blocks/NNNNNN.json         what was counted in a block; written after its part, so a block that has one is done
 
-The same command goes on with the blocks that are missing (blocks.py). Another model, another input or other options are
-refused, since parts of two jobs would make no whole.
+Each process of a pool (`runtime.tasks`) loads its model once. A block travels as a few numbers and is read where it is
+worked on, so memory does not grow with the input. A part depends on its block alone: a job that is killed goes on with
+the blocks that are missing, and its output is that of a job that was not. Another model, another input or other options
+are refused, since parts of two jobs would make no whole.
 """
 
 from __future__ import annotations
@@ -22,44 +24,98 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TextIO, TypeVar
+from typing import Any, ClassVar, Generic, TextIO, TypeAlias, TypeVar
+
+import torch
 
 from domext_ray.config.embedding import EmbedConfig
-from domext_ray.config.inference import PredictConfig
-from domext_ray.errors import CorpusError, RunError
-from domext_ray.inference.blocks import PARTS, RECORDS, BlockFolder, BlockRecord, MakeWork, run_blocks
-from domext_ray.inference.input_plan import InputPlan
+from domext_ray.config.inference import InferenceScaleConfig, PredictConfig
+from domext_ray.errors import ConfigError, CorpusError, RunError
+from domext_ray.inference.input_plan import Block, InputPlan
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.submission import SubmissionInput
 from domext_ray.runs.run_directory import RUN, check_identity, lock_run, write_config, write_run
-from domext_ray.runtime.ray_cluster import resolve_gpu, start_ray
-from domext_ray.storage import new_file
+from domext_ray.runtime.cpu_kernels import PREDICTION
+from domext_ray.runtime.device import prepare_device
+from domext_ray.runtime.ray_cluster import describe_nodes, list_nodes, resolve_gpu, start_ray
+from domext_ray.runtime.records import Records
+from domext_ray.runtime.tasks import Function, Pool, Task, run_tasks
+from domext_ray.storage import Place, new_file
 from domext_ray.training.pretrain import check_shared_storage
 
-SUMMARY, MALFORMED = "summary.json", "malformed.jsonl"
+PARTS, RECORDS, SUMMARY, MALFORMED = "predictions", ".blocks", "summary.json", "malformed.jsonl"
+BlockRecord: TypeAlias = dict[str, Any]
+"""What the work counted in a block, as JSON; "bytes" of its part and "lines" of its rows are added."""
+Work: TypeAlias = Callable[[Block, Path], BlockRecord]
+"""Writes what comes of a block to a path, and says what it counted; the path may be left without a file."""
+MakeWork: TypeAlias = Callable[[torch.device], Work]
+"""Called once in each process: loads the model on the device."""
 
 ConfigT = TypeVar("ConfigT", PredictConfig, EmbedConfig)
 
 
-@dataclass(frozen=True)
-class BlockPlan(Generic[ConfigT]):
-    """A job on blocks, checked.
+class BlockFolder:
+    """The files of an output's blocks.
 
     Args:
-        config: what was asked for, its devices settled as far as they are known.
-        input: the rows.
         folder: the output.
-        identity: what makes it this job.
+        suffix: ending of the parts' names, such as ".parquet".
     """
 
-    verb: ClassVar[str]
-    """What the progress line calls the work."""
+    def __init__(self, folder: Path, suffix: str) -> None:
+        self.folder, self.suffix = folder, suffix
+        self.records = Records(Place(folder) / RECORDS, find_fault=self._find_fault)
 
-    config: ConfigT
+    def make(self) -> None:
+        """Make the folders, and remove what a killed job has left half written."""
+        for each in (self.folder / PARTS, self.folder / RECORDS):
+            each.mkdir(parents=True, exist_ok=True)
+            for left in each.glob(".*"):
+                left.unlink(missing_ok=True)
+
+    def find_part(self, number: int) -> Path:
+        """Return the file of a block."""
+        return self.folder / PARTS / f"part-{number:06d}{self.suffix}"
+
+    def _find_fault(self, record: BlockRecord) -> str:
+        part, size = self.find_part(record["number"]), record["bytes"]
+        is_whole = not size or (part.is_file() and part.stat().st_size == size)
+        return "" if is_whole else f"{part} is not whole"
+
+    def is_done(self, number: int) -> bool:
+        """Whether a block's record, and the part that it speaks of, are there and whole."""
+        return self.records.read(number)[0] is not None
+
+    def read(self, number: int) -> BlockRecord:
+        """Return the record of a block that is done."""
+        record, fault = self.records.read(number)
+        if record is None:
+            found = fault or f"{self.find_part(number)} was written on another node and is not there on this one"
+            raise RunError(f"{found}; run the same command again, with an --output that all nodes share.")
+        return record
+
+    def make_part(self, block: Block, work: Work) -> BlockRecord:
+        """Make a block's part, and return its record."""
+        with new_file(self.find_part(block.number)) as temporary:
+            try:
+                record = work(block, temporary)
+            except torch.OutOfMemoryError:
+                raise RunError("the GPU's memory is too small for a batch; lower --batch_tokens.") from None
+            size = temporary.stat().st_size if temporary.exists() else 0
+            return record | {"number": block.number, "lines": block.num_rows, "bytes": size}
+
+
+@dataclass(frozen=True)
+class BlockPlan(Generic[ConfigT]):
+    """A job on blocks, checked."""
+
+    verb: ClassVar[str]  # what the progress line calls the work
+
+    config: ConfigT  # its devices settled as far as they are known
     input: InputPlan | LabelledInput | SubmissionInput
-    folder: Path
-    identity: dict[str, Any]
+    folder: Path  # the output
+    identity: dict[str, Any]  # what makes it this job
 
     @property
     def suffix(self) -> str:
@@ -85,11 +141,7 @@ PlanT = TypeVar("PlanT", bound=BlockPlan[Any])
 
 
 def resolve_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, Any]) -> Path:
-    """Return the folder of an output, which is empty or the job's own.
-
-    Raises:
-        RunError: it belongs to another job.
-    """
+    """Return the folder of an output, which is empty or the job's own."""
     folder = Path(config.output).expanduser().resolve()
     with _name_output():
         check_identity(folder, identity)
@@ -101,18 +153,12 @@ def resolve_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, A
 def run_block_job(
     plan: PlanT, make_work: Callable[[PlanT], MakeWork], finish: Callable[[PlanT, int, float], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Work on the blocks that are missing.
+    """Work on the blocks that are missing, and return the summary.
 
     Args:
         plan: the job.
-        make_work: returns what each worker is sent.
+        make_work: returns what each process is sent; it is pickled.
         finish: is given the plan, the rows that were worked on now and the seconds that it took; writes the summary.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DomextError: any mistake of the user's.
     """
     start_ray()
     plan = replace(plan, config=resolve_gpu(plan.config))
@@ -122,7 +168,7 @@ def run_block_job(
         check_shared_storage(plan.folder)
         plan.blocks.make()
         started = time.perf_counter()
-        num_rows = run_blocks(plan.input.blocks, make_work(plan), plan.blocks, plan.config.scale, plan.verb)
+        num_rows = _run_blocks(plan, make_work(plan))
         return finish(plan, num_rows, time.perf_counter() - started)
 
 
@@ -138,21 +184,59 @@ def _name_output() -> Iterator[None]:
         raise RunError(said.replace("the run directory", "the output")) from error
 
 
-def sort_out(
+def _run_blocks(plan: BlockPlan[Any], make: MakeWork) -> int:
+    """Work on all blocks that are not done, and return their rows."""
+    folder, scale = plan.blocks, plan.config.scale
+    missing = [each for each in plan.input.blocks if not folder.is_done(each.number)]
+    if not missing:
+        return 0
+    total, now = plan.input.num_rows, sum(each.num_rows for each in missing)
+    workers, cpus = _plan_workers(scale, len(missing))
+
+    def make_function() -> Function:
+        work = make(prepare_device(scale.uses_gpu, cpus, PREDICTION))
+        return lambda block: folder.make_part(block, work)
+
+    done = run_tasks(
+        Pool(make_function, workers, cpus, float(scale.uses_gpu)),
+        (Task(each.number, each, each.num_rows, f"block {each.number:,} of --input") for each in missing),
+        folder.records,
+        verb=plan.verb,
+        total=total,
+        unit="rows",
+        remedy="lower --batch_tokens or --scale.workers",
+        before=total - now,
+    )
+    return sum(record["lines"] for record in done)
+
+
+def _plan_workers(scale: InferenceScaleConfig, most: int) -> tuple[int, float]:
+    """Return how many processes there are, as many as fit unless they are given, and the CPUs of each."""
+    nodes = list_nodes()
+    share = scale.cpus or 1.0
+    room = sum(each.hold(share, with_gpu=scale.uses_gpu) for each in nodes)
+    if scale.cpus and not room:
+        raise ConfigError(f"--scale.cpus is {scale.cpus:g}; there are {describe_nodes(nodes)}.")
+    if scale.workers > max(room, 1):
+        raise ConfigError(
+            f"--scale.workers is {scale.workers}; there is room for {room} with {share:g} CPUs each "
+            f"({describe_nodes(nodes)}); lower it or --scale.cpus."
+        )
+    return min(scale.workers or max(room, 1), most), share
+
+
+def split_malformed(
     rows: Sequence[InputRow], make_example: Callable[[InputRow], Any], *, is_strict: bool
 ) -> tuple[list[InputRow], list[Any], list[dict[str, Any]]]:
-    """Separate rows that can be used from those that cannot.
+    """Separate a block's rows that can be used from those that cannot.
 
     Args:
-        rows: of a block.
+        rows: of the block.
         make_example: called for rows with text; raises a RowError for one that cannot be used.
-        is_strict: refuse the first malformed row.
+        is_strict: refuse the first malformed row with a CorpusError.
 
     Returns:
         The rows that can be used, the examples of those that are not blank, and file, line and reason of the others.
-
-    Raises:
-        CorpusError: a row is malformed, and `is_strict`.
     """
     kept, examples, malformed = list[InputRow](), list[Any](), list[dict[str, Any]]()
     for row in rows:
@@ -180,8 +264,7 @@ def is_blank(row: InputRow) -> bool:
 def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
     """Write malformed.jsonl; return "rows", "empty", "malformed", "first_malformed" and "cases" of all blocks.
 
-    Raises:
-        CorpusError: no row at all can be used; the output is as if the job had not been.
+    If no row at all can be used that is refused, and the output is as if the job had not been.
     """
     counts, cases, first = Counter[str](), Counter[str](), ""
     with new_file(plan.folder / MALFORMED) as temporary, temporary.open("w", encoding="utf-8") as file:
@@ -192,7 +275,10 @@ def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
                 first = first or f"{each['file']}:{each['line']}: {each['reason']}"
             write_lines(file, record["malformed"])
     if not counts["rows"] and counts["malformed"]:
-        _forget(plan.folder)
+        for name in (PARTS, RECORDS):
+            shutil.rmtree(plan.folder / name, ignore_errors=True)
+        for name in (RUN, MALFORMED):
+            (plan.folder / name).unlink(missing_ok=True)
         raise CorpusError(
             f"none of the {counts['malformed']:,} rows of --input {plan.config.input!r} can be used ({first}); set "
             "--field, or mend the file."
@@ -205,14 +291,6 @@ def measure_rate(num_rows: int, seconds: float) -> dict[str, Any]:
     return {"rows_now": num_rows, "seconds": round(seconds, 3), "rows_per_second": round(num_rows / seconds, 3)}
 
 
-def _forget(folder: Path) -> None:
-    """Leave nothing that would make the same output, with other options, look like another job."""
-    for name in (PARTS, RECORDS):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (RUN, MALFORMED):
-        (folder / name).unlink(missing_ok=True)
-
-
 def write_lines(file: TextIO, records: Sequence[Any]) -> None:
     """Write values as JSON, a line each."""
     for each in records:
@@ -220,12 +298,7 @@ def write_lines(file: TextIO, records: Sequence[Any]) -> None:
 
 
 def describe_plan(plan: BlockPlan[Any], model: str) -> str:
-    """Return what a dry run prints.
-
-    Args:
-        plan: the job.
-        model: what is said of the model.
-    """
+    """Return what a dry run prints; `model` is what is said of the model."""
     blocks = plan.input.blocks
     done = sum(plan.blocks.is_done(each.number) for each in blocks)
     return "\n".join(
@@ -241,10 +314,7 @@ def describe_plan(plan: BlockPlan[Any], model: str) -> str:
 def describe_losses(summary: Mapping[str, Any], folder: Path, lacking: str) -> list[str]:
     """Return the sentences about rows without text, those that are malformed, and those that were cut or are odd.
 
-    Args:
-        summary: of the job.
-        folder: the output.
-        lacking: what follows "rows have no text, so ".
+    `lacking` is what follows "rows have no text, so ".
     """
     lines = [f"{summary['empty']:,} rows have no text, so {lacking}."] if summary["empty"] else []
     if summary["malformed"]:
