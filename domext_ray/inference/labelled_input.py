@@ -46,19 +46,7 @@ class LabelledInput(BlockInput):
 
 
 def plan_labelled(task: str, data: str, split: str, block_rows: int, *, strict: bool) -> LabelledInput:
-    """Read a split of a set and cut it into blocks.
-
-    Args:
-        task: a family, a described set, or a YAML.
-        data: its folder, or hub name; empty: a set that ships.
-        split: train, dev or test.
-        block_rows: examples of a block.
-        strict: the first row that breaks a rule is an error.
-
-    Raises:
-        ConfigError: there is no such set.
-        CorpusError: it has no such split, or files of another layout.
-    """
+    """Read a split of a set and cut it into blocks; see `LabelledInput`."""
     try:
         description, place = find_set(task, data)
     except ConfigError as error:

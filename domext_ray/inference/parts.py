@@ -20,6 +20,7 @@ import contextlib
 import json
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,8 +50,6 @@ BlockRecord: TypeAlias = dict[str, Any]
 """What the work counted in a block, as JSON; "bytes" of its part and "lines" of its rows are added."""
 Work: TypeAlias = Callable[[Block, Path], BlockRecord]
 """Writes what comes of a block to a path, and says what it counted; the path may be left without a file."""
-MakeWork: TypeAlias = Callable[[torch.device], Work]
-"""Called once in each process: loads the model on the device."""
 
 ConfigT = TypeVar("ConfigT", PredictConfig, EmbedConfig)
 
@@ -107,10 +106,11 @@ class BlockFolder:
 
 
 @dataclass(frozen=True)
-class BlockPlan(Generic[ConfigT]):
+class BlockPlan(ABC, Generic[ConfigT]):
     """A job on blocks, checked."""
 
     verb: ClassVar[str]  # what the progress line calls the work
+    product: ClassVar[str]  # what comes of it
 
     config: ConfigT  # its devices settled as far as they are known
     input: InputPlan | LabelledInput | SubmissionInput
@@ -136,8 +136,39 @@ class BlockPlan(Generic[ConfigT]):
         """Yield what was counted in each block, in order; all blocks are done."""
         yield from (self.blocks.read(each.number) for each in self.input.blocks)
 
+    def describe(self) -> str:
+        """Return what a dry run prints."""
+        blocks, config = self.input.blocks, self.config
+        done = sum(self.blocks.is_done(each.number) for each in blocks)
+        return "\n".join(
+            [
+                f"model      {config.model} ({self.describe_model()})",
+                f"input      {self.input.describe()}",
+                f"blocks     {len(blocks):,} of up to {config.block_rows:,} rows; {done:,} are done",
+                f"output     {self.folder}",
+            ]
+        )
 
-PlanT = TypeVar("PlanT", bound=BlockPlan[Any])
+    @abstractmethod
+    def describe_model(self) -> str:
+        """Return what a dry run says of the model."""
+
+    @abstractmethod
+    def load(self, device: torch.device) -> Work:
+        """Load the model, once in each process; return what makes a part of a block."""
+
+    @abstractmethod
+    def finish(self, num_rows: int, seconds: float) -> dict[str, Any]:
+        """Write the summary of all blocks, which are done, and return it.
+
+        Args:
+            num_rows: rows that were worked on by this start.
+            seconds: that it took.
+        """
+
+    @abstractmethod
+    def format_summary(self, summary: Mapping[str, Any]) -> str:
+        """Return what a job ends with."""
 
 
 def resolve_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, Any]) -> Path:
@@ -150,16 +181,14 @@ def resolve_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, A
     return folder
 
 
-def run_block_job(
-    plan: PlanT, make_work: Callable[[PlanT], MakeWork], finish: Callable[[PlanT, int, float], dict[str, Any]]
-) -> dict[str, Any]:
-    """Work on the blocks that are missing, and return the summary.
-
-    Args:
-        plan: the job.
-        make_work: returns what each process is sent; it is pickled.
-        finish: is given the plan, the rows that were worked on now and the seconds that it took; writes the summary.
-    """
+def run_block_job(plan: BlockPlan[Any]) -> Path:
+    """Work on the blocks that are missing, or of a dry run say what would be done; return the output's folder."""
+    if plan.config.dry_run:
+        print(plan.describe())
+        return plan.folder
+    if plan.is_complete:
+        print(f"the {plan.product} in {plan.folder} are complete; nothing is left to do.")
+        return plan.folder
     start_ray()
     plan = replace(plan, config=resolve_gpu(plan.config))
     with _name_output(), lock_run(plan.folder):
@@ -168,8 +197,10 @@ def run_block_job(
         check_shared_storage(plan.folder)
         plan.blocks.make()
         started = time.perf_counter()
-        num_rows = _run_blocks(plan, make_work(plan))
-        return finish(plan, num_rows, time.perf_counter() - started)
+        num_rows = _run_blocks(plan)
+        summary = plan.finish(num_rows, time.perf_counter() - started)
+    print(plan.format_summary(summary))
+    return plan.folder
 
 
 @contextlib.contextmanager
@@ -184,7 +215,7 @@ def _name_output() -> Iterator[None]:
         raise RunError(said.replace("the run directory", "the output")) from error
 
 
-def _run_blocks(plan: BlockPlan[Any], make: MakeWork) -> int:
+def _run_blocks(plan: BlockPlan[Any]) -> int:
     """Work on all blocks that are not done, and return their rows."""
     folder, scale = plan.blocks, plan.config.scale
     missing = [each for each in plan.input.blocks if not folder.is_done(each.number)]
@@ -194,7 +225,7 @@ def _run_blocks(plan: BlockPlan[Any], make: MakeWork) -> int:
     workers, cpus = _plan_workers(scale, len(missing))
 
     def make_function() -> Function:
-        work = make(prepare_device(scale.uses_gpu, cpus, PREDICTION))
+        work = plan.load(prepare_device(scale.uses_gpu, cpus, PREDICTION))
         return lambda block: folder.make_part(block, work)
 
     done = run_tasks(
@@ -295,20 +326,6 @@ def write_lines(file: TextIO, records: Sequence[Any]) -> None:
     """Write values as JSON, a line each."""
     for each in records:
         file.write(json.dumps(each, ensure_ascii=False) + "\n")
-
-
-def describe_plan(plan: BlockPlan[Any], model: str) -> str:
-    """Return what a dry run prints; `model` is what is said of the model."""
-    blocks = plan.input.blocks
-    done = sum(plan.blocks.is_done(each.number) for each in blocks)
-    return "\n".join(
-        [
-            f"model      {model}",
-            f"input      {plan.input.describe()}",
-            f"blocks     {len(blocks):,} of up to {plan.config.block_rows:,} rows; {done:,} are done",
-            f"output     {plan.folder}",
-        ]
-    )
 
 
 def describe_losses(summary: Mapping[str, Any], folder: Path, lacking: str) -> list[str]:

@@ -29,7 +29,6 @@ from domext_ray.inference.parts import (
     BlockRecord,
     Work,
     describe_losses,
-    describe_plan,
     gather_counts,
     is_blank,
     measure_rate,
@@ -45,7 +44,7 @@ from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import write_json
 
-MOST_LABELS = 20
+MAX_LABELS = 20
 """Labels that the last table shows; the summary has all of them."""
 
 
@@ -54,8 +53,61 @@ class PredictPlan(BlockPlan[PredictConfig]):
     """A prediction, checked."""
 
     verb: ClassVar[str] = "predicting"
+    product: ClassVar[str] = "predictions"
 
     model: ModelPlace
+
+    def describe_model(self) -> str:
+        """Return its task and hash."""
+        return f"{self.model.task}, sha256 {self.model.sha256[:12]}"
+
+    def load(self, device: torch.device) -> Work:
+        """Load the model; return what makes a part of a block."""
+        predictor = load_predictor(self.model, self.config, device)
+        reader, config = self.input.make_reader(), self.config
+        return lambda block, path: predict_block(reader(block), predictor, config, path)
+
+    def finish(self, num_rows: int, seconds: float) -> dict[str, Any]:
+        """Write malformed.jsonl, what is asked for of a labelled split or a submission, and the summary."""
+        counts, labels = gather_counts(self), Counter[str]()
+        for record in self.read_records():
+            labels.update(record["labels"])
+        summary = {
+            "model": self.config.model,
+            "task": self.model.task,
+            **counts,
+            "labels": dict(sorted(labels.items(), key=lambda each: (-each[1], each[0]))),
+            **measure_rate(num_rows, seconds),
+        }
+        if isinstance(self.input, LabelledInput):
+            predictions = [*self._read_all("predictions")]
+            summary["scores"] = score_split(self.config.model, self.input, predictions, self.folder)
+        if isinstance(self.input, SubmissionInput):
+            summary["submission"] = write_submission(self.input, [*self._read_all("records")], self.folder).name
+        write_json(self.folder / SUMMARY, summary)
+        return summary
+
+    def _read_all(self, name: str) -> Iterator[Any]:
+        """Yield what all blocks have under a name, in order."""
+        for record in self.read_records():
+            yield from record[name]
+
+    def format_summary(self, summary: Mapping[str, Any]) -> str:
+        """Return the table that a job ends with."""
+        lines = [
+            f"rows       {summary['rows']:,}",
+            f"seconds    {summary['seconds']:,.1f}",
+            f"rows/s     {summary['rows_per_second']:,.1f}",
+            *(f"{name:<10} {number:,}" for name, number in list(summary["labels"].items())[:MAX_LABELS]),
+        ]
+        if len(summary["labels"]) > MAX_LABELS:
+            lines.append(f"           and {len(summary['labels']) - MAX_LABELS:,} more labels in {SUMMARY}")
+        lines += describe_losses(summary, self.folder, "their predictions are empty")
+        if "submission" in summary:
+            lines.append(f"submission: {self.folder / summary['submission']}")
+        if "scores" in summary:
+            lines.append(format_scores(summary["scores"]))
+        return "\n".join([*lines, f"predictions: {self.folder / PARTS}"])
 
 
 def run_prediction(config: PredictConfig) -> Path:
@@ -73,14 +125,7 @@ def run_prediction(config: PredictConfig) -> Path:
     plan = plan_prediction(config)
     for note in getattr(plan.input, "notes", ()):
         print(f"note: {note}")
-    if config.dry_run:
-        print(describe_plan(plan, f"{config.model} ({plan.model.task}, sha256 {plan.model.sha256[:12]})"))
-        return plan.folder
-    if plan.is_complete:
-        print(f"the predictions in {plan.folder} are complete; nothing is left to do.")
-        return plan.folder
-    print(format_summary(run_block_job(plan, PredictWork, finish_prediction), plan.folder))
-    return plan.folder
+    return run_block_job(plan)
 
 
 def plan_prediction(config: PredictConfig) -> PredictPlan:
@@ -115,23 +160,6 @@ def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | Labelled
     if plan.family != model.task:
         raise ConfigError(f"--task {config.task!r} is {plan.family}; the task of {config.model!r} is {model.task}.")
     return plan
-
-
-class PredictWork:
-    """What each process is sent: it loads the model there."""
-
-    def __init__(self, plan: PredictPlan) -> None:
-        self.plan = plan
-
-    def __call__(self, device: torch.device) -> Work:
-        """Load the model; return what makes a part of a block."""
-        predictor = load_predictor(self.plan.model, self.plan.config, device)
-        reader, config = self.plan.input.make_reader(), self.plan.config
-
-        def work(block: Any, path: Path) -> BlockRecord:
-            return predict_block(reader(block), predictor, config, path)
-
-        return work
 
 
 def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: PredictConfig, path: Path) -> BlockRecord:
@@ -186,47 +214,3 @@ def write_part(
         return
     columns = {"id": pa.string(), **({"text": pa.string()} if config.keep_text else {}), **schema}
     pq.write_table(pa.Table.from_pylist(records, schema=pa.schema(columns.items())), path)
-
-
-def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[str, Any]:
-    """Write malformed.jsonl and the summary of all blocks; return it. The rows and seconds are those of this start."""
-    counts, labels = gather_counts(plan), Counter[str]()
-    for record in plan.read_records():
-        labels.update(record["labels"])
-    summary = {
-        "model": plan.config.model,
-        "task": plan.model.task,
-        **counts,
-        "labels": dict(sorted(labels.items(), key=lambda each: (-each[1], each[0]))),
-        **measure_rate(num_rows, seconds),
-    }
-    if isinstance(plan.input, LabelledInput):
-        summary["scores"] = score_split(plan.config.model, plan.input, [*_read_all(plan, "predictions")], plan.folder)
-    if isinstance(plan.input, SubmissionInput):
-        summary["submission"] = write_submission(plan.input, [*_read_all(plan, "records")], plan.folder).name
-    write_json(plan.folder / SUMMARY, summary)
-    return summary
-
-
-def _read_all(plan: PredictPlan, name: str) -> Iterator[Any]:
-    """Yield what all blocks have under a name, in order."""
-    for record in plan.read_records():
-        yield from record[name]
-
-
-def format_summary(summary: Mapping[str, Any], folder: Path) -> str:
-    """Return the table that a job ends with."""
-    lines = [
-        f"rows       {summary['rows']:,}",
-        f"seconds    {summary['seconds']:,.1f}",
-        f"rows/s     {summary['rows_per_second']:,.1f}",
-        *(f"{name:<10} {number:,}" for name, number in list(summary["labels"].items())[:MOST_LABELS]),
-    ]
-    if len(summary["labels"]) > MOST_LABELS:
-        lines.append(f"           and {len(summary['labels']) - MOST_LABELS:,} more labels in {SUMMARY}")
-    lines += describe_losses(summary, folder, "their predictions are empty")
-    if "submission" in summary:
-        lines.append(f"submission: {folder / summary['submission']}")
-    if "scores" in summary:
-        lines.append(format_scores(summary["scores"]))
-    return "\n".join([*lines, f"predictions: {folder / PARTS}"])

@@ -80,12 +80,15 @@ class _Replicas:
 
     async def _watch(self) -> None:
         own = serve.get_replica_context().app_name
-        while True:
-            with contextlib.suppress(RayError, RayServeException):  # without a controller replicas go on
-                found = (await asyncio.to_thread(serve.status)).applications.get(own)
-                replicas = found.deployments.get(self._handle.deployment_name) if found else None
-                self.is_ready = replicas is not None and replicas.replica_states.get("RUNNING", 0) > 0
-            await asyncio.sleep(WATCH_SECONDS)
+        try:
+            while True:
+                with contextlib.suppress(RayError, RayServeException):  # without a controller replicas go on
+                    found = (await asyncio.to_thread(serve.status)).applications.get(own)
+                    replicas = found.deployments.get(self._handle.deployment_name) if found else None
+                    self.is_ready = replicas is not None and replicas.replica_states.get("RUNNING", 0) > 0
+                await asyncio.sleep(WATCH_SECONDS)
+        finally:
+            self.is_ready = False  # nobody knows
 
 
 @serve.ingress()

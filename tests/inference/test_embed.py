@@ -21,8 +21,6 @@ from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
 from domext_ray.inference.embed import (
     IDS,
     VECTORS,
-    EmbedWork,
-    finish_embedding,
     load_embedding,
     plan_embedding,
     run_embedding,
@@ -54,10 +52,10 @@ def embed_here(config: EmbedConfig) -> Path:
     plan.folder.mkdir(exist_ok=True)
     plan.blocks.make()
     write_run(plan.folder, identity=plan.identity)
-    work = EmbedWork(plan)(torch.device("cpu"))
+    work = plan.load(torch.device("cpu"))
     for block in plan.input.blocks:
         plan.blocks.records.write(block.number, plan.blocks.make_part(block, work))
-    finish_embedding(plan, plan.input.num_rows, 1.0)
+    plan.finish(plan.input.num_rows, 1.0)
     return plan.folder
 
 
