@@ -84,7 +84,7 @@ RESTRICTED = {
         "jobs.",
     ),
     "deepspeed": ("training.engine",),
-    "pydantic": ("options.", "config.", "extensions.", "labelled.set_description", "serving.app"),
+    "pydantic": ("options.", "config.", "extensions.", "labelled.set_description", "serving.app", "serving.endpoints"),
     "obstore": ("bucket",),
 }
 """A third-party package -> the modules (or, ending in a dot, groups of modules) that may import it."""

@@ -26,9 +26,10 @@ class MixedStates:
     """What one pass makes of rows with different adapters; `AdapterServer.encode` returns it."""
 
     last_hidden_state: Tensor  # [B, N, d]
-    pooler_output: Tensor | None  # the base's, [B, d]; None: it has no pooler
+    attention_mask: Tensor | None  # [B, N]; None: nothing is padded
     heads: tuple[Any, ...]  # each row's model, over the shared encoder; None: the base, where it has no masked-LM head
     word_shifts: dict[str, nn.Module]  # those of the word table, by adapter, as they were in this pass
+    head_states: Tensor | None = None  # [B, N, d] that heads read, where these are not the last states
 
     @torch.no_grad()
     def score(
@@ -54,7 +55,7 @@ class MixedStates:
         return logits
 
     def _score(self, head: Any, rows: list[int], positions: Mapping[int, Tensor] | None) -> Iterable[Tensor]:
-        states = self.last_hidden_state
+        states = self.last_hidden_state if self.head_states is None else self.head_states
         index = torch.tensor(rows).to(states.device, non_blocking=True)
         if hasattr(head, "cls"):
             shifts = self.word_shifts if head.cls.predictions.adapters else None
@@ -64,8 +65,8 @@ class MixedStates:
             return head.cls.predictions(torch.cat(chosen), shifts).split([len(each) for each in chosen])
         if not hasattr(head, "pooler"):
             return head.classifier(states[index])
-        pooled = head.pooler(states[index]) if self.pooler_output is None else self.pooler_output[index]
-        return head.classifier(pooled)
+        mask = None if self.attention_mask is None else self.attention_mask[index]
+        return head.classifier((head.pooler or head.bert.pooler)(states[index], mask))
 
 
 class AdapterServer(nn.Module):
@@ -148,10 +149,8 @@ class AdapterServer(nn.Module):
             self._check_served([name for name in names if name != BASE_NAME])
             heads = tuple(self.base_head if name == BASE_NAME else self.heads[name] for name in names)
             word_shifts = dict(self.encoder.embeddings.adapters)
-            encoded = self.encoder(
-                input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, adapter_names=names
-            )
-        return MixedStates(encoded.last_hidden_state, encoded.pooler_output, heads, word_shifts)
+            encoded = self.encoder(input_ids, attention_mask, token_type_ids, pool=False, adapter_names=names)
+        return MixedStates(encoded.last_hidden_state, attention_mask, heads, word_shifts)
 
     def _check_served(self, names: Sequence[str]) -> None:
         if missing := [name for name in names if name not in self.heads]:

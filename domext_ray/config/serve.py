@@ -51,14 +51,11 @@ class LimitConfig:
     texts: Count = 64  # texts of a request
     characters: Annotated[int, Field(ge=1, le=1024 * MANY)] = 20_000  # characters of a text
     queue: Count = 1024  # rows that wait or run; further requests get status 429
-    # requests per second of one client address, in bursts of two seconds; 0: any number
-    rate: Annotated[float, Field(ge=0.0, le=MANY)] = 0.0
     # a request that has no answer by then gets status 503
     seconds: Annotated[float, Field(ge=0.1, le=MOST_SECONDS)] = 60.0
 
     def __post_init__(self) -> None:
         require(self.queue >= self.texts, "queue", self.queue, f"at least the texts of a request ({self.texts})")
-        require(self.rate == 0.0 or self.rate >= 0.01, "rate", self.rate, "0, or 0.01 or more")
 
 
 @option_group
@@ -73,7 +70,7 @@ class ServeConfig:
     """What is served, where, and to whom."""
 
     bank: Found[Annotated[str, place(buckets=True)]] = ""  # a bank's folder (domext bank)
-    # names of the bank's adapters to begin with; empty: all of them
+    # names of the bank's adapters that are served; empty: all, also those that come later
     adapters: Annotated[tuple[Identifier, ...], DIFFERENT] = ()
     model: ModelPlace = ""  # instead of a bank: a run, also a fine-tuned one, an export, a base's folder, or a hub id
     base: ModelPlace = ""  # where the bank's base is, if it has moved

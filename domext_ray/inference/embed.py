@@ -1,6 +1,6 @@
 """Rows of text and a model -> a vector for each (`domext embed`).
 
-Enters: an `EmbedConfig`. Leaves what block_job.py says in --output, each row of a part with its id and its vector; with
+Enters: an `EmbedConfig`. Leaves what parts.py says in --output, each row of a part with its id and its vector; with
 `--format npy` vectors.npy, float32 [rows, d], and ids.jsonl, the rows' ids, in the place of the parts. A row without
 text has no vector: null, or nan.
 """
@@ -8,7 +8,7 @@ text has no vector: null, or nan.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,22 +23,23 @@ from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.start.model import StartModel, load_start_model, pick_tensors, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.errors import ConfigError
-from domext_ray.inference.block_job import (
+from domext_ray.inference.input_plan import plan_input
+from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
+from domext_ray.inference.parts import (
+    PARTS,
     SUMMARY,
     BlockPlan,
+    BlockRecord,
+    Work,
     describe_losses,
-    describe_plan,
     gather_counts,
     is_blank,
     measure_rate,
     resolve_output,
     run_block_job,
-    sort_out,
+    split_malformed,
     write_lines,
 )
-from domext_ray.inference.blocks import PARTS, BlockRecord, Work
-from domext_ray.inference.input_plan import plan_input
-from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
 from domext_ray.inference.predictors import find_adapter
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
@@ -50,15 +51,12 @@ VECTORS, IDS = "vectors.npy", "ids.jsonl"
 
 @dataclass(frozen=True)
 class EmbedPlan(BlockPlan[EmbedConfig]):
-    """Vectors to be made, checked.
-
-    Args:
-        width: numbers of a vector.
-    """
+    """Vectors to be made, checked."""
 
     verb: ClassVar[str] = "embedding"
+    product: ClassVar[str] = "vectors"
 
-    width: int
+    width: int  # numbers of a vector
 
     @property
     def suffix(self) -> str:
@@ -71,6 +69,36 @@ class EmbedPlan(BlockPlan[EmbedConfig]):
         if self.config.format == "npy":
             return all((self.folder / name).is_file() for name in (SUMMARY, VECTORS, IDS))
         return super().is_complete
+
+    def describe(self) -> str:
+        """Return what a dry run prints; also how much there will be."""
+        return f"{super().describe()}\nvectors    {self.input.num_rows * self.width * 4 / 1e9:.2f} GB at most"
+
+    def describe_model(self) -> str:
+        """Return the width of its vectors."""
+        return f"{self.width} numbers a vector"
+
+    def load(self, device: torch.device) -> Work:
+        """Load the model; return what makes a part of a block."""
+        reader, config = self.input.make_reader(), self.config
+        embed = load_embedding(config, device.type)
+        return lambda block, path: embed_block(reader(block), embed, config, path)
+
+    def finish(self, num_rows: int, seconds: float) -> dict[str, Any]:
+        """Write malformed.jsonl, the .npy that is asked for, and the summary."""
+        counts = gather_counts(self)
+        if self.config.format == "npy":
+            write_npy(self, counts["rows"])
+        summary = {"model": self.config.model, "width": self.width, **counts, **measure_rate(num_rows, seconds)}
+        write_json(self.folder / SUMMARY, summary)
+        if self.config.format == "npy":
+            shutil.rmtree(self.folder / PARTS)
+        return summary
+
+    def format_summary(self, summary: Mapping[str, Any]) -> str:
+        """Return the sentences that a job ends with."""
+        said = f"{summary['rows']:,} vectors, {summary['rows_per_second']:,.1f} rows/s now: {self.folder}"
+        return "\n".join([said, *describe_losses(summary, self.folder, "they have no vector")])
 
 
 def run_embedding(config: EmbedConfig) -> Path:
@@ -85,18 +113,7 @@ def run_embedding(config: EmbedConfig) -> Path:
     Raises:
         DomextError: any mistake of the user's.
     """
-    plan = plan_embedding(config)
-    if config.dry_run:
-        print(describe_plan(plan, f"{config.model} ({plan.width} numbers a vector)"))
-        print(f"vectors    {plan.input.num_rows * plan.width * 4 / 1e9:.2f} GB at most")
-        return plan.folder
-    if plan.is_complete:
-        print(f"the vectors in {plan.folder} are complete; nothing is left to do.")
-        return plan.folder
-    summary = run_block_job(plan, EmbedWork, finish_embedding)
-    said = f"{summary['rows']:,} vectors, {summary['rows_per_second']:,.1f} rows/s now: {plan.folder}"
-    print("\n".join([said, *describe_losses(summary, plan.folder, "they have no vector")]))
-    return plan.folder
+    return run_block_job(plan_embedding(config))
 
 
 def plan_embedding(config: EmbedConfig) -> EmbedPlan:
@@ -121,16 +138,7 @@ def plan_embedding(config: EmbedConfig) -> EmbedPlan:
 
 
 def load_embedding(config: EmbedConfig, device: str) -> TextEmbedding:
-    """Load what makes vectors.
-
-    Args:
-        config: the model, and how.
-        device: "cpu" or "cuda".
-
-    Raises:
-        BaseModelError: the model is not to be had.
-        RunError: a run without a usable checkpoint, or a bank without the adapter.
-    """
+    """Load what makes vectors on a device, "cpu" or "cuda"."""
     start, pooling = _load_encoder(config)
     return TextEmbedding(
         start,
@@ -155,43 +163,13 @@ def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
     return start, bank.describe(name).pooling if config.pooling == "auto" else config.pooling
 
 
-class EmbedWork:
-    """What each actor is sent: it loads the model there.
-
-    Args:
-        plan: what is to be made.
-    """
-
-    def __init__(self, plan: EmbedPlan) -> None:
-        self.plan = plan
-
-    def __call__(self, device: torch.device) -> Work:
-        """Load the model; return what makes a part of a block."""
-        reader, config = self.plan.input.make_reader(), self.plan.config
-        embed = load_embedding(config, device.type)
-
-        def work(block: Any, path: Path) -> BlockRecord:
-            return embed_block(reader(block), embed, config, path)
-
-        return work
-
-
 def embed_block(rows: Sequence[InputRow], embed: TextEmbedding, config: EmbedConfig, path: Path) -> BlockRecord:
-    """Make the vectors of a block's rows and write its part.
-
-    Args:
-        rows: the block's; those without text have no vector, and those that are malformed no row.
-        embed: the model.
-        config: the field's name, and whether a malformed row is an error.
-        path: the part.
+    """Make the vectors of a block's rows and write its part; rows without text have none, malformed ones no row.
 
     Returns:
         "rows", "empty", "malformed" (file, line and reason of each), and "cases" (how many texts were cut).
-
-    Raises:
-        CorpusError: a row is malformed, and `strict` is set.
     """
-    kept, texts, malformed = sort_out(
+    kept, texts, malformed = split_malformed(
         rows, lambda row: check_text(row.values, shown=config.field), is_strict=config.strict
     )
     has_text = np.array([not is_blank(each) for each in kept], dtype=bool)
@@ -207,27 +185,6 @@ def embed_block(rows: Sequence[InputRow], embed: TextEmbedding, config: EmbedCon
 def _to_arrow(vectors: np.ndarray, is_valid: np.ndarray) -> pa.FixedSizeListArray:
     values = pa.array(vectors.reshape(-1), pa.float32())
     return pa.FixedSizeListArray.from_arrays(values, vectors.shape[1], mask=pa.array(~is_valid))
-
-
-def finish_embedding(plan: EmbedPlan, num_rows: int, seconds: float) -> dict[str, Any]:
-    """Write malformed.jsonl, the .npy that is asked for, and the summary, which is returned.
-
-    Args:
-        plan: what was made; all its blocks are done.
-        num_rows: rows of which this start made vectors.
-        seconds: that it took.
-
-    Raises:
-        CorpusError: no row at all could be read.
-    """
-    counts = gather_counts(plan)
-    if plan.config.format == "npy":
-        write_npy(plan, counts["rows"])
-    summary = {"model": plan.config.model, "width": plan.width, **counts, **measure_rate(num_rows, seconds)}
-    write_json(plan.folder / SUMMARY, summary)
-    if plan.config.format == "npy":
-        shutil.rmtree(plan.folder / PARTS)
-    return summary
 
 
 def write_npy(plan: EmbedPlan, num_rows: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,38 +54,17 @@ def write_errors_page(
 
     Returns:
         What `describe_classes` gives.
-
-    Raises:
-        StorageError: the disk refuses.
     """
     compared = compare_predictions(examples, predictions, rule)
     report = describe_classes(compared, labels)
     is_private = any(each.group for each in examples)
-    shown = 0 if is_private else max_errors
-    page = format_errors(compared, report, title=title, max_errors=shown, scores=scores, is_private=is_private)
-    write_text(path, page)
-    return report
-
-
-def format_errors(
-    compared: Sequence[Compared],
-    report: dict[str, Any],
-    *,
-    title: str,
-    max_errors: int = MAX_ERRORS,
-    scores: Sequence[tuple[str, str]] = (),
-    is_private: bool = False,
-) -> str:
-    """Return the page; arguments as of `write_errors_page`, and what `describe_classes` made of the examples.
-
-    A private one says that it quotes nothing.
-    """
+    max_errors = 0 if is_private else max_errors
     wrong = [each for each in compared if each.mistakes]
     if not wrong and any(each.distance for each in compared):  # numbers are more or less wrong
         wrong = sorted((each for each in compared if each.distance), key=lambda each: -each.distance)[:max_errors]
     shown = _spread(wrong, max_errors)
     colours = _choose_colours(report, compared)
-    spans = sorted({each.label for item in shown for each in (*item.gold, *item.predicted)}, key=_number(colours))
+    spans = {each.label for item in shown for each in (*item.gold, *item.predicted)}
     parts = [
         f"<style>{(ASSETS / 'errors.css').read_text(encoding='utf-8')}</style>",
         format_paragraph(_summarise(compared, report, len(shown)), "result"),
@@ -97,7 +76,7 @@ def format_errors(
         format_section(
             "Wrong examples" if report["wrong"] else "Farthest off",
             _format_filter(shown),
-            _format_legend(spans, colours),
+            _format_legend(sorted(spans, key=[*colours].index), colours),
             *(_format_case(each, colours) for each in shown),
             format_paragraph("This is your own text: think of it before you pass this page on.", "note"),
         )
@@ -105,7 +84,8 @@ def format_errors(
         else "",
         f"<script>{(ASSETS / 'errors.js').read_text(encoding='utf-8')}</script>",
     ]
-    return fill_page(title, parts)
+    write_text(path, fill_page(title, parts))
+    return report
 
 
 def _spread(wrong: Sequence[Compared], most: int) -> list[Compared]:
@@ -120,11 +100,6 @@ def _choose_colours(report: dict[str, Any], compared: Sequence[Compared]) -> dic
     others = {each.label for item in compared for each in (*item.gold, *item.predicted)}
     names = [*report["labels"], *sorted(others - report["labels"].keys())]
     return {label: place % NUM_COLOURS for place, label in enumerate(names)}
-
-
-def _number(colours: dict[str, int]) -> Any:
-    places = {label: place for place, label in enumerate(colours)}
-    return lambda label: places[label]
 
 
 def _summarise(compared: Sequence[Compared], report: dict[str, Any], num_shown: int) -> str:
@@ -265,13 +240,9 @@ def _format_piece(
 
 
 def _format_answers(item: Compared) -> str:
-    if not item.gold_answer and not item.predicted_answer:
-        return ""
-    return "".join(_list_answers(item))
-
-
-def _list_answers(item: Compared) -> Iterator[str]:
-    yield '<dl class="answers">'
-    for name, answer in (("gold", item.gold_answer), ("predicted", item.predicted_answer)):
-        yield f'<div><dt class="side">{name}</dt><dd dir="auto">{html.escape(answer)}</dd></div>'
-    yield "</dl>"
+    sides = [("gold", item.gold_answer), ("predicted", item.predicted_answer)]
+    lines = [
+        f'<div><dt class="side">{name}</dt><dd dir="auto">{html.escape(answer)}</dd></div>' for name, answer in sides
+    ]
+    is_asked = any(answer for _, answer in sides)
+    return f'<dl class="answers">{"".join(lines)}</dl>' if is_asked else ""

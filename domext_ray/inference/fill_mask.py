@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.batching import find_sequences
 from domext_ray.downstream.finetune.batches import plan_prediction
+from domext_ray.downstream.finetune.exported import Predicted
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.windows import RowTemplate, read_template
 from domext_ray.inference.input_rows import check_text
@@ -49,15 +50,10 @@ PROBABILITY_DIGITS = 6
 
 @dataclass(frozen=True)
 class MaskedExample:
-    """A text with masks.
+    """A text with masks."""
 
-    Args:
-        text: as the user wrote it.
-        masks: characters [start, end) of each.
-    """
-
-    text: str
-    masks: tuple[tuple[int, int], ...]
+    text: str  # as the user wrote it
+    masks: tuple[tuple[int, int], ...]  # characters [start, end) of each
 
 
 class MaskCodec:
@@ -123,14 +119,14 @@ class FillMask:
         text = check_text(values, shown=shown)
         return MaskedExample(text, self.codec.find(text))
 
-    def predict(self, examples: Sequence[MaskedExample]) -> list[dict[str, Any]]:
-        """Return for each text its masks in order, each with its fills, the likeliest first."""
+    def predict(self, examples: Sequence[MaskedExample]) -> Predicted:
+        """Return for each text its masks in order, each with its fills, the likeliest first; nothing is scored."""
         rows = self.encode(examples)
         found: list[list[dict[str, Any]]] = [[{"start": s, "end": e} for s, e in each.masks] for each in examples]
         for row, fills in zip(rows, self.run(rows), strict=True):
             for number, fill in zip(row.place[1], fills, strict=True):
                 found[row.example][number]["fills"] = fill
-        return [{"masks": each} for each in found]
+        return Predicted([], [{"masks": each} for each in found])
 
     def take_cases(self) -> dict[str, int]:
         """Return nothing: a long text is read in windows around its masks."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -37,36 +37,25 @@ from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
 
 _CHUNK_BYTES = 4 * 2**20
 _NEWLINE = ord("\n")
+RowT = TypeVar("RowT")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one file that follow each other.
+    """Rows of one file that follow each other."""
 
-    Args:
-        file: place of the file among the plan's.
-        first: the first row there, from 0.
-        count: how many.
-        byte: where the first row begins; -1: the file has to be read from its start.
-    """
-
-    file: int
-    first: int
+    file: int  # its place among the plan's
+    first: int  # the first row there, from 0
     count: int
-    byte: int
+    byte: int = -1  # where the first row begins; -1: the file has to be read from its start
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows that are predicted together.
+    """Rows that are predicted together."""
 
-    Args:
-        number: from 0, in the input's order.
-        pieces: where they are.
-    """
-
-    number: int
-    pieces: tuple[Piece, ...]
+    number: int  # from 0, in the input's order
+    pieces: tuple[Piece, ...]  # where they are
 
     @property
     def num_rows(self) -> int:
@@ -75,27 +64,25 @@ class Block:
 
 
 @dataclass(frozen=True)
-class InputPlan:
-    """An input, counted and cut.
+class BlockInput:
+    """An input, counted and cut."""
 
-    Args:
-        files: in the order of their rows.
-        names: what ids call them.
-        fields: which fields are read.
-        blocks: all rows, in order.
-        sha256: hash of the files' content and names.
-    """
-
-    files: tuple[SourceFile, ...]
-    names: tuple[str, ...]
-    fields: FieldNames
-    blocks: tuple[Block, ...]
-    sha256: str
+    blocks: tuple[Block, ...]  # all rows, in order
+    sha256: str  # of all that predictions depend on
 
     @property
     def num_rows(self) -> int:
         """Rows of all blocks."""
         return sum(each.num_rows for each in self.blocks)
+
+
+@dataclass(frozen=True)
+class InputPlan(BlockInput):
+    """Files."""
+
+    files: tuple[SourceFile, ...]  # in the order of their rows
+    names: tuple[str, ...]  # what ids call them
+    fields: FieldNames  # which are read
 
     def make_reader(self) -> Callable[[Block], list[InputRow]]:
         """Return what reads the rows of blocks."""
@@ -166,7 +153,21 @@ def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
     blocks = tuple(_cut_blocks(files, fields, block_rows))
     if not blocks:
         raise CorpusError(f"--input {spec!r} has no row; give files that have content.")
-    return InputPlan(tuple(files), names, fields, blocks, digest.hexdigest())
+    return InputPlan(blocks, digest.hexdigest(), tuple(files), names, fields)
+
+
+def cut_rows(rows: Sequence[RowT], block_rows: int) -> tuple[Block, ...]:
+    """Return the blocks of rows that are in memory; `take_rows` takes a block's."""
+    return tuple(
+        Block(number, (Piece(0, first, min(block_rows, len(rows) - first)),))
+        for number, first in enumerate(range(0, len(rows), block_rows))
+    )
+
+
+def take_rows(rows: Sequence[RowT], block: Block) -> Sequence[RowT]:
+    """Return the rows of a block of `cut_rows`."""
+    (piece,) = block.pieces
+    return rows[piece.first : piece.first + piece.count]
 
 
 def _name_files(files: Sequence[SourceFile]) -> tuple[str, ...]:

@@ -27,38 +27,23 @@ class RowError(ValueError):
 
 @dataclass(frozen=True)
 class InputRow:
-    """A row of the input.
+    """A row of the input."""
 
-    Args:
-        id: its field `id`, else where it stands.
-        path: its file.
-        line: its line there, from 1; of a table or a Parquet file the row, without the header.
-        values: its fields by name.
-        fault: why it cannot be used, as it follows "the row" in a sentence; empty: it can.
-        example: what was made of it already; None: nothing.
-    """
-
-    id: str
-    path: str
-    line: int
-    values: Mapping[str, Any] = field(default_factory=dict)
-    fault: str = ""
-    example: Any = None
+    id: str  # its field `id`, else where it stands
+    path: str  # its file
+    line: int  # its line there, from 1; of a table or a Parquet file the row, without the header
+    values: Mapping[str, Any] = field(default_factory=dict)  # its fields by name
+    fault: str = ""  # why it cannot be used, as it follows "the row" in a sentence; empty: it can
+    example: Any = None  # what was made of it already; None: nothing
 
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Which fields of a row are read.
+    """Which fields of a row are read."""
 
-    Args:
-        text: the field that plays the part of `text`.
-        others: further ones, which a file may lack.
-        needs_text: a table without the text's field is refused; else its rows are, one by one.
-    """
-
-    text: str = TEXT_FIELD
-    others: tuple[str, ...] = ()
-    needs_text: bool = True
+    text: str = TEXT_FIELD  # the field that plays the part of `text`
+    others: tuple[str, ...] = ()  # further ones, which a file may lack
+    needs_text: bool = True  # a table without the text's field is refused; else its rows are, one by one
 
     @property
     def columns(self) -> list[str]:
@@ -75,11 +60,7 @@ class FieldNames:
         return kept
 
     def read(self, file: SourceFile, byte: int = 0) -> Iterator[Row]:
-        """Yield the rows of a file from the one that begins at a byte.
-
-        Raises:
-            CorpusError: it cannot be read, or is a table without a column for the text.
-        """
+        """Yield the rows of a file from the one that begins at a byte."""
         check = partial(self.require_column, file)
         return read_rows(file, self.columns, check, start=byte, max_bytes=MAX_ROW_BYTES)
 
@@ -91,20 +72,11 @@ class FieldNames:
             raise CorpusError(f"{file.path} has {fault} {self.text!r} (it has {shown or 'none'}); set --field.")
 
 
-def check_text(values: Mapping[str, Any], name: str = TEXT_FIELD, shown: str = TEXT_FIELD) -> str:
-    """Return a field that is a text.
-
-    Args:
-        values: of a row.
-        name: the field.
-        shown: what the file calls it.
-
-    Raises:
-        RowError: it is missing, no text, or holds half a surrogate pair or bytes that are no UTF-8.
-    """
-    if name not in values:
+def check_text(values: Mapping[str, Any], shown: str = TEXT_FIELD) -> str:
+    """Return a row's text, or raise a RowError; `shown` is what the file calls it."""
+    if TEXT_FIELD not in values:
         raise RowError(f"has no field {shown!r}")
-    text = values[name]
+    text = values[TEXT_FIELD]
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         raise RowError(f"has {kind} as {shown!r}, which must be text")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from domext_ray.downstream.tasks.tokens import place_words
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
 from domext_ray.labelled.examples import AnyExample, Choice, Question, TaggedSentence
 from domext_ray.labelled.readers.sets import read_split
@@ -19,58 +20,25 @@ from domext_ray.labelled.set_description import find_set
 
 
 @dataclass(frozen=True)
-class LabelledBlock:
-    """Examples that are predicted together.
+class LabelledInput(BlockInput):
+    """A split of a set."""
 
-    Args:
-        number: from 0, in the set's order.
-        first: place of the first example.
-        num_rows: how many.
-    """
-
-    number: int
-    first: int
-    num_rows: int
-
-
-@dataclass(frozen=True)
-class LabelledInput:
-    """A split of a set, counted and cut.
-
-    Args:
-        task: as `find_set` takes it.
-        data: as `find_set` takes it.
-        split: train, dev or test.
-        strict: a row that breaks a rule of its set is an error; else it is left out and counted.
-        family: of the set.
-        blocks: all examples, in order.
-        sha256: hash of the examples.
-        notes: one sentence for every thing that was counted instead of refused.
-    """
-
-    task: str
+    task: str  # as `find_set` takes it, as `data`
     data: str
-    split: str
-    strict: bool
+    split: str  # train, dev or test
+    strict: bool  # a row that breaks a rule of its set is an error; else it is left out and counted
     family: str
-    blocks: tuple[LabelledBlock, ...]
-    sha256: str
-    notes: tuple[str, ...]
-
-    @property
-    def num_rows(self) -> int:
-        """Examples of the split."""
-        return sum(each.num_rows for each in self.blocks)
+    notes: tuple[str, ...]  # one sentence for every thing that was counted instead of refused
 
     def read(self) -> tuple[AnyExample, ...]:
         """Return the examples."""
         description, place = find_set(self.task, self.data)
         return read_split(description, place, self.split, strict=self.strict)[0]
 
-    def make_reader(self) -> Callable[[LabelledBlock], list[InputRow]]:
+    def make_reader(self) -> Callable[[Block], list[InputRow]]:
         """Return what gives the rows of blocks."""
         examples = self.read()
-        return lambda block: [_make_row(each) for each in examples[block.first : block.first + block.num_rows]]
+        return lambda block: [_make_row(each) for each in take_rows(examples, block)]
 
     def describe(self) -> str:
         """Return what a dry run says of it."""
@@ -78,19 +46,7 @@ class LabelledInput:
 
 
 def plan_labelled(task: str, data: str, split: str, block_rows: int, *, strict: bool) -> LabelledInput:
-    """Read a split of a set and cut it into blocks.
-
-    Args:
-        task: a family, a described set, or a YAML.
-        data: its folder, or hub name; empty: a set that ships.
-        split: train, dev or test.
-        block_rows: examples of a block.
-        strict: the first row that breaks a rule is an error.
-
-    Raises:
-        ConfigError: there is no such set.
-        CorpusError: it has no such split, or files of another layout.
-    """
+    """Read a split of a set and cut it into blocks; see `LabelledInput`."""
     try:
         description, place = find_set(task, data)
     except ConfigError as error:
@@ -104,14 +60,8 @@ def plan_labelled(task: str, data: str, split: str, block_rows: int, *, strict: 
         values = asdict(example)
         del values["source"]  # where a file is does not make it another set
         digest.update(f"{values}\n".encode())
-    blocks = cut_blocks(len(examples), block_rows)
-    return LabelledInput(task, data, split, strict, description.task, blocks, digest.hexdigest(), notes)
-
-
-def cut_blocks(num_rows: int, block_rows: int) -> tuple[LabelledBlock, ...]:
-    """Return the blocks of rows that are in memory."""
-    starts = range(0, num_rows, block_rows)
-    return tuple(LabelledBlock(i, first, min(block_rows, num_rows - first)) for i, first in enumerate(starts))
+    blocks = cut_rows(examples, block_rows)
+    return LabelledInput(blocks, digest.hexdigest(), task, data, split, strict, description.task, notes)
 
 
 def _make_row(example: AnyExample) -> InputRow:

@@ -1,6 +1,6 @@
 """Rows of text and a model -> a folder of predictions (`domext predict`).
 
-Enters: a `PredictConfig`. Leaves: what block_job.py says in --output, and of a labelled split scores.json (figures, a
+Enters: a `PredictConfig`. Leaves: what parts.py says in --output, and of a labelled split scores.json (figures, a
 report by label) and errors.html (what went wrong), or of a benchmark's test file what its server takes. summary.json
 says how often each label was predicted, too.
 """
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,46 +19,95 @@ import torch
 
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.errors import ConfigError
-from domext_ray.inference.block_job import (
+from domext_ray.inference.input_plan import InputPlan, plan_input
+from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
+from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
+from domext_ray.inference.parts import (
+    PARTS,
     SUMMARY,
     BlockPlan,
+    BlockRecord,
+    Work,
     describe_losses,
-    describe_plan,
     gather_counts,
     is_blank,
     measure_rate,
     resolve_output,
     run_block_job,
-    sort_out,
+    split_malformed,
     write_lines,
 )
-from domext_ray.inference.blocks import PARTS, BlockRecord, Work
-from domext_ray.inference.input_plan import InputPlan, plan_input
-from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
-from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
 from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.submission import SUBMISSIONS, SubmissionInput, plan_submission, write_submission
-from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import write_json
 
-MOST_LABELS = 20
+MAX_LABELS = 20
 """Labels that the last table shows; the summary has all of them."""
 
 
 @dataclass(frozen=True)
 class PredictPlan(BlockPlan[PredictConfig]):
-    """A prediction, checked.
-
-    Args:
-        model: the model.
-    """
+    """A prediction, checked."""
 
     verb: ClassVar[str] = "predicting"
+    product: ClassVar[str] = "predictions"
 
     model: ModelPlace
+
+    def describe_model(self) -> str:
+        """Return its task and hash."""
+        return f"{self.model.task}, sha256 {self.model.sha256[:12]}"
+
+    def load(self, device: torch.device) -> Work:
+        """Load the model; return what makes a part of a block."""
+        predictor = load_predictor(self.model, self.config, device)
+        reader, config = self.input.make_reader(), self.config
+        return lambda block, path: predict_block(reader(block), predictor, config, path)
+
+    def finish(self, num_rows: int, seconds: float) -> dict[str, Any]:
+        """Write malformed.jsonl, what is asked for of a labelled split or a submission, and the summary."""
+        counts, labels = gather_counts(self), Counter[str]()
+        for record in self.read_records():
+            labels.update(record["labels"])
+        summary = {
+            "model": self.config.model,
+            "task": self.model.task,
+            **counts,
+            "labels": dict(sorted(labels.items(), key=lambda each: (-each[1], each[0]))),
+            **measure_rate(num_rows, seconds),
+        }
+        if isinstance(self.input, LabelledInput):
+            predictions = [*self._read_all("predictions")]
+            summary["scores"] = score_split(self.config.model, self.input, predictions, self.folder)
+        if isinstance(self.input, SubmissionInput):
+            summary["submission"] = write_submission(self.input, [*self._read_all("records")], self.folder).name
+        write_json(self.folder / SUMMARY, summary)
+        return summary
+
+    def _read_all(self, name: str) -> Iterator[Any]:
+        """Yield what all blocks have under a name, in order."""
+        for record in self.read_records():
+            yield from record[name]
+
+    def format_summary(self, summary: Mapping[str, Any]) -> str:
+        """Return the table that a job ends with."""
+        lines = [
+            f"rows       {summary['rows']:,}",
+            f"seconds    {summary['seconds']:,.1f}",
+            f"rows/s     {summary['rows_per_second']:,.1f}",
+            *(f"{name:<10} {number:,}" for name, number in list(summary["labels"].items())[:MAX_LABELS]),
+        ]
+        if len(summary["labels"]) > MAX_LABELS:
+            lines.append(f"           and {len(summary['labels']) - MAX_LABELS:,} more labels in {SUMMARY}")
+        lines += describe_losses(summary, self.folder, "their predictions are empty")
+        if "submission" in summary:
+            lines.append(f"submission: {self.folder / summary['submission']}")
+        if "scores" in summary:
+            lines.append(format_scores(summary["scores"]))
+        return "\n".join([*lines, f"predictions: {self.folder / PARTS}"])
 
 
 def run_prediction(config: PredictConfig) -> Path:
@@ -76,14 +125,7 @@ def run_prediction(config: PredictConfig) -> Path:
     plan = plan_prediction(config)
     for note in getattr(plan.input, "notes", ()):
         print(f"note: {note}")
-    if config.dry_run:
-        print(describe_plan(plan, f"{config.model} ({plan.model.task}, sha256 {plan.model.sha256[:12]})"))
-        return plan.folder
-    if plan.is_complete:
-        print(f"the predictions in {plan.folder} are complete; nothing is left to do.")
-        return plan.folder
-    print(format_summary(run_block_job(plan, PredictWork, finish_prediction), plan.folder))
-    return plan.folder
+    return run_block_job(plan)
 
 
 def plan_prediction(config: PredictConfig) -> PredictPlan:
@@ -100,11 +142,7 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
 
 
 def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput | SubmissionInput:
-    """Cut what --input names into blocks: files, a split of the labelled set that --task names, or a test file.
-
-    Raises:
-        ConfigError: the set is one of another family than the model.
-    """
+    """Cut what --input names into blocks: files, a split of the labelled set that --task names, or a test file."""
     if config.submission:
         if config.submission not in SUBMISSIONS:
             known = ", ".join(SUBMISSIONS)
@@ -124,54 +162,20 @@ def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | Labelled
     return plan
 
 
-class PredictWork:
-    """What each actor is sent: it loads the model there.
-
-    Args:
-        plan: the prediction.
-    """
-
-    def __init__(self, plan: PredictPlan) -> None:
-        self.plan = plan
-
-    def __call__(self, device: torch.device) -> Work:
-        """Load the model; return what makes a part of a block."""
-        predictor = load_predictor(self.plan.model, self.plan.config, device)
-        reader, config = self.plan.input.make_reader(), self.plan.config
-
-        def work(block: Any, path: Path) -> BlockRecord:
-            return predict_block(reader(block), predictor, config, path)
-
-        return work
-
-
 def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: PredictConfig, path: Path) -> BlockRecord:
-    """Predict a block's rows and write its part.
-
-    Args:
-        rows: the block's; those without text have empty predictions, those that are malformed none.
-        predictor: the model.
-        config: the format and what is written.
-        path: the part.
+    """Predict a block's rows and write its part; rows without text have empty predictions, malformed ones none.
 
     Returns:
         "rows", "empty", "labels" (how often each was predicted), "malformed" (file, line and reason of each), "cases"
         (how many examples were odd), of a labelled set "predictions": what is scored, and for a submission "records".
-
-    Raises:
-        CorpusError: a row is malformed, and `strict` is set.
     """
-    kept, examples, malformed = sort_out(
+    kept, examples, malformed = split_malformed(
         rows,
         lambda row: row.example or predictor.make_example(row.values, config.field),
         is_strict=config.strict or bool(config.submission),
     )
-    scored: list[Any] = []
-    if any(each.example is not None for each in rows):
-        records, scored = cast(TaskPredictor, predictor).predict_labelled(examples)
-    else:
-        records = predictor.predict(examples)
-    made, empty = iter(records), make_empty(predictor.schema)
+    found = predictor.predict(examples)
+    made, empty = iter(found.records), make_empty(predictor.schema)
     predicted = [empty if is_blank(each) else next(made) for each in kept]
     write_part(list(_merge(kept, predicted, config)), predictor.schema, config, path)
     labels = Counter(label for each in predicted for label in predictor.count_labels(each))
@@ -182,7 +186,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
         "labels": dict(labels),
         "malformed": malformed,
         "cases": predictor.take_cases(),
-        "predictions": scored,
+        "predictions": found.predictions if any(each.example is not None for each in rows) else [],
         "records": predicted if config.submission else [],
     }
 
@@ -210,56 +214,3 @@ def write_part(
         return
     columns = {"id": pa.string(), **({"text": pa.string()} if config.keep_text else {}), **schema}
     pq.write_table(pa.Table.from_pylist(records, schema=pa.schema(columns.items())), path)
-
-
-def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[str, Any]:
-    """Write malformed.jsonl and the summary of all blocks; return it.
-
-    Args:
-        plan: the prediction; all its blocks are done.
-        num_rows: rows that were predicted by this start.
-        seconds: that it took.
-
-    Raises:
-        CorpusError: no row at all could be read.
-    """
-    counts, labels = gather_counts(plan), Counter[str]()
-    for record in plan.read_records():
-        labels.update(record["labels"])
-    summary = {
-        "model": plan.config.model,
-        "task": plan.model.task,
-        **counts,
-        "labels": dict(sorted(labels.items(), key=lambda each: (-each[1], each[0]))),
-        **measure_rate(num_rows, seconds),
-    }
-    if isinstance(plan.input, LabelledInput):
-        summary["scores"] = score_split(plan.config.model, plan.input, [*_read_all(plan, "predictions")], plan.folder)
-    if isinstance(plan.input, SubmissionInput):
-        summary["submission"] = write_submission(plan.input, [*_read_all(plan, "records")], plan.folder).name
-    write_json(plan.folder / SUMMARY, summary)
-    return summary
-
-
-def _read_all(plan: PredictPlan, name: str) -> Iterator[Any]:
-    """Yield what all blocks have under a name, in order."""
-    for record in plan.read_records():
-        yield from record[name]
-
-
-def format_summary(summary: Mapping[str, Any], folder: Path) -> str:
-    """Return the table that a job ends with."""
-    lines = [
-        f"rows       {summary['rows']:,}",
-        f"seconds    {summary['seconds']:,.1f}",
-        f"rows/s     {summary['rows_per_second']:,.1f}",
-        *(f"{name:<10} {number:,}" for name, number in list(summary["labels"].items())[:MOST_LABELS]),
-    ]
-    if len(summary["labels"]) > MOST_LABELS:
-        lines.append(f"           and {len(summary['labels']) - MOST_LABELS:,} more labels in {SUMMARY}")
-    lines += describe_losses(summary, folder, "their predictions are empty")
-    if "submission" in summary:
-        lines.append(f"submission: {folder / summary['submission']}")
-    if "scores" in summary:
-        lines.append(format_scores(summary["scores"]))
-    return "\n".join([*lines, f"predictions: {folder / PARTS}"])

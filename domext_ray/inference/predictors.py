@@ -20,6 +20,7 @@ from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.downstream.finetune.exported import (
     ExportedModel,
+    Predicted,
     find_export,
     hash_export,
     is_finetuned_model,
@@ -28,16 +29,38 @@ from domext_ray.downstream.finetune.exported import (
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
 from domext_ray.downstream.tasks.description import make_described_task
-from domext_ray.errors import ConfigError
-from domext_ray.inference.examples import list_fields
+from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.inference.examples import list_fields, make_example
 from domext_ray.inference.fill_mask import FillMask
-from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames
-from domext_ray.inference.task_predictor import TaskPredictor
+from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
+from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, hash_values
 from domext_ray.vocabulary.tokenizer import load_tokenizer
+
+_PLACE = {"start": pa.int64(), "end": pa.int64(), "label": pa.string(), "text": pa.string()}
+_ENTITIES = pa.list_(pa.struct({**_PLACE, "score": pa.float64()}))
+_RELATION = {"head": pa.struct(_PLACE), "tail": pa.struct(_PLACE), "label": pa.string(), "score": pa.float64()}
+_CANDIDATES = pa.list_(pa.struct({"term": pa.string(), "probability": pa.float64()}))
+_COLUMNS: Mapping[str, Mapping[str, pa.DataType]] = {
+    "ner": {"entities": _ENTITIES},
+    "nested_ner": {"entities": _ENTITIES},
+    "relation": {"label": pa.string()},
+    "relation_extraction": {"entities": _ENTITIES, "relations": pa.list_(pa.struct(_RELATION))},
+    "classification": {"label": pa.string()},
+    "multilabel": {"labels": pa.list_(pa.string())},
+    "regression": {"value": pa.float64()},
+    "qa": {"answer": pa.string(), "start": pa.int64(), "end": pa.int64(), "score": pa.float64()},
+    "multiple_choice": {"answer": pa.int64(), "text": pa.string(), "probabilities": pa.list_(pa.float64())},
+    "normalization": {"terms": pa.list_(pa.string()), "candidates": _CANDIDATES},
+}
+"""What a record of each family has; "probabilities" by label come with the labels."""
+_BY_LABEL = ("relation", "classification", "multilabel")
+_LABELLED = ("relations", "entities", "labels", "terms", "label", "answer")
+"""Fields of which a record's first one says what was found."""
+_WORD = "the row"
 
 
 class Predictor(Protocol):
@@ -47,18 +70,10 @@ class Predictor(Protocol):
     """Type of each field of its records; a row without text has none of them, or empty lists."""
 
     def make_example(self, values: Mapping[str, Any], shown: str) -> Any:
-        """Make an example of a row's fields.
+        """Make an example of a row's fields, or raise a RowError; `shown` is what the file calls its text."""
 
-        Args:
-            values: the fields.
-            shown: what the file calls its text.
-
-        Raises:
-            RowError: they are no example of the task.
-        """
-
-    def predict(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return a record an example, JSON-able."""
+    def predict(self, examples: Sequence[Any]) -> Predicted:
+        """Return a record an example, JSON-able, and what is scored of it."""
 
     def take_cases(self) -> dict[str, int]:
         """Return how many of the examples so far were odd (cut, above all), by what is said of them, and begin anew."""
@@ -67,28 +82,47 @@ class Predictor(Protocol):
         """Return the labels that a record has, each as often as it has it."""
 
 
+class TaskPredictor:
+    """Predicts with a fine-tuned model."""
+
+    def __init__(self, model: ExportedModel) -> None:
+        description = model.description
+        self.family, self.marks = description.family, description.marks
+        self.schema = dict(_COLUMNS[self.family])
+        if self.family in _BY_LABEL:
+            self.schema["probabilities"] = pa.struct({label: pa.float64() for label in description.labels})
+        self.predict, self.take_cases = model.predict, model.take_cases
+
+    def make_example(self, values: Mapping[str, Any], shown: str) -> AnyExample:
+        """Make an example of the family; see `inference.examples`."""
+        try:
+            return make_example(self.family, values, _WORD, marks=self.marks)
+        except CorpusError as error:
+            raise RowError(str(error).removeprefix(_WORD).strip(" :").removesuffix(".")) from error
+
+    def count_labels(self, record: Mapping[str, Any]) -> list[str]:
+        """See `Predictor.count_labels`."""
+        if self.family == "regression":
+            return []
+        found = next(record[name] for name in _LABELLED if name in record)
+        if self.family == "qa":
+            return ["no answer" if found is None else "answer"]
+        if isinstance(found, list):
+            return [each["label"] if isinstance(each, dict) else each for each in found]
+        return [] if found is None else [str(found)]
+
+
 @dataclass(frozen=True)
 class ModelPlace:
-    """A model that was looked at, and where it is.
+    """A model that was looked at, and where it is."""
 
-    Args:
-        id: what the user called it.
-        task: what it does: fill_mask, or a family.
-        sha256: hash of all that its predictions depend on.
-        labels: classes, entity types or predicates, where the task has any.
-    """
-
-    id: str
-    task: str
-    sha256: str
-    labels: tuple[str, ...] = ()
+    id: str  # what the user called it
+    task: str  # what it does: fill_mask, or a family
+    sha256: str  # of all that its predictions depend on
+    labels: tuple[str, ...] = ()  # classes, entity types or predicates, where the task has any
 
     def name_fields(self, text: str) -> FieldNames:
-        """Return the fields that are read of a row.
-
-        Args:
-            text: the one that holds the text.
-        """
+        """Return the fields that are read of a row; `text` is the one that holds the text."""
         if self.task == FILL_MASK:
             return FieldNames(text)
         return FieldNames(text, list_fields(self.task), needs_text=text != TEXT_FIELD)
@@ -96,9 +130,6 @@ class ModelPlace:
 
 def find_model(config: PredictConfig) -> ModelPlace:
     """Look at the model that a configuration names.
-
-    Args:
-        config: its `model`, `task` and options of rows.
 
     Raises:
         ConfigError: it takes shorter rows.
@@ -129,17 +160,7 @@ def does_task(config: PredictConfig) -> bool:
 
 
 def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
-    """Load a fine-tuned model: an export, a run that has one, or BANK:NAME.
-
-    Args:
-        model: as the user calls it; see `does_task`.
-        device: where to predict.
-        batch_tokens: tokens of a batch, padding counted.
-
-    Raises:
-        RunError: it is damaged.
-        BaseModelError: a model's files are not what its configuration says.
-    """
+    """Load a fine-tuned model: an export, a run that has one, or BANK:NAME; `batch_tokens` counts padding."""
     found = find_adapter(model)
     if found is None:
         return load_exported(model, device, batch_tokens)
@@ -154,13 +175,7 @@ def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDIC
 
 
 def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:
-    """Load a model on a device.
-
-    Args:
-        place: of `find_model`.
-        config: the same as there.
-        device: where to predict.
-    """
+    """Load a model that `find_model` found on a device."""
     if place.task != FILL_MASK:
         return TaskPredictor(load_task_model(place.id, device, config.count_batch_tokens(device.type)))
     model, tokenizer = _load_masked_lm(place.id)

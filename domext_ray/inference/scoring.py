@@ -38,56 +38,37 @@ ANSWER = "answer"
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing that is wrong.
+    """One thing that is wrong."""
 
-    Args:
-        kind: one of `KINDS`.
-        gold: the label, or the answer, as it should be; "" where nothing should be.
-        predicted: what was predicted; "" for nothing.
-        spans: the stretches of the text that are concerned, if any.
-    """
-
-    kind: str
-    gold: str
-    predicted: str
-    spans: tuple[Entity, ...] = ()
+    kind: str  # one of `KINDS`
+    gold: str  # the label, or the answer, as it should be; "" where nothing should be
+    predicted: str  # "" for nothing
+    spans: tuple[Entity, ...] = ()  # the stretches of the text that are concerned, if any
 
 
 @dataclass(frozen=True)
 class Compared:
-    """An example, its label and what was predicted.
-
-    Args:
-        id, source: of the example.
-        text: what a reader sees.
-        gold, predicted: labelled stretches of `text`; the same where the task is not about stretches.
-        gold_answer, predicted_answer: what the task asks for, where that is no stretch.
-        mistakes: what is wrong.
-        pairs: gold label and predicted label of everything that is counted, "" for none, and whether it is right.
-        distance: how far a number is off; 0 where there is none.
-    """
+    """An example, its label and what was predicted."""
 
     id: str
     source: str
-    text: str
-    gold: tuple[Entity, ...] = ()
-    predicted: tuple[Entity, ...] = ()
-    gold_answer: str = ""
+    text: str  # what a reader sees
+    gold: tuple[Entity, ...] = ()  # labelled stretches of the text, as `predicted`, which is the same where the task is
+    predicted: tuple[Entity, ...] = ()  # not about stretches
+    gold_answer: str = ""  # what the task asks for, as `predicted_answer`, where that is no stretch
     predicted_answer: str = ""
     mistakes: tuple[Mistake, ...] = ()
+    # gold label and predicted label of everything that is counted, "" for none, and whether it is right
     pairs: tuple[tuple[str, str, bool], ...] = ()
-    distance: float = 0.0
+    distance: float = 0.0  # how far a number is off; 0 where there is none
 
 
 def compare_predictions(
     examples: Sequence[AnyExample], predictions: Sequence[Any], rule: str = SQUAD_V2
 ) -> list[Compared]:
-    """Compare predictions with labels.
+    """Compare predictions (`Predicted.predictions`) with the labels of examples of one family.
 
-    Args:
-        examples: labelled ones, of one family.
-        predictions: as many (`Predicted.predictions`).
-        rule: how answers are compared, one of `set_families.RULES`.
+    `rule` says how answers are compared, one of `set_families.RULES`.
     """
     return [_compare(example, each, rule) for example, each in zip(examples, predictions, strict=True)]
 
@@ -171,11 +152,7 @@ def match_spans(gold: Collection[Entity], predicted: Collection[Entity]) -> list
     """Match labelled spans with predicted ones, each with one other at most, and return all, in the text's order.
 
     Equal ones match first; then those that overlap, first those with equal ends, then those that share most
-    characters, with equal labels before others.
-
-    Args:
-        gold: labelled spans; duplicates count once.
-        predicted: predicted spans.
+    characters, with equal labels before others. Duplicates count once.
     """
     own, found = set(gold), set(predicted)
     matched: list[tuple[Entity | None, Entity | None]] = [(each, each) for each in own & found]

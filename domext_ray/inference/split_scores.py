@@ -22,13 +22,7 @@ MOST_LABELS = 20
 
 
 def score_split(model: str, source: LabelledInput, predictions: Sequence[Prediction], folder: Path) -> dict[str, Any]:
-    """Score predictions against the labels of their split, and write scores.json and errors.html.
-
-    Args:
-        model: the fine-tuned model that made them.
-        source: the split.
-        predictions: in the split's order.
-        folder: where to.
+    """Score a model's predictions against the labels of their split, and write scores.json and errors.html.
 
     Returns:
         "metric" (path of the task's own figure), "value", "interval" (95 % over documents, [low, high]),

@@ -21,8 +21,8 @@ from typing import Any
 from domext_ray.data.files import find_files, name_unreadable, open_stream
 from domext_ray.data.readers import read_rows
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
-from domext_ray.inference.labelled_input import LabelledBlock, cut_blocks
 from domext_ray.labelled.set_description import SetDescription, list_shipped, read_description
 from domext_ray.storage import write_text
 
@@ -83,33 +83,16 @@ SUBMISSIONS: Mapping[str, tuple[str, Callable[[Fields, Fields], Any]]] = {
 
 
 @dataclass(frozen=True)
-class SubmissionInput:
-    """A benchmark's test file, read and cut into blocks.
+class SubmissionInput(BlockInput):
+    """A benchmark's test file."""
 
-    Args:
-        name: of the server's file.
-        path: the test file.
-        rows: its rows as they are.
-        examples: what the model reads of each.
-        blocks: all rows, in order.
-        sha256: hash of the rows.
-    """
+    name: str  # of the server's file
+    rows: tuple[Fields, ...]  # as they are
+    examples: tuple[InputRow, ...]  # what the model reads of each
 
-    name: str
-    path: str
-    rows: tuple[Fields, ...]
-    examples: tuple[InputRow, ...]
-    blocks: tuple[LabelledBlock, ...]
-    sha256: str
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the file."""
-        return len(self.rows)
-
-    def make_reader(self) -> Callable[[LabelledBlock], list[InputRow]]:
+    def make_reader(self) -> Callable[[Block], list[InputRow]]:
         """Return what gives the rows of blocks."""
-        return lambda block: list(self.examples[block.first : block.first + block.num_rows])
+        return lambda block: list(take_rows(self.examples, block))
 
     def describe(self) -> str:
         """Return what a dry run says of it."""
@@ -117,19 +100,7 @@ class SubmissionInput:
 
 
 def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], block_rows: int) -> SubmissionInput:
-    """Read a benchmark's test file.
-
-    Args:
-        name: of the server's file.
-        spec: the test file.
-        family: of the model.
-        labels: that the model predicts.
-        block_rows: rows of a block.
-
-    Raises:
-        ConfigError: the model does another task, or has labels that the server does not know.
-        CorpusError: the file cannot be read, or a row has no text for the model.
-    """
+    """Read a benchmark's test file, `spec`, for a model's family and the labels that it predicts."""
     description = read_description(list_shipped()[SUBMISSIONS[name][0]])
     if family != description.task:
         raise ConfigError(f"--submission is {name!r}, which is {description.task}; the model's task is {family}.")
@@ -144,7 +115,7 @@ def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], bl
         if blank:
             raise CorpusError(f"{path}: row {each.line} has no {blank[0]}; {name} needs a prediction of every row.")
     digest = hashlib.sha256(json.dumps([name, rows], sort_keys=True).encode()).hexdigest()
-    return SubmissionInput(name, path, tuple(rows), examples, cut_blocks(len(rows), block_rows), digest)
+    return SubmissionInput(cut_rows(rows, block_rows), digest, name, tuple(rows), examples)
 
 
 def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields]]:
@@ -183,13 +154,7 @@ def _name_roles(row: Fields, description: SetDescription) -> dict[str, Any]:
 
 
 def write_submission(plan: SubmissionInput, records: Sequence[Fields], folder: Path) -> Path:
-    """Write the server's file into a folder.
-
-    Args:
-        plan: the test file.
-        records: what was predicted of each row.
-        folder: where to.
-    """
+    """Write the server's file into a folder, of what was predicted of each row."""
     answer = SUBMISSIONS[plan.name][1]
     answers = [answer(row, record) for row, record in zip(plan.rows, records, strict=True)]
     if plan.name.endswith(".tsv"):

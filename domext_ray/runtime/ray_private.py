@@ -31,9 +31,7 @@ REACHES = {
     "ray._raylet:GcsClient": "the client that asks for it",
     "ray._private.services:JEMALLOC_SO": "the allocator that Ray ships",
     "ray.serve._private.replica:add_port_to_grpc_server": "a replica that opens no port",
-    "ray.experimental.internal_kv:_internal_kv_put": "writing what a cluster remembers",
-    "ray.experimental.internal_kv:_internal_kv_get": "reading what a cluster remembers",
-    "ray.experimental.internal_kv:_internal_kv_del": "forgetting what a cluster remembers",
+    "ray.serve.context:_get_global_client": "the address of a Serve that runs already",
 }
 """A module and a name in it -> what it is used for."""
 
@@ -138,15 +136,7 @@ def close_replica_port() -> None:
     _replace("ray.serve._private.replica:add_port_to_grpc_server", nothing)
 
 
-def remember(key: bytes, value: bytes | None) -> None:
-    """Keep a value under a key as long as the cluster is there; None: forget it."""
-    if value is None:
-        reach("ray.experimental.internal_kv:_internal_kv_del")(key)
-    else:
-        reach("ray.experimental.internal_kv:_internal_kv_put")(key, value, overwrite=True)
-
-
-def recall(key: bytes) -> bytes | None:
-    """Return what is kept under a key; None: nothing is."""
-    value: bytes | None = reach("ray.experimental.internal_kv:_internal_kv_get")(key)
-    return value
+def find_serve_options() -> Any:
+    """Return the HTTP options, with host and port, of the Serve that runs on this cluster; None: none does."""
+    client = reach("ray.serve.context:_get_global_client")(raise_if_no_controller_running=False)
+    return None if client is None else client.http_config

@@ -8,16 +8,14 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
-from domext_ray.config.vectors import PoolingChoice
-from domext_ray.serving.gate import USED_ADAPTER, Gate
-from domext_ray.serving.kinds import Wishes
-from domext_ray.serving.service import RefusedError, Service
+from domext_ray.serving.endpoints import Endpoint, RefusedError, TextRequest
+from domext_ray.serving.guard import USED_ADAPTER, RequestGuard, show_error
+from domext_ray.serving.service import Service
 
 PAGE = Path(__file__).parent.parent / "assets" / "serve.html"
-PREDICTING = ("/v1/fill-mask", "/v1/classify", "/v1/entities", "/v1/embed")
-ROUTES = ["/v1/adapters", "/healthz", "/readyz", "/metrics", "/openapi.json", *PREDICTING]
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -28,50 +26,6 @@ _HEADERS = {
 
 
 _NO_JSON = "the body is no JSON object; send one with the header Content-Type: application/json."
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class TextRequest(_Strict):
-    """One text or several, and who answers them."""
-
-    inputs: str | list[str] = Field(description="a text, or several")
-    adapter: str | list[str] | None = Field(
-        None, description="for all texts, or for each: a name, __base__, or auto (routers choose)"
-    )
-
-
-class EntitiesRequest(TextRequest):
-    """Texts of any length: long ones are read in windows."""
-
-
-class ClassifyRequest(TextRequest):
-    """Texts to classify."""
-
-    truncate: bool = Field(False, description="cut texts that are too long, instead of refusing them (413)")
-
-
-class FillMaskRequest(ClassifyRequest):
-    """Texts with [MASK]."""
-
-    top_k: int = Field(5, ge=1, le=100, description="words in the place of each mask")
-
-
-class EmbedRequest(ClassifyRequest):
-    """Texts to embed."""
-
-    pooling: PoolingChoice = Field(
-        "auto", description="mean of all tokens, or the first one; auto: as the adapter learned it"
-    )
-    normalize: bool = Field(False, description="vectors of length 1")
-
-
-class AdapterRequest(_Strict):
-    """An adapter of the bank."""
-
-    name: str
 
 
 class Predictions(BaseModel):
@@ -87,75 +41,46 @@ class Adapters(BaseModel):
     base: dict[str, Any] | None
 
 
-def make_app(service: Service, token_sha256: str) -> Gate:
+def make_app(service: Service, token_sha256: str, lifespan: Any = None) -> RequestGuard:
     """Make the application of a service.
 
     Args:
         service: answers requests.
         token_sha256: of the token that requests show.
+        lifespan: what is there as long as the application is, as FastAPI takes it.
     """
-    api = FastAPI(title="domext_ray", version="1", docs_url=None, redoc_url=None)
-    api.add_exception_handler(RefusedError, _refuse)
+    api = FastAPI(title="domext_ray", version="1", docs_url=None, redoc_url=None, lifespan=lifespan)
+    api.add_exception_handler(HTTPException, _refuse)
     api.add_exception_handler(RequestValidationError, _refuse_form)
-    _add_predictions(api, service)
-    _add_adapters(api, service)
+    api.add_exception_handler(Exception, _fail)
+    for each in service.endpoints:
+        name = each.name.replace("-", "_")
+        add = api.post(f"/v1/{each.name}", response_model=Predictions, name=name, description=each.__doc__ or "")
+        add(_make_route(service, each))
     _add_watching(api, service)
-    return Gate(api, service.config.limit, token_sha256, service.metrics, ROUTES)
+    paths = [getattr(each, "path", "") for each in api.routes]
+    return RequestGuard(api, service.config.limit, token_sha256, service.metrics, paths)
 
 
-def _add_predictions(api: FastAPI, service: Service) -> None:
-    async def predict(kind: str, asked: TextRequest, wishes: Wishes, request: Request) -> Response:
-        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-        adapters = [asked.adapter] if isinstance(asked.adapter, str) else asked.adapter or []
-        answers, request.scope.setdefault("state", {})[USED_ADAPTER] = await service.predict(
-            kind, texts, adapters, wishes
-        )
+def _make_route(service: Service, endpoint: Endpoint[Any]) -> Any:
+    async def predict(asked: TextRequest, request: Request) -> Response:
+        answers, request.scope.setdefault("state", {})[USED_ADAPTER] = await service.predict(endpoint, asked)
         return JSONResponse({"predictions": answers})
 
-    @api.post("/v1/fill-mask", response_model=Predictions)
-    async def fill_mask(asked: FillMaskRequest, request: Request) -> Response:
-        """The likeliest words in the place of each [MASK]."""
-        return await predict("fill-mask", asked, Wishes(top_k=asked.top_k, truncate=asked.truncate), request)
-
-    @api.post("/v1/classify", response_model=Predictions)
-    async def classify(asked: ClassifyRequest, request: Request) -> Response:
-        """The label or the labels of each text, and the probabilities of all; or its value."""
-        return await predict("classify", asked, Wishes(truncate=asked.truncate), request)
-
-    @api.post("/v1/entities", response_model=Predictions)
-    async def entities(asked: EntitiesRequest, request: Request) -> Response:
-        """The entities of each text, with their places."""
-        return await predict("entities", asked, Wishes(), request)
-
-    @api.post("/v1/embed", response_model=Predictions)
-    async def embed(asked: EmbedRequest, request: Request) -> Response:
-        """The vector of each text."""
-        wishes = Wishes(truncate=asked.truncate, pooling=asked.pooling, normalize=asked.normalize)
-        return await predict("embed", asked, wishes, request)
-
-
-def _add_adapters(api: FastAPI, service: Service) -> None:
-    @api.get("/v1/adapters", response_model=Adapters)
-    async def list_adapters() -> Response:
-        """What is served."""
-        catalogue, found = service.catalogue, service.catalogue.base
-        base = found and {"name": found.name, "architecture": found.architecture, "words": catalogue.has_words}
-        return JSONResponse({"adapters": [each.describe() for each in catalogue.list()], "base": base})
-
-    @api.post("/v1/adapters", status_code=201)
-    async def add_adapter(asked: AdapterRequest) -> Response:
-        """Serve one more adapter of the bank, without a restart."""
-        return JSONResponse((await service.add(asked.name)).describe(), status_code=201)
-
-    @api.delete("/v1/adapters/{name}", status_code=204)
-    async def remove_adapter(name: str) -> Response:
-        """Serve an adapter no longer; it stays in the bank."""
-        await service.remove(name)
-        return Response(status_code=204)
+    predict.__annotations__["asked"] = endpoint.request
+    return predict
 
 
 def _add_watching(api: FastAPI, service: Service) -> None:
     page = PAGE.read_text(encoding="utf-8")
+
+    @api.get("/v1/adapters", response_model=Adapters)
+    async def list_adapters() -> Response:
+        """What is served."""
+        await service.look()
+        catalogue, found = service.catalogue, service.catalogue.base
+        base = found and {"name": found.name, "architecture": found.architecture, "words": catalogue.has_words}
+        return JSONResponse({"adapters": [each.describe() for each in catalogue.list()], "base": base})
 
     @api.get("/", include_in_schema=False)
     async def show_page() -> Response:
@@ -169,8 +94,8 @@ def _add_watching(api: FastAPI, service: Service) -> None:
     @api.get("/readyz")
     async def is_ready() -> Response:
         """Whether a request would be answered now."""
-        if not await service.backend.is_ready():
-            raise RefusedError(503, "no replica is ready yet.", 1.0)
+        if not service.backend.is_ready:
+            raise RefusedError(503, "no replica is ready yet.", 1)
         return JSONResponse({"status": "ready"})
 
     @api.get("/metrics")
@@ -180,8 +105,12 @@ def _add_watching(api: FastAPI, service: Service) -> None:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusedError)
-    return JSONResponse({"error": str(error)}, status_code=error.status, headers=error.headers)
+    assert isinstance(error, HTTPException)
+    return show_error(error)
+
+
+def _fail(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "something went wrong here; the log of the server says what."}, 500)
 
 
 def _refuse_form(request: Request, error: Exception) -> Response:

@@ -1,7 +1,9 @@
 """Rows of many requests -> passes of similar lengths, bounded in rows and tokens, whatever adapters they name.
 
-Enters: rows, as requests bring them. Leaves: each row's result, in its request's order. Ray's `@serve.batch` bounds a
-batch by rows alone and cuts it by adapter; here nothing but length decides which rows share a pass.
+Enters: rows, as requests bring them. Leaves: each row's result, in its request's order. Ray's `@serve.batch` (2.60)
+takes rows in the order in which they come, so that a long one pads the others of its batch; it closes batches also
+while all replicas are busy, so that they stay small under load; and it refuses a row above its batches' size. Here rows
+wait until a replica is free, and are sorted by length then.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ class _Waiting(Generic[RowT]):
     result: asyncio.Future[Any]
 
 
-def plan_passes(lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
+def plan_passes(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Return rows from short to long, cut so that a pass has at most so many tokens; a longer row is alone.
 
     Args:
         lengths: tokens of each row.
-        most_tokens: of a pass, padding counted.
+        max_tokens: of a pass, padding counted.
     """
     passes: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not passes or (len(passes[-1]) + 1) * lengths[place] > most_tokens:
+        if not passes or (len(passes[-1]) + 1) * lengths[place] > max_tokens:
             passes.append([])
         passes[-1].append(place)
     return passes
@@ -55,10 +57,10 @@ class Batcher(Generic[RowT]):
     Args:
         run: computes a pass: a result for each row, or the exception that is its answer. What it raises is the answer
             to all rows of the pass.
-        most_rows: rows that are taken together.
-        most_tokens: tokens of a pass, padding counted.
+        max_rows: rows that are taken together.
+        max_tokens: tokens of a pass, padding counted.
         wait_seconds: how long a row waits for others when no pass runs.
-        most_queued: rows that wait or run.
+        max_queued: rows that wait or run.
         num_passes: passes that run at the same time: one for each replica.
     """
 
@@ -66,14 +68,14 @@ class Batcher(Generic[RowT]):
         self,
         run: Callable[[list[RowT]], Awaitable[Sequence[Any]]],
         *,
-        most_rows: int,
-        most_tokens: int,
+        max_rows: int,
+        max_tokens: int,
         wait_seconds: float,
-        most_queued: int,
+        max_queued: int,
         num_passes: int = 1,
     ) -> None:
-        self._run, self._most_rows, self._most_tokens = run, most_rows, most_tokens
-        self._wait_seconds, self._most_queued = wait_seconds, most_queued
+        self._run, self._max_rows, self._max_tokens = run, max_rows, max_tokens
+        self._wait_seconds, self._max_queued = wait_seconds, max_queued
         self._free = asyncio.Semaphore(num_passes)
         self._waiting: deque[_Waiting[RowT]] = deque()
         self._arrived, self._filled = asyncio.Event(), asyncio.Event()
@@ -88,7 +90,7 @@ class Batcher(Generic[RowT]):
             QueueFullError: there is no room for all of them.
             Exception: the first row's that failed.
         """
-        if self.num_queued + len(rows) > self._most_queued:
+        if self.num_queued + len(rows) > self._max_queued:
             raise QueueFullError
         if self._collector is None:
             self._collector = asyncio.create_task(self._collect())
@@ -97,7 +99,7 @@ class Batcher(Generic[RowT]):
         self._waiting.extend(own)
         self.num_queued += len(own)
         self._arrived.set()
-        if len(self._waiting) >= self._most_rows:
+        if len(self._waiting) >= self._max_rows:
             self._filled.set()
         try:
             return list(await asyncio.gather(*(each.result for each in own)))
@@ -109,16 +111,16 @@ class Batcher(Generic[RowT]):
     async def _collect(self) -> None:
         while True:
             await self._arrived.wait()
-            if len(self._waiting) < self._most_rows and not self._tasks:
+            if len(self._waiting) < self._max_rows and not self._tasks:
                 self._filled.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._filled.wait(), self._wait_seconds)
             async with self._free:  # while all replicas are busy further rows arrive
-                taken = [self._waiting.popleft() for _ in range(min(self._most_rows, len(self._waiting)))]
+                taken = [self._waiting.popleft() for _ in range(min(self._max_rows, len(self._waiting)))]
             if not self._waiting:
                 self._arrived.clear()
             taken = [each for each in taken if not each.result.done()]
-            for places in plan_passes([each.row.length for each in taken], self._most_tokens):
+            for places in plan_passes([each.row.length for each in taken], self._max_tokens):
                 await self._free.acquire()
                 task = asyncio.create_task(self._compute([taken[place] for place in places]))
                 self._tasks.add(task)

@@ -1,67 +1,41 @@
-"""The application on Ray Serve: a door that answers HTTP, and replicas that have the model.
+"""The application on Ray Serve: an ingress that answers HTTP, and replicas that have the model.
 
-All rows go through the door's queue, so that a pass holds rows of whoever asks, whatever adapter they name; a pass goes
-to a replica that is free. A pass whose replica has died goes to another one: computing it twice changes nothing. Which
-adapters are served is kept in the cluster's key-value store, where processes that are started again find it.
+All rows go through the ingress's queue, so that a pass holds rows of whoever asks, whatever adapter they name; a pass
+goes to a replica that is free. A pass whose replica has died goes to another one: computing it twice changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from domext_ray.config.serve import ServeConfig
-from domext_ray.errors import DomextError, find_user_error
 from domext_ray.options.build import from_dict
 from domext_ray.runtime.cpu_kernels import PREDICTION
 from domext_ray.runtime.device import prepare_device
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.runtime.ray_private import close_replica_port, recall, remember
+from domext_ray.runtime.ray_private import close_replica_port
+from domext_ray.serving.access import find_environment_token
 from domext_ray.serving.app import make_app
+from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import Engine, Outcome, ServedRow
-from domext_ray.serving.gate import Gate
-from domext_ray.serving.limits import find_environment_token
+from domext_ray.serving.guard import RequestGuard
+from domext_ray.serving.served_model import open_served
 from domext_ray.serving.service import LostReplicaError, Service
-from domext_ray.serving.whole_model import open_bank, read_catalogue
-from domext_ray.storage import hash_text
 
 APP = "domext"
-READY_SECONDS = 5.0
+WATCH_SECONDS = 1.0
+"""How often the ingress asks Serve's controller whether there are replicas."""
 ATTEMPTS = 2
-_LOG = logging.getLogger(__name__)
-
-
-def _name_key(config: ServeConfig) -> bytes:
-    return f"domext-serve:{hash_text(f'{config.bank or config.model}|{config.adapters}')}".encode()
-
-
-def read_served(config: ServeConfig) -> list[str]:
-    """Return the adapters that are served: those to begin with, or what requests have made of them since."""
-    kept = recall(_name_key(config))
-    if kept is not None:
-        return list(json.loads(kept))
-    return list(config.adapters) or open_bank(config).names()
-
-
-def write_served(config: ServeConfig, names: Sequence[str]) -> None:
-    """Keep which adapters are served."""
-    remember(_name_key(config), json.dumps(list(names)).encode())
-
-
-def forget_served(config: ServeConfig) -> None:
-    """Begin with the options' adapters again."""
-    remember(_name_key(config), None)
 
 
 class Encoder:
@@ -77,29 +51,11 @@ class Encoder:
         device = prepare_device(on_gpu, config.scale.threads, PREDICTION)
         self._thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.scale.threads,))
         with quiet_libraries():
-            bank = open_bank(config)
-            self._engine = Engine(bank, device)
-            for name in read_served(config):
-                try:  # one that has been damaged since takes no other with it: its own rows are refused
-                    self._engine.attach(name, bank.describe(name).sha256)
-                except DomextError:
-                    _LOG.exception("the adapter %s cannot be served", name)
+            self._engine = Engine(open_served(config), device)
 
     async def run(self, rows: list[ServedRow]) -> list[Outcome]:
         """Compute a pass."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.run, rows)
-
-    async def attach(self, name: str, sha256: str) -> None:
-        """Have an adapter in the encoder."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.attach, name, sha256)
-
-    async def drop(self, name: str) -> None:
-        """Take an adapter out of the encoder."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.drop, name)
-
-    async def is_ready(self) -> bool:
-        """Answer, as a replica that is alive does."""
-        return True
 
 
 class _Replicas:
@@ -107,6 +63,7 @@ class _Replicas:
 
     def __init__(self, handle: DeploymentHandle, num_replicas: int) -> None:
         self._handle, self.num_replicas = handle, num_replicas
+        self.is_ready = False
 
     async def run(self, rows: list[ServedRow]) -> Sequence[Outcome]:
         for _ in range(ATTEMPTS):
@@ -114,28 +71,28 @@ class _Replicas:
                 return await self._handle.run.remote(rows)
         raise LostReplicaError
 
-    async def attach(self, name: str, sha256: str) -> None:
-        try:
-            await self._handle.broadcast("attach", name, sha256).results_async()
-        except (RayActorError, DeploymentUnavailableError) as error:
-            raise LostReplicaError from error
-        except RayTaskError as error:
-            raise find_user_error(error) or error from error
+    @contextlib.asynccontextmanager
+    async def watch(self, app: object) -> AsyncIterator[None]:
+        """Know whether there are replicas while the block runs."""
+        watching = asyncio.create_task(self._watch())
+        yield
+        watching.cancel()
 
-    async def drop(self, name: str) -> None:
-        with contextlib.suppress(RayActorError, DeploymentUnavailableError):  # who is started again reads who is served
-            await self._handle.broadcast("drop", name).results_async()
-
-    async def is_ready(self) -> bool:
+    async def _watch(self) -> None:
+        own = serve.get_replica_context().app_name
         try:
-            found = await asyncio.wait_for(self._handle.broadcast("is_ready").results_async(), READY_SECONDS)
-        except (asyncio.TimeoutError, RayActorError, DeploymentUnavailableError):
-            return False
-        return bool(found)
+            while True:
+                with contextlib.suppress(RayError, RayServeException):  # without a controller replicas go on
+                    found = (await asyncio.to_thread(serve.status)).applications.get(own)
+                    replicas = found.deployments.get(self._handle.deployment_name) if found else None
+                    self.is_ready = replicas is not None and replicas.replica_states.get("RUNNING", 0) > 0
+                await asyncio.sleep(WATCH_SECONDS)
+        finally:
+            self.is_ready = False  # nobody knows
 
 
 @serve.ingress()
-class Door:
+class Ingress:
     """Answers HTTP; see `service.Service`.
 
     Args:
@@ -149,31 +106,20 @@ class Door:
         close_replica_port()
         torch.set_num_threads(1)  # routers are all that it computes
         with quiet_libraries():
-            catalogue = read_catalogue(open_bank(config), config.max_length)
-            for name in read_served(config):
-                try:
-                    catalogue.put(catalogue.read(name))
-                except DomextError:
-                    _LOG.exception("the adapter %s cannot be served", name)
-        self._token_sha256 = token_sha256
-        self._service = Service(
-            config,
-            catalogue,
-            _Replicas(encoder, config.replicas),
-            on_gpu=on_gpu,
-            on_change=lambda: write_served(config, catalogue.names()),
-        )
-        self._gate: Gate | None = None
+            catalogue = Catalogue(open_served(config), config.adapters, config.max_length)
+        self._token_sha256, self._replicas = token_sha256, _Replicas(encoder, config.replicas)
+        self._service = Service(config, catalogue, self._replicas, on_gpu=on_gpu)
+        self._guard: RequestGuard | None = None
 
-    def __serve_build_asgi_app__(self) -> Gate:
-        self._gate = make_app(self._service, self._token_sha256)
-        return self._gate
+    def __serve_build_asgi_app__(self) -> RequestGuard:
+        self._guard = make_app(self._service, self._token_sha256, self._replicas.watch)
+        return self._guard
 
     async def drain(self) -> int:
         """Take no further requests; return how many are open."""
-        assert self._gate is not None
-        self._gate.is_draining = True
-        return self._gate.num_open
+        assert self._guard is not None
+        self._guard.is_draining = True
+        return self._guard.num_open
 
 
 def build_application(config: ServeConfig, token_sha256: str, *, on_gpu: bool) -> serve.Application:
@@ -191,18 +137,18 @@ def build_application(config: ServeConfig, token_sha256: str, *, on_gpu: bool) -
         .options(
             num_replicas=config.replicas,
             ray_actor_options=actor,
-            max_ongoing_requests=1,  # the door's queue is the only one
+            max_ongoing_requests=1,  # the ingress's queue is the only one
             health_check_period_s=2.0,
             graceful_shutdown_timeout_s=max(config.drain_seconds, 1.0),
         )
         .bind(config, on_gpu)
     )
     return (
-        deployment(Door)
+        deployment(Ingress)
         .options(
             num_replicas=1,
             ray_actor_options={"num_cpus": 0},
-            max_ongoing_requests=100_000,  # the queue and the rate refuse requests, not Serve
+            max_ongoing_requests=100_000,  # the queue refuses requests, not Serve
             graceful_shutdown_timeout_s=max(config.drain_seconds, 1.0),
         )
         .bind(config, token_sha256, encoder, on_gpu)

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.serving import AdapterServer, MixedStates
+from domext_ray.adapters.serving import MixedStates
 from domext_ray.errors import DomextError, RunError
 from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.model.pooling import pool_states
 from domext_ray.runtime.device import autocast
-from domext_ray.serving.whole_model import ModelServer, ModelStates, WholeModel
+from domext_ray.serving.served_model import ServedModel
 
 Wants = Literal["words", "labels", "mean", "cls"]
 """What a row is for: the likeliest words at some places, the head's scores, or the text's vector."""
@@ -54,23 +53,22 @@ class ServedRow:
         return len(self.input_ids)
 
 
-States = MixedStates | ModelStates
 Outcome = tuple[np.ndarray, ...] | Exception
 """Of a row. Words: probabilities float32 [P, k] and ids int64 [P, k], the likeliest first. Labels: logits float32
 [N, classes] or [classes]. A vector: float32 [d]."""
 
 
 class Engine:
-    """The base and the adapters that rows have named, in one encoder.
+    """The model, with the adapters that rows have named, in one encoder.
 
     Args:
-        bank: where adapters are; or one model.
+        served: where they are.
         device: where the model computes.
     """
 
-    def __init__(self, bank: AdapterBank | WholeModel, device: torch.device) -> None:
-        self._bank, self._device = bank, device
-        self._server = ModelServer(bank, device) if isinstance(bank, WholeModel) else AdapterServer(bank).to(device)
+    def __init__(self, served: ServedModel, device: torch.device) -> None:
+        self._served, self._device = served, device
+        self._server = served.load(device)
         self._attached: dict[str, str] = {}
         self._pad_id = int(self._server.encoder.config.pad_token_id or 0)
 
@@ -79,24 +77,17 @@ class Engine:
         """Hashes of the adapters that are in the encoder, by name."""
         return dict(self._attached)
 
-    def attach(self, name: str, sha256: str) -> None:
-        """Have an adapter in the encoder; one of that name and another hash leaves it.
-
-        Raises:
-            DomextError: the bank has no such adapter, it is damaged, or its hash is another one.
-        """
+    def _attach(self, name: str, sha256: str) -> None:
+        """Have an adapter in the encoder; those that have left the bank, or have another hash, leave it."""
         if self._attached.get(name) == sha256:
             return
-        self.drop(name)
-        if self._bank.describe(name).sha256 != sha256:
-            raise RunError(f"the adapter {name!r} in the bank is another one now; add it again to serve that one.")
+        for each in {name, *(self._attached.keys() - self._served.names())} & self._attached.keys():
+            del self._attached[each]
+            self._server.drop(each)
+        if self._served.hash_adapter(name) != sha256:
+            raise RunError(f"the adapter {name!r} is another one now; ask again.")
         self._server.attach(name)
         self._attached[name] = sha256
-
-    def drop(self, name: str) -> None:
-        """Take an adapter out of the encoder, if it is there."""
-        if self._attached.pop(name, None) is not None:
-            self._server.drop(name)
 
     def run(self, rows: Sequence[ServedRow]) -> list[Outcome]:
         """Compute rows in one pass; the result of a row does not depend on the others but for rounding."""
@@ -105,7 +96,7 @@ class Engine:
         for place, row in enumerate(rows):
             try:
                 if row.adapter != BASE_NAME:
-                    self.attach(row.adapter, row.sha256)
+                    self._attach(row.adapter, row.sha256)
                 sound.append(place)
             except DomextError as error:
                 outcomes[place] = error
@@ -152,7 +143,7 @@ class Engine:
         assert made[0] is not None
         return made[0], made[1], made[2]
 
-    def _pool(self, rows: Sequence[ServedRow], states: States, mask: Tensor | None) -> dict[int, Outcome]:
+    def _pool(self, rows: Sequence[ServedRow], states: MixedStates, mask: Tensor | None) -> dict[int, Outcome]:
         found: dict[int, Outcome] = {}
         for pooling in ("mean", "cls"):
             own = [place for place, row in enumerate(rows) if row.wants == pooling]

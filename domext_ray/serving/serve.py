@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
@@ -22,17 +23,27 @@ from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runs.run_directory import CONFIG
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.runtime.ray_cluster import describe_nodes, find_shortage, list_nodes, resolve_gpu, start_ray
+from domext_ray.runtime.ray_cluster import (
+    describe_nodes,
+    find_shortage,
+    list_nodes,
+    resolve_gpu,
+    run_on_each_node,
+    start_ray,
+)
+from domext_ray.runtime.ray_private import close_replica_port, find_serve_options
 from domext_ray.runtime.stopping import Stopped, signal_name
+from domext_ray.serving.access import find_token
 from domext_ray.serving.catalogue import Catalogue
-from domext_ray.serving.deployment import APP, build_application, forget_served
-from domext_ray.serving.limits import find_token
-from domext_ray.serving.whole_model import find_whole_model, name_adapter, open_bank, read_catalogue
+from domext_ray.serving.deployment import APP, build_application
+from domext_ray.serving.served_model import find_single_model, name_adapter, open_served
+from domext_ray.storage import Place
 from domext_ray.training.start import read_run_config
 
 LOOK_SECONDS = 0.2
 STATUS_SECONDS = 5.0
 TOKEN_FOLDER = Path("~/.domext")
+"""Has the token of a server on this machine and a port, where the user gave none."""
 
 
 def run_serving(config: ServeConfig) -> None:
@@ -67,7 +78,7 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     is_run = (run_dir / CONFIG).is_file() and not is_finetuned_model(run_dir)
     run = read_run_config(run_dir) if is_run else None
     has_adapter = run is not None and run.method.has_adapter
-    if not has_adapter and (found := find_whole_model(config.model)):
+    if not has_adapter and (found := find_single_model(config.model)):
         yield replace(config, model=str(found.folder))
         return
     with tempfile.TemporaryDirectory(prefix="domext-serve-") as temporary, quiet_libraries():
@@ -86,11 +97,13 @@ def check_served(config: ServeConfig) -> Catalogue:
         DomextError: something is missing or damaged.
     """
     with quiet_libraries():
-        bank = open_bank(config)
-        catalogue = read_catalogue(bank, config.max_length)
-        for name in config.adapters or bank.names():
-            catalogue.put(catalogue.read(name))
-        return catalogue
+        served = open_served(config)
+        for name in config.adapters:
+            served.hash_adapter(name)
+        catalogue = Catalogue(served, config.adapters, config.max_length)
+    for problem in catalogue.problems.values():
+        raise problem
+    return catalogue
 
 
 def describe_served(catalogue: Catalogue) -> str:
@@ -110,34 +123,33 @@ def start_serving(config: ServeConfig) -> Iterator[str]:
     Raises:
         DomextError: Ray has no room, or the address is taken.
     """
-    _check_address(config)
     os.environ.update({name: os.environ.get(name, "0") for name in _THREADS})
     start_ray()
+    close_replica_port()  # here, too: a version of Ray in which it cannot be done is refused before anything starts
+    _check_serve(config)
+    _check_storage(config)
     config = resolve_gpu(config, config.replicas, "--replicas")
     on_gpu = config.scale.use_gpu is True
     _check_room(config, on_gpu=on_gpu)
-    folder = TOKEN_FOLDER.expanduser()
-    folder.mkdir(mode=0o700, exist_ok=True)
-    token_sha256, source = find_token(config.token_file, folder)
+    own = TOKEN_FOLDER.expanduser() / f"serve-token-{socket.gethostname()}-{config.port}"
+    token_sha256, source = find_token(config.token_file, own)
     with quiet_libraries():
         serve.start(
             proxy_location="HeadOnly",
             http_options={"host": config.host, "port": config.port, "keep_alive_timeout_s": 65},
             logging_config=_LOGGING,
         )
-    forget_served(config)
     try:
-        with quiet_libraries():
-            serve.run(
-                build_application(config, token_sha256, on_gpu=on_gpu),
-                name=APP,
-                route_prefix="/",
-                logging_config=_LOGGING,
-            )
-        yield f"serving at http://{_show_host(config.host)}:{config.port}/ (token: {source}); Ctrl-C ends it"
+        application = build_application(config, token_sha256, on_gpu=on_gpu)
+        try:
+            with quiet_libraries():
+                serve.run(application, name=APP, route_prefix="/", logging_config=_LOGGING)
+        except RayServeException as error:  # of the controller: another application has the prefix
+            reason = " ".join(str(getattr(error, "cause", error)).split())
+            raise ConfigError(f"this cluster's Ray Serve does not take the application: {reason}") from error
+        yield f"serving at {_show_address(config.host, config.port)} (token: {source}); Ctrl-C ends it"
     finally:
         with contextlib.suppress(RayError), quiet_libraries():
-            forget_served(config)
             serve.delete(APP)  # Serve itself ends with a Ray of this job's own; on a cluster others may use it
 
 
@@ -146,8 +158,21 @@ _THREADS = ("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "RAY_SERVE_RUN_ROUTER_
 _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
-def _check_address(config: ServeConfig) -> None:
-    """Refuse an address that is taken, or not this machine's: Serve would try it again and again."""
+def _check_serve(config: ServeConfig) -> None:
+    """Refuse what Serve would not, or try again and again: another's application, an address that is not to be had."""
+    if (options := find_serve_options()) is not None:
+        running = _show_address(options.host, options.port)
+        if APP in serve.status().applications:
+            raise ConfigError(
+                f"this cluster's Ray Serve has an application {APP!r} at {running} already, which would be replaced; "
+                f"end it first (serve.py, or serve delete {APP}), or give another cluster (RAY_ADDRESS)."
+            )
+        if (options.host, options.port) != (config.host, config.port):
+            raise ConfigError(
+                f"--host {config.host} --port {config.port} is not where this cluster's Ray Serve listens; give "
+                f"--host {options.host} --port {options.port}, or end it first (serve shutdown)."
+            )
+        return
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         with socket.socket(family) as probe:
@@ -157,6 +182,18 @@ def _check_address(config: ServeConfig) -> None:
         raise ConfigError(
             f"--host {config.host} --port {config.port} cannot be listened on ({error.strerror}); give another."
         ) from error
+
+
+def _check_storage(config: ServeConfig) -> None:
+    """Refuse a folder that a node of the cluster does not see."""
+    option, folder = ("--bank", config.bank) if config.bank else ("--model", config.model)
+    if Place(folder).is_local:
+        for name, sees in run_on_each_node(os.path.exists, str(Path(Place(folder)).resolve()), own=False):
+            if not sees:
+                raise ConfigError(
+                    f"{folder} is not visible on node {name}; give {option} a folder on storage that all nodes share, "
+                    "such as a bank (domext bank)."
+                )
 
 
 def _check_room(config: ServeConfig, *, on_gpu: bool) -> None:
@@ -169,8 +206,9 @@ def _check_room(config: ServeConfig, *, on_gpu: bool) -> None:
         )
 
 
-def _show_host(host: str) -> str:
-    return "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
+def _show_address(host: str, port: int) -> str:
+    shown = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/"
 
 
 def _wait(config: ServeConfig) -> None:

@@ -24,7 +24,7 @@ RENAMED: dict[str, str] = {
     "finetune.method.domain": "finetune.method.adapter",
     "finetune.method.active_domains": "finetune.method.active_adapters",
 }
-GONE: dict[str, str] = {}
+GONE = {"limit.rate": "rates belong to the proxy that does TLS"}
 """Options -> why they went."""
 
 

@@ -207,11 +207,11 @@ def predict(command: str) -> Path:
     """Carry out a prediction whose one worker is this process; return the output's folder."""
     plan = predicting.plan_prediction(read_config(command))
     plan.blocks.make()
-    work = predicting.PredictWork(plan)(torch.device("cpu"))
+    work = plan.load(torch.device("cpu"))
     for block in plan.input.blocks:
         plan.blocks.records.write(block.number, plan.blocks.make_part(block, work))
-    summary = predicting.finish_prediction(plan, plan.input.num_rows, 1.0)
-    predicting.format_summary(summary, plan.folder)
+    summary = plan.finish(plan.input.num_rows, 1.0)
+    plan.format_summary(summary)
     return plan.folder
 
 

@@ -61,7 +61,7 @@ space '{method.heads: {choice: [0, 1]}}' '{}' 3|runs runs/a,runs/b ''|models bas
 corpus texts/lines.txt ''|mask_frac 0.3 2|study sigma size nothing|sigmas 1e-3,1e-2 2|sizes 4,8 0 4,4
 top_layers 1,2 all x|input texts/lines.txt ''|output out ''|field body ''|top_k 3 0|pooling cls mean max
 format jsonl peft zip|dtype float16 int8|push ORG/NAME ORG|bank bank ''|add runs/a|name x 'a b'|host '' ::1
-port 8001 0|batch.rows 8 0|limit.rate 5 -1|block_rows 10 0|max_length 64 2|layers 1,2 9-3|split dev all
+port 8001 0|batch.rows 8 0|limit.seconds 5 -1|block_rows 10 0|max_length 64 2|layers 1,2 9-3|split dev all
 """
 VERBS = (
     *("pretrain af", "pretrain bottleneck", "pretrain exbert", "pretrain lora", "pretrain bert", "prepare", "vocab"),

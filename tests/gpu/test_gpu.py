@@ -58,6 +58,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.serving.engine import Engine as ServingEngine
 from domext_ray.serving.engine import ServedRow
+from domext_ray.serving.served_model import ServedBank
 from domext_ray.training.engine import join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import to_batch
@@ -331,7 +332,7 @@ def test_filled_masks_and_vectors_are_the_cpus(places: Places, device: torch.dev
     for each in (CPU, device):
         model, tokenizer = load_masked_lm(str(places.bert), "--model")
         fill: Any = FillMask(model.to(each), tokenizer, top_k=3, batch_tokens=512)  # type: ignore[arg-type]
-        filled.append(fill.predict([fill.make_example({"text": text}, "text") for text in texts]))
+        filled.append(fill.predict([fill.make_example({"text": text}, "text") for text in texts]).records)
         embed = TextEmbedding(load_start_model(str(places.bert)), layers=(1, 2), normalize=True, device=each.type)
         vectors.append(np.asarray(embed(["the drug", "a heart disease of the patient"])))
     first, second = ([mask for record in each for mask in record["masks"]] for each in filled)
@@ -378,7 +379,7 @@ def test_a_servers_engine_answers_as_the_cpu(places: Places, device: torch.devic
             ("tags2", 5, "mean", None),
         )
     ]
-    expected, found = (ServingEngine(bank, each).run(rows) for each in (CPU, device))  # type: ignore[arg-type]
+    expected, found = (ServingEngine(ServedBank(bank), each).run(rows) for each in (CPU, device))  # type: ignore[arg-type]
     for here, there in zip(expected, found, strict=True):
         assert isinstance(here, tuple) and isinstance(there, tuple), (here, there)
         np.testing.assert_allclose(there[0], here[0], atol=SCORE_TOLERANCE[device.type])

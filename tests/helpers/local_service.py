@@ -13,12 +13,13 @@ from starlette.testclient import TestClient
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import LimitConfig, ServeConfig
+from domext_ray.serving.access import hash_token
 from domext_ray.serving.app import make_app
+from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import Engine, Outcome, ServedRow
-from domext_ray.serving.gate import Gate
-from domext_ray.serving.limits import hash_token
+from domext_ray.serving.guard import RequestGuard
+from domext_ray.serving.served_model import ServedBank, ServedModel
 from domext_ray.serving.service import LostReplicaError, Service
-from domext_ray.serving.whole_model import WholeModel, read_catalogue
 
 TOKEN = "a-token-of-some-length"
 LIMITS = LimitConfig(bytes=4000, texts=8, characters=1000, queue=16)
@@ -46,27 +47,23 @@ class LocalReplica:
             raise LostReplicaError
         return await asyncio.get_running_loop().run_in_executor(self.thread, self.compute, rows)
 
-    async def attach(self, name: str, sha256: str) -> None:
-        await asyncio.get_running_loop().run_in_executor(self.thread, self.engine.attach, name, sha256)
-
-    async def drop(self, name: str) -> None:
-        await asyncio.get_running_loop().run_in_executor(self.thread, self.engine.drop, name)
-
-    async def is_ready(self) -> bool:
+    @property
+    def is_ready(self) -> bool:
         return not self.is_lost
 
 
 class Served:
     """A client of an application, and what is behind it."""
 
-    def __init__(self, bank: AdapterBank | WholeModel, limits: LimitConfig = LIMITS, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, bank: AdapterBank | ServedModel, limits: LimitConfig = LIMITS, names: Sequence[str] = ()
+    ) -> None:
         self.bank: Any = bank
-        catalogue = read_catalogue(bank)
-        for name in names or bank.names():
-            catalogue.put(catalogue.read(name))
-        self.replica = LocalReplica(Engine(bank, torch.device("cpu")))
-        self.service = Service(ServeConfig(bank=str(bank.folder), limit=limits), catalogue, self.replica)
-        self.app: Gate = make_app(self.service, hash_token(TOKEN))
+        model = ServedBank(bank) if isinstance(bank, AdapterBank) else bank
+        self.replica = LocalReplica(Engine(model, torch.device("cpu")))
+        config = ServeConfig(bank="any", limit=limits)
+        self.service = Service(config, Catalogue(model, names), self.replica)
+        self.app: RequestGuard = make_app(self.service, hash_token(TOKEN))
         self.client = TestClient(self.app, headers={"Authorization": f"Bearer {TOKEN}"})
 
     def post(self, kind: str, inputs: Any, adapter: Any = None, **more: Any) -> Any:

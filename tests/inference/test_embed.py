@@ -18,17 +18,14 @@ from domext_ray.config.embedding import EmbedConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
-from domext_ray.inference.block_job import describe_losses
-from domext_ray.inference.blocks import PARTS
 from domext_ray.inference.embed import (
     IDS,
     VECTORS,
-    EmbedWork,
-    finish_embedding,
     load_embedding,
     plan_embedding,
     run_embedding,
 )
+from domext_ray.inference.parts import PARTS, describe_losses
 from domext_ray.runs.run_directory import write_run
 
 TEXTS = ["the cold river", "blood and heart disease", "", "a book of the school", "cell"]
@@ -55,10 +52,10 @@ def embed_here(config: EmbedConfig) -> Path:
     plan.folder.mkdir(exist_ok=True)
     plan.blocks.make()
     write_run(plan.folder, identity=plan.identity)
-    work = EmbedWork(plan)(torch.device("cpu"))
+    work = plan.load(torch.device("cpu"))
     for block in plan.input.blocks:
         plan.blocks.records.write(block.number, plan.blocks.make_part(block, work))
-    finish_embedding(plan, plan.input.num_rows, 1.0)
+    plan.finish(plan.input.num_rows, 1.0)
     return plan.folder
 
 

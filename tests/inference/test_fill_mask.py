@@ -29,7 +29,7 @@ def load(folder: Path, **options: Any) -> Any:
 
 def fill(predictor: Any, texts: list[str]) -> list[Any]:
     examples = [predictor.make_example({"text": each}, "text") for each in texts]
-    return [each["masks"] for each in predictor.predict(examples)]
+    return [each["masks"] for each in predictor.predict(examples).records]
 
 
 @pytest.mark.parametrize("base", ["tiny_base_folder", "tiny_roberta_folder"])

@@ -16,12 +16,9 @@ import torch
 from domext_ray.config.inference import PredictConfig
 from domext_ray.errors import ConfigError, CorpusError, DomextError, RunError
 from domext_ray.files import read_json
-from domext_ray.inference.block_job import MALFORMED, SUMMARY
+from domext_ray.inference.parts import MALFORMED, SUMMARY
 from domext_ray.inference.predict import (
     PredictPlan,
-    PredictWork,
-    finish_prediction,
-    format_summary,
     plan_prediction,
     run_prediction,
 )
@@ -49,7 +46,7 @@ def work_on(plan: PredictPlan, numbers: list[int] | None = None) -> None:
     """What the pool's actors do."""
     write_identity_of(plan)
     plan.blocks.make()
-    work = PredictWork(plan)(torch.device("cpu"))
+    work = plan.load(torch.device("cpu"))
     for each in plan.input.blocks:
         if numbers is None or each.number in numbers:
             plan.blocks.records.write(each.number, plan.blocks.make_part(each, work))
@@ -77,7 +74,7 @@ def test_every_row_has_its_prediction_in_order(config: PredictConfig) -> None:
     assert [each["id"] for each in found] == ["n0", "n1", "n2", "in.jsonl:4", "in.jsonl:6", "in.jsonl:7"]
     assert [len(each["masks"]) for each in found] == [1, 1, 1, 0, 0, 2]
     assert [each["text"] for each in found] == [each["text"] for each in ROWS if "text" in each]
-    summary = finish_prediction(plan, 7, 2.0)
+    summary = plan.finish(7, 2.0)
     assert read_json(plan.folder / SUMMARY, "") == summary
     assert {name: summary[name] for name in ("rows", "empty", "malformed", "rows_per_second", "labels")} == {
         **{"rows": 6, "empty": 1, "malformed": 1},
@@ -85,7 +82,7 @@ def test_every_row_has_its_prediction_in_order(config: PredictConfig) -> None:
     }
     (malformed,) = map(json.loads, (plan.folder / MALFORMED).read_text().splitlines())
     assert malformed == {"file": config.input, "line": 5, "reason": "the row has no field 'text'"}
-    assert f"{config.input}:5: the row has no field 'text'" in format_summary(summary, plan.folder)
+    assert f"{config.input}:5: the row has no field 'text'" in plan.format_summary(summary)
 
 
 def test_parquet_has_the_same_columns_in_every_part(config: PredictConfig) -> None:
@@ -143,7 +140,7 @@ def test_an_input_without_a_usable_row_is_refused_and_forgotten(config: PredictC
     plan = plan_prediction(replace(config, field="note"))
     work_on(plan)
     with pytest.raises(CorpusError, match=r"none of the 7 rows .*:1: the row has no field 'note'\); set --field"):
-        finish_prediction(plan, 7, 1.0)
+        plan.finish(7, 1.0)
     assert not (plan.folder / RUN).exists() and not (plan.folder / "predictions").exists()
     plan_prediction(config)
 

@@ -28,7 +28,7 @@ from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError, CorpusError, DomextError
 from domext_ray.files import read_json
 from domext_ray.inference.labelled_input import plan_labelled
-from domext_ray.inference.predict import PredictPlan, PredictWork, finish_prediction, format_summary, plan_prediction
+from domext_ray.inference.predict import PredictPlan, plan_prediction
 from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,
@@ -108,7 +108,7 @@ def work_on(config: PredictConfig) -> PredictPlan:
     """What the pool's actors do."""
     plan = plan_prediction(config)
     plan.blocks.make()
-    work = PredictWork(plan)(CPU)
+    work = plan.load(CPU)
     for each in plan.input.blocks:
         plan.blocks.records.write(each.number, plan.blocks.make_part(each, work))
     return plan
@@ -153,16 +153,16 @@ def test_a_labelled_split_is_scored(tiny_base_folder: Path, tmp_path: Path) -> N
     model = export_model(tiny_base_folder, "ner", data, tmp_path / "export", epochs=6.0)
     places = {"model": str(model), "task": "ner", "input": str(folder), "output": str(tmp_path / "out")}
     plan = work_on(PredictConfig(**places, block_rows=7, keep_text=True))
-    summary = finish_prediction(plan, plan.input.num_rows, 1.0)
+    summary = plan.finish(plan.input.num_rows, 1.0)
     own = load_exported(model, CPU)
     expected = own.task.score(data.test, own.predict(data.test).predictions)
     assert 0.0 < expected.get("f1.micro") == summary["scores"]["value"]
     assert summary["rows"] == len(data.test) == plan.input.num_rows
-    assert f"f1.micro: {summary['scores']['value']:.4f}" in format_summary(summary, plan.folder)
+    assert f"f1.micro: {summary['scores']['value']:.4f}" in plan.format_summary(summary)
     report = summary["scores"]["report"]
     assert read_json(plan.folder / "scores.json", "")["report"] == report
     assert report["examples"] == len(data.test)
-    assert all(f"{label} " in format_summary(summary, plan.folder) for label in data.labels)
+    assert all(f"{label} " in plan.format_summary(summary) for label in data.labels)
     assert "<html" in (plan.folder / "errors.html").read_text(encoding="utf-8")
     parts = sorted((plan.folder / "predictions").iterdir())
     ids = [each["id"] for part in parts for each in pq.read_table(part).to_pylist()]

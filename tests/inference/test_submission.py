@@ -12,7 +12,7 @@ from test_predict_tasks import TERMS, export_model, make_labelled, work_on
 
 from domext_ray.config.inference import PredictConfig
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.inference.predict import finish_prediction, plan_prediction
+from domext_ray.inference.predict import plan_prediction
 from domext_ray.inference.submission import SUBMISSIONS, plan_submission, write_submission
 from domext_ray.labelled.examples import LabelledSet, LabelledText
 from domext_ray.labelled.set_description import list_shipped
@@ -35,7 +35,7 @@ def submit(base: Path, folder: Path, family: str, name: str, rows: list[Any], **
         model=str(model), input=str(test), output=str(folder / "out"), submission=name, block_rows=2, format="jsonl"
     )
     plan = work_on(config)
-    summary = finish_prediction(plan, plan.input.num_rows, 1.0)
+    summary = plan.finish(plan.input.num_rows, 1.0)
     assert summary["submission"] == name
     return (folder / "out" / name).read_text(encoding="utf-8")
 

@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,17 @@ from conftest import REPOSITORY
 from finetuned_models import CPU, FULL, fit, make_raw
 from job_calls import call_job
 from job_processes import find_workers, heed_signals, kill_job
-from made_banks import CLASSES, make_bank
+from made_banks import CLASSES, add_drawn, make_bank
+from raylets import find_port
 from transformers import AutoTokenizer
 
 from domext_ray.adapters.bank import AdapterBank
+from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import load_start_model
+from domext_ray.errors import ConfigError
+from domext_ray.serving.catalogue import LOOK_SECONDS
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 TOKEN = "a-token-of-some-length"
@@ -44,9 +48,7 @@ class Server:
     """A job that serves, and a client of it."""
 
     def __init__(self, place: Path, *options: str, option: str = "--bank") -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = find_port()
         command = [sys.executable, str(REPOSITORY / "jobs" / "serve.py"), option, str(place), "--port", str(self.port)]
         self.process = subprocess.Popen(
             [*command, *options],
@@ -79,12 +81,15 @@ class Server:
 
 @pytest.fixture(scope="module")
 def bank(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterBank:
-    return make_bank(tmp_path_factory.mktemp("banks") / "bank", str(tiny_base_folder))
+    bank = make_bank(tmp_path_factory.mktemp("banks") / "bank", str(tiny_base_folder))
+    for name in ("fills2", "tags2"):
+        bank.remove(name)
+    return bank
 
 
 @pytest.fixture(scope="module")
 def server(bank: AdapterBank) -> Iterator[Server]:
-    server = Server(bank.folder, "--replicas", "2", "--scale.threads", "1", "--adapters", "sorts1,sorts2,tags1,fills1")
+    server = Server(bank.folder, "--replicas", "2", "--scale.threads", "1")
     try:
         server.wait()
         yield server
@@ -150,21 +155,21 @@ def test_nothing_listens_beyond_this_machine(server: Server) -> None:
     assert {each.laddr.ip for each in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-def test_adapters_come_and_go_in_all_replicas(server: Server) -> None:
-    asked = {"inputs": "a [MASK]", "adapter": "fills2"}
-    for _ in range(2):
+def test_adapters_come_and_go_in_all_replicas(server: Server, bank: AdapterBank) -> None:
+    asked = {"inputs": "a [MASK]", "adapter": "fills3"}
+    for seed in (3, 4):
         assert server.call("POST", "/v1/fill-mask", asked).status_code == 404
-        assert server.call("POST", "/v1/adapters", {"name": "fills2"}).status_code == 201
+        add_drawn(bank, "fills3", "masked_lm", seed)
         answers = [server.call("POST", "/v1/fill-mask", asked) for _ in range(8)]
         assert {each.status_code for each in answers} == {200}
         assert len({each.text for each in answers}) == 1
-        assert server.call("DELETE", "/v1/adapters/fills2").status_code == 204
+        bank.remove("fills3")
+        time.sleep(LOOK_SECONDS + 0.1)
 
 
 def test_a_replica_that_is_killed_comes_back_and_answers_nothing_wrong(server: Server, bank: AdapterBank) -> None:
     before = {each.pid for each in find_workers(server.process, "ServeReplica:domext:Encoder")}
     assert len(before) == 2
-    assert server.call("DELETE", "/v1/adapters/tags1").status_code == 204
     victim = min(before)
     threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
     statuses = ask_many(server, bank, 6.0)
@@ -175,8 +180,6 @@ def test_a_replica_that_is_killed_comes_back_and_answers_nothing_wrong(server: S
         time.sleep(0.2)
     server.wait()
     assert ask_many(server, bank, 3.0).keys() == {200}
-    assert server.call("POST", "/v1/entities", {"inputs": TEXTS[0], "adapter": "tags1"}).status_code == 404
-    assert server.call("POST", "/v1/adapters", {"name": "tags1"}).status_code == 201
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to look at the page with")
@@ -256,9 +259,6 @@ def test_a_fine_tuned_model_is_served_as_predict_uses_it(tiny_base_folder: Path,
             for answer, record in zip(answers, expected, strict=True):
                 assert answer["adapter"] == "notes" and answer["labels"] == record["labels"]
                 assert answer["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
-        assert server.call("DELETE", "/v1/adapters/notes").status_code == 204
-        assert server.call("POST", "/v1/adapters", {"name": "notes"}).status_code == 201
-        assert server.call("POST", "/v1/classify", {"inputs": TEXTS[0]}).status_code == 200
         assert "one model, without a base beside it" in server.end()
     finally:
         if server.process.poll() is None:
@@ -276,3 +276,43 @@ def test_mistakes_end_in_one_sentence(bank: AdapterBank, tmp_path: Path) -> None
     ):
         ended = call_job("serve", *options)
         assert ended.code == 2 and sentence in ended.err and ended.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of Ray Serve's own settings
+def test_a_serve_that_runs_already_stays_as_it_is(
+    bank: AdapterBank, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from ray import serve
+
+    from domext_ray.serving import serve as serving
+
+    @serve.deployment
+    class Other:
+        def __call__(self) -> str:
+            return "another's"
+
+    def refuse(config: ServeConfig) -> str:
+        with pytest.raises(ConfigError) as error, serving.start_serving(config):
+            pass
+        return str(error.value)
+
+    monkeypatch.setattr(serving, "TOKEN_FOLDER", tmp_path)
+    port = find_port()
+    config = ServeConfig(bank=str(bank.folder), port=port)
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    try:
+        assert f"give --host 127.0.0.1 --port {port}, or end it" in refuse(replace(config, port=find_port()))
+        serve.run(Other.bind(), name="other", route_prefix="/")
+        assert 'Prefix / is being used by application "other"' in refuse(config)
+        serve.delete("other")
+        with serving.start_serving(config) as said:
+            assert said.startswith(f"serving at http://127.0.0.1:{port}/ (token: {tmp_path}/serve-token-")
+            kept = [each.read_text() for each in tmp_path.iterdir()]
+            assert f"has an application 'domext' at http://127.0.0.1:{port}/ already" in refuse(config)
+            assert requests.get(f"http://127.0.0.1:{port}/healthz", timeout=SECONDS).status_code == 200
+            assert [each.read_text() for each in tmp_path.iterdir()] == kept
+        monkeypatch.setattr(serving, "run_on_each_node", lambda *_, own: [("node-2", False)])
+        assert f"{bank.folder} is not visible on node node-2; give --bank a folder" in refuse(config)
+    finally:
+        serve.shutdown()

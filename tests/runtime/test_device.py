@@ -31,6 +31,7 @@ from domext_ray.runtime import ray_cluster as cluster
 from domext_ray.runtime.device import has_bf16, prepare_device
 from domext_ray.runtime.ray_cluster import resolve_precision
 from domext_ray.serving.engine import Engine, ServedRow
+from domext_ray.serving.served_model import ServedBank
 from domext_ray.training.choices import describe_choices
 from domext_ray.training.engine import _build_config
 
@@ -165,13 +166,13 @@ def test_predictions_are_made_in_bf16_where_the_card_has_it(
     config = PredictConfig(model=str(tiny_base_folder), input="a", output="b")
     fill_mask: Any = load_predictor(find_model(config), config, CPU)
     embed = TextEmbedding(load_start_model(str(tiny_base_folder)), layers=(0, 2))
-    served = Engine(make_bank(tmp_path / "bank", str(tiny_base_folder)), CPU)
+    served = Engine(ServedBank(make_bank(tmp_path / "bank", str(tiny_base_folder))), CPU)
     ids = np.arange(5, 12, dtype=np.int64)
     rows = [ServedRow("__base__", "", ids, None, "mean"), ServedRow("__base__", "", ids, None, "words", ids[:1] - 4, 3)]
 
     def compute() -> list[np.ndarray]:
         examples = [fill_mask.make_example({"text": each}, "text") for each in texts]
-        fills = fill_mask.predict(examples)[0]["masks"][0]["fills"]
+        fills = fill_mask.predict(examples).records[0]["masks"][0]["fills"]
         outcomes = [each for outcome in served.run(rows) for each in outcome]  # type: ignore[union-attr]
         return [np.array([each["probability"] for each in fills]), embed(texts), outcomes[0], outcomes[1]]
 

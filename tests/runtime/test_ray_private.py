@@ -10,7 +10,7 @@ import ray
 
 from domext_ray.errors import RunError
 from domext_ray.runtime import ray_private
-from domext_ray.runtime.ray_private import REACHES, reach, recall, remember
+from domext_ray.runtime.ray_private import REACHES, reach
 
 PRIVATE = ("ray._private", "ray._raylet", "ray._common", "ray.serve._private", "ray.train._internal", "internal_kv")
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -43,12 +43,3 @@ def test_nothing_else_reaches_into_ray() -> None:
         if path.name != "ray_private.py":
             source = path.read_text(encoding="utf-8")
             assert not [each for each in PRIVATE if each in source], path
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_a_cluster_remembers_until_it_is_told_to_forget() -> None:
-    remember(b"a key of a test", b"one")
-    remember(b"a key of a test", b"two")
-    assert recall(b"a key of a test") == b"two"
-    remember(b"a key of a test", None)
-    assert recall(b"a key of a test") is None

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from local_service import TOKEN, LocalReplica, Served
+from local_service import TOKEN, Served
 from made_banks import CLASSES, add_drawn, make_bank
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.config.serve import LimitConfig, ServeConfig
-from domext_ray.serving.catalogue import Catalogue
+from domext_ray.config.serve import LimitConfig
+from domext_ray.serving.catalogue import LOOK_SECONDS, Catalogue
+from domext_ray.serving.endpoints import Classify, ClassifyRequest
 from domext_ray.serving.engine import Engine
-from domext_ray.serving.service import Service
+from domext_ray.serving.served_model import ServedBank
 
 TEXT = "the patient was given a drug for the heart"
 
@@ -113,7 +114,7 @@ def test_a_base_without_words_fills_no_masks_of_text_that_no_router_knows(own: S
 def test_vectors_are_pooled_as_the_adapter_learned_it(own: Served) -> None:
     (mean,) = own.ask("embed", TEXT, "fills1")
     catalogue = own.service.catalogue
-    catalogue.put(replace(catalogue.read("fills1"), pooling="cls"))
+    catalogue._adapters["fills1"] = replace(catalogue.list()[0], pooling="cls")
     (learned,), (first,), (asked,) = (
         own.ask("embed", TEXT, "fills1", **wishes) for wishes in ({}, {"pooling": "cls"}, {"pooling": "mean"})
     )
@@ -201,7 +202,7 @@ def test_heads_without_a_description_are_read_by_their_labels(tiny_base_folder: 
     add_drawn(bank, "several", "sequence_classification", 1, CLASSES, problem_type="multi_label_classification")
     add_drawn(bank, "number", "sequence_classification", 2, ("value",), problem_type="regression")
     add_drawn(bank, "strange", "token_classification", 3, ("Drug", "Gene"))
-    served = Served(bank, names=["several", "number"])
+    served = Served(bank)
     with served.client:
         several, number = served.ask("classify", [TEXT, TEXT], ["several", "number"])
         batch = served.service.catalogue.tokenizer(TEXT, return_tensors="pt")["input_ids"]
@@ -210,8 +211,8 @@ def test_heads_without_a_description_are_read_by_their_labels(tiny_base_folder: 
             value = bank.load("number")(batch).logits[0].item()
         assert several["probabilities"] == pytest.approx(dict(zip(CLASSES, expected, strict=True)), abs=1e-5)
         assert number["value"] == pytest.approx(value, abs=1e-5)
-        answer = served.client.post("/v1/adapters", json={"name": "strange"})
-        assert answer.status_code == 422 and "tags are served in the order O, B-X" in answer.json()["error"]
+        answer = served.post("entities", TEXT, "strange")
+        assert answer.status_code == 503 and "tags are served in the order O, B-X" in answer.json()["error"]
 
 
 def test_the_only_adapter_needs_no_name(folder: Path) -> None:
@@ -235,15 +236,6 @@ def test_bodies_are_bounded_also_without_a_length(shared: Served) -> None:
     assert shared.client.post("/v1/embed", content=big).status_code == 413
     answer = shared.client.post("/v1/embed", content=iter([big[:3000], big[3000:]]))
     assert (answer.status_code, "4,000 bytes" in answer.json()["error"]) == (413, True)
-
-
-def test_a_client_that_is_too_fast_is_told_when_to_come_back(folder: Path) -> None:
-    served = Served(AdapterBank.open(folder), LimitConfig(rate=0.1))
-    with served.client:
-        assert served.client.get("/v1/adapters").status_code == 200
-        answer = served.client.get("/v1/adapters")
-        assert answer.status_code == 429 and 1 <= int(answer.headers["Retry-After"]) <= 10
-        assert served.client.get("/healthz").status_code == 200
 
 
 def test_a_full_queue_is_429_and_what_is_in_it_is_answered(own: Served) -> None:
@@ -276,6 +268,18 @@ def test_a_lost_replica_is_503(own: Served) -> None:
     assert own.client.get("/readyz").status_code == 503 and own.client.get("/healthz").status_code == 200
 
 
+def test_readiness_asks_no_replica(own: Served) -> None:
+    own.replica.gate.clear()
+    asking = threading.Thread(target=own.ask, args=("classify", TEXT, "sorts1"))
+    asking.start()
+    for _ in range(200):  # anybody may ask; the replica is busy all the while
+        assert own.client.get("/readyz", headers={"Authorization": ""}).status_code == 200
+    assert own.replica.passes == []
+    own.replica.gate.set()
+    asking.join(120)
+    assert own.replica.passes == [["sorts1"]]
+
+
 def test_no_answer_in_time_is_503(folder: Path) -> None:
     served = Served(AdapterBank.open(folder), LimitConfig(seconds=0.2))
     with served.client:
@@ -292,52 +296,62 @@ def test_while_it_ends_new_requests_are_refused(own: Served) -> None:
     assert own.client.get("/readyz").status_code == 503 and own.client.get("/healthz").status_code == 200
 
 
-def test_adapters_come_and_go(folder: Path, tiny_base_folder: Path, tmp_path: Path) -> None:
+def list_names(served: Served) -> list[str]:
+    return [each["name"] for each in served.client.get("/v1/adapters").json()["adapters"]]
+
+
+def test_adapters_come_and_go_with_the_bank(tiny_base_folder: Path, tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
-    served = Served(bank, names=["sorts1"])
+    served = Served(bank)
     with served.client:
-        assert served.post("classify", TEXT, "sorts2").status_code == 404
-        assert served.client.post("/v1/adapters", json={"name": "nobody"}).status_code == 404
-        assert served.client.post("/v1/adapters", json={"name": "sorts2"}).status_code == 201
-        assert served.client.post("/v1/adapters", json={"name": "sorts2"}).status_code == 409
-        assert [each["name"] for each in served.client.get("/v1/adapters").json()["adapters"]] == ["sorts1", "sorts2"]
-        before = served.ask("classify", TEXT, "sorts2")[0]["probabilities"]
-        assert served.client.delete("/v1/adapters/sorts2").status_code == 204
-        assert served.client.delete("/v1/adapters/sorts2").status_code == 404
-        assert served.post("classify", TEXT, "sorts2").status_code == 404
-        assert "sorts2" not in served.replica.engine.attached
-        bank.remove("sorts2")
-        add_drawn(bank, "sorts2", "sequence_classification", 99, ("else", "other"))
-        assert served.client.post("/v1/adapters", json={"name": "sorts2"}).status_code == 201
-        after = served.ask("classify", TEXT, "sorts2")[0]["probabilities"]
+        assert served.post("classify", TEXT, "sorts3").status_code == 404
+        add_drawn(bank, "sorts3", "sequence_classification", 33, CLASSES)
+        before = served.ask("classify", TEXT, "sorts3")[0]["probabilities"]
+        assert "sorts3" in list_names(served)
+        bank.remove("sorts3")
+        time.sleep(LOOK_SECONDS + 0.1)
+        answer = served.post("classify", TEXT, "sorts3")
+        assert answer.status_code == 404 and "no adapter 'sorts3' is served here" in answer.json()["error"]
+        assert "sorts3" not in list_names(served)
+        add_drawn(bank, "sorts3", "sequence_classification", 99, ("else", "other"))
+        after = served.ask("classify", TEXT, "sorts3")[0]["probabilities"]
         assert after.keys() == {"else", "other"} and before.keys() == set(CLASSES)
+        bank.remove("sorts3")
+        served.ask("classify", TEXT, "sorts2")  # read after that one had left, so that one leaves the encoder, too
+        assert served.replica.engine.attached.keys() == {"sorts2"}
+
+
+def test_adapters_that_were_not_asked_for_are_not_served(tiny_base_folder: Path, tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
+    served = Served(bank, names=["sorts1", "tags1"])
+    with served.client:
+        add_drawn(bank, "sorts3", "sequence_classification", 33, CLASSES)
+        assert [served.post("classify", TEXT, f"sorts{each}").status_code for each in (1, 2, 3)] == [200, 404, 404]
+        assert list_names(served) == ["sorts1", "tags1"]
 
 
 def test_a_damaged_adapter_is_not_served_at_all(tiny_base_folder: Path, tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
-    served = Served(bank, names=["sorts1"])
     (path,) = Path(bank.find_folder("sorts2")).glob("adapter-*.safetensors")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    served = Served(bank)
     with served.client:
-        answer = served.client.post("/v1/adapters", json={"name": "sorts2"})
-        assert answer.status_code == 422 and "differs from the sha256" in answer.json()["error"]
-        assert [each["name"] for each in served.client.get("/v1/adapters").json()["adapters"]] == ["sorts1"]
-        assert served.replica.engine.attached.keys() <= {"sorts1"}
+        answer = served.post("classify", TEXT, "sorts2")
+        assert answer.status_code == 503 and "differs from the sha256" in answer.json()["error"]
+        assert "sorts2" not in list_names(served) and served.replica.engine.attached == {}
         assert served.ask("classify", TEXT, "sorts1")[0]["adapter"] == "sorts1"
+        path.write_bytes(content)
+        assert served.ask("classify", TEXT, "sorts2")[0]["adapter"] == "sorts2"
 
 
 def test_a_row_made_for_an_adapter_that_was_replaced_is_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
-    catalogue, engine = Catalogue(bank), Engine(bank, torch.device("cpu"))
-    service = Service(ServeConfig(bank=str(bank.folder)), catalogue, LocalReplica(engine))
-    kind = service.kinds["classify"]
-    rows = [kind.ask(TEXT, catalogue.read(name), Any).rows[0] for name in ("sorts1", "sorts2")]  # type: ignore[arg-type]
-    assert all(isinstance(each, tuple) for each in engine.run(rows))
+    catalogue, engine = Catalogue(ServedBank(bank)), Engine(ServedBank(bank), torch.device("cpu"))
+    adapters = [each for each in catalogue.list() if each.name in ("sorts1", "sorts2")]
+    rows = [Classify(catalogue).ask(TEXT, each, ClassifyRequest(inputs=TEXT)).rows[0] for each in adapters]
     bank.remove("sorts2")
     add_drawn(bank, "sorts2", "sequence_classification", 99, ("else", "other"))
-    engine.drop("sorts2")
     kept, refused = engine.run(rows)
     assert isinstance(kept, tuple) and isinstance(refused, Exception)
     assert "another one now" in str(refused)

@@ -33,7 +33,7 @@ class Recorder:
 
 
 def make(run: Recorder, **changes: Any) -> Batcher[Words]:
-    options = {"most_rows": 8, "most_tokens": 100, "wait_seconds": 0.2, "most_queued": 100, **changes}
+    options = {"max_rows": 8, "max_tokens": 100, "wait_seconds": 0.2, "max_queued": 100, **changes}
     return Batcher(run, **options)
 
 
@@ -67,7 +67,7 @@ def test_requests_share_a_pass_and_get_their_own_results() -> None:
 
 def test_a_full_batch_does_not_wait() -> None:
     async def check() -> None:
-        batcher = make(Recorder(), wait_seconds=1000.0, most_rows=2)
+        batcher = make(Recorder(), wait_seconds=1000.0, max_rows=2)
         rows = [Words(str(i), 1) for i in range(4)]
         assert await asyncio.wait_for(batcher.submit(rows), 60) == ["0", "1", "2", "3"]
 
@@ -114,7 +114,7 @@ def test_a_pass_that_fails_fails_its_requests_and_the_next_one_runs() -> None:
                 raise RuntimeError("gone")
             return [row.name for row in rows]
 
-        batcher = Batcher(run, most_rows=8, most_tokens=100, wait_seconds=0.0, most_queued=10)
+        batcher = Batcher(run, max_rows=8, max_tokens=100, wait_seconds=0.0, max_queued=10)
         with pytest.raises(RuntimeError, match="gone"):
             await batcher.submit([Words("a", 1)])
         assert await batcher.submit([Words("b", 1)]) == ["b"]
@@ -125,7 +125,7 @@ def test_a_pass_that_fails_fails_its_requests_and_the_next_one_runs() -> None:
 def test_a_full_queue_refuses_whole_requests_and_takes_others_later() -> None:
     async def check() -> None:
         gate = asyncio.Event()
-        batcher = make(Recorder(gate), most_queued=3, wait_seconds=0.0)
+        batcher = make(Recorder(gate), max_queued=3, wait_seconds=0.0)
         first = asyncio.create_task(batcher.submit([Words("a", 1), Words("b", 1)]))
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFullError):
@@ -161,7 +161,7 @@ def test_as_many_passes_run_as_there_are_replicas() -> None:
     async def check() -> None:
         gate = asyncio.Event()
         run = Recorder(gate)
-        batcher = make(run, most_rows=1, num_passes=2, wait_seconds=0.0)
+        batcher = make(run, max_rows=1, num_passes=2, wait_seconds=0.0)
         tasks = [asyncio.create_task(batcher.submit([Words(str(i), 1)])) for i in range(3)]
         await asyncio.sleep(0.05)
         assert len(run.passes) == 2

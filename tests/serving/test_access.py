@@ -1,4 +1,4 @@
-"""The token and the rate."""
+"""The token that requests show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from domext_ray.errors import ConfigError
-from domext_ray.serving.limits import MOST_CLIENTS, RateLimit, count_retry_seconds, find_token, hash_token, is_token
+from domext_ray.serving.access import find_token, hash_token, is_token
 
 TOKEN = "a-token-of-some-length"
 
@@ -36,13 +36,15 @@ def test_a_header_shows_the_token_or_not(header: str, is_right: bool) -> None:
 
 
 def test_a_new_token_is_in_a_file_of_its_owner(tmp_path: Path) -> None:
-    (tmp_path / "serve-token").write_text("of an earlier start")
-    token_sha256, place = find_token("", tmp_path)
+    file = tmp_path / "private" / "serve-token"
+    file.parent.mkdir()
+    file.write_text("of an earlier start")
+    token_sha256, place = find_token("", file)
     path = Path(place)
     token = path.read_text().strip()
     assert hash_token(token) == token_sha256 and len(token) > 40
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert find_token("", tmp_path)[0] != token_sha256
+    assert place == str(file) and find_token("", file)[0] != token_sha256
 
 
 def test_a_token_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,32 +65,3 @@ def test_a_token_that_is_none_is_refused(token: str, tmp_path: Path) -> None:
     assert not token or token not in str(error.value)
     with pytest.raises(ConfigError, match="cannot be read"):
         find_token(str(tmp_path), tmp_path)
-
-
-def test_a_rate_holds_for_each_client() -> None:
-    now = 0.0
-    limit = RateLimit(2.0, clock=lambda: now)
-    assert [limit.take("a") for _ in range(4)] == [0.0] * 4  # what two seconds bring
-    assert limit.take("a") == 0.5 and limit.take("b") == 0.0
-    now = 0.4
-    assert limit.take("a") == pytest.approx(0.1)
-    now = 0.6
-    assert limit.take("a") == 0.0
-    assert RateLimit(0.0).take("a") == 0.0
-
-
-def test_the_client_that_was_silent_longest_is_forgotten() -> None:
-    limit = RateLimit(1.0, clock=lambda: 0.0)
-    assert [limit.take("a") for _ in range(3)] == [0.0, 0.0, 1.0]
-    assert not any(limit.take(f"client {i}") for i in range(MOST_CLIENTS))
-    assert limit.take("a") == 0.0
-
-
-def test_slow_rates_take_one_request() -> None:
-    limit = RateLimit(0.1, clock=lambda: 0.0)
-    assert limit.take("a") == 0.0 and limit.take("a") == pytest.approx(10.0)
-
-
-@pytest.mark.parametrize(("wait", "seconds"), [(0.01, "1"), (1.0, "1"), (1.2, "2")])
-def test_retry_after_is_whole_seconds(wait: float, seconds: str) -> None:
-    assert count_retry_seconds(wait) == seconds

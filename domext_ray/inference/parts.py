@@ -1,0 +1,342 @@
+"""What `domext predict` and `domext embed` share: rows in blocks -> an output folder that the same command completes.
+
+Enters: a `BlockPlan`, and what each process does with a block. Leaves, in --output:
+
+    predictions/part-NNNNNN.*   one file a block, a row per input row, in the input's order
+    malformed.jsonl             rows that could not be read: file, line and reason
+    summary.json                rows and seconds; written last
+    config.yaml, run.json       what the output was made from
+    .blocks/NNNNNN.json         what was counted in a block; written after its part, so a block that has one is done
+
+Each process of a pool (`runtime.tasks`) loads its model once. A block travels as a few numbers and is read where it is
+worked on, so memory does not grow with the input. A part depends on its block alone: a job that is killed goes on with
+the blocks that are missing, and its output is that of a job that was not. Another model, another input or other options
+are refused, since parts of two jobs would make no whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TextIO, TypeAlias, TypeVar
+
+import torch
+
+from domext_ray.config.embedding import EmbedConfig
+from domext_ray.config.inference import InferenceScaleConfig, PredictConfig
+from domext_ray.errors import ConfigError, CorpusError, RunError
+from domext_ray.inference.input_plan import Block, InputPlan
+from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
+from domext_ray.inference.labelled_input import LabelledInput
+from domext_ray.inference.submission import SubmissionInput
+from domext_ray.runs.run_directory import RUN, check_identity, lock_run, write_config, write_run
+from domext_ray.runtime.cpu_kernels import PREDICTION
+from domext_ray.runtime.device import prepare_device
+from domext_ray.runtime.ray_cluster import describe_nodes, list_nodes, resolve_gpu, start_ray
+from domext_ray.runtime.records import Records
+from domext_ray.runtime.tasks import Function, Pool, Task, run_tasks
+from domext_ray.storage import Place, new_file
+from domext_ray.training.pretrain import check_shared_storage
+
+PARTS, RECORDS, SUMMARY, MALFORMED = "predictions", ".blocks", "summary.json", "malformed.jsonl"
+BlockRecord: TypeAlias = dict[str, Any]
+"""What the work counted in a block, as JSON; "bytes" of its part and "lines" of its rows are added."""
+Work: TypeAlias = Callable[[Block, Path], BlockRecord]
+"""Writes what comes of a block to a path, and says what it counted; the path may be left without a file."""
+
+ConfigT = TypeVar("ConfigT", PredictConfig, EmbedConfig)
+
+
+class BlockFolder:
+    """The files of an output's blocks.
+
+    Args:
+        folder: the output.
+        suffix: ending of the parts' names, such as ".parquet".
+    """
+
+    def __init__(self, folder: Path, suffix: str) -> None:
+        self.folder, self.suffix = folder, suffix
+        self.records = Records(Place(folder) / RECORDS, find_fault=self._find_fault)
+
+    def make(self) -> None:
+        """Make the folders, and remove what a killed job has left half written."""
+        for each in (self.folder / PARTS, self.folder / RECORDS):
+            each.mkdir(parents=True, exist_ok=True)
+            for left in each.glob(".*"):
+                left.unlink(missing_ok=True)
+
+    def find_part(self, number: int) -> Path:
+        """Return the file of a block."""
+        return self.folder / PARTS / f"part-{number:06d}{self.suffix}"
+
+    def _find_fault(self, record: BlockRecord) -> str:
+        part, size = self.find_part(record["number"]), record["bytes"]
+        is_whole = not size or (part.is_file() and part.stat().st_size == size)
+        return "" if is_whole else f"{part} is not whole"
+
+    def is_done(self, number: int) -> bool:
+        """Whether a block's record, and the part that it speaks of, are there and whole."""
+        return self.records.read(number)[0] is not None
+
+    def read(self, number: int) -> BlockRecord:
+        """Return the record of a block that is done."""
+        record, fault = self.records.read(number)
+        if record is None:
+            found = fault or f"{self.find_part(number)} was written on another node and is not there on this one"
+            raise RunError(f"{found}; run the same command again, with an --output that all nodes share.")
+        return record
+
+    def make_part(self, block: Block, work: Work) -> BlockRecord:
+        """Make a block's part, and return its record."""
+        with new_file(self.find_part(block.number)) as temporary:
+            try:
+                record = work(block, temporary)
+            except torch.OutOfMemoryError:
+                raise RunError("the GPU's memory is too small for a batch; lower --batch_tokens.") from None
+            size = temporary.stat().st_size if temporary.exists() else 0
+            return record | {"number": block.number, "lines": block.num_rows, "bytes": size}
+
+
+@dataclass(frozen=True)
+class BlockPlan(ABC, Generic[ConfigT]):
+    """A job on blocks, checked."""
+
+    verb: ClassVar[str]  # what the progress line calls the work
+    product: ClassVar[str]  # what comes of it
+
+    config: ConfigT  # its devices settled as far as they are known
+    input: InputPlan | LabelledInput | SubmissionInput
+    folder: Path  # the output
+    identity: dict[str, Any]  # what makes it this job
+
+    @property
+    def suffix(self) -> str:
+        """Ending of the parts' names."""
+        return f".{self.config.format}"
+
+    @property
+    def blocks(self) -> BlockFolder:
+        """The files of the blocks."""
+        return BlockFolder(self.folder, self.suffix)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do."""
+        return (self.folder / SUMMARY).is_file() and all(self.blocks.is_done(each.number) for each in self.input.blocks)
+
+    def read_records(self) -> Iterator[BlockRecord]:
+        """Yield what was counted in each block, in order; all blocks are done."""
+        yield from (self.blocks.read(each.number) for each in self.input.blocks)
+
+    def describe(self) -> str:
+        """Return what a dry run prints."""
+        blocks, config = self.input.blocks, self.config
+        done = sum(self.blocks.is_done(each.number) for each in blocks)
+        return "\n".join(
+            [
+                f"model      {config.model} ({self.describe_model()})",
+                f"input      {self.input.describe()}",
+                f"blocks     {len(blocks):,} of up to {config.block_rows:,} rows; {done:,} are done",
+                f"output     {self.folder}",
+            ]
+        )
+
+    @abstractmethod
+    def describe_model(self) -> str:
+        """Return what a dry run says of the model."""
+
+    @abstractmethod
+    def load(self, device: torch.device) -> Work:
+        """Load the model, once in each process; return what makes a part of a block."""
+
+    @abstractmethod
+    def finish(self, num_rows: int, seconds: float) -> dict[str, Any]:
+        """Write the summary of all blocks, which are done, and return it.
+
+        Args:
+            num_rows: rows that were worked on by this start.
+            seconds: that it took.
+        """
+
+    @abstractmethod
+    def format_summary(self, summary: Mapping[str, Any]) -> str:
+        """Return what a job ends with."""
+
+
+def resolve_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, Any]) -> Path:
+    """Return the folder of an output, which is empty or the job's own."""
+    folder = Path(config.output).expanduser().resolve()
+    with _name_output():
+        check_identity(folder, identity)
+    if (folder / PARTS).exists() and not (folder / RUN).exists():
+        raise RunError(f"{folder} holds {PARTS} of something else; give another --output.")
+    return folder
+
+
+def run_block_job(plan: BlockPlan[Any]) -> Path:
+    """Work on the blocks that are missing, or of a dry run say what would be done; return the output's folder."""
+    if plan.config.dry_run:
+        print(plan.describe())
+        return plan.folder
+    if plan.is_complete:
+        print(f"the {plan.product} in {plan.folder} are complete; nothing is left to do.")
+        return plan.folder
+    start_ray()
+    plan = replace(plan, config=resolve_gpu(plan.config))
+    with _name_output(), lock_run(plan.folder):
+        write_config(plan.folder, plan.config)
+        write_run(plan.folder, identity=plan.identity)
+        check_shared_storage(plan.folder)
+        plan.blocks.make()
+        started = time.perf_counter()
+        num_rows = _run_blocks(plan)
+        summary = plan.finish(num_rows, time.perf_counter() - started)
+    print(plan.format_summary(summary))
+    return plan.folder
+
+
+@contextlib.contextmanager
+def _name_output() -> Iterator[None]:
+    """Let messages about a run's directory speak of --output."""
+    try:
+        yield
+    except RunError as error:
+        if type(error) is not RunError:
+            raise
+        said = str(error).replace("--run.name", "--output").replace("--run.dir", "--output")
+        raise RunError(said.replace("the run directory", "the output")) from error
+
+
+def _run_blocks(plan: BlockPlan[Any]) -> int:
+    """Work on all blocks that are not done, and return their rows."""
+    folder, scale = plan.blocks, plan.config.scale
+    missing = [each for each in plan.input.blocks if not folder.is_done(each.number)]
+    if not missing:
+        return 0
+    total, now = plan.input.num_rows, sum(each.num_rows for each in missing)
+    workers, cpus = _plan_workers(scale, len(missing))
+
+    def make_function() -> Function:
+        work = plan.load(prepare_device(scale.uses_gpu, cpus, PREDICTION))
+        return lambda block: folder.make_part(block, work)
+
+    done = run_tasks(
+        Pool(make_function, workers, cpus, float(scale.uses_gpu)),
+        (Task(each.number, each, each.num_rows, f"block {each.number:,} of --input") for each in missing),
+        folder.records,
+        verb=plan.verb,
+        total=total,
+        unit="rows",
+        remedy="lower --batch_tokens or --scale.workers",
+        before=total - now,
+    )
+    return sum(record["lines"] for record in done)
+
+
+def _plan_workers(scale: InferenceScaleConfig, most: int) -> tuple[int, float]:
+    """Return how many processes there are, as many as fit unless they are given, and the CPUs of each."""
+    nodes = list_nodes()
+    share = scale.cpus or 1.0
+    room = sum(each.hold(share, with_gpu=scale.uses_gpu) for each in nodes)
+    if scale.cpus and not room:
+        raise ConfigError(f"--scale.cpus is {scale.cpus:g}; there are {describe_nodes(nodes)}.")
+    if scale.workers > max(room, 1):
+        raise ConfigError(
+            f"--scale.workers is {scale.workers}; there is room for {room} with {share:g} CPUs each "
+            f"({describe_nodes(nodes)}); lower it or --scale.cpus."
+        )
+    return min(scale.workers or max(room, 1), most), share
+
+
+def split_malformed(
+    rows: Sequence[InputRow], make_example: Callable[[InputRow], Any], *, is_strict: bool
+) -> tuple[list[InputRow], list[Any], list[dict[str, Any]]]:
+    """Separate a block's rows that can be used from those that cannot.
+
+    Args:
+        rows: of the block.
+        make_example: called for rows with text; raises a RowError for one that cannot be used.
+        is_strict: refuse the first malformed row with a CorpusError.
+
+    Returns:
+        The rows that can be used, the examples of those that are not blank, and file, line and reason of the others.
+    """
+    kept, examples, malformed = list[InputRow](), list[Any](), list[dict[str, Any]]()
+    for row in rows:
+        try:
+            if row.fault:
+                raise RowError(row.fault)
+            if not is_blank(row):
+                examples.append(make_example(row))
+            kept.append(row)
+        except RowError as error:
+            if is_strict:
+                raise CorpusError(f"{row.path}:{row.line}: the row {error}; mend it, or leave out --strict.") from error
+            malformed.append({"file": row.path, "line": row.line, "reason": f"the row {error}"})
+    return kept, examples, malformed
+
+
+def is_blank(row: InputRow) -> bool:
+    """Whether a row's text is nothing but white space: there is nothing to compute."""
+    if row.example is not None:
+        return False
+    text = row.values.get(TEXT_FIELD)
+    return isinstance(text, str) and not text.strip()
+
+
+def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
+    """Write malformed.jsonl; return "rows", "empty", "malformed", "first_malformed" and "cases" of all blocks.
+
+    If no row at all can be used that is refused, and the output is as if the job had not been.
+    """
+    counts, cases, first = Counter[str](), Counter[str](), ""
+    with new_file(plan.folder / MALFORMED) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for record in plan.read_records():
+            counts.update({"rows": record["rows"], "empty": record["empty"], "malformed": len(record["malformed"])})
+            cases.update(record["cases"])
+            for each in record["malformed"][:1]:
+                first = first or f"{each['file']}:{each['line']}: {each['reason']}"
+            write_lines(file, record["malformed"])
+    if not counts["rows"] and counts["malformed"]:
+        for name in (PARTS, RECORDS):
+            shutil.rmtree(plan.folder / name, ignore_errors=True)
+        for name in (RUN, MALFORMED):
+            (plan.folder / name).unlink(missing_ok=True)
+        raise CorpusError(
+            f"none of the {counts['malformed']:,} rows of --input {plan.config.input!r} can be used ({first}); set "
+            "--field, or mend the file."
+        )
+    return {**counts, "first_malformed": first, "cases": dict(cases)}
+
+
+def measure_rate(num_rows: int, seconds: float) -> dict[str, Any]:
+    """Return the summary's part on one start."""
+    return {"rows_now": num_rows, "seconds": round(seconds, 3), "rows_per_second": round(num_rows / seconds, 3)}
+
+
+def write_lines(file: TextIO, records: Sequence[Any]) -> None:
+    """Write values as JSON, a line each."""
+    for each in records:
+        file.write(json.dumps(each, ensure_ascii=False) + "\n")
+
+
+def describe_losses(summary: Mapping[str, Any], folder: Path, lacking: str) -> list[str]:
+    """Return the sentences about rows without text, those that are malformed, and those that were cut or are odd.
+
+    `lacking` is what follows "rows have no text, so ".
+    """
+    lines = [f"{summary['empty']:,} rows have no text, so {lacking}."] if summary["empty"] else []
+    if summary["malformed"]:
+        lines.append(
+            f"{summary['malformed']:,} rows are malformed and left out; {folder / MALFORMED} names them, the first is "
+            f"{summary['first_malformed']}."
+        )
+    return lines + [f"{number:,} {what}." for what, number in summary["cases"].items()]

@@ -1,0 +1,106 @@
+"""What every request passes first: drain, token, size; and what counts its answer. Nothing of a request is logged."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from domext_ray.config.serve import LimitConfig
+from domext_ray.serving.access import is_token
+from domext_ray.serving.endpoints import RefusedError
+from domext_ray.serving.metrics import NO_ADAPTER, Metrics
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/favicon.ico"})
+"""Paths that need no token: they say nothing of texts or models, and cost nothing."""
+USED_ADAPTER = "used_adapter"
+"""Where an endpoint leaves the name of the adapter in the request's state."""
+_LOG = logging.getLogger(__name__)
+
+
+class RequestGuard:
+    """An ASGI application around another one.
+
+    Args:
+        app: the endpoints.
+        limits: of a request.
+        token_sha256: of the token.
+        metrics: counts answers.
+        paths: those by which answers are counted: clients may not make new ones up.
+    """
+
+    def __init__(
+        self, app: App, limits: LimitConfig, token_sha256: str, metrics: Metrics, paths: Iterable[str]
+    ) -> None:
+        self._app, self._limits, self._token_sha256, self._metrics = app, limits, token_sha256, metrics
+        self._paths = frozenset(paths)
+        self.num_open = 0
+        self.is_draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status, num_bytes = time.perf_counter(), 0, 0
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        async def read() -> MutableMapping[str, Any]:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._limits.bytes:
+                raise self._refuse_size()
+            return message
+
+        self.num_open += 1
+        try:
+            self._check(scope)
+            await self._app(scope, read, note)
+        except RefusedError as error:
+            await show_error(error)(scope, receive, note)
+        except Exception:  # an endpoint's, which has been answered
+            _LOG.exception("a request to %s failed", path)
+        finally:
+            self.num_open -= 1
+            adapter = scope.get("state", {}).get(USED_ADAPTER, NO_ADAPTER)
+            self._metrics.count_request(path, status or 500, adapter, time.perf_counter() - started)
+
+    def _check(self, scope: Scope) -> None:
+        path, headers = scope["path"], dict(scope["headers"])
+        if path == "/healthz":
+            return
+        if self.is_draining:
+            raise RefusedError(503, "the server is ending, and takes no further requests.", 5)
+        given = headers.get(b"authorization", b"").decode("latin-1")
+        if path not in OPEN and not is_token(given, self._token_sha256):
+            raise RefusedError(401, "the token is missing or wrong; send the header Authorization: Bearer TOKEN.")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length[:20]) > self._limits.bytes:
+            raise self._refuse_size()
+
+    def _refuse_size(self) -> RefusedError:
+        return RefusedError(
+            413, f"the request has more than {self._limits.bytes:,} bytes; send fewer or shorter texts."
+        )
+
+
+def show_error(error: HTTPException) -> JSONResponse:
+    """Return what a client gets for an error."""
+    more = {"WWW-Authenticate": "Bearer"} if error.status_code == 401 else {}
+    return JSONResponse({"error": error.detail}, error.status_code, {**more, **(error.headers or {})})

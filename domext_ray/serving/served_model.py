@@ -1,0 +1,288 @@
+"""What is served: the adapters of a bank over its base, or one model that is alone.
+
+Enters: a bank, an export, or a fine-tuning run. Leaves: what requests see of an adapter, without its tensors, and in a
+replica the model that computes rows. A model that is alone may be trained in every tensor, and have a BiLSTM between
+encoder and head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TASKS, TOKENS, BankEntry
+from domext_ray.adapters.serving import AdapterServer, MixedStates
+from domext_ray.config.serve import ServeConfig
+from domext_ray.config.vectors import Pooling
+from domext_ray.downstream.finetune.exported import find_export, hash_export, is_finetuned_model, load_exported
+from domext_ray.downstream.forgetting.forgetting import load_masked_lm
+from domext_ray.downstream.start.model import is_export, name_run
+from domext_ray.downstream.start.text_embedding import choose_pooling
+from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
+from domext_ray.downstream.tasks.multilabel import USUAL_THRESHOLD
+from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
+from domext_ray.errors import RunError
+from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
+from domext_ray.model.domext.routers_domext import Router
+from domext_ray.vocabulary.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class ServedAdapter:
+    """An adapter as requests see it."""
+
+    name: str  # the bank's name for it; "__base__": the base
+    sha256: str  # of its tensors
+    architecture: str  # a key of `entry.ARCHITECTURES`
+    family: str = ""  # of its task; empty: a masked LM
+    task: Task | None = None  # encodes and decodes; None: a masked LM
+    router: Router | None = None  # tells its text; None: it has none
+    threshold: float = 0.0  # the router's
+    pooling: Pooling = "mean"  # how it learned to make a vector of a text; mean if it did not
+
+    def describe(self) -> dict[str, Any]:
+        """Return what GET /v1/adapters says of it."""
+        return {
+            "name": self.name,
+            "architecture": self.architecture,
+            "family": self.family,
+            "labels": list(self.task.data.labels) if self.task is not None else [],
+            "routed": self.router is not None,
+            "sha256": self.sha256,
+        }
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """What encodes texts, without tensors."""
+
+    tokenizer: PreTrainedTokenizerBase
+    max_tokens: int  # of a row
+    has_words: bool  # whether the base has a masked-LM head
+
+
+class ServedModel(ABC):
+    """A bank's adapters, or one model; methods raise a DomextError where files are missing or damaged."""
+
+    base: ClassVar[ServedAdapter | None]
+    """The base as requests see it; None: it is not there on its own."""
+    text_side: TextSide
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the adapters that are there now, sorted."""
+
+    @abstractmethod
+    def hash_adapter(self, name: str) -> str:
+        """Return the sha256 of an adapter as it is now."""
+
+    @abstractmethod
+    def read(self, name: str, max_length: int) -> ServedAdapter:
+        """Read what requests see of an adapter.
+
+        Args:
+            name: one of `names`.
+            max_length: tokens of a row, for an adapter that came without a description of its task.
+        """
+
+    @abstractmethod
+    def load(self, device: torch.device) -> AdapterServer | ModelServer:
+        """Load what computes rows."""
+
+
+class ServedBank(ServedModel):
+    """The adapters that a bank has at each moment, and its base."""
+
+    base = ServedAdapter(BASE_NAME, "", MASKED_LM)
+
+    def __init__(self, bank: AdapterBank) -> None:
+        self.bank = bank
+
+    @cached_property
+    def text_side(self) -> TextSide:  # type: ignore[override]
+        """See `TextSide`."""
+        base = AdapterBank.open(self.bank.folder, self.bank.base_id).base  # its tensors are let go with this object
+        return TextSide(load_tokenizer(base.tokenizer_folder), base.config.max_row_length, base.has_mlm_head)
+
+    def names(self) -> list[str]:
+        """Return the bank's names."""
+        return self.bank.names()
+
+    def hash_adapter(self, name: str) -> str:
+        """Return the hash that the bank has of an adapter."""
+        return self.bank.describe(name).sha256
+
+    def read(self, name: str, max_length: int) -> ServedAdapter:
+        """Read an adapter whole, comparing its file with its hash."""
+        entry, tensors = self.bank.read_adapter(name)
+        family, task = "", None
+        if entry.architecture != MASKED_LM:
+            description = entry.task or describe_head(name, entry, max_length)
+            family, task = description.family, make_described_task(description, self.text_side.tokenizer)
+            assert isinstance(task, Task), "a bank holds tasks of one stage"
+        router = None
+        if entry.adapter.router_words:
+            router = Router(entry.adapter)
+            router.weight.copy_(tensors[f"bert.router.adapters.{name}.weight"])
+        threshold = float(entry.adapter.router_threshold)
+        return ServedAdapter(name, entry.sha256, entry.architecture, family, task, router, threshold, entry.pooling)
+
+    def load(self, device: torch.device) -> AdapterServer:
+        """Load the base; adapters come when rows name them."""
+        return AdapterServer(self.bank).to(device)
+
+
+@dataclass(frozen=True)
+class SingleModel(ServedModel):
+    """One exported model; `find_single_model` makes one."""
+
+    base = None
+    folder: Path
+    name: str
+    sha256: str  # of its files
+
+    @cached_property
+    def _seen(self) -> tuple[TextSide, ServedAdapter]:
+        model, tokenizer, adapter = self._load(torch.device("cpu"))
+        return TextSide(tokenizer, model.config.max_row_length, has_words=False), adapter
+
+    @property
+    def text_side(self) -> TextSide:  # type: ignore[override]
+        """See `TextSide`."""
+        return self._seen[0]
+
+    def names(self) -> list[str]:
+        """Return its name."""
+        return [self.name]
+
+    def hash_adapter(self, name: str) -> str:
+        """Return the hash of its files when it was found."""
+        return self.sha256
+
+    def read(self, name: str, max_length: int) -> ServedAdapter:
+        """Return the model as requests see it."""
+        return self._seen[1]
+
+    def load(self, device: torch.device) -> ModelServer:
+        """Load it."""
+        return ModelServer(self._load(device)[0])
+
+    def _load(self, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase, ServedAdapter]:
+        if not is_finetuned_model(self.folder):
+            model, tokenizer = load_masked_lm(str(self.folder), "--model")
+            pooling = choose_pooling(str(self.folder), "auto")
+            adapter = ServedAdapter(self.name, self.sha256, MASKED_LM, pooling=pooling)
+            return cast(nn.Module, model).to(device), tokenizer, adapter
+        exported = load_exported(self.folder, device)
+        family = exported.description.family
+        if family not in TASKS:
+            raise RunError(
+                f"{self.folder} was fine-tuned for {family}, and requests ask for {', '.join(TASKS)} only; domext "
+                "predict does its task on files."
+            )
+        (fitted,) = exported.fitted.values()
+        adapter = ServedAdapter(self.name, self.sha256, TASKS[family], family, fitted.task)
+        return fitted.model, exported.tokenizer, adapter
+
+
+class ModelServer:
+    """One model in the place of an `AdapterServer`; it is always there."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.encoder = model, model.bert
+
+    def attach(self, name: str) -> None:
+        """Answer rows of the model."""
+
+    def drop(self, name: str) -> None:
+        """Answer them no longer."""
+
+    @torch.no_grad()
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        adapter_names: Sequence[str],
+        token_type_ids: Tensor | None = None,
+    ) -> MixedStates:
+        """Encode a batch, all of whose rows are the model's; see `AdapterServer.encode`."""
+        layers, bilstm = self.model.config.head_layers, getattr(self.model, "bilstm", None)
+        encoded = self.encoder(input_ids, attention_mask, token_type_ids, pool=False, output_hidden_states=bool(layers))
+        states = encoded.last_hidden_state
+        read = None
+        if bilstm is not None:
+            read = bilstm([encoded.hidden_states[layer] for layer in layers] or [states], attention_mask)
+        word_shifts = dict(self.encoder.embeddings.adapters)
+        return MixedStates(states, attention_mask, (self.model,) * len(input_ids), word_shifts, read)
+
+
+def find_single_model(model: str) -> SingleModel | None:
+    """Look at an export, or a run that has one, without loading it; None: it is something else, such as a base.
+
+    Raises:
+        RunError: it is a fine-tuning run without an export.
+    """
+    named = Path(model).expanduser()
+    folder = next((each for each in (named, named / "export") if is_export(each)), None)
+    if folder is None and is_finetuned_model(named):
+        folder = find_export(named)
+    return SingleModel(folder.resolve(), name_adapter(folder), hash_export(folder)) if folder else None
+
+
+def name_adapter(folder: Path) -> str:
+    """Return what requests call the model of a run or an export."""
+    name = name_run(folder)
+    return name if name.isidentifier() and name not in (AUTO, BASE_NAME) else "model"
+
+
+def open_served(config: ServeConfig) -> ServedModel:
+    """Open what is served: a bank, or else an exported model.
+
+    Raises:
+        RunError: it is neither.
+    """
+    if config.bank:
+        return ServedBank(AdapterBank.open(config.bank, config.base))
+    found = find_single_model(config.model)
+    if found is None:
+        raise RunError(f"{config.model} holds no exported model; give an export, or a run that has one.")
+    return found
+
+
+def describe_head(name: str, entry: BankEntry, max_length: int) -> TaskDescription:
+    """Describe the task of an adapter that came without a description, by its head's labels.
+
+    Args:
+        name: the adapter's.
+        entry: its description; not of a masked LM.
+        max_length: tokens of a row.
+
+    Raises:
+        RunError: the labels are not those of a task that is served.
+    """
+    labels, options = entry.labels, TaskOptions(max_length=max_length)
+    if entry.architecture == TOKENS:
+        kinds = tuple(dict.fromkeys(label[2:] for label in labels if label != "O"))
+        if labels != ("O", *(f"{mark}-{kind}" for kind in kinds for mark in "BI")):
+            raise RunError(
+                f"the adapter {name!r} has the labels {', '.join(labels[:6])}; tags are served in the order O, B-X, "
+                "I-X, B-Y, I-Y, as domext finetune --task ner makes them."
+            )
+        return TaskDescription("ner", name, kinds, "f1.micro", options)
+    assert entry.architecture == SEQUENCES
+    if entry.problem_type == "regression":
+        return TaskDescription("regression", name, (), "spearman", options, state={"mean": 0.0, "std": 1.0})
+    if entry.problem_type == "multi_label_classification":
+        thresholds = {ONLY_STAGE: {"threshold": USUAL_THRESHOLD}}
+        return TaskDescription("multilabel", name, labels, "f1.micro", options, thresholds=thresholds)
+    return TaskDescription("classification", name, labels, "accuracy", options)
