@@ -73,7 +73,9 @@ class Record:
 def report(options: argparse.Namespace, records: Sequence[Record], device: torch.device) -> None:
     """Print the records' table, say what disturbed them, and write each into a file of its own."""
     noise = {each: {"others took": f"{each.others_frac:.0%}"} if each.is_disturbed else {} for each in records}
-    print(format_table([{**row, **noise[each]} for each in records for row in each.rows], is_padded=True))
+    for kind in dict.fromkeys(each.kind for each in records):
+        chosen = [each for each in records if each.kind == kind]
+        print(format_table([{**row, **noise[each]} for each in chosen for row in each.rows], is_padded=True))
     if any(noise.values()):
         print("disturbed: other programs took a share of this machine's processors meanwhile")
     about = {"measured_at": _describe_commit(), "command": options.command, "versions": _describe_versions()}

@@ -17,8 +17,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -100,28 +98,8 @@ def _use_kernels(*, uses_fp32: bool) -> None:
 # --- transformers' Trainer, as in run_mlm ---
 
 
-class PausableClock:
-    """Seconds since a process was started, as `time.time()` has it, pauses left out."""
-
-    def __init__(self, started: float) -> None:
-        self.started, self.paused = started, 0.0
-
-    def read(self) -> float:
-        return time.time() - self.started - self.paused
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Do not count what happens within."""
-        began = time.time()
-        try:
-            yield
-        finally:
-            self.paused += time.time() - began
-
-
 def run_mlm(settings: dict[str, Any]) -> dict[str, Any]:
-    """Make the run; return its curve and what it took."""
-    clock = PausableClock(settings["started"])
+    """Make the run; return its curve and what it took, in seconds since the process was started, scoring left out."""
     from transformers import (
         AutoConfig,
         AutoModelForMaskedLM,
@@ -144,11 +122,10 @@ def run_mlm(settings: dict[str, Any]) -> dict[str, Any]:
             setattr(config, name, settings["dropout"])
     model: Any = AutoModelForMaskedLM.from_pretrained(settings["base"], config=config, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(settings["base"])
-    before_text = clock.read()
-    rows = _read_rows(settings, tokenizer)
-    text_seconds, curve = clock.read() - before_text, list[dict[str, float]]()
-    with clock.pause():
-        score = _make_scorer(settings, model)
+    rows, curve = _read_rows(settings, tokenizer), list[dict[str, float]]()
+    began, counted_from = time.time(), settings["started"]
+    score = _make_scorer(settings, model)
+    counted_from += time.time() - began
 
     class Curve(TrainerCallback):
         """Scores the model at the start, every few steps and at the end, off the clock."""
@@ -157,11 +134,11 @@ def run_mlm(settings: dict[str, Any]) -> dict[str, Any]:
             self.on_step_end(args, state, control)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            step = state.global_step
+            nonlocal counted_from
+            step, began = state.global_step, time.time()
             if step % settings["evaluate_every"] == 0 or step == settings["steps"]:
-                seconds = clock.read()
-                with clock.pause():
-                    curve.append({"step": step, "seconds": seconds, "bits_per_character": score()})
+                curve.append({"step": step, "seconds": began - counted_from, "bits_per_character": score()})
+                counted_from += time.time() - began
 
     arguments = TrainingArguments(
         output_dir=settings["folder"],
@@ -185,7 +162,7 @@ def run_mlm(settings: dict[str, Any]) -> dict[str, Any]:
     trainer.train()
     assert curve[-1]["step"] == settings["steps"]
     read = settings["steps"] * settings["rows"]
-    found = {"curve": curve, "start_seconds": curve[0]["seconds"], "text_seconds": text_seconds}
+    found = {"curve": curve, "start_seconds": curve[0]["seconds"]}
     return {**found, "tokens": read * settings["length"], "epochs": read / len(rows)}
 
 

@@ -39,7 +39,10 @@ from domext_ray.model.build import detach, name_plain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import SHARED_FIELDS, find_layout
 
-INSTALL = f"python -m venv rival && rival/bin/pip install torch adapters=={ADAPTERS_VERSION}"
+_NEEDED = (
+    f"the interpreter of an environment with version {ADAPTERS_VERSION} of AdapterHub's library, such as "
+    f"rival/bin/python after `python -m venv rival && rival/bin/pip install torch adapters=={ADAPTERS_VERSION}`"
+)
 _RANKS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -285,10 +288,7 @@ class AdapterHub:
     def __init__(self, options: argparse.Namespace, model: DomextForMaskedLM, batch: Batch) -> None:
         python, config = options.rival_python, cast(Any, model.config)
         if not python:
-            raise ConfigError(
-                f"--rival_python is empty; --methods bottleneck needs the interpreter of an environment with "
-                f"AdapterHub's library, such as rival/bin/python after `{INSTALL}`."
-            )
+            raise ConfigError(f"--rival_python is empty; --methods bottleneck needs {_NEEDED}.")
         ((adapter, sizes),) = config.adapters.items()
         settings = {
             "config": {name: getattr(config, name) for name in SHARED_FIELDS},
@@ -308,16 +308,13 @@ class AdapterHub:
             )
         except OSError as error:
             raise ConfigError(
-                f"--rival_python is {python!r}, which cannot be run ({error.strerror}); give the interpreter of an "
-                f"environment with AdapterHub's library, such as rival/bin/python after `{INSTALL}`."
+                f"--rival_python is {python!r}, which cannot be run ({error.strerror}); give {_NEEDED}."
             ) from error
         found = self._read() or {"adapters": "no version"}
         if found["adapters"] != ADAPTERS_VERSION:
             self.__exit__()
-            raise ConfigError(
-                f"--rival_python is {python!r}, which can load {found['adapters']} of AdapterHub's library; give an "
-                f"environment with version {ADAPTERS_VERSION}, as made by `{INSTALL}`."
-            )
+            said = f"which can load {found['adapters']} of AdapterHub's library"
+            raise ConfigError(f"--rival_python is {python!r}, {said}; give {_NEEDED}.")
         assert found["threads"] == torch.get_num_threads(), "both sides use equally many threads"
         with tempfile.TemporaryDirectory(prefix="domext-rival-") as folder:
             save_file(_name_weights(model, adapter), Path(folder, "weights"))

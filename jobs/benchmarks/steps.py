@@ -93,7 +93,7 @@ RIVALS = {
     "equations": "the paper's equations",
     "adapters": "AdapterHub's library",
     "trainer": "transformers' Trainer with peft",
-    "transformers": "transformers' own model, with peft for LoRA",
+    "transformers": "transformers' own model",
     "full": "full training of this library",
     "af": "AF Adapter of this library",
 }
@@ -118,12 +118,8 @@ KINDS = {
 UNIT = "seconds per step"
 
 
-@dataclass(frozen=True)
-class Side:
-    """What makes steps and returns their mean time, with what it must agree in; None: it is another model."""
-
-    run: Callable[[], Seconds]
-    figures: Figures | None = None
+Side = tuple[Callable[[], Seconds], Figures | None]
+"""What makes steps and returns their mean time, and what it must agree in; None: it is another model."""
 
 
 @dataclass(frozen=True)
@@ -252,28 +248,31 @@ def make_rival(
     """Make the side that a method is held against, on the weights that its model has now."""
     device, bf16, steps = torch.device(options.device), options.precision == "bf16", options.steps
     if against in METHODS:
-        return Side(time_steps(make_own(options, against, batch, make_model(options, against)), steps, device))
+        return time_steps(make_own(options, against, batch, make_model(options, against)), steps, device), None
     if against == "adapters":
         other = stack.enter_context(AdapterHub(options, model, batch))
-        return Side(other.time_steps, other.figures)
+        return other.time_steps, other.figures
     if against == "equations":
         kinds = {"af": WidenedModernBert if options.layout == "modernbert" else AfEquations, "exbert": ExbertEquations}
         rival: nn.Module = kinds[method](copy.deepcopy(model)).train().to(device)
         figures: Figures | None = compute_figures(rival, lambda: rival(batch))
         if options.compile == "both":
             cast(Any, rival).run_layer = torch.compile(cast(Any, rival).run_layer)
-        return Side(time_steps(make_step(rival, rival, batch, bf16=bf16), steps, device), figures)
+        return time_steps(make_step(rival, rival, batch, bf16=bf16), steps, device), figures
     rival = make_transformers(model, describe_method(options, "lora") if method == "lora" else None)
     compute = partial(compute_whole_loss, rival)
-    is_same = method == "full" or (method == "lora" and options.layout == "bert")
+    is_same = options.layout == "bert" and method in (
+        "full",
+        "lora",
+    )  # ModernBERT's class joins what are tensors of ours
     figures = compute_figures(rival, lambda: compute(batch)) if is_same else None
     if against == "transformers":
-        return Side(time_steps(make_step(rival, compute, batch, bf16=bf16), steps, device), figures)
+        return time_steps(make_step(rival, compute, batch, bf16=bf16), steps, device), figures
     optim, rows = OptimConfig(), split_rows(batch) * (options.warmup + steps)
     given: dict[str, Any] = {"learning_rate": optim.lr, "weight_decay": optim.weight_decay, "adam_beta2": optim.beta2}
     given |= {"max_grad_norm": optim.max_grad_norm, "train_sampling_strategy": "sequential"}
     given |= {"per_device_train_batch_size": len(batch.input_ids), "bf16": bf16}
-    return Side(lambda: time_trainer(rival, rows, stack_rows, options.warmup, device, **given), figures)
+    return lambda: time_trainer(rival, rows, stack_rows, options.warmup, device, **given), figures
 
 
 # --- measuring ---
@@ -281,7 +280,6 @@ def make_rival(
 
 def measure_pair(options: argparse.Namespace, method: str, against: str, length: int) -> Pair:
     """Time a method and its rival in turn at one length; compare first what they compute."""
-    configure_process(options)
     join_alone()
     device = torch.device(options.device)
     batch = make_batch(count_rows(options, method, length), length, VOCAB_SIZE, device)
@@ -289,17 +287,17 @@ def measure_pair(options: argparse.Namespace, method: str, against: str, length:
     with ExitStack() as stack:
         model = make_model(options, method)
         before = _read_card(device)
-        rival = make_rival(options, method, against, model, batch, stack)
-        if rival.figures is not None:
+        run_rival, rival_figures = make_rival(options, method, against, model, batch, stack)
+        if rival_figures is not None:
             own_figures = compute_figures(model, lambda: compute_loss(model, batch))
-            figures["loss_difference"] = check_figures(own_figures, rival.figures)
+            figures["loss_difference"] = check_figures(own_figures, rival_figures)
         loss = MaskedLoss(model, device, bf16=options.precision == "bf16")
         products = None if method == "frozen" else count_flops(loss, _to_rows(batch))
         weights = sum(each.numel() * each.element_size() for each in model.parameters())
         held = {"rival": _read_card(device) - before, "domext_ray": weights - _read_card(device)}
         own = time_steps(make_own(options, method, batch, model), options.steps, device)
         held["domext_ray"] += _read_card(device)
-        sides = {"domext_ray": own, "rival": rival.run}
+        sides = {"domext_ray": own, "rival": run_rival}
         for name, run in sides.items() if device.type == "cuda" else ():
             figures[f"{name}_peak_bytes"] = held[name] + _measure_card(run, device)
         with Watch() as watch:
@@ -345,7 +343,8 @@ def measure_in_processes(options: argparse.Namespace, *case: Any) -> Pair:
         return measure_pair(options, *case)
     pairs = []
     for _ in range(options.processes):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn, initializer=configure_process, initargs=(options,)) as process:
             pairs.append(process.submit(measure_pair, options, *case).result())
     seconds = {side: [_find_median(each.seconds[side]) for each in pairs] for side in pairs[0].seconds}
     return replace(pairs[0], seconds=seconds, others_frac=max(each.others_frac for each in pairs))
@@ -424,14 +423,14 @@ def list_pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 def run_step(options: argparse.Namespace) -> None:
     """Measure every pair on every base and length; print and write."""
-    records = []
-    device = torch.device(options.device)
-    for chosen in [resolve(options, base) for base in options.bases]:
+    records, resolved = [], [resolve(options, base) for base in options.bases]
+    configure_process(resolved[0])
+    for chosen in resolved:
         for method, against in list_pairs(chosen):
             for length in chosen.lengths:
                 pair = measure_in_processes(chosen, method, against, length)
                 records += make_records(chosen, method, against, length, pair)
-    report(options, records, device)
+    report(options, records, torch.device(options.device))
 
 
 def make_records(options: argparse.Namespace, method: str, against: str, length: int, pair: Pair) -> list[Record]:
@@ -459,7 +458,7 @@ def make_records(options: argparse.Namespace, method: str, against: str, length:
             for name, side in (("our", "domext_ray"), ("other", "rival"))
             if f"{side}_peak_bytes" in figures
         },
-        "other": RIVALS[against],
+        "other": RIVALS[against] + (" and peft" if method == "lora" and against == "transformers" else ""),
     }
     results = {"domext_ray": own, "rival": rival, **cpu}
     records = [Record("step", case, [row], UNIT, results, figures, pair.others_frac)]
