@@ -40,7 +40,7 @@ from domext_ray.adapters.entry import ARCHITECTURES, SEQUENCES
 from domext_ray.config.serve import BatchConfig, LimitConfig, ServeConfig, ServeScaleConfig
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.data import package_docs
-from domext_ray.errors import RunError
+from domext_ray.errors import ConfigError, RunError
 from domext_ray.files import read_json
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.configuration_domext import complete_adapter
@@ -226,6 +226,8 @@ def run_serving(options: argparse.Namespace) -> None:
     """
     from domext_ray.serving.serve import start_serving
 
+    if options.checked_answers and options.clients < TEXTS:
+        raise ConfigError(f"--clients is {options.clients}; with --checked_answers it must be {TEXTS} or more.")
     os.environ["DOMEXT_SERVE_TOKEN"] = TOKEN
     with tempfile.TemporaryDirectory(prefix="domext-benchmark-") as folder:
         bank = _make_bank(Path(folder) / "bank", options.base, options.adapters)

@@ -261,10 +261,8 @@ def make_rival(
         return time_steps(make_step(rival, rival, batch, bf16=bf16), steps, device), figures
     rival = make_transformers(model, describe_method(options, "lora") if method == "lora" else None)
     compute = partial(compute_whole_loss, rival)
-    is_same = options.layout == "bert" and method in (
-        "full",
-        "lora",
-    )  # ModernBERT's class joins what are tensors of ours
+    # ModernBERT's class joins what are several tensors of ours.
+    is_same = options.layout == "bert" and method in ("full", "lora")
     figures = compute_figures(rival, lambda: compute(batch)) if is_same else None
     if against == "transformers":
         return time_steps(make_step(rival, compute, batch, bf16=bf16), steps, device), figures
