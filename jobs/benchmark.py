@@ -1,197 +1,74 @@
-"""Measure what the library costs against the obvious way of doing the same.
+"""Measure what the library costs against the obvious way of doing the same: `python jobs/benchmark.py VERB`.
 
-`python jobs/benchmark.py step` times a training step (forward, backward, AdamW) of one method's model against a rival
-with the same weights, batch and precision. Repetitions alternate between the two, because a shared machine drifts;
-medians and their ratio are printed and written as JSON. `--method` says which:
+- `step`: a training step of a method against a rival's, with the same weights, batch and precision. `--against` says
+  which: the method's own (the paper's equations as written; AdapterHub's library for bottlenecks, in the environment of
+  `--rival_python`; transformers' Trainer with peft for LoRA), transformers' own model, or this library's full training.
+  On a card also the peaks of memory; `--profile` says what the time goes to. It needs no Ray.
+- `memory`: the peak memory of a method's training against full training's, and what a dry run says of it.
+- `finetune`: fine-tuning against transformers' Trainer on the same rows.
+- `predict`: prediction of many texts against transformers.pipeline.
+- `serve`: traffic to a bank that is served, and to Ray Serve's own way of serving many models.
+- `overhead`: steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare PyTorch loop over the same batches.
+- `read`: rows per second and core of the tasks that read for training, against `datasets` and transformers' collator.
+- `e2e`: minutes that a job takes until held-out text costs a number of bits per character, start and tokenisation
+  included, against transformers' Trainer training all weights on the same text.
 
-- af, exbert: the paper's equations as written (benchmarks/rivals.py), attention without a fused kernel, the vocabulary
-  projection at every position; for AF Adapter, frozen and trainable weights concatenated into one matrix;
-- bottleneck: AdapterHub's library (benchmarks/rivals_adapters.py), in a process of another environment
-  (--rival_python);
-- lora: transformers' Trainer with peft (benchmarks/rivals_trainer.py), which makes whole runs, as this library's engine
-  then does.
-
-`python jobs/benchmark.py methods` times a step of every method of this library in turn, as shares of continued
-pre-training, in which all weights train.
-
-`python jobs/benchmark.py gpu` does so on a card, on BERT-base, BERT-large and ModernBERT-base, beside transformers' own
-model: tokens per second, MFU, peak memory and host gaps. It needs no Ray.
-
-`python jobs/benchmark.py keep` times a step in which a quarter of the rows ask the base what it predicts
-(--objective.keep kl) against the same step without.
-
-`python jobs/benchmark.py memory` measures the peak memory of training a method against that of full training, at the
-same batch.
-
-`python jobs/benchmark.py plan` compares what a dry run says of a rank's memory with what training takes, for four
-methods at ZeRO 0, 2 and 3.
-
-`python jobs/benchmark.py finetune` times fine-tuning against transformers' Trainer on the same rows.
-
-`python jobs/benchmark.py predict` times prediction of many texts against transformers.pipeline.
-
-`python jobs/benchmark.py serve` sends traffic to a bank that is served, and to Ray Serve's own way of
-serving many models.
-
-`python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
-PyTorch loop over the same batches of the same corpus, whose losses must agree.
-
-`python jobs/benchmark.py read` counts the masked, padded rows a second and core of the tasks that read for training,
-against `datasets` and transformers' collator.
-
-`python jobs/benchmark.py e2e` measures the minutes that a job takes until held-out text costs a number of bits per
-character, start and tokenisation included, against transformers' Trainer training all weights on the same text.
-
-Every verb writes a JSON file per case, with every repetition. `--publish` writes it into .github/benchmarks, too, from
-which `python jobs/benchmark.py tables` makes the tables of the documents; `--check` says whether one is stale.
+Sides take turns, because a shared machine drifts; ratios are medians of the turns', with the least and the most. Every
+verb prints a table and writes a JSON file per case. `--publish` writes it into .github/benchmarks, too, from which
+`python jobs/benchmark.py tables` makes the tables of the documents; `--check` says whether one is stale.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import importlib
+import sys
+from collections.abc import Callable, Sequence
 
 import torch
-from benchmarks.as_worker import configure_allocator
-from benchmarks.end_to_end import add_end_to_end_options, run_end_to_end
-from benchmarks.finetune import add_finetune_options, run_finetune
-from benchmarks.gpu import add_gpu_options, run_gpu
-from benchmarks.keeping import run_keeping
-from benchmarks.memory import add_memory_options, add_plan_options, run_memory, run_plan
-from benchmarks.methods import run_methods
-from benchmarks.output import add_output_options
-from benchmarks.overhead import run_overhead
-from benchmarks.predicting import add_predict_options, run_predict
-from benchmarks.profiling import run_profile
-from benchmarks.reading import run_reading
-from benchmarks.serving import add_serving_options, run_serving_benchmark
-from benchmarks.steps import PAIRINGS, run_step
-from benchmarks.tables import run_tables
+from benchmarks.output import describe_command
+from benchmarks.timing import configure_allocator
 
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.stopping import exit_on_user_error
 
-POSITIVE = (
-    "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats processes steps "
-    "lengths batch_size rows rival_rows workers batch_sizes batch_tokens "
-    "adapters clients answers words texts overload port ranks accumulation_steps card_rows card_seconds"
-).split()
+NATURAL = "warmup threads card_seconds checked_answers base_layers".split()
+"""Whole numbers that may be 0; the others must be 1 or more."""
 
 
 def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = argparse.ArgumentParser(description="Measure what the library costs.")
-    verbs = parser.add_subparsers(required=True)
-    step = verbs.add_parser("step", help="a training step against a rival's")
-    step.set_defaults(run=run_step)
-    step.add_argument("--method", choices=tuple(dict.fromkeys(method for _, method in PAIRINGS)), default="af")
-    step.add_argument("--rival_python", default="", help="bottleneck: interpreter that has AdapterHub's library")
-    step.add_argument("--steps", type=int, default=5, help="lora: timed steps of a run")
-    step.add_argument("--processes", type=int, default=1, help="time in so many new processes, of which medians count")
-    step.add_argument(
-        "--compile",
-        choices=("none", "ours", "both"),
-        default="none",
-        help="af, exbert: torch.compile the layers, ours alone or the rival's, too",
-    )
-    profile = verbs.add_parser("profile", help="what the time of a training step goes to, by kind of operation")
-    profile.set_defaults(run=run_profile)
-    profile.add_argument("--method", choices=("af", "exbert", "bottleneck", "lora", "full"), default="af")
-    methods = verbs.add_parser("methods", help="a training step of every method, as shares of continued pre-training")
-    methods.set_defaults(run=run_methods)
-    keep = verbs.add_parser("keep", help="a training step that keeps to the base's predictions against one without")
-    keep.set_defaults(run=run_keeping)
-    memory = verbs.add_parser("memory", help="peak memory of training a method, against full training")
-    memory.set_defaults(run=run_memory, as_worker=False)
-    add_memory_options(memory)
-    plan = verbs.add_parser("plan", help="what a dry run says of memory, against what training takes")
-    plan.set_defaults(run=run_plan, as_worker=False)
-    add_plan_options(plan)
-    gpu = verbs.add_parser("gpu", help="every method on a card, beside transformers' own model")
-    gpu.set_defaults(run=run_gpu)
-    for each in (step, profile, methods, keep, memory, plan):
-        add_base(each)
-    for each in (step, profile, methods, keep, memory, plan, gpu):
-        add_sizes(each)
-    add_gpu_options(gpu)
-    for each in (step, profile, methods, keep):
-        each.add_argument("--as_worker", action="store_true", help="all compute as a job's workers: allocator, kernels")
-    finetune = verbs.add_parser("finetune", help="fine-tuning against transformers' Trainer")
-    finetune.set_defaults(run=run_finetune)
-    add_finetune_options(finetune)
-    predict = verbs.add_parser("predict", help="prediction of many texts against transformers.pipeline")
-    predict.set_defaults(run=run_predict, device="cpu")
-    add_predict_options(predict)
-    serve = verbs.add_parser("serve", help="mixed batches of many adapters against Ray Serve's one adapter per batch")
-    serve.set_defaults(run=run_serving_benchmark, device="cpu")
-    add_serving_options(serve)
-    overhead = verbs.add_parser("overhead", help="Ray, Ray Data and DeepSpeed against a bare PyTorch loop")
-    overhead.set_defaults(run=run_overhead, device="cpu")
-    overhead.add_argument("--steps", type=int, default=480, help="steps of the job and of the loop")
-    overhead.add_argument("--window", type=int, default=20, help="steps of the job, then of the loop, in turn")
-    overhead.add_argument(
-        "--base_layers", type=int, default=0, help="layers of a base of BERT-base width; 0: the job's own base"
-    )
-    overhead.add_argument("--as_worker", action="store_true", help="the loop computes as a job's workers do")
-    overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
-    add_output_options(overhead)
-    overhead.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")
-    read = verbs.add_parser("read", help="rows a second and core of reading tasks against transformers' collator")
-    read.set_defaults(run=run_reading, device="cpu")
-    read.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row, at most")
-    read.add_argument("--rows", type=int, default=16_384, help="rows of the text")
-    read.add_argument("--repeats", type=int, default=5, help="timed tasks of 1,024 rows")
-    read.add_argument(
-        "--card_rows", type=int, default=2_000, help="rows a second that a card takes: an H200 of 512 tokens"
-    )
-    read.add_argument("--card_seconds", type=int, default=30, help="for how long")
-    add_output_options(read)
-    end_to_end = verbs.add_parser("e2e", help="minutes to a number of bits per character against transformers' Trainer")
-    end_to_end.set_defaults(run=run_end_to_end, device="cpu")
-    add_end_to_end_options(end_to_end)
-    tables = verbs.add_parser("tables", help="make the documents' tables from .github/benchmarks")
-    tables.set_defaults(run=run_tables, device="cpu")
-    tables.add_argument("--check", action="store_true", help="write nothing; exit with 2 where a table is stale")
-    options = parser.parse_args(args)
-    check_options(options)
-    return options
-
-
-def check_options(options: argparse.Namespace) -> None:
-    """Refuse values outside their rules.
+    """Return the command line's options.
 
     Raises:
         ConfigError: a number is too small.
     """
-    for name in POSITIVE:
-        value = getattr(options, name, 1)
-        if min(value if isinstance(value, list) else [value]) < 1:
-            raise ConfigError(f"--{name} is {value}; it must be 1 or more.")
-    if getattr(options, "warmup", 0) < 0:
-        raise ConfigError(f"--warmup is {options.warmup}; it must be 0 or more.")
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that is not there.
-
-    Raises:
-        ConfigError: there is no CUDA.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device is 'cuda'; this machine has no CUDA device, so it must be cpu.")
-
-
-def add_base(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a base of BERT-base width."""
-    parser.add_argument("--layout", choices=("bert", "modernbert"), default="bert", help="layout of the base")
-    parser.add_argument("--layers", type=int, default=12, help="layers of BERT-base width")
-    parser.set_defaults(hidden_size=768)
+    parser = argparse.ArgumentParser(description="Measure what the library costs.")
+    verbs = parser.add_subparsers(required=True)
+    for name, (run, about, add) in VERBS.items():
+        verb = verbs.add_parser(name, help=about)
+        verb.set_defaults(run=run, device="cpu")
+        add(verb)
+        if name != "tables":
+            verb.add_argument("--output", default="runs/benchmark", help="folder of the JSON files")
+            verb.add_argument("--publish", action="store_true", help="write them into .github/benchmarks, too")
+    options = parser.parse_args(args)
+    options.command = describe_command(sys.argv[1:] if args is None else args)
+    for name, value in vars(options).items():
+        least = 0 if name in NATURAL else 1
+        numbers = [each for each in (value if isinstance(value, list) else [value]) if type(each) is int]
+        if name != "stages" and min(numbers, default=least) < least:
+            raise ConfigError(f"--{name} is {value}; it must be {least} or more.")
+    return options
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the models and batches that are timed."""
+    """Add the options of the models and batches of `step` and `memory`."""
+    from benchmarks.steps import BASES
+
+    parser.add_argument("--bases", nargs="+", choices=BASES, default=["bert-base"], help="shapes, of random weights")
+    parser.add_argument("--layers", type=int, help="layers, instead of the base's")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row")
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a step, about")
+    parser.add_argument("--tokens", type=int, help="tokens of a step, about; default: 1,024, on a card 32,768")
     parser.add_argument("--heads", type=int, default=1, help="AF Adapter: extra heads per layer")
     parser.add_argument("--ffn_units", type=int, default=1024, help="AF Adapter: extra FFN units per layer")
     parser.add_argument("--module_hidden_size", type=int, default=252, help="exBERT: width of the extension modules")
@@ -201,22 +78,163 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lora_rank", type=int, default=8, help="LoRA: rank")
     parser.add_argument("--lora_targets", default="query,value", help="LoRA: matrices, as in --method.lora_targets")
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout of hidden states and attention weights")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast")
+    add_machine(parser, precision=None)
+
+
+def add_machine(parser: argparse.ArgumentParser, precision: str | None = "fp32") -> None:
+    """Add how a side computes."""
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default=precision, help="bf16: autocast")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=5, help="timed steps of each model (lora: runs)")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before those (lora: of each run)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's own choice")
-    add_output_options(parser)
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `step`."""
+    from benchmarks.steps import METHODS, RIVALS
+
+    add_sizes(parser)
+    parser.add_argument("--methods", nargs="+", choices=("all", *METHODS), default=["af"])
+    parser.add_argument("--against", choices=RIVALS, default="own", help="the rival; own: each method's own")
+    parser.add_argument("--rival_python", default="", help="bottleneck: interpreter that has AdapterHub's library")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of both sides")
+    parser.add_argument("--warmup", type=int, default=5, help="turns before those; of each run of Trainer, steps")
+    parser.add_argument(
+        "--steps", type=int, help="steps of a turn, between which nothing waits; default: 1, on a card 10"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=1, help="time in so many new processes, of which medians count"
+    )
+    choices = ("none", "ours", "both")
+    parser.add_argument("--compile", choices=choices, default="none", help="torch.compile layers, also the equations'")
+    parser.add_argument("--profile", action="store_true", help="also what the time of our step goes to")
+    parser.add_argument("--as_worker", action="store_true", help="all compute as a job's workers: allocator, kernels")
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `memory`."""
+    from benchmarks.steps import METHODS
+
+    add_sizes(parser)
+    trained = [each for each in METHODS if each not in ("frozen", "af_kept")]
+    parser.add_argument("--methods", nargs="+", choices=trained, default=["af"])
+    parser.add_argument("--stages", type=int, nargs="+", choices=(0, 1, 2, 3), default=[0], help="of ZeRO")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of one group")
+    parser.add_argument("--accumulation_steps", type=int, default=1, help="micro batches of a step")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
+    parser.add_argument(
+        "--keep_freed", action="store_true", help="leave glibc's allocator as it is: it keeps freed blocks"
+    )
+
+
+def add_finetune(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `finetune`."""
+    parser.add_argument("--task", default="code_entities", help="ner, or a described set of that family")
+    parser.add_argument("--data", default="", help="folder of the set; empty: code_entities, which ships")
+    parser.add_argument("--model", default="general-mini", help="a BERT without extensions")
+    parser.add_argument("--batch_size", type=int, default=32, help="rows of a step")
+    parser.add_argument("--steps", type=int, default=60, help="timed steps of a run")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side, in turn")
+    add_machine(parser)
+
+
+def add_predict(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `predict`."""
+    parser.add_argument("--model", default="general-mini", help="a BERT without extensions")
+    parser.add_argument("--rows", type=int, default=4000, help="texts that the job predicts")
+    parser.add_argument("--rival_rows", type=int, default=2000, help="texts that the pipeline predicts, the first ones")
+    parser.add_argument("--words", type=int, default=24, help="words of a text at most")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the job, threads of the pipeline")
+    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 16, 64], help="of the pipeline")
+    parser.add_argument("--batch_tokens", type=int, default=4096, help="tokens of a batch of the job")
+    parser.add_argument("--kill", action="store_true", help="kill a second job halfway, resume it, compare the output")
+    parser.add_argument("--folder", default="", help="where texts and predictions go; empty: a temporary folder")
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `serve`."""
+    parser.add_argument("--base", default="general-mini", help="a BERT")
+    parser.add_argument("--adapters", type=int, default=8, help="adapters, evenly mixed")
+    parser.add_argument("--clients", type=int, default=64, help="clients, each with one request at a time")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each side's traffic")
+    parser.add_argument("--answers", type=int, default=100_000, help="requests of a side at most")
+    parser.add_argument("--checked_answers", type=int, default=0, help="answers to requests of many texts, each of any")
+    parser.add_argument("--repeats", type=int, default=1, help="turns of both sides")
+    parser.add_argument("--words", type=int, default=8, help="words of a text, on average")
+    parser.add_argument("--texts", type=int, default=200, help="different texts")
+    parser.add_argument("--rows", type=int, default=64, help="rows of a batch at most")
+    parser.add_argument("--wait_ms", type=float, default=3.0, help="milliseconds that a row waits for others")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a replica")
+    parser.add_argument("--overload", type=int, default=10, help="times the clients, for --overload_seconds")
+    parser.add_argument("--overload_seconds", type=float, default=10.0, help="0: leave it out")
+    parser.add_argument("--kill_seconds", type=float, default=20.0, help="a replica of two is killed; 0: leave it out")
+    parser.add_argument("--port", type=int, default=8123, help="on localhost")
+
+
+def add_overhead(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `overhead`."""
+    parser.add_argument("--steps", type=int, default=480, help="steps of the job and of the loop")
+    parser.add_argument("--window", type=int, default=20, help="steps of the job, then of the loop, in turn")
+    about = "layers of a base of BERT-base width; 0: the job's own base"
+    parser.add_argument("--base_layers", type=int, default=0, help=about)
+    parser.add_argument("--as_worker", action="store_true", help="the loop computes as a job's workers do")
+    parser.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
+    parser.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")
+
+
+def add_read(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `read`."""
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row, at most")
+    parser.add_argument("--rows", type=int, default=16_384, help="rows of the text")
+    parser.add_argument("--repeats", type=int, default=5, help="timed tasks of 1,024 rows")
+    about = "rows per second that a card takes: an H200 of 512 tokens"
+    parser.add_argument("--card_rows", type=int, default=2_000, help=about)
+    parser.add_argument("--card_seconds", type=int, default=30, help="for how long")
+
+
+def add_end_to_end(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `e2e`."""
+    parser.add_argument("--text", default="package-docs", help="the text, as --corpus of a job names it")
+    parser.add_argument("--rates", type=float, nargs="*", default=[1e-3, 2e-3], help="peak learning rates of our runs")
+    parser.add_argument("--rival_rates", type=float, nargs="*", default=[1e-4, 3e-4, 1e-3], help="and of the rival's")
+    parser.add_argument("--rival_dropout", type=float, help="the rival's dropout; default: that of our runs")
+    parser.add_argument("--target", type=float, help="bits per character; default: the rival's best at its end")
+    parser.add_argument("--runs", default="runs/benchmark/e2e-runs.json", help="file of the runs that were made")
+    parser.add_argument("job_options", nargs="*", help="options of our runs, after --, such as -- --base BASE")
+
+
+def add_tables(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `tables`."""
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 2 where a table is stale")
+
+
+VERBS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]] = {
+    "step": ("steps.run_step", "a training step against a rival's", add_step),
+    "memory": ("memory.run_memory", "peak memory against full training, and against a dry run", add_memory),
+    "finetune": ("training.run_finetune", "fine-tuning against transformers' Trainer", add_finetune),
+    "predict": ("inference.run_predict", "many texts against transformers.pipeline", add_predict),
+    "serve": ("inference.run_serving", "many adapters against Ray Serve's one per batch", add_serve),
+    "overhead": ("training.run_overhead", "Ray and DeepSpeed against a bare PyTorch loop", add_overhead),
+    "read": ("training.run_reading", "rows per second and core against transformers' collator", add_read),
+    "e2e": ("training.run_end_to_end", "minutes to a loss against transformers' Trainer", add_end_to_end),
+    "tables": ("output.run_tables", "make the documents' tables from .github/benchmarks", add_tables),
+}
+"""What runs, what it is and its options, by verb."""
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run a verb, whose module is imported now: a card needs no Ray."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device is 'cuda'; this machine has no CUDA device, so it must be cpu.")
+    if getattr(options, "as_worker", False):
+        configure_allocator()
+    module, function = options.run.split(".")
+    getattr(importlib.import_module(f"benchmarks.{module}"), function)(options)
 
 
 def main() -> None:
     """Run one verb."""
     with exit_on_user_error():
-        options = parse_options()
-        check_device(options.device)
-        if getattr(options, "as_worker", False):
-            configure_allocator()
-        options.run(options)
+        run(parse_options())
 
 
 if __name__ == "__main__":

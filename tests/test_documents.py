@@ -329,7 +329,7 @@ def test_forms_and_the_workflow_are_complete() -> None:
 
 def test_tables_of_speed_are_those_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "jobs")
-    tables = importlib.import_module("benchmarks.tables")
+    tables = importlib.import_module("benchmarks.output")
     tables.run_tables(argparse.Namespace(check=True))
 
 

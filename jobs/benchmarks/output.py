@@ -1,15 +1,17 @@
-"""What a benchmark writes: one file per machine and case, with every repetition and what the figures depend on.
+"""What a benchmark leaves: a table on the terminal, and a JSON file per machine and case, with every repetition.
 
-All verbs of `jobs/benchmark.py` write records of one form into a folder; with --publish also into `PUBLISHED`, from
-whose files `benchmark.py tables` makes the tables of the documents (benchmarks/tables.py).
+Every verb reports records of one form. With --publish they go into `PUBLISHED`, too, and `benchmark.py tables` puts
+their rows and figures into the documents: a table stands between `<!-- benchmark: step -->` and `<!-- end -->`, one
+figure of a single record between `<!-- figure: predict ratio -->` and `<!-- end -->`. Conditions on a record's case may
+follow, such as `layout=bert`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -20,99 +22,82 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.timing import DISTURBED_FRAC
 
-from domext_ray.files import Kind, read_json
+from domext_ray.errors import RunError
+from domext_ray.files import Kind, read_json, read_text
 from domext_ray.options.places import hide_places
 from domext_ray.runtime.machine import count_cpus
-from domext_ray.storage import write_text
+from domext_ray.storage import write_json, write_text
 
 REPOSITORY = Path(__file__).parents[2]
-PUBLISHED = REPOSITORY / ".github" / "benchmarks"
+PUBLISHED = Path(".github", "benchmarks")
+DOCUMENTS = ("README.md", ".github/RESULTS.md", "jobs/README.md")
+COMMAND = "python jobs/benchmark.py tables"
 LIBRARIES = ("torch", "transformers", "deepspeed", "ray", "peft", "domext_ray")
-_UNRECORDED = {"run", "runs", "output", "publish", "rival_python", "cache_dir", "folder", "data", "text", "port"}
-_UNRECORDED |= {"job_options"}
-"""Options that say where things are, which no record tells."""
-_EXPECTED: dict[str, Kind] = {
-    "kind": str,
-    "case": dict,
-    "measured_at": str,
-    "versions": dict,
-    "machine.device": str,
-    "machine.threads": int,
-    "settings": dict,
-    "results": list,
-    "figures": dict,
-}
+_EXPECTED: dict[str, Kind] = {name: dict for name in ("case", "versions", "figures")}
+_EXPECTED |= {"kind": str, "measured_at": str, "machine.device": str, "machine.threads": int, "rows": list}
+_MARKED = re.compile(r"(<!-- (benchmark|figure): ([^>]+?) -->)(.*?)(<!-- end -->)", re.S)
+Row = Mapping[str, str]
+Content = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Every repetition of one thing that was measured.
-
-    Args:
-        name: what, such as one of two sides.
-        unit: of the values.
-        values: in the order in which they were measured.
-    """
-
-    name: str
-    unit: str
-    values: Sequence[float]
-
-    @property
-    def median(self) -> float:
-        """The middle repetition."""
-        return statistics.median(self.values)
-
-    def describe(self) -> dict[str, Any]:
-        """Return what a record holds of it."""
-        spread = {"median": self.median, "min": min(self.values), "max": max(self.values)}
-        return {"name": self.name, "unit": self.unit, "values": list(self.values), **spread}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Record:
-    """What one file holds, beside machine and versions.
+    """What one file holds, beside machine, versions, commit and command.
 
     Args:
         kind: the verb.
         case: what distinguishes it from other records of its kind, in the order of the file's name.
-        results: what was measured.
+        rows: of the table: cells by the heading of their column.
+        unit: of what was measured.
+        results: every repetition, by what was measured.
         figures: what follows from these, such as ratios.
+        others_frac: share of the machine's processors that other programs took meanwhile.
     """
 
     kind: str
     case: Mapping[str, str | int]
-    results: Sequence[Measured]
+    rows: Sequence[Row]
+    unit: str
+    results: Mapping[str, Sequence[float]]
     figures: Mapping[str, Any] = field(default_factory=dict)
+    others_frac: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs took so much that the times are not this machine's own."""
+        return self.others_frac > DISTURBED_FRAC
 
 
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add where a verb writes."""
-    parser.add_argument("--output", default="runs/benchmark", help="folder of the JSON files")
-    parser.add_argument("--publish", action="store_true", help="write them into .github/benchmarks, too")
-
-
-def write_records(options: argparse.Namespace, records: Sequence[Record], device: torch.device) -> None:
-    """Write each record into a file of its own, and say where."""
-    about = {
-        "measured_at": describe_commit(),
-        "versions": describe_versions(),
-        "machine": describe_machine(device),
-        "settings": {name: value for name, value in vars(options).items() if name not in _UNRECORDED},
-    }
+def report(options: argparse.Namespace, records: Sequence[Record], device: torch.device) -> None:
+    """Print the records' table, say what disturbed them, and write each into a file of its own."""
+    noise = {each: {"others took": f"{each.others_frac:.0%}"} if each.is_disturbed else {} for each in records}
+    for kind in dict.fromkeys(each.kind for each in records):
+        chosen = [each for each in records if each.kind == kind]
+        print(format_table([{**row, **noise[each]} for each in chosen for row in each.rows], is_padded=True))
+    if any(noise.values()):
+        print("disturbed: other programs took a share of this machine's processors meanwhile")
+    about = {"measured_at": _describe_commit(), "command": options.command, "versions": _describe_versions()}
+    about |= {"machine": describe_machine(device)}
     for each in records:
-        content = {
-            "kind": each.kind,
-            "case": hide_places(dict(each.case)),
-            **hide_places(about),
-            "results": [result.describe() for result in each.results],
-            "figures": hide_places(dict(each.figures)),
+        content = {"kind": each.kind, "case": hide_places(dict(each.case)), **about}
+        content |= {"others_frac": each.others_frac, "is_disturbed": each.is_disturbed}
+        content |= {"rows": hide_places([{**row, **noise[each]} for row in each.rows])}
+        content |= {
+            "results": [{"name": name, "unit": each.unit, "values": [*of]} for name, of in each.results.items()]
         }
-        for folder in (Path(options.output), *([PUBLISHED] if options.publish else [])):
+        content |= {"figures": hide_places(dict(each.figures))}
+        for folder in (Path(options.output), *([REPOSITORY / PUBLISHED] if options.publish else [])):
             path = folder / name_record(content)
+            folder.mkdir(parents=True, exist_ok=True)
             write_json(path, content)
             print(f"written to {path}")
+
+
+def describe_command(words: Sequence[str]) -> str:
+    """Return the command of a record, without this machine's places."""
+    return shlex.join(["python", "jobs/benchmark.py", *map(hide_places, words)])
 
 
 def name_record(content: Mapping[str, Any]) -> str:
@@ -123,20 +108,116 @@ def name_record(content: Mapping[str, Any]) -> str:
     return "_".join(re.sub(r"[^a-z0-9.]+", "-", each.lower().replace(",", "")).strip("-") for each in parts) + ".json"
 
 
-def read_records(folder: Path = PUBLISHED) -> list[dict[str, Any]]:
-    """Read all records of a folder, in the order of their names.
-
-    Raises:
-        RunError: a file is damaged, or is no record.
-    """
+def read_records(folder: Path) -> list[Content]:
+    """Read all records of a folder, in the order of their names; a damaged one is a `RunError`."""
     remedy = "restore it from git, or measure again with --publish"
     return [read_json(path, remedy, _EXPECTED) for path in sorted(folder.glob("*.json"))]
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a result whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(content, indent=2) + "\n")
+def show(value: float) -> str:
+    """Return a figure with three significant digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def show_spread(values: Sequence[float]) -> str:
+    """Return the median of what was measured, and how far it spread."""
+    spread = f" ({show(min(values))}–{show(max(values))})" if len(values) > 1 else ""
+    return f"{show(statistics.median(values))}{spread}"
+
+
+def show_ratio(figures: Mapping[str, float]) -> str:
+    """Return a ratio of `compare`, and how far it spread."""
+    least, most = figures["ratio_least"], figures["ratio_most"]
+    return f"{figures['ratio']:.2f}" + ("" if least == most else f" ({least:.2f}–{most:.2f})")
+
+
+def format_table(rows: Sequence[Row], *, is_padded: bool = False) -> str:
+    """Return rows as a table; a column that only some rows have is kept, and is "–" in the others."""
+    headings = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [headings, *([row.get(name) or "–" for name in headings] for row in rows)]
+    is_wordy = [any(line[i][:1].isalpha() or line[i][:1] == "`" for line in cells[1:]) for i in range(len(headings))]
+    if is_padded:
+        widths = [max(len(line[i]) for line in cells) for i in range(len(headings))]
+        forms = [f"{'<' if wordy else '>'}{width}" for width, wordy in zip(widths, is_wordy, strict=True)]
+        return "\n".join("  ".join(map(format, line, forms)).rstrip() for line in cells)
+    cells.insert(1, [":---" if each else "---:" for each in is_wordy])
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in cells)
+
+
+# --- the documents ---
+
+
+def run_tables(options: argparse.Namespace) -> None:
+    """Write the documents' tables anew, or with --check refuse documents that are not what the files say."""
+    changed = update_documents(is_check=options.check)
+    if changed and options.check:
+        raise RunError(f"{', '.join(changed)}: a table is not what {PUBLISHED} says; run {COMMAND}.")
+    print(f"written: {', '.join(changed)}" if changed else f"every table is what {PUBLISHED} says")
+
+
+def update_documents(folder: Path = REPOSITORY, *, is_check: bool = False) -> list[str]:
+    """Write every marked table and figure anew; with `is_check` nothing.
+
+    Returns:
+        The documents that were, or would be, changed.
+
+    Raises:
+        RunError: a marker asks for what no record has, or a record is damaged.
+    """
+    records, changed = read_records(folder / PUBLISHED), dict[str, str]()
+    for name in DOCUMENTS:
+        text = read_text(folder / name, "restore it from git")
+        new = _MARKED.sub(lambda found, name=name: _fill(found, records, name), text)  # type: ignore[misc]
+        if new != text:
+            changed[name] = new
+    for name, new in {} if is_check else changed.items():
+        write_text(folder / name, new)
+    return list(changed)
+
+
+def _fill(found: re.Match[str], records: Sequence[Content], document: str) -> str:
+    """Return what stands at a marker, the markers included."""
+    begin, form, asked, _, end = found.groups()
+    kind, *words = asked.split()
+    conditions = dict(word.split("=", 1) for word in words if "=" in word)
+    names, where = [word for word in words if "=" not in word], f"{document}: the marker '{asked}'"
+    chosen = [
+        each
+        for each in records
+        if each["kind"] == kind and all(str(each["case"].get(name)) == value for name, value in conditions.items())
+    ]
+    if not chosen:
+        raise RunError(f"{where} asks for a record that {PUBLISHED} does not have; measure it with --publish.")
+    if form == "benchmark":
+        return f"{begin}\n{_make_tables(chosen)}\n{end}"
+    if len(chosen) > 1:
+        raise RunError(f"{where} fits {len(chosen)} records; add a condition that one of them meets, such as rows=8.")
+    value: Any = chosen[0]["figures"]
+    for part in names[0].split(".") if names else ():
+        value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, (int, float)):
+        raise RunError(f"{where} names no figure; {COMMAND} takes: {', '.join(chosen[0]['figures'])}.")
+    return f"{begin}{show(value)}{end}"
+
+
+def _make_tables(records: Sequence[Content]) -> str:
+    """Return one table per machine, each with what it was measured with."""
+    machines = dict[str, list[Content]]()
+    for each in records:
+        machine, count = each["machine"], each["machine"]["threads"]
+        threads = "" if machine.get("is_gpu") else f", {count:,} thread{'' if count == 1 else 's'}"
+        machines.setdefault(machine["device"] + threads, []).append(each)
+    tables = []
+    for name, own in machines.items():
+        versions = ", ".join(dict.fromkeys(f"torch {each['versions'].get('torch', '–')}" for each in own))
+        commits = ", ".join(dict.fromkeys(f"`{each['measured_at']}`" for each in own))
+        own.sort(key=lambda each: [(isinstance(value, str), value) for value in each["case"].values()])
+        table = format_table([row for each in own for row in each["rows"]])
+        tables.append(f"{table}\n\n{name}; {versions}; measured at {commits}.")
+    return "\n\n".join(tables)
+
+
+# --- what figures depend on ---
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
@@ -146,32 +227,28 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     return {"device": name, "is_gpu": is_gpu, "threads": torch.get_num_threads(), "cpus": count_cpus()}
 
 
-def describe_versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that compute, those that are here: a card needs no Ray."""
-    here = {each.metadata["Name"] for each in distributions()}
+def _describe_versions() -> dict[str, str]:
+    here = {each.metadata["Name"] for each in distributions()}  # a card needs no Ray
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES if name in here}}
 
 
-def describe_commit() -> str:
-    """Return the commit of this checkout, with a plus sign where code differs from it; without git the version."""
-    if shutil.which("git"):
-        commit = _ask_git("rev-parse", "--short", "HEAD")
-        if commit:
-            return commit + ("+" if _ask_git("status", "--porcelain", "domext_ray", "jobs") else "")
-    return version("domext_ray")
+def _describe_commit() -> str:
+    """The commit of this checkout, with a plus sign where code differs from it; without git the version."""
 
+    def ask(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
 
-def _ask_git(*words: str) -> str:
-    """Return what git says of this checkout; empty where it is none."""
-    done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    commit = ask("rev-parse", "--short", "HEAD") if shutil.which("git") else ""
+    return (
+        commit + ("+" if ask("status", "--porcelain", "domext_ray", "jobs") else "")
+        if commit
+        else version("domext_ray")
+    )
 
 
 def _name_processor() -> str:
-    """Return the processor's name, family and model, for a virtual machine's name is often that of its maker alone.
-
-    Where Linux does not say, its architecture.
-    """
+    """The processor's name, family and model, for a virtual machine's name is often that of its maker alone."""
     info = Path("/proc/cpuinfo")
     said = dict(re.findall(r"^(.+?)\s*:\s*(.+?)\s*$", info.read_text(encoding="utf-8"), re.M)) if info.exists() else {}
     if not {"model name", "cpu family", "model"} <= said.keys():

@@ -1,4 +1,9 @@
-"""Training steps of this library's models, in turn with a rival's or with each other's, for `jobs/benchmark.py`."""
+"""A training step of a method in turn with a named rival's, on the same weights, batch and precision: `step`.
+
+Ours is the engine's own step (DeepSpeed, ZeRO-0, AdamW in fp32), without Ray, on full rows of random tokens. The rival,
+`--against`, is one of `rivals.py`, or this library's full training. "Of attainable" is the share of our step that its
+matrix products alone take, each timed by itself in the same process.
+"""
 
 from __future__ import annotations
 
@@ -6,122 +11,138 @@ import argparse
 import copy
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from benchmarks.as_worker import configure_process
-from benchmarks.output import Measured, Record, write_records
-from benchmarks.rivals import AfRival, ExbertRival, Rival
-from benchmarks.rivals_adapters import AdaptersRival
-from benchmarks.rivals_modernbert import ModernBertRival
-from benchmarks.timing import Batch, Seconds, check_figures, compute_figures, make_batch, make_step, one_process_group
-from torch import Tensor
+from benchmarks.output import Record, report, show, show_ratio, show_spread
+from benchmarks.rivals import (
+    AdapterHub,
+    AfEquations,
+    ExbertEquations,
+    WidenedModernBert,
+    compute_whole_loss,
+    make_transformers,
+    split_rows,
+    stack_rows,
+    time_trainer,
+)
+from benchmarks.timing import (
+    Batch,
+    Figures,
+    Seconds,
+    Watch,
+    check_figures,
+    compare,
+    compute_figures,
+    configure_process,
+    make_batch,
+    make_step,
+    synchronize,
+    take_turns,
+    time_steps,
+)
+from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from transformers import ModernBertConfig
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig, ShapeConfig
+from domext_ray.config.pretrain import EngineConfig, OptimConfig, ShapeConfig
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.build import build_model, choose_attention, detach, store_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import LAYOUTS
-from domext_ray.training.cost import Roofline, count_flops, time_matmuls
-from domext_ray.training.engine import compile_layers
+from domext_ray.training.cost import count_flops, time_matmuls
+from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.losses import MaskedLoss
-from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.objective import DistillRows, MaskedBatch
+from domext_ray.training.step import move_batch
 
+BASES: dict[str, dict[str, Any]] = {
+    "bert-base": {"layout": "bert", "layers": 12, "hidden_size": 768},
+    "bert-large": {"layout": "bert", "layers": 24, "hidden_size": 1024},
+    "modernbert-base": {"layout": "modernbert", "layers": 22, "hidden_size": 768},
+    "tiny-bert": {"layout": "bert", "layers": 2, "hidden_size": 64},
+    "tiny-modernbert": {"layout": "modernbert", "layers": 2, "hidden_size": 64},
+}
+"""Shapes, with random weights; the tiny ones show on any machine that the command runs."""
+METHODS = {
+    "full": "full training",
+    "af": "AF Adapter",
+    "af_upper": "AF Adapter, upper half of the layers",
+    "af_kept": "AF Adapter, a quarter of the rows keep to the base",
+    "exbert": "exBERT",
+    "bottleneck": "bottlenecks",
+    "lora": "LoRA",
+    "frozen": "frozen base, forward only",
+}
+OWN_RIVALS = {"full": "transformers", "af": "equations", "af_kept": "af", "exbert": "equations"}
+OWN_RIVALS |= {"bottleneck": "adapters", "lora": "trainer", "af_upper": "full", "frozen": "full"}
+RIVALS = {
+    "own": "each method's own of these",
+    "equations": "the paper's equations",
+    "adapters": "AdapterHub's library",
+    "trainer": "transformers' Trainer with peft",
+    "transformers": "transformers' own model",
+    "full": "full training of this library",
+    "af": "AF Adapter of this library",
+}
 VOCAB_SIZE = 30_522
-RUN_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the mean loss of a run
-SECONDS = "seconds per step"
-UPPER_AF = "af_upper"
-"""AF Adapter in the upper half of the layers alone."""
+DEFAULTS = {
+    "cpu": {"tokens": 1024, "steps": 1, "precision": "fp32"},
+    "cuda": {"tokens": 32_768, "steps": 10, "precision": "bf16"},
+}
+KINDS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addbmm", "linear"),
+    "fused attention": ("_attention",),
+    "softmax and loss": ("softmax", "nll_loss"),
+    "GELU": ("gelu",),
+    "LayerNorm": ("layer_norm",),
+    "dropout": ("dropout", "bernoulli"),
+    "copies and casts": ("copy", "clone", "aten::cat", "index_select", "aten::index", "gather"),
+    "filling zeros": ("fill_", "zero_", "zeros"),
+    "AdamW": ("adam",),
+    "sums and scaling": ("aten::add", "aten::mul", "aten::sum", "aten::div", "aten::sub"),
+}
+"""Operations by what their names have in them; the first that fits counts."""
+UNIT = "seconds per step"
+
+
+Side = tuple[Callable[[], Seconds], Figures | None]
+"""What makes steps and returns their mean time, and what it must agree in; None: it is another model."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """This library's side and the rival's, on one batch; each call makes a step, or a run of which it returns a step.
+    """What was measured of a method and a rival; of several processes, `seconds` has the median of each."""
 
-    Args:
-        model: this library's.
-        time_model: this library.
-        time_rival: the other one.
-        loss_difference: between the two before the first step, in fp32.
-    """
+    seconds: dict[str, list[Seconds]]  # by side
+    figures: dict[str, Any]
+    others_frac: float
 
-    model: DomextForMaskedLM
-    time_model: Callable[[], Seconds]
-    time_rival: Callable[[], Seconds]
-    loss_difference: float
+    def list_wall(self, side: str) -> list[float]:
+        return [each.wall for each in self.seconds[side]]
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of training steps at one length.
-
-    Args:
-        length: tokens of a row.
-        rows: rows of a step.
-        model_seconds: every repetition of this library's model; of several processes, the median of each.
-        rival_seconds: every repetition of the rival.
-        model_cpu_seconds: processor time of the same, over all threads; other programs disturb it less.
-        rival_cpu_seconds: likewise.
-        loss_difference: between the two before the first step, in fp32.
-        flops_per_token: floating-point operations of the model per token, forward and backward.
-        product_seconds: what its matrix products alone take for the batch, each timed on its own in this process; the
-            faster of two times, before the steps and after them.
-    """
-
-    length: int
-    rows: int
-    model_seconds: tuple[float, ...]
-    rival_seconds: tuple[float, ...]
-    model_cpu_seconds: tuple[float, ...]
-    rival_cpu_seconds: tuple[float, ...]
-    loss_difference: float
-    flops_per_token: float
-    product_seconds: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times faster the model is, by medians."""
-        return statistics.median(self.rival_seconds) / statistics.median(self.model_seconds)
-
-    @property
-    def cpu_ratio(self) -> float:
-        """How many times less processor time the model takes, by medians."""
-        return statistics.median(self.rival_cpu_seconds) / statistics.median(self.model_cpu_seconds)
-
-    @property
-    def gigaflops_per_second(self) -> float:
-        """What the model computes per second, by the median."""
-        return self.flops_per_token * self.length * self.rows / statistics.median(self.model_seconds) / 1e9
-
-    @property
-    def attained_frac(self) -> float:
-        """Share of the model's median step that its matrix products alone would take: achieved / attainable."""
-        return self.product_seconds / statistics.median(self.model_seconds)
-
-
-def compute_loss(model: DomextForMaskedLM, batch: Batch) -> Tensor:
-    """Return the mean loss of the predicted positions, as training computes it."""
-    logits = model(batch.input_ids, masked_positions=batch.masked_positions).logits
-    return F.cross_entropy(logits.float(), batch.labels)
+# --- what is trained ---
 
 
 def describe_method(options: argparse.Namespace, method: str) -> MethodConfig:
-    """Return the extensions of one of the methods that are timed, or of "frozen", which has none.
+    """Return the extensions of a method.
 
     The start is the papers' own: with a zero start the extensions would not show in the loss that is compared.
     """
-    af, exbert = method in ("af", UPPER_AF), method == "exbert"
+    af, exbert = method.startswith("af"), method == "exbert"
     return MethodConfig(
         heads=options.heads if af else 0,
         ffn_units=options.ffn_units if af else 0,
@@ -130,47 +151,45 @@ def describe_method(options: argparse.Namespace, method: str) -> MethodConfig:
         bottleneck_size=options.bottleneck_size if method == "bottleneck" else 0,
         lora_rank=options.lora_rank if method == "lora" else 0,
         lora_targets=tuple(options.lora_targets.split(",")),
-        layers=f"{options.layers // 2}-{options.layers - 1}" if method == UPPER_AF else "",
+        layers=f"{options.layers // 2}-{options.layers - 1}" if method == "af_upper" else "",
         init="paper",
         trains="all" if method in ("full", "frozen") else "extensions",
     )
 
 
-def make_base(options: argparse.Namespace) -> Base | None:
-    """Make random weights of a layout in the sizes of its own base model; None: BERT's, which need no base."""
-    if options.layout == "bert":
-        return None
-    longest = max(ModernBertConfig().max_position_embeddings, *options.lengths)
-    found = ModernBertConfig(
-        num_hidden_layers=options.layers,
-        hidden_size=options.hidden_size,
-        num_attention_heads=options.hidden_size // 64,
-        intermediate_size=options.hidden_size * 3 // 2,
-        max_position_embeddings=longest,
-    )
-    config = LAYOUTS[options.layout].describe(found)
-    return Base("random", Path(), config, detach(DomextForMaskedLM(config)), {}, "", Path())
+def describe_sizes(options: argparse.Namespace, method: str) -> str:
+    """Return the sizes of a method's extension in words; empty where it has none."""
+    units = "gated units" if options.layout == "modernbert" else "units"
+    return {
+        "af": f"{options.heads} head{'s' if options.heads > 1 else ''} + {options.ffn_units:,} {units}",
+        "exbert": f"{options.module_hidden_size}/{options.module_ffn_size:,}, {options.new_words:,} new words",
+        "bottleneck": f"m = {options.bottleneck_size}",
+        "lora": f"rank {options.lora_rank} on {options.lora_targets.replace(',', ' and ')}",
+    }.get(method.split("_")[0], "")
 
 
 def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
-    """Make a model on the device.
-
-    Args:
-        options: its sizes.
-        method: whose extensions train ("full": everything); "frozen": nothing trains.
-    """
-    shape = ShapeConfig(
-        num_hidden_layers=options.layers,
-        hidden_size=options.hidden_size,
-        num_attention_heads=options.hidden_size // 64,
-        intermediate_size=4 * options.hidden_size,
-        max_position_embeddings=max(512, *options.lengths),
-    )
-    new_words = [[0]] * options.new_words if method == "exbert" else []
-    config, base = describe_method(options, method), make_base(options)
-    vocab_size = VOCAB_SIZE if base is None else base.config.vocab_size
+    """Make a model of the options' sizes on the device; "full": everything trains, "frozen": nothing."""
+    heads, longest, base = options.hidden_size // 64, max(512, *options.lengths), None
+    shape = ShapeConfig(options.layers, options.hidden_size, heads, 4 * options.hidden_size, longest)
+    if options.layout == "modernbert":
+        found = ModernBertConfig(
+            num_hidden_layers=options.layers,
+            hidden_size=options.hidden_size,
+            num_attention_heads=heads,
+            intermediate_size=options.hidden_size * 3 // 2,
+            max_position_embeddings=max(8192, longest),
+        )
+        config = LAYOUTS[options.layout].describe(found)
+        base = Base("random", Path(), config, detach(DomextForMaskedLM(config)), {}, "", Path())
     model = build_model(
-        base, shape, config, vocab_size=vocab_size, new_words=new_words, dropout=options.dropout, seed=0
+        base,
+        shape,
+        describe_method(options, method),
+        vocab_size=VOCAB_SIZE if base is None else base.config.vocab_size,
+        new_words=[[0]] * options.new_words if method == "exbert" else [],
+        dropout=options.dropout,
+        seed=0,
     )
     choose_attention(model, torch.device(options.device), bf16=options.precision == "bf16")
     # Without a base its heads would train too; a real base brings them.
@@ -179,252 +198,289 @@ def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
     return model.to(options.device).train()
 
 
-def store_as_run(model: DomextForMaskedLM, precision: Literal["fp32", "bf16"]) -> DomextForMaskedLM:
+def store_as_run(model: DomextForMaskedLM, options: argparse.Namespace) -> nn.Module:
     """Store a model's frozen base as a run of that precision does."""
-    if EngineConfig(precision=precision).has_narrow_base:
+    if EngineConfig(precision=options.precision).has_narrow_base:
         store_base(model, torch.bfloat16)
-    return model
+    return cast(nn.Module, model)
 
 
-def _copy_for_run(model: DomextForMaskedLM, options: argparse.Namespace) -> DomextForMaskedLM:
-    """Return what this library trains: a copy, for the rival has the exact weights, and so has the model itself."""
-    return store_as_run(copy.deepcopy(model), options.precision)
+def compute_loss(model: DomextForMaskedLM, batch: Batch) -> Tensor:
+    """Return the mean loss of the predicted positions, as training computes it."""
+    logits = model(batch.input_ids, masked_positions=batch.masked_positions).logits
+    return F.cross_entropy(logits.float(), batch.labels)
 
 
-@contextmanager
-def pair_with_equations(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
-    """Pair a model with its paper's equations, on the same weights."""
-    model = make_model(options, options.method)
-    rival: Rival = (ExbertRival if options.method == "exbert" else AfRival)(copy.deepcopy(model)).train()
-    bf16 = options.precision == "bf16"
-    if options.compile == "both":
-        rival.compile_layers()
-
-    def prepare(batch: Batch) -> Pair:
-        rival.model.load_state_dict(model.state_dict())  # another length has trained it
-        difference = check_figures(
-            compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
-        )
-        ours = _copy_for_run(model, options)
-        if options.compile != "none":
-            compile_layers(ours, torch.device(options.device))
-        time_model = make_step(ours, partial(compute_loss, ours), batch, bf16=bf16)
-        return Pair(ours, time_model, make_step(rival, rival, batch, bf16=bf16), difference)
-
-    yield prepare
+def make_engine(model: nn.Module, rows: int, device: torch.device, config: EngineConfig, **named: Any) -> Engine:
+    """Put the engine around a model, as a run's worker does."""
+    settings: dict[str, Any] = {"optim": OptimConfig(decay_steps=10_000), "warmup_steps": 1, "accumulation_steps": 1}
+    settings |= {"engine": config, "micro_batch_size": rows, "seed": 0, "device": device}
+    return Engine(model, **{**settings, **named})
 
 
-@contextmanager
-def pair_with_class(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
-    """Pair a ModernBERT with transformers' own class, which has AF Adapter's equations in it, on the same weights."""
-    model, bf16 = make_model(options, options.method), options.precision == "bf16"
-
-    def prepare(batch: Batch) -> Pair:
-        rival = ModernBertRival(copy.deepcopy(model)).to(options.device).train()
-        difference = check_figures(
-            compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
-        )
-        ours = _copy_for_run(model, options)
-        time_model = make_step(ours, partial(compute_loss, ours), batch, bf16=bf16)
-        return Pair(ours, time_model, make_step(rival, rival, batch, bf16=bf16), difference)
-
-    yield prepare
+def make_own(options: argparse.Namespace, method: str, batch: Batch, model: DomextForMaskedLM) -> Callable[[], Any]:
+    """Return what makes one step of ours; the model is taken over."""
+    device, network = torch.device(options.device), store_as_run(model, options)
+    rows, loss = _to_rows(batch, keeps=method == "af_kept"), partial(MaskedLoss, num_words=VOCAB_SIZE)
+    if method == "frozen":
+        objective = loss(network, device, bf16=options.precision == "bf16")
+        return torch.no_grad()(lambda: objective(**move_batch(rows, device)))
+    config = EngineConfig(precision=options.precision, compile=options.compile != "none")
+    kept = partial(loss, teacher=network) if method == "af_kept" else loss
+    engine = make_engine(network, len(batch.input_ids), device, config, objective=kept)
+    # As on a card, figures are read later or never.
+    return lambda: engine.launch_step([rows], rows.num_masked, 0, num_distilled=rows.num_distilled)
 
 
-@contextmanager
-def pair_with_adapters(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
-    """Pair a model with AdapterHub's library in another process, on the same weights."""
-    model, bf16 = make_model(options, options.method), options.precision == "bf16"
-    device, as_worker = torch.device(options.device), options.as_worker
-    with AdaptersRival(options.rival_python, model, device, bf16=bf16, as_worker=as_worker) as rival:
-
-        def prepare(batch: Batch) -> Pair:
-            theirs = rival.prepare(batch)
-            difference = check_figures(compute_figures(model, lambda: compute_loss(model, batch)), theirs)
-            ours = _copy_for_run(model, options)
-            time_model = make_step(ours, partial(compute_loss, ours), batch, bf16=bf16)
-            return Pair(ours, time_model, rival.time_step, difference)
-
-        yield prepare
+def _to_rows(batch: Batch, *, keeps: bool = False) -> MaskedBatch:
+    """The batch as the engine takes it from the CPU; with `keeps` a quarter of the rows ask the base."""
+    ids, positions, labels = (each.cpu() for each in (batch.input_ids, batch.masked_positions, batch.labels))
+    rows, length = ids.shape
+    kept = (positions < max(1, rows // 4) * length).nonzero().flatten()
+    weights = torch.ones(len(labels))
+    general = DistillRows(torch.arange(max(1, rows // 4)), kept, positions[kept], weights[kept]) if keeps else None
+    return MaskedBatch(ids, None, None, positions, labels, weights, distill_rows=general)
 
 
-@contextmanager
-def pair_with_trainer(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
-    """Pair this library's engine with transformers' Trainer and peft, on the same weights; each makes whole runs."""
-    # peft, Trainer and DeepSpeed load slowly, and only this rival needs them.
-    from benchmarks.rivals_trainer import EngineRuns, RunLength, TrainerRuns, split_rows
-
-    device, bf16 = torch.device(options.device), options.precision == "bf16"
-    length = RunLength(options.warmup + options.steps, options.warmup)
-    model = make_model(options, options.method)
-    rival = TrainerRuns(model, describe_method(options, options.method), length, device, bf16=bf16)
-
-    def prepare(batch: Batch) -> Pair:
-        rival.load(model)
-        difference = check_figures(
-            compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
-        )
-        rows = split_rows(batch)
-        trained = _copy_for_run(model, options)
-        ours = EngineRuns(trained, len(rows), length, device, bf16=bf16)
-        losses = ours.run(rows).loss, rival.run(rows).loss
-        if not options.dropout:
-            apart = abs(losses[0] - losses[1])
-            assert apart < RUN_TOLERANCE[options.precision], f"the runs' losses are {losses[0]} and {losses[1]}"
-        return Pair(trained, lambda: ours.run(rows).seconds, lambda: rival.run(rows).seconds, difference)
-
-    with one_process_group(device):
-        yield prepare
-
-
-PAIRINGS = {
-    ("bert", "af"): pair_with_equations,
-    ("bert", "exbert"): pair_with_equations,
-    ("bert", "bottleneck"): pair_with_adapters,
-    ("bert", "lora"): pair_with_trainer,
-    ("modernbert", "af"): pair_with_class,
-}
-"""By layout and method."""
+def make_rival(
+    options: argparse.Namespace, method: str, against: str, model: DomextForMaskedLM, batch: Batch, stack: ExitStack
+) -> Side:
+    """Make the side that a method is held against, on the weights that its model has now."""
+    device, bf16, steps = torch.device(options.device), options.precision == "bf16", options.steps
+    if against in METHODS:
+        return time_steps(make_own(options, against, batch, make_model(options, against)), steps, device), None
+    if against == "adapters":
+        other = stack.enter_context(AdapterHub(options, model, batch))
+        return other.time_steps, other.figures
+    if against == "equations":
+        kinds = {"af": WidenedModernBert if options.layout == "modernbert" else AfEquations, "exbert": ExbertEquations}
+        rival: nn.Module = kinds[method](copy.deepcopy(model)).train().to(device)
+        figures: Figures | None = compute_figures(rival, lambda: rival(batch))
+        if options.compile == "both":
+            cast(Any, rival).run_layer = torch.compile(cast(Any, rival).run_layer)
+        return time_steps(make_step(rival, rival, batch, bf16=bf16), steps, device), figures
+    rival = make_transformers(model, describe_method(options, "lora") if method == "lora" else None)
+    compute = partial(compute_whole_loss, rival)
+    # ModernBERT's class joins what are several tensors of ours.
+    is_same = options.layout == "bert" and method in ("full", "lora")
+    figures = compute_figures(rival, lambda: compute(batch)) if is_same else None
+    if against == "transformers":
+        return time_steps(make_step(rival, compute, batch, bf16=bf16), steps, device), figures
+    optim, rows = OptimConfig(), split_rows(batch) * (options.warmup + steps)
+    given: dict[str, Any] = {"learning_rate": optim.lr, "weight_decay": optim.weight_decay, "adam_beta2": optim.beta2}
+    given |= {"max_grad_norm": optim.max_grad_norm, "train_sampling_strategy": "sequential"}
+    given |= {"per_device_train_batch_size": len(batch.input_ids), "bf16": bf16}
+    return lambda: time_trainer(rival, rows, stack_rows, options.warmup, device, **given), figures
 
 
-def measure_step(options: argparse.Namespace) -> list[StepTimes]:
-    """Time both sides at every length, in turn."""
-    configure_process(options)
-    results = []
-    pairing = PAIRINGS.get((options.layout, options.method))
-    if pairing is None:
-        raise ConfigError(f"--method is {options.method!r}; with --layout {options.layout} it must be af.")
-    if options.compile != "none" and pairing is not pair_with_equations:
-        raise ConfigError(f"--compile is {options.compile!r}; beside this rival it must be none.")
-    with pairing(options) as prepare:
-        for length in options.lengths:
-            batch = make_batch(max(1, options.tokens // length), length, VOCAB_SIZE, torch.device(options.device))
-            pair = prepare(batch)
-            if options.method != "lora":  # whose runs warm up themselves
-                for _ in range(options.warmup):
-                    pair.time_model()
-                    pair.time_rival()
-            roofline = _measure_products(pair.model, batch, options)
-            times = [(pair.time_model(), pair.time_rival()) for _ in range(options.repeats)]
-            again = _measure_products(pair.model, batch, options)
-            seconds = min(each.matmul_seconds for each in (roofline, again)) * batch.input_ids.numel()
-            model, rival = zip(*times, strict=True)
-            results.append(
-                StepTimes(
-                    length,
-                    batch.input_ids.shape[0],
-                    tuple(each.wall for each in model),
-                    tuple(each.wall for each in rival),
-                    tuple(each.cpu for each in model),
-                    tuple(each.cpu for each in rival),
-                    pair.loss_difference,
-                    roofline.flops_per_token,
-                    seconds,
-                )
-            )
-    return results
+# --- measuring ---
 
 
-def measure_in_processes(options: argparse.Namespace) -> list[StepTimes]:
-    """Time both sides at every length in several new processes, one after the other.
+def measure_pair(options: argparse.Namespace, method: str, against: str, length: int) -> Pair:
+    """Time a method and its rival in turn at one length; compare first what they compute."""
+    join_alone()
+    device = torch.device(options.device)
+    batch = make_batch(count_rows(options, method, length), length, VOCAB_SIZE, device)
+    figures: dict[str, Any] = {}
+    with ExitStack() as stack:
+        model = make_model(options, method)
+        before = _read_card(device)
+        run_rival, rival_figures = make_rival(options, method, against, model, batch, stack)
+        if rival_figures is not None:
+            own_figures = compute_figures(model, lambda: compute_loss(model, batch))
+            figures["loss_difference"] = check_figures(own_figures, rival_figures)
+        loss = MaskedLoss(model, device, bf16=options.precision == "bf16")
+        products = None if method == "frozen" else count_flops(loss, _to_rows(batch))
+        weights = sum(each.numel() * each.element_size() for each in model.parameters())
+        held = {"rival": _read_card(device) - before, "domext_ray": weights - _read_card(device)}
+        own = time_steps(make_own(options, method, batch, model), options.steps, device)
+        held["domext_ray"] += _read_card(device)
+        sides = {"domext_ray": own, "rival": run_rival}
+        for name, run in sides.items() if device.type == "cuda" else ():
+            figures[f"{name}_peak_bytes"] = held[name] + _measure_card(run, device)
+        with Watch() as watch:
+            took = [time_matmuls(products, device, bf16=loss.bf16)] if products else []
+            seconds = take_turns(sides, options.repeats, options.warmup)
+            took += [time_matmuls(products, device, bf16=loss.bf16)] if products else []
+        if options.profile:
+            figures |= profile_steps(own, options.repeats, device)
+    median = statistics.median(each.wall for each in seconds["domext_ray"])
+    figures["tokens_per_second"] = batch.input_ids.numel() / median
+    for each in took[:1]:
+        figures |= each.describe(batch.input_ids.numel(), median, 1)
+        figures["attained_frac"] = min(one.matmul_seconds for one in took) * batch.input_ids.numel() / median
+    return Pair(seconds, figures, watch.others_frac)
+
+
+def count_rows(options: argparse.Namespace, method: str, length: int) -> int:
+    """Return the rows of a step; of a step that keeps to the base four at least, of which one asks it."""
+    return max(4 if method == "af_kept" else 1, options.tokens // length)
+
+
+def _read_card(device: torch.device) -> int:
+    synchronize(device)
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _measure_card(run: Callable[[], Any], device: torch.device) -> int:
+    """The most memory that a side's first steps take beside what is there: moments, gradients, activations."""
+    before = _read_card(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def measure_in_processes(options: argparse.Namespace, *case: Any) -> Pair:
+    """Measure a pair in several new processes, one after the other, of which medians count.
 
     Where a process happens to get its memory makes both sides faster or slower for as long as it lives; repetitions in
     one process cannot show that.
-
-    Returns:
-        By length; of each process and side, the median.
     """
-    measured = []
+    if options.processes == 1:
+        return measure_pair(options, *case)
+    pairs = []
     for _ in range(options.processes):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            measured.append(process.submit(measure_step, options).result())
-    return [_join_processes(each) for each in zip(*measured, strict=True)]
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn, initializer=configure_process, initargs=(options,)) as process:
+            pairs.append(process.submit(measure_pair, options, *case).result())
+    seconds = {side: [_find_median(each.seconds[side]) for each in pairs] for side in pairs[0].seconds}
+    return replace(pairs[0], seconds=seconds, others_frac=max(each.others_frac for each in pairs))
 
 
-def _join_processes(times: Sequence[StepTimes]) -> StepTimes:
-    return replace(
-        times[0],
-        model_seconds=tuple(statistics.median(each.model_seconds) for each in times),
-        rival_seconds=tuple(statistics.median(each.rival_seconds) for each in times),
-        model_cpu_seconds=tuple(statistics.median(each.model_cpu_seconds) for each in times),
-        rival_cpu_seconds=tuple(statistics.median(each.rival_cpu_seconds) for each in times),
-        loss_difference=max(each.loss_difference for each in times),
-        product_seconds=statistics.median(each.product_seconds for each in times),
+def _find_median(seconds: Sequence[Seconds]) -> Seconds:
+    return Seconds(statistics.median(each.wall for each in seconds), statistics.median(each.cpu for each in seconds))
+
+
+def name_kind(operation: str) -> str:
+    """Return what kind of work an operation of torch is."""
+    return next((kind for kind, names in KINDS.items() if any(each in operation.lower() for each in names)), "all else")
+
+
+def profile_steps(run: Callable[[], Any], repeats: int, device: torch.device) -> dict[str, Any]:
+    """Return what the time goes to by kind of operation, and the share of it in which no kernel runs.
+
+    That is from the first kernel to the last; on a CPU, in which no operation of torch runs.
+    """
+    is_gpu = device.type == "cuda"
+    kind = DeviceType.CUDA if is_gpu else DeviceType.CPU
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]) as seen:
+        for _ in range(repeats):
+            run()
+        synchronize(device)
+    times = Counter[str]()
+    for each in seen.key_averages():
+        if each.device_type == DeviceType.CPU:  # a GPU's kernels are counted in the operations that launch them
+            times[name_kind(each.key)] += each.self_device_time_total if is_gpu else each.self_cpu_time_total
+    spans = sorted(
+        (each.time_range.start, each.time_range.end)
+        for each in seen.events()
+        if each.device_type == kind and not getattr(each, "is_user_annotation", False)
     )
+    assert spans, f"torch's profiler saw no work of {device}"
+    busy, end = 0.0, spans[0][0]
+    for start, stop in spans:
+        busy, end = busy + max(0.0, stop - max(start, end)), max(end, stop)
+    shares = {name: time / times.total() for name, time in times.most_common()}
+    return {"shares": shares, "gap_frac": 1 - busy / (end - spans[0][0])}
 
 
-def _measure_products(model: DomextForMaskedLM, batch: Batch, options: argparse.Namespace) -> Roofline:
-    """Return what a step computes, its products timed."""
-    device, bf16 = torch.device(options.device), options.precision == "bf16"
-    rows = MaskedBatch(
-        batch.input_ids, None, None, batch.masked_positions, batch.labels, torch.ones(len(batch.labels), device=device)
-    )
-    return time_matmuls(count_flops(MaskedLoss(model, device, bf16=bf16), rows), device, bf16=bf16)
+# --- the verb ---
 
 
-def format_table(results: Sequence[StepTimes]) -> str:
-    """Return the medians and their ratios as a table."""
-    lines = [
-        f"{'length':>6} {'rows':>5} {'model s':>9} {'rival s':>9} {'ratio':>6} {'CPU ratio':>10} {'model tokens/s':>15}"
-        f"{'GFLOP/s':>9} {'of products':>12}"
-    ]
-    for each in results:
-        model, rival = statistics.median(each.model_seconds), statistics.median(each.rival_seconds)
-        tokens = each.length * each.rows / model
-        lines.append(
-            f"{each.length:>6} {each.rows:>5} {model:>9.4f} {rival:>9.4f} {each.ratio:>6.2f} {each.cpu_ratio:>10.2f} "
-            f"{tokens:>15,.0f} {each.gigaflops_per_second:>8,.0f} {each.attained_frac:>12.2f}"
-        )
-    return "\n".join(lines)
+def resolve(options: argparse.Namespace, base: str) -> argparse.Namespace:
+    """Return the options with a base's shape, and with the device's defaults where nothing is said."""
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    return argparse.Namespace(**{**DEFAULTS[options.device], **BASES[base], **given})
+
+
+def list_pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return methods with their rivals, which must be there for them.
+
+    Raises:
+        ConfigError: a rival is none of a method's.
+    """
+    methods = [each for each in METHODS if each in options.methods or "all" in options.methods]
+    if "af_upper" in methods and options.layers < 2:
+        methods.remove("af_upper")
+    pairs = []
+    for method in methods:
+        against = OWN_RIVALS[method] if options.against == "own" else options.against
+        if against == method:
+            continue
+        fits = {"equations": ("af", "exbert"), "adapters": ("bottleneck",), "trainer": ("lora",)}.get(against)
+        if fits and method not in fits:
+            raise ConfigError(f"--against is {against!r}, which is for {' and '.join(fits)}; --methods has {method}.")
+        if options.layout == "modernbert" and (method == "exbert" or against in ("adapters", "trainer")):
+            raise ConfigError(f"--methods has {method}; a ModernBERT has no {RIVALS[against]} for it, so leave it out.")
+        if options.compile == "both" and (against != "equations" or options.layout == "modernbert"):
+            raise ConfigError("--compile is 'both'; beside this rival it must be ours or none.")
+        pairs.append((method, against))
+    return pairs
 
 
 def run_step(options: argparse.Namespace) -> None:
-    """Measure, print and write."""
-    results = measure_in_processes(options) if options.processes > 1 else measure_step(options)
-    print(format_table(results))
-    write_records(options, [_record_step(options, each) for each in results], torch.device(options.device))
+    """Measure every pair on every base and length; print and write."""
+    records, resolved = [], [resolve(options, base) for base in options.bases]
+    configure_process(resolved[0])
+    for chosen in resolved:
+        for method, against in list_pairs(chosen):
+            for length in chosen.lengths:
+                pair = measure_in_processes(chosen, method, against, length)
+                records += make_records(chosen, method, against, length, pair)
+    report(options, records, torch.device(options.device))
 
 
-def _record_step(options: argparse.Namespace, times: StepTimes) -> Record:
-    """Return what the file of one length holds."""
-    case = {**describe_case(options, times.length, times.rows), "method": options.method}
+def make_records(options: argparse.Namespace, method: str, against: str, length: int, pair: Pair) -> list[Record]:
+    """Return what the files of a pair hold: its times, and with --profile what they go to."""
+    case = describe_case(options, length, count_rows(options, method, length)) | {"method": method}
+    case |= {} if options.against == "own" else {"against": against}
     case |= {} if options.compile == "none" else {"compiled": options.compile}
-    results = [
-        Measured("domext_ray", SECONDS, times.model_seconds),
-        Measured("rival", SECONDS, times.rival_seconds),
-        Measured("domext_ray, processor", SECONDS, times.model_cpu_seconds),
-        Measured("rival, processor", SECONDS, times.rival_cpu_seconds),
-    ]
-    figures = {
-        "ratio": times.ratio,
-        "cpu_ratio": times.cpu_ratio,
-        "tokens_per_second": times.length * times.rows / statistics.median(times.model_seconds),
-        "loss_difference": times.loss_difference,
-        "gigaflops_per_second": times.gigaflops_per_second,
-        "attained_frac": times.attained_frac,
+    case["sizes"] = describe_sizes(options, method)
+    own, rival = pair.list_wall("domext_ray"), pair.list_wall("rival")
+    figures = {**compare(rival, own), "share": statistics.median(own) / statistics.median(rival), **pair.figures}
+    cpu = {f"{name}, processor": [each.cpu for each in seconds] for name, seconds in pair.seconds.items()}
+    figures["cpu_ratio"] = compare(*reversed(list(cpu.values())))["ratio"] if all(cpu["rival, processor"]) else None
+    about = {"": name_case(case), "precision": options.precision, "tokens per row": f"{length:,}"}
+    row = {
+        **about,
+        "rows": f"{case['rows']:,}",
+        "ours, s": show_spread(own),
+        "other, s": show_spread(rival),
+        "ratio": show_ratio(figures),
+        "tokens/s": show(figures["tokens_per_second"]),
+        **({"of attainable": f"{figures['attained_frac']:.0%}"} if "attained_frac" in figures else {}),
+        **({"MFU": f"{figures['throughput/mfu']:.1%}"} if "throughput/mfu" in figures else {}),
+        **{
+            f"{name} peak, GiB": f"{figures[f'{side}_peak_bytes'] / 2**30:.2f}"
+            for name, side in (("our", "domext_ray"), ("other", "rival"))
+            if f"{side}_peak_bytes" in figures
+        },
+        "other": RIVALS[against] + (" and peft" if method == "lora" and against == "transformers" else ""),
     }
-    return Record("step", {**case, "sizes": describe_sizes(options, options.method)}, results, figures)
+    results = {"domext_ray": own, "rival": rival, **cpu}
+    records = [Record("step", case, [row], UNIT, results, figures, pair.others_frac)]
+    if "shares" in figures:
+        shares = {kind: f"{share:.0%}" for kind, share in figures["shares"].items() if share >= 0.005}
+        row = {**about, "no kernel runs": f"{figures['gap_frac']:.0%}", **shares}
+        kept = {name: figures[name] for name in ("shares", "gap_frac")}
+        records.append(Record("profile", case, [row], UNIT, {"domext_ray": own}, kept, pair.others_frac))
+    return records
 
 
 def describe_case(options: argparse.Namespace, length: int, rows: int) -> dict[str, str | int]:
     """Return what distinguishes a training step from others, but for its method."""
-    return {
-        "layout": options.layout,
-        "layers": options.layers,
-        "precision": options.precision,
-        "length": length,
-        "rows": rows,
-        **({"process": "worker"} if options.as_worker else {}),
-    }
+    width = {} if options.hidden_size == 768 else {"hidden_size": options.hidden_size}
+    process = {"process": "worker"} if getattr(options, "as_worker", False) else {}
+    shape = {"layout": options.layout, "layers": options.layers, **width, "precision": options.precision}
+    return {**shape, "length": length, "rows": rows, **process}
 
 
-def describe_sizes(options: argparse.Namespace, method: str) -> str:
-    """Return the sizes of a method's extension in words; empty where it has none."""
-    heads = f"{options.heads} head{'s' if options.heads > 1 else ''}"
-    units = "gated units" if options.layout == "modernbert" else "units"
-    return {
-        "af": f"{heads} + {options.ffn_units:,} {units}",
-        "exbert": f"{options.module_hidden_size}/{options.module_ffn_size:,}, {options.new_words:,} new words",
-        "bottleneck": f"m = {options.bottleneck_size}",
-        "lora": f"rank {options.lora_rank} on {options.lora_targets.replace(',', ' and ')}",
-    }.get(method, "")
+def name_case(case: dict[str, str | int]) -> str:
+    """Return a method with its sizes, and with its shape and process where these are not BERT-base's and torch's."""
+    layout = "" if case["layout"] == "bert" else f", {case['layout']}"
+    width = f" of {case['hidden_size']}" if "hidden_size" in case else ""
+    layers = f", {case['layers']} layers{width}" if layout or width or case["layers"] != 12 else ""
+    name = METHODS[str(case["method"])] + (f" ({case['sizes']})" if case["sizes"] else "") + layout + layers
+    compiled = ", compiled" if "compiled" in case else ""
+    return name + compiled + (", as a worker" if case.get("process") == "worker" else "")

@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
 from ray._private import services
 
-from domext_ray.errors import RunError
+from domext_ray.errors import ConfigError, RunError
 
 JOBS = REPOSITORY / "jobs"
 
@@ -26,22 +27,29 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(JOBS)
 
 
-def write_step(folder: Path, *, seconds: tuple[float, ...] = (1.0, 3.0, 2.0), **case: Any) -> dict[str, Any]:
+def write_step(
+    folder: Path, *, seconds: tuple[float, ...] = (1.0, 3.0, 2.0), others_frac: float = 0.0, **case: Any
+) -> dict[str, Any]:
     """Write the record of a step that took another side twice as long; return what the file holds."""
-    from benchmarks.output import Measured, Record, write_records
+    from benchmarks.output import Record, describe_command, report, show_spread
+    from benchmarks.timing import compare
 
     case = {"layout": "bert", "layers": 12, "precision": "fp32", "length": 128, "rows": 8, "method": "af"} | case
-    results = [Measured("domext_ray", "s", seconds), Measured("rival", "s", [2 * each for each in seconds])]
-    figures = {"ratio": 2.0, "tokens_per_second": 512.0}
-    options = Namespace(output=str(folder), publish=False, base="/home/somebody/bert", run=print, repeats=3)
+    results = {"domext_ray": seconds, "rival": [2 * each for each in seconds]}
+    figures = {**compare(results["rival"], seconds), "tokens_per_second": 512.0}
+    row = {"": "AF Adapter", "rows": str(case["rows"]), "process": case.get("process", "")}
+    row |= {"ours, s": show_spread(seconds), "ratio": f"{figures['ratio']:.2f}"}
+    command = describe_command(["step", "--rival_python", "/home/somebody/bin/python", "--repeats", "3"])
+    options = Namespace(output=str(folder), publish=False, command=command)
     known = {*folder.glob("*")}
-    write_records(options, [Record("step", {**case, "sizes": "1 head"}, results, figures)], torch.device("cpu"))
+    record = Record("step", {**case, "sizes": "1 head"}, [row], "s", results, figures, others_frac)
+    report(options, [record], torch.device("cpu"))
     (path,) = {*folder.glob("*")} - known
     return dict(json.loads(path.read_text()))
 
 
 def make_repository(folder: Path, **documents: str) -> Path:
-    from benchmarks.tables import DOCUMENTS
+    from benchmarks.output import DOCUMENTS
 
     for name in DOCUMENTS:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -52,24 +60,42 @@ def make_repository(folder: Path, **documents: str) -> Path:
 
 def test_a_record_has_every_repetition_and_no_place(tmp_path: Path) -> None:
     content = write_step(tmp_path / "records")
-    assert content["results"][0] == {
-        "name": "domext_ray",
-        "unit": "s",
-        "values": [1.0, 3.0, 2.0],
-        "median": 2.0,
-        "min": 1.0,
-        "max": 3.0,
-    }
+    assert content["results"][0] == {"name": "domext_ray", "unit": "s", "values": [1.0, 3.0, 2.0]}
+    assert content["figures"] == {"ratio": 2.0, "ratio_least": 2.0, "ratio_most": 2.0, "tokens_per_second": 512.0}
     assert content["versions"].keys() >= {"python", "torch", "transformers", "domext_ray"}
     assert content["machine"]["threads"] == torch.get_num_threads()
-    assert content["settings"] == {"base": "bert", "repeats": 3}
+    assert content["command"] == "python jobs/benchmark.py step --rival_python python --repeats 3"
     (path,) = (tmp_path / "records").iterdir()
     assert path.name.endswith("_step_bert_12_fp32_128_8_af_1-head.json")
     assert str(tmp_path) not in path.read_text() and "/home" not in path.read_text()
 
 
+def test_what_disturbs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not write_step(tmp_path / "records")["is_disturbed"] and "disturbed" not in capsys.readouterr().out
+    assert write_step(tmp_path / "records", others_frac=0.25, length=512)["is_disturbed"]
+    printed = capsys.readouterr().out
+    assert "disturbed: other programs took" in printed and "25%" in printed
+
+
+def test_a_watch_tells_own_work_from_that_of_others(tmp_path: Path) -> None:
+    from benchmarks.timing import Watch
+
+    busy = "import time\nwhile time.process_time() < 1: pass"
+    started = time.perf_counter()
+    with Watch(every=0.1) as watch:  # a child that ends meanwhile counts
+        subprocess.run([sys.executable, "-c", busy], check=True)
+    assert 0.4 < watch.cores * (time.perf_counter() - started) < 3 and max(watch.memory_mb) > 10
+    other = subprocess.Popen([sys.executable, "-c", busy], start_new_session=True)
+    others = Watch()
+    others._list = lambda: []  # type: ignore[method-assign]
+    started = time.perf_counter()
+    with others:
+        other.wait()
+    assert others.others_frac * (os.cpu_count() or 1) * (time.perf_counter() - started) > 0.4
+
+
 def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
-    from benchmarks.tables import update_documents
+    from benchmarks.output import update_documents
 
     marked = (
         "before\n<!-- benchmark: step layout=bert -->\n<!-- end -->\n<!-- figure: step ratio rows=4 --><!-- end --> x\n"
@@ -84,10 +110,13 @@ def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
     assert (folder / "README.md").read_text() == marked
     assert update_documents(folder) == ["README.md", "jobs/README.md"]
     lines = (folder / "README.md").read_text().splitlines()
-    assert lines[2] == "| | precision | tokens per row | rows | ours, s | other, s | ratio | tokens/s |"
-    assert lines[4] == "| AF Adapter (1 head) | fp32 | 128 | 8 | 2.00 (1.00–3.00) | 4.00 (2.00–6.00) | 2.00 | 512 |"
-    assert lines[5].startswith("| AF Adapter (1 head), as a worker | fp32 | 128 | 8 |")
-    assert lines[6].startswith("| AF Adapter (1 head) | fp32 | 512 | 4 |")
+    assert lines[2:5] == [
+        "| | rows | process | ours, s | ratio |",
+        "| :--- | ---: | :--- | ---: | ---: |",
+        "| AF Adapter | 8 | – | 2.00 (1.00–3.00) | 2.00 |",
+    ]
+    assert lines[5].startswith("| AF Adapter | 8 | worker |")
+    assert lines[6].startswith("| AF Adapter | 4 | – |")
     assert "torch" in lines[8] and lines[-1] == "<!-- figure: step ratio rows=4 -->2.00<!-- end --> x"
     assert update_documents(folder) == update_documents(folder, is_check=True) == []
 
@@ -97,12 +126,12 @@ def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
     [
         ("benchmark: step layout=roberta", "does not have; measure it with --publish"),
         ("benchmark: nothing", "does not have"),
-        ("figure: step speed rows=8", "names no figure; .* takes: ratio, tokens_per_second"),
+        ("figure: step speed rows=8", "names no figure; .* takes: ratio, .*tokens_per_second"),
         ("figure: step ratio", "fits 2 records; add a condition"),
     ],
 )
 def test_a_marker_that_nothing_fits_is_named(marker: str, says: str, tmp_path: Path) -> None:
-    from benchmarks.tables import update_documents
+    from benchmarks.output import update_documents
 
     folder = make_repository(tmp_path, RESULTS=f"<!-- {marker} --><!-- end -->")
     for rows in (4, 8):
@@ -113,7 +142,7 @@ def test_a_marker_that_nothing_fits_is_named(marker: str, says: str, tmp_path: P
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    from benchmarks.tables import update_documents
+    from benchmarks.output import update_documents
 
     folder = make_repository(tmp_path)
     (folder / ".github" / "benchmarks" / "x.json").write_text('{"kind": "step"}')
@@ -122,25 +151,53 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 
 
 def run_verb(*words: str) -> None:
-    options = runpy.run_path(str(JOBS / "benchmark.py"))["parse_options"](words)
-    options.run(options)
+    made = runpy.run_path(str(JOBS / "benchmark.py"))
+    made["run"](made["parse_options"](words))
 
 
-SMALL = "--layers 2 --lengths 16 --tokens 32 --repeats 2 --warmup 0".split()
+SMALL = "--bases tiny-bert --lengths 16 --tokens 32 --repeats 2 --warmup 0".split()
 
 
 @pytest.mark.jobs
-@pytest.mark.parametrize("verb", ["step", "profile", "methods", "keep"])
-def test_the_table_of_a_verb_shows_what_it_wrote(verb: str, tmp_path: Path) -> None:
+def test_methods_are_held_against_their_rivals(tmp_path: Path) -> None:
     from benchmarks.output import read_records
-    from benchmarks.tables import make_table
 
-    run_verb(verb, *SMALL, "--output", str(tmp_path))
-    (record,) = read_records(tmp_path)
-    assert record["kind"] == verb and all(len(each["values"]) == 2 for each in record["results"])
-    rows = [line for line in make_table([record]).splitlines() if line.startswith("|")][2:]
-    assert len(rows) == (len(record["results"]) if verb == "methods" else 1)
-    assert verb != "methods" or rows[2].startswith("| AF Adapter, layers 1–1 |")
+    run_verb("step", *SMALL, "--methods", "full", "af", "exbert", "lora", "--profile", "--output", str(tmp_path))
+    records = {(each["kind"], each["case"]["method"]): each for each in read_records(tmp_path)}
+    assert records.keys() == {(kind, each) for kind in ("step", "profile") for each in ("full", "af", "exbert", "lora")}
+    for (kind, _), each in records.items():
+        assert all(len(result["values"]) == 2 for result in each["results"])
+        assert kind == "step" or sum(each["figures"]["shares"].values()) == pytest.approx(1)
+        assert kind == "profile" or each["figures"]["loss_difference"] < 1e-3
+
+
+@pytest.mark.jobs
+def test_methods_are_shares_of_full_training(tmp_path: Path) -> None:
+    from benchmarks.output import read_records
+
+    run_verb("step", *SMALL, "--methods", "all", "--against", "full", "--output", str(tmp_path))
+    records = {each["case"]["method"]: each for each in read_records(tmp_path)}
+    assert records.keys() == {"af", "af_upper", "af_kept", "exbert", "bottleneck", "lora", "frozen"}
+    for each in records.values():
+        assert each["case"]["against"] == "full" and 0 < each["figures"]["share"] < 10
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("step --methods lora --against equations", "--against is 'equations', which is for af and exbert"),
+        ("step --methods bottleneck", "--rival_python is empty; --methods bottleneck needs"),
+        ("step --methods exbert --bases tiny-modernbert", "--methods has exbert; a ModernBERT has no"),
+        ("step --methods lora --compile both", "--compile is 'both'; beside this rival it must be ours or none"),
+        ("step --repeats 0", "--repeats is 0; it must be 1 or more"),
+        ("memory --lengths 16 0", r"--lengths is \[16, 0\]; it must be 1 or more"),
+        ("serve --checked_answers -1", "--checked_answers is -1; it must be 0 or more"),
+        ("overhead --window 300", "--window is 300; it must be from 1 to half of --steps"),
+    ],
+)
+def test_a_wrong_option_is_named(words: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        run_verb(*words.split())
 
 
 @pytest.mark.parametrize(
@@ -159,7 +216,7 @@ def test_the_table_of_a_verb_shows_what_it_wrote(verb: str, tmp_path: Path) -> N
     ],
 )
 def test_an_operation_is_of_one_kind(operation: str, kind: str) -> None:
-    from benchmarks.profiling import name_kind
+    from benchmarks.steps import name_kind
 
     assert name_kind(operation) == kind
 
@@ -171,7 +228,7 @@ def test_a_step_is_timed_in_several_processes(tmp_path: Path) -> None:
 
     run_verb("step", *SMALL, "--layers", "1", "--repeats", "3", "--processes", "2", "--output", str(tmp_path))
     (record,) = read_records(tmp_path)
-    assert record["settings"]["processes"] == 2
+    assert record["command"].endswith("--processes 2 --output " + tmp_path.name)
     assert all(len(each["values"]) == 2 for each in record["results"]), "the median of each process"
 
 
@@ -181,7 +238,7 @@ def test_a_benchmark_gets_the_allocator_of_a_jobs_workers(tmp_path: Path) -> Non
     script = tmp_path / "look.py"
     script.write_text(
         "import os, sys\n"
-        "from benchmarks.as_worker import configure_allocator, strip_allocator\n"
+        "from benchmarks.timing import configure_allocator, strip_allocator\n"
         "configure_allocator()\n"
         "print(sys.argv[1], os.environ['LD_PRELOAD'] in open('/proc/self/maps').read(), strip_allocator().keys())\n"
     )
@@ -205,20 +262,12 @@ def test_a_job_is_held_against_a_bare_loop(tiny_base_folder: Path, tmp_path: Pat
 @pytest.mark.jobs
 def test_memory_is_measured_in_processes_of_their_own(tmp_path: Path) -> None:
     from benchmarks.output import read_records
-    from benchmarks.tables import make_table
 
-    run_verb("memory", *SMALL, "--layers", "1", "--repeats", "1", "--output", str(tmp_path))
-    (record,) = read_records(tmp_path)
-    assert 0 < record["figures"]["ratio"] < 1, "full training has moments and gradients of all weights"
-    assert len(make_table([record]).splitlines()) == 5
-
-
-@pytest.mark.jobs
-def test_a_plan_is_what_two_ranks_take(tmp_path: Path) -> None:
-    from benchmarks.output import read_records
-
-    chosen = "--methods full --stages 0 2 --repeats 1".split()
-    run_verb("plan", *SMALL, *chosen, "--output", str(tmp_path))
-    (record,) = read_records(tmp_path)
-    assert [each["stage"] for each in record["figures"]["cases"]] == [0, 2]
-    assert record["figures"]["worst_frac"] < 0.3  # weights of 150 MiB, beside which an allocator's rest is large
+    chosen = "--methods full af --stages 0 2 --ranks 2 --repeats 1 --layers 1 --lengths 16 --tokens 32".split()
+    run_verb("memory", *chosen, "--output", str(tmp_path))
+    records = {(each["case"]["method"], each["case"]["zero"]): each["figures"] for each in read_records(tmp_path)}
+    assert records.keys() == {(method, stage) for method in ("full", "af") for stage in (0, 2)}
+    # Weights of 150 MiB, beside which an allocator's rest is large.
+    assert max(abs(records["full", stage]["off_frac"]) for stage in (0, 2)) < 0.3
+    assert records["full", 0]["ratio"] == 1
+    assert 0 < records["af", 0]["ratio"] < 1, "full training has moments and gradients of all weights"
