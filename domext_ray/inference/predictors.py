@@ -88,9 +88,10 @@ class TaskPredictor:
     def __init__(self, model: ExportedModel) -> None:
         description = model.description
         self.family, self.marks = description.family, description.marks
-        self.schema = dict(_COLUMNS[self.family])
+        self.schema: Mapping[str, pa.DataType] = _COLUMNS[self.family]
         if self.family in _BY_LABEL:
-            self.schema["probabilities"] = pa.struct({label: pa.float64() for label in description.labels})
+            by_label = pa.struct({label: pa.float64() for label in description.labels})
+            self.schema = {**self.schema, "probabilities": by_label}
         self.predict, self.take_cases = model.predict, model.take_cases
 
     def make_example(self, values: Mapping[str, Any], shown: str) -> AnyExample:

@@ -85,7 +85,7 @@ class _Replicas:
                 with contextlib.suppress(RayError, RayServeException):  # without a controller replicas go on
                     found = (await asyncio.to_thread(serve.status)).applications.get(own)
                     replicas = found.deployments.get(self._handle.deployment_name) if found else None
-                    self.is_ready = replicas is not None and replicas.replica_states.get("RUNNING", 0) > 0
+                    self.is_ready = replicas is not None and any(each == "RUNNING" for each in replicas.replica_states)
                 await asyncio.sleep(WATCH_SECONDS)
         finally:
             self.is_ready = False  # nobody knows

@@ -124,11 +124,12 @@ class ServedBank(ServedModel):
     def read(self, name: str, max_length: int) -> ServedAdapter:
         """Read an adapter whole, comparing its file with its hash."""
         entry, tensors = self.bank.read_adapter(name)
-        family, task = "", None
+        family, task = "", cast("Task | None", None)
         if entry.architecture != MASKED_LM:
             description = entry.task or describe_head(name, entry, max_length)
-            family, task = description.family, make_described_task(description, self.text_side.tokenizer)
-            assert isinstance(task, Task), "a bank holds tasks of one stage"
+            family, made = description.family, make_described_task(description, self.text_side.tokenizer)
+            assert isinstance(made, Task), "a bank holds tasks of one stage"
+            task = made
         router = None
         if entry.adapter.router_words:
             router = Router(entry.adapter)
