@@ -165,7 +165,7 @@ describes all endpoints, /metrics is Prometheus' own. Ctrl-C or SIGTERM: open re
     ServeConfig,
     "serving.serve:run_serving",
     main=(
-        *("bank", "adapters", "model", "host", "port", "token_file", "replicas", "max_length", "limit.rate"),
+        *("bank", "adapters", "model", "host", "port", "token_file", "replicas", "max_length"),
         *("limit.queue", "scale.threads", "drain_seconds", "dry_run"),
     ),
     check=_check_extra,

@@ -144,7 +144,7 @@ class _Runner:
 
     def __init__(self, work: Function | Pool, records: Records | None, share: dict[str, float]) -> None:
         self.pool = work if isinstance(work, Pool) else None
-        self.perform = _perform.options(**share)  # type: ignore[attr-defined]
+        self.perform = _perform.options(**share)
         self.work: Any = ray.put(work)
         self.records = ray.put(records)
         self.running: dict[Any, tuple[Task, Any]] = {}

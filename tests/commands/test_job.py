@@ -319,7 +319,7 @@ def test_an_option_of_a_part_is_named_in_full() -> None:
         ("finetune", "--task ner", "--data is empty; --task ner needs a folder, or a name on the hub."),
         ("finetune", "--task nerr --data nope", "did you mean ner?"),
         ("finetune", "--task ner --data ./nope", "--data is './nope', which does not exist; give a folder"),
-        ("sweep", "--tasks ner,rte --data /nope,/no", "--data is '/nope', which does not exist"),
+        ("sweep", "--corpus package-docs --tasks ner,rte --data /nope,/no", "--data is '/nope', which does not exist"),
         ("ablate", "--study size --task ner", "--data is empty; --task ner needs"),
         ("ablate", "--study spans --finetuned runs/nope", "--finetuned names 'runs/nope', which does not exist; give"),
         ("pretrain af", "--base ./nope", "--base names './nope', which does not exist; give general-mini (ships"),
@@ -329,10 +329,8 @@ def test_an_option_of_a_part_is_named_in_full() -> None:
         ("finetune", "--model ../nope", "--model names '../nope', which does not exist; give a run's directory"),
         ("export_hf", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
         ("compare_runs", "--runs .,runs/nope", "--runs names 'runs/nope', which does not exist"),
-        *(
-            (job, "--corpus nope.txt", "--corpus 'nope.txt' names no file")
-            for job in ("prepare_corpus", "build_vocab", "sweep")
-        ),
+        *((job, "--corpus nope.txt", "--corpus 'nope.txt' names no file") for job in ("prepare_corpus", "build_vocab")),
+        ("sweep", "--corpus nope.txt --tasks code_entities", "--corpus 'nope.txt' names no file"),
         ("pretrain lora", "--replay.corpus nope.txt", "--replay.corpus 'nope.txt' names no file"),
         ("compare", "--seconds 9 --corpus nope.txt", "--corpus 'nope.txt' names no file"),
         ("evaluate_forgetting", "--models a=general-mini --corpus nope.txt", "--corpus 'nope.txt' names no file"),

@@ -137,7 +137,7 @@ def test_a_sweeps_file_replaces_space_search_and_budget_whole(tmp_path: Path) ->
     found = parse_config(SweepConfig, preset, ["--config", str(path)])
     assert list(found.space) == ["method.layers"]
     assert (found.search.scheduler, found.search.rungs, found.budget.steps, found.budget.seconds) == ("none", 1, 0, 9)
-    assert found.method.ffn_units == 512 and found.train.global_batch_size == 16, "the rest stands on the preset"
+    assert found.method.ffn_units == 400 and found.train.global_batch_size == 16, "the rest stands on the preset"
     flagged = parse_config(SweepConfig, preset, ["--budget.tokens", "5e6", "--search.trials", "3"])
     assert (flagged.budget.steps, flagged.budget.tokens) == (0, 5_000_000)
     assert (flagged.search.scheduler, flagged.search.trials) == ("asha", 3), "a flag changes one option of a search"

@@ -29,9 +29,9 @@ finetune.grid.lr: {choice: ["1e-4", "3e-4"]}
 def test_the_text_of_a_sweep_is_that_of_its_tasks() -> None:
     """The made set and its text go together, and neither goes with a user's own."""
     assert (make_config(TEXT).corpus, make_config(TEXT).tasks) == ("repair-notes", ("repair_notes",))
-    with pytest.raises(OptionError, match=r"'notes.txt'; it must be repair-notes, or --tasks and --data yours$"):
+    with pytest.raises(OptionError, match=r"'notes.txt'; it must be repair-notes, or --tasks and --data yours\.$"):
         make_config(TEXT, corpus="notes.txt")
-    with pytest.raises(OptionError, match=r"'repair-notes'; it must be a text of the field of --tasks$"):
+    with pytest.raises(OptionError, match=r"'repair-notes'; it must be a text of the field of --tasks\.$"):
         make_config(TEXT, tasks=("ner",), data="clinic")
 
 
