@@ -20,7 +20,8 @@ from domext_ray import storage
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb
 from domext_ray.errors import BaseModelError, DomextError, RunError
-from domext_ray.model.base_folder import HUB_ID
+from domext_ray.files import ASSETS
+from domext_ray.model.base_folder import HUB_ID, SHIPPED_BASE
 from domext_ray.options.read import Given, read_values
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runtime.stopping import raise_user_error
@@ -251,7 +252,6 @@ def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase,
     import transformers
 
     from domext_ray.model.base import is_own_config
-    from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
     from domext_ray.model.domext import heads_domext, modeling_domext
     from domext_ray.runtime.quiet import quiet_libraries
 

@@ -10,6 +10,7 @@ import glob
 import json
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,6 +20,8 @@ from domext_ray.storage import Place, Where
 
 Kind = type | tuple[type, ...]
 NUMBER: Kind = (int, float)
+ASSETS = Path(__file__).parent / "assets"
+"""What comes with the package beside its code."""
 
 
 def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = None, format: int = 0) -> dict[str, Any]:

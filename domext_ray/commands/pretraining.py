@@ -1,4 +1,4 @@
-"""The verbs that make a model of a domain's text: pretrain METHOD; and prepare and vocab, which may go before it."""
+"""The verbs that make a model of a text: pretrain METHOD; prepare_corpus and build_vocab may go before it."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ import pyarrow.fs as pafs
 
 from domext_ray.config.pretrain import REPAIR_NOTES
 from domext_ray.errors import CorpusError
-from domext_ray.files import split_paths
+from domext_ray.files import ASSETS, split_paths
 from domext_ray.storage import Place, find_cache, hash_files, hash_text
 
 PACKAGE_DOCS = "package-docs"
-SHIPPED = {REPAIR_NOTES: str(Path(__file__).parents[1] / "assets" / "sets" / "repair_notes" / "text.txt.gz")}
+SHIPPED = {REPAIR_NOTES: str(ASSETS / "sets" / "repair_notes" / "text.txt.gz")}
 """Text that comes with the package, by its name."""
 READABLE = "text, JSONL, CSV (all may be gzipped), Parquet or a saved dataset"
 TEXT, JSONL, CSV, PARQUET, ARROW = "text", "jsonl", "csv", "parquet", "arrow"

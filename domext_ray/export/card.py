@@ -21,8 +21,8 @@ from jinja2 import Environment
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.extensions.base import AdapterPart
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS
-from domext_ray.files import split_paths
-from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
+from domext_ray.files import ASSETS, split_paths
+from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.options.places import hide_places

@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from domext_ray.files import ASSETS
 from domext_ray.inference.scoring import Compared, Mistake, compare_predictions, describe_classes
 from domext_ray.labelled.examples import AnyExample, Entity
 from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2
@@ -25,7 +26,6 @@ NUM_COLOURS = 6
 MAX_CONFUSION = 40
 """Labels of a confusion matrix at most; a larger one is in the JSON only."""
 PRIVATE = "No example is shown: its set says whose each row is (group_field), and this page may be passed on."
-ASSETS = Path(__file__).parent.parent / "assets"
 
 
 def write_errors_page(

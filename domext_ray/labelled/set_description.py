@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import fnmatch
 import math
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,11 +17,12 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from pydantic.dataclasses import dataclass
 
 from domext_ray.errors import ConfigError
+from domext_ray.files import ASSETS
 from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.set_families import BRAT_FILES, DEFAULT_FILES, ENDS, FAMILIES, OPTIONAL, RULES, SCHEMES
 from domext_ray.options.yaml_text import parse_yaml
 
-SETS = Path(str(resources.files("domext_ray"))) / "assets" / "sets"
+SETS = ASSETS / "sets"
 """Descriptions that ship, and beside its description the folder of a set whose files ship."""
 SET_FILE = "set.yaml"
 """Description that a folder of data may hold."""

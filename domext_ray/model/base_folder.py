@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from domext_ray.errors import BaseModelError
+from domext_ray.files import ASSETS
 
 SHIPPED_BASE = "general-mini"
-ASSETS = Path(__file__).parent.parent / "assets"
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 

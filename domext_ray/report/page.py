@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from domext_ray.files import ASSETS
 from domext_ray.options.places import hide_places
 from domext_ray.report.plots import Picture
 from domext_ray.report.tables import Rows
 
-TEMPLATES = Path(__file__).parent.parent / "assets"
-
 
 @functools.cache
 def _read_templates() -> Environment:
-    loader = FileSystemLoader(TEMPLATES)
+    loader = FileSystemLoader(ASSETS)
     escape = select_autoescape(default=True, disabled_extensions=("md",))
     return Environment(
         loader=loader, autoescape=escape, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined

@@ -35,6 +35,7 @@ from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest, Split, take_numbered
 from domext_ray.corpus.views import make_masker
 from domext_ray.errors import CorpusError
+from domext_ray.files import ASSETS
 from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.training.engine import Engine
 from domext_ray.training.objective import to_batch
@@ -50,7 +51,7 @@ from domext_ray.training.passages import (
 
 HALVES = {"both": slice(None), "first": slice(0, None, 2), "second": slice(1, None, 2)}
 """Of rows or passages in the order in which they were chosen."""
-GENERAL_PROBE = Path(__file__).parent.parent / "assets" / "general_probe.txt"
+GENERAL_PROBE = ASSETS / "general_probe.txt"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import pytest
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from domext_ray.files import ASSETS
 from domext_ray.report.page import (
-    TEMPLATES,
     fill_page,
     format_html,
     format_paragraph,
@@ -23,7 +23,7 @@ from domext_ray.report.page import (
 )
 from domext_ray.report.plots import COLORS, MUTED, Picture, draw_legend, new_picture
 
-STYLE = (TEMPLATES / "page.html").read_text(encoding="utf-8")
+STYLE = (ASSETS / "page.html").read_text(encoding="utf-8")
 LIGHT, DARK = (
     dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
 )
