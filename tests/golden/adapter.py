@@ -82,10 +82,7 @@ def call(command: str | Sequence[str]) -> Ended:
             main(translate(command))
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    said = err.getvalue()
-    for verb, name in RENAMED_VERBS.items():
-        said = said.replace(f"domext {name} ", f"domext {verb} ")
-    return Ended(code, out.getvalue(), said)
+    return Ended(code, out.getvalue(), err.getvalue())
 
 
 def read_config(command: str | Sequence[str]) -> Any:
