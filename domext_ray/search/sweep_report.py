@@ -263,7 +263,8 @@ def draw_sizes(
             axes.plot(_find_size(each, along), each.get(objective), "o", color=color, alpha=0.45, markersize=5)
             found = each.estimate(objective)
             if found.interval:
-                axes.vlines(_find_size(each, along), found.low, found.high, color=color, alpha=0.45, linewidth=1)
+                place = [_find_size(each, along)] * 2  # lines, which the legend keeps away from
+                axes.plot(place, found.interval, color=color, alpha=0.45, linewidth=1)
         if search.curves or len(groups) < len(own):
             means = [
                 (_find_size(each[0], along), np.mean([one.get(objective) for one in each])) for each in groups.values()
