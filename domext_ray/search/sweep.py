@@ -118,8 +118,8 @@ def _score_base(plan: SweepPlan) -> None:
         said = {"verb": "scoring the base", "unit": "models", "remedy": "give it a larger machine"}
         (scores,) = run_tasks(partial(score_base, plan), [task], None, **said, **shares)  # type: ignore[arg-type]
         write_json(path, scores)
-    score = read_base_scores(plan.folder)["f1"]
-    print(f"the base without pre-training: downstream score {score:.4f}", flush=True)
+    scores = read_base_scores(plan.folder)
+    print(f"the base without pre-training: {scores['figure']} {scores['f1']:.4f}", flush=True)
 
 
 def _run_trials(plan: SweepPlan, parallel: int, make: Callable[[SweepPlan], Any]) -> None:

@@ -131,13 +131,13 @@ def describe_best(
 
 def name_objective(objective: str, trials: Sequence[TrialResult]) -> str:
     """Return what an objective is called: f1 is F1 only where the metric of every set is one."""
-    figures = (rung["figure"] for each in trials for rung in each.rungs if "figure" in rung)
+    figures = (rung["figure"] for each in trials for rung in each.rungs)
     return f"{next(figures, 'downstream score')} on dev" if objective == "f1" else NAMES[objective]
 
 
 def read_base_scores(folder: Path) -> dict[str, Any]:
     """Return what the base scores without a sweep's pre-training."""
-    return read_json(folder / BASE, "delete it: the same command scores the base again", {"f1": NUMBER})
+    return read_json(folder / BASE, "delete it: the same command scores the base again", {"f1": NUMBER, "figure": str})
 
 
 def _configure_best(config: SweepConfig, space: Space, folder: Path, best: TrialResult) -> PretrainConfig:

@@ -207,19 +207,23 @@ def score_sets(start: StartModel, plan: SweepPlan, config: FinetuneConfig, devic
     """Fine-tune on every set of a sweep and score it on dev.
 
     Returns:
-        "f1", the mean over sets, "f1_interval", its 95 % [low, high] over documents and restarts, and "by_task".
+        "f1", the mean over sets, "f1_interval", its 95 % [low, high] over documents and restarts, "by_task", and
+        "figure", what the mean is called.
     """
-    scored = [_score_set(start, each, config, device) for each in plan.sets]
+    scored, metrics = zip(*(_score_set(start, each, config, device) for each in plan.sets), strict=True)
     found = average(scored)
     return {
+        "figure": "F1" if all(each.split(".")[0] == "f1" for each in metrics) else "downstream score",
         "f1": found.value,
         "f1_interval": [found.low, found.high],
         "by_task": {name: each.mean for name, each in zip(plan.config.set_names, scored, strict=True)},
     }
 
 
-def _score_set(start: StartModel, loaded: LoadedSet, config: FinetuneConfig, device: torch.device) -> Sample:
-    """Return the figure of the grid's best point, of every restart, with its resamples."""
+def _score_set(
+    start: StartModel, loaded: LoadedSet, config: FinetuneConfig, device: torch.device
+) -> tuple[Sample, str]:
+    """Return the figure of the grid's best point, of every restart, with its resamples; and which figure it is."""
     config = replace(config, model=start.id)
     task = make_set_task(config, start, loaded)
 
@@ -241,7 +245,7 @@ def _score_set(start: StartModel, loaded: LoadedSet, config: FinetuneConfig, dev
     values = np.array([[each.get(task.metric) for each in own] for own in scores])
     best = int(np.argmax(values.mean(axis=1)))
     drawn = [each.resample(config.num_resamples, RESAMPLING_SEED)[task.metric] for each in scores[best]]
-    return Sample(values[best], np.stack(drawn), scores[best][0].num_clusters)
+    return Sample(values[best], np.stack(drawn), scores[best][0].num_clusters), task.metric
 
 
 def score_base(plan: SweepPlan, _: Any = None) -> dict[str, Any]:

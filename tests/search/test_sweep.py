@@ -105,7 +105,7 @@ def test_trials_are_scored_at_rungs_and_the_best_is_found(sweep: Path) -> None:
     for each in scored:
         assert [rung["step"] for rung in each["rungs"]] == [2, 6, 18][: len(each["rungs"])]
         assert each["rungs"][0]["steps"] == 18, "the schedule's horizon is the whole budget from the start"
-        assert all(rung["f1"] == rung["by_task"]["ner"] for rung in each["rungs"])
+        assert all(rung["f1"] == rung["by_task"]["ner"] and rung["figure"] == "F1" for rung in each["rungs"])
         assert all(0 <= rung["f1_interval"][0] <= rung["f1"] <= rung["f1_interval"][1] <= 1 for rung in each["rungs"])
     complete = [each for each in scored if each["status"] == "complete"]
     assert summary["best"]["rungs"][-1]["f1"] == max(each["rungs"][-1]["f1"] for each in complete) > 0.3
@@ -189,6 +189,7 @@ class StubTrials:
                 "rung": rung,
                 "step": 3 ** (rung + 1),
                 "steps": 3**rungs,
+                "figure": "F1",
                 "f1": f1,
                 "f1_interval": [f1 - 0.01, f1 + 0.01],
             },
