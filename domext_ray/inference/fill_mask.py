@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.batching import find_sequences
-from domext_ray.downstream.finetune.batches import plan_prediction
+from domext_ray.downstream.finetune.batches import batch_by_length
 from domext_ray.downstream.finetune.exported import Predicted
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.windows import RowTemplate, read_template
@@ -163,7 +163,7 @@ class FillMask:
     def run(self, rows: Sequence[Row]) -> list[list[list[dict[str, Any]]]]:
         """Return the fills of each row's masks."""
         found: list[list[list[dict[str, Any]]]] = [[]] * len(rows)
-        for batch in plan_prediction(rows, self.batch_tokens):
+        for batch in batch_by_length(rows, self.batch_tokens):
             own = [rows[i] for i in batch]
             scores, ids = (each.cpu().tolist() for each in self._score(own))
             fills = [self.codec.name(*each) for each in zip(scores, ids, strict=True)]

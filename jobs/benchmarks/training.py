@@ -50,7 +50,7 @@ from domext_ray.data.documents import read_documents
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.sources import resolve_sources
 from domext_ray.downstream.finetune.batches import plan_epoch
-from domext_ray.downstream.finetune.training import Point, prepare_task
+from domext_ray.downstream.finetune.training import Point, collate_passes, prepare_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
@@ -110,17 +110,17 @@ def run_finetune(options: argparse.Namespace) -> None:
 
     def train() -> Seconds:
         seed = next(seeds)
-        batches = plan_epoch(rows, size, seed, 0)
+        epoch = plan_epoch(len(rows), size, seed, 0)
         point = Point(lr=5e-5, batch_size=size, epochs=1.0, seed=seed)
-        trainer = prepare_task(start, task, replace(config, seed=seed), point, device, len(batches)).trainer
+        trainer = prepare_task(start, task, replace(config, seed=seed), point, device, len(epoch)).trainer
         assert trainer is not None
         clock = Clock(device)
-        for step, places in enumerate(batches):
+        for step, places in enumerate(epoch):
             if step == UNTIMED_STEPS:
                 clock.restart()
-            batch = task.collate([rows[i] for i in places])
-            trainer.train_step([batch], batch.num_targets, step)
-        return clock.read(len(batches) - UNTIMED_STEPS)
+            batches = collate_passes(task, [rows[i] for i in places], device)
+            trainer.train_step(batches, sum(batch.num_targets for batch in batches), step)
+        return clock.read(len(epoch) - UNTIMED_STEPS)
 
     def let_train(sampler: str) -> Seconds:
         given = {"per_device_train_batch_size": size, "warmup_steps": 0.1, "weight_decay": 0.01, "seed": next(seeds)}

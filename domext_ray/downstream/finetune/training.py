@@ -19,17 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import OptimConfig
-from domext_ray.downstream.finetune.batches import plan_epoch, plan_prediction
+from domext_ray.config.pretrain import CARD_TOKENS, OptimConfig
+from domext_ray.downstream.finetune.batches import batch_by_length, plan_epoch
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
-from domext_ray.downstream.tasks.task import Prediction, Row, StagedTask, Task
+from domext_ray.downstream.tasks.task import Prediction, Row, StagedTask, Task, TaskBatch
 from domext_ray.errors import TrainingError
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.build import choose_attention, merge_extensions
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Objective
 from domext_ray.training.step import SingleProcessTrainer, move_batch
+
+CPU_TOKENS = 1024
+"""Tokens of a forward pass of training on a CPU, padding counted: a step's rows are passed from short to long."""
 
 PREDICTION_TOKENS = 8192
 """Tokens of a batch of predictions, padding counted."""
@@ -211,7 +214,7 @@ def fit_task(
     for step in range(num_steps):
         epoch, place = divmod(step, epoch_steps)
         if place == 0:
-            batches = plan_epoch(rows, point.batch_size, point.seed, epoch)
+            batches = plan_epoch(len(rows), point.batch_size, point.seed, epoch)
         loss = _train_step(fitted, [rows[i] for i in batches[place]], config.grid.micro_batch_size, point)
         record: dict[str, Any] = {"step": step + 1, "steps": num_steps, "loss": loss}
         record["tokens_per_second"] = fitted.tokens / fitted.seconds
@@ -237,8 +240,7 @@ def fit_task(
 def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, point: Point) -> float:
     """Make one optimiser step and return its mean loss."""
     started = time.perf_counter()
-    size = micro_batch_size or len(rows)
-    batches = [fitted.task.collate(rows[first : first + size]) for first in range(0, len(rows), size)]
+    batches = collate_passes(fitted.task, rows, fitted.device, micro_batch_size)
     assert fitted.trainer is not None
     figures = fitted.trainer.train_step(batches, sum(batch.num_targets for batch in batches), fitted.steps)
     if not figures.finite:
@@ -250,6 +252,12 @@ def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, poin
     fitted.tokens += sum(row.input_ids.size for row in rows)
     fitted.seconds += time.perf_counter() - started
     return figures.loss
+
+
+def collate_passes(task: Task, rows: Sequence[Row], device: torch.device, max_rows: int = 0) -> list[TaskBatch]:
+    """Return a step's rows as the batches of its forward passes, of similar lengths and `max_rows` at most; 0: any."""
+    passes = batch_by_length(rows, CPU_TOKENS if device.type == "cpu" else CARD_TOKENS, max_rows)
+    return [task.collate([rows[i] for i in places]) for places in passes]
 
 
 def _score_dev(fitted: Fitted, rows: Sequence[Row]) -> float:
@@ -338,7 +346,7 @@ def run_rows(fitted: Fitted, rows: Sequence[Row], max_tokens: int = PREDICTION_T
         max_tokens: tokens of a batch, padding counted.
     """
     outputs: list[tuple[np.ndarray, ...]] = [()] * len(rows)
-    for places in plan_prediction(rows, max_tokens):
+    for places in batch_by_length(rows, max_tokens):
         tensors = [each.float().cpu().numpy() for each in fitted.run([rows[i] for i in places])]
         for i, place in enumerate(places):
             size = rows[place].length if fitted.task.has_token_outputs else None

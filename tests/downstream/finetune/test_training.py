@@ -81,7 +81,7 @@ def train_bare(
     """
     model = build_task_model(start, task, FULL, dropout=0.0, seed=POINT.seed).train()
     rows = task.encode(task.data.train, is_training=True)
-    batches = [each for epoch in range(epochs) for each in plan_epoch(rows, POINT.batch_size, POINT.seed, epoch)]
+    batches = [each for epoch in range(epochs) for each in plan_epoch(len(rows), POINT.batch_size, POINT.seed, epoch)]
     num_steps = len(batches) // epochs * planned
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     is_head = {name: not name.startswith("bert.") or ".pooler." in name for name in trained}
