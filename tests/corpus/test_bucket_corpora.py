@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,27 +22,15 @@ from domext_ray.storage import Place, find_cache
 PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
 
 
-@pytest.fixture
-def prepared(
-    local_ray: None, objects: str, tiny_base_folder: Path, tmp_path: Path
-) -> Iterator[tuple[str, Manifest, Manifest]]:
-    """A text, and its corpora on the disk and in the bucket."""
-    text = str(write_corpus(tmp_path / "text.txt", 200))
-    places = (tmp_path / "corpora", f"{BUCKET}/{tmp_path.name}/corpora")
-    on_disk, in_bucket = (prepare_corpus(text, PREPARE, tiny_base_folder, 32, each) for each in places)
-    forget()
-    yield text, on_disk, in_bucket
-    forget()
-
-
-def forget() -> None:
-    """What this process has opened."""
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    """What this process has opened of another test's shards."""
     manifests._open_shard.cache_clear()
     manifests._read_hashes.cache_clear()
 
 
-def prepare_again(text: str, corpus: Manifest, base: Path) -> Manifest:
-    return prepare_corpus(text, PREPARE, base, 32, corpus.folder.parent)
+def prepare(text: Path, base: Path, place: object) -> Manifest:
+    return prepare_corpus(str(text), PREPARE, base, 32, place)  # type: ignore[arg-type]
 
 
 def take_all(corpus: Manifest) -> list[list[int]]:
@@ -52,53 +39,36 @@ def take_all(corpus: Manifest) -> list[list[int]]:
     return list(take_numbered(corpus.paths("train"), rows, numbers).column("input_ids").to_pylist())
 
 
-def test_it_is_the_disks(prepared: tuple[str, Manifest, Manifest], tiny_base_folder: Path) -> None:
-    text, on_disk, in_bucket = prepared
+def test_it_is_the_disks_and_what_is_damaged_there_is_told(
+    local_ray: None, objects: str, tiny_base_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_corpus(tmp_path / "text.txt", 200)
+    places = (tmp_path / "corpora", f"{BUCKET}/{tmp_path.name}/corpora")
+    on_disk, in_bucket = (prepare(text, tiny_base_folder, each) for each in places)
     assert len(on_disk.train) > 2 and in_bucket.train == on_disk.train and in_bucket.held_out == on_disk.held_out
     names = [name for name in on_disk.folder.list_files() if not name.startswith("attempts/")]
     assert names == [name for name in in_bucket.folder.list_files() if not name.startswith("attempts/")]
     assert all((on_disk.folder / name).read_bytes() == (in_bucket.folder / name).read_bytes() for name in names)
-    assert take_all(in_bucket) == take_all(on_disk)
     for own, other in zip(*(vars(read_hashes(each.folder)).values() for each in (on_disk, in_bucket)), strict=True):
         np.testing.assert_array_equal(own, other)
+
     before = {name: (in_bucket.folder / name).info() for name in names}
-    assert prepare_again(text, in_bucket, tiny_base_folder) == in_bucket
-    assert before == {name: (in_bucket.folder / name).info() for name in names}
-
-
-def test_finding_it_reads_no_shard(
-    prepared: tuple[str, Manifest, Manifest], tiny_base_folder: Path, tmp_path: Path
-) -> None:
-    text, _, in_bucket = prepared
     shutil.rmtree(find_cache(), ignore_errors=True)
-    prepare_again(text, in_bucket, tiny_base_folder)
-    assert not list(find_cache().rglob("*.arrow"))
-    take_all(in_bucket)
-    assert len(list(find_cache().rglob("*.arrow"))) == len(in_bucket.train)
+    assert prepare(text, tiny_base_folder, places[1]) == in_bucket
+    assert before == {name: (in_bucket.folder / name).info() for name in names}
+    assert not list(find_cache().rglob("*.arrow")), "to find it no shard is read"
+    rows = take_all(on_disk)
+    assert take_all(in_bucket) == rows and len(list(find_cache().rglob("*.arrow"))) == len(in_bucket.train)
 
-
-def test_what_is_missing_there_is_made_anew(
-    prepared: tuple[str, Manifest, Manifest], tiny_base_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text, on_disk, in_bucket = prepared
-    gone = in_bucket.folder / in_bucket.train[1].path
-    gone.delete()
-    assert prepare_again(text, in_bucket, tiny_base_folder) == in_bucket
-    assert f"the shard {gone} is missing; the corpus is prepared anew" in capsys.readouterr().err
-    assert take_all(in_bucket) == take_all(on_disk)
-
-
-def test_a_shard_that_is_not_what_was_written_is_found_when_it_is_read(
-    prepared: tuple[str, Manifest, Manifest],
-) -> None:
-    _, on_disk, in_bucket = prepared
-    damaged = Place(in_bucket.paths("train")[1])
-    content = damaged.read_bytes()
-    damaged.put(content[:200] + bytes([content[200] ^ 1]) + content[201:])
-    with pytest.raises(CorpusError, match=f"the shard {damaged} is not what its manifest says"):
+    shard = Place(in_bucket.paths("train")[1])
+    content = shard.read_bytes()
+    shard.put(content[:200] + bytes([content[200] ^ 1]) + content[201:])
+    with pytest.raises(CorpusError, match=f"the shard {shard} is not what its manifest says"):
         take_all(read_manifest(in_bucket.folder))
-    damaged.put(content)
-    assert take_all(in_bucket) == take_all(on_disk)
+    shard.delete()
+    assert prepare(text, tiny_base_folder, places[1]) == in_bucket
+    assert f"the shard {shard} is missing; the corpus is prepared anew" in capsys.readouterr().err
+    assert take_all(in_bucket) == rows
 
 
 def test_a_learned_vocabulary_lies_in_the_bucket(

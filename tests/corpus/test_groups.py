@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import datasets
 import pyarrow as pa
+import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 from made_patients import NAME, NUM_PATIENTS, TERM, list_entries_of, number_of, write_notes
@@ -81,14 +81,11 @@ def test_without_groups_these_notes_are_on_both_sides(
     assert len(train & held_out) > 10
 
 
-@pytest.mark.parametrize("frac", [0.001, 0.0101])
-def test_too_small_a_share_says_which_is_enough(
-    local_ray: None, tmp_path: Path, tokenizer_dir: Path, frac: float
-) -> None:
+def test_too_small_a_share_says_which_is_enough(local_ray: None, tmp_path: Path, tokenizer_dir: Path) -> None:
     few = tmp_path / "few.jsonl"
     rows = [{"patient_id": i % 6, "text": f"patient {i % 6}. a note with the number {i}"} for i in range(60)]
-    few.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    prepare = replace(PREPARE, held_out_frac=frac)
+    write_rows(few, rows)
+    prepare = replace(PREPARE, held_out_frac=0.0101)
     with pytest.raises(CorpusError, match="none of the 6 different 'patient_id' falls .* give 0") as raised:
         prepare_corpus(str(few), prepare, tokenizer_dir, 64, tmp_path / "cache")
     needed = float(str(raised.value).split("give ")[1].split()[0])
@@ -96,77 +93,51 @@ def test_too_small_a_share_says_which_is_enough(
     assert manifest.num_rows("held_out") == 10
 
 
-def write_jsonl(path: Path) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in ROWS))
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     return path
 
 
-def write_csv(path: Path) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["patient_id", "text"], delimiter="\t" if path.suffix == ".tsv" else ",")
-        writer.writeheader()
-        writer.writerows(ROWS)
-    return path
+def read_groups(path: Path) -> list[tuple[str, int]]:
+    return [
+        each for task in resolve_sources(str(path), PREPARE).tasks for each in read_grouped(task, PREPARE, Dropped())
+    ]
 
 
-def write_parquet(path: Path) -> Path:
-    pq.write_table(pa.Table.from_pylist(ROWS), path)
-    return path
+def test_a_group_is_one_in_every_kind_of_file(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    pc.write_csv(table, tmp_path / "x.csv")
+    pc.write_csv(table, tmp_path / "x.tsv", pc.WriteOptions(delimiter="\t", quoting_style="none"))
+    pq.write_table(table, tmp_path / "x.parquet")
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "x")
+    expected = read_groups(write_rows(tmp_path / "x.jsonl", ROWS))
+    assert [text for text, _ in expected] == [each["text"] for each in ROWS] and expected[0][1] != expected[1][1]
+    for name in ("x.csv", "x.tsv", "x.parquet", "x"):
+        assert read_groups(tmp_path / name) == expected, name
 
 
-def write_dataset(path: Path) -> Path:
-    datasets.Dataset.from_list(ROWS).save_to_disk(path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("x.jsonl", write_jsonl),
-        ("x.csv", write_csv),
-        ("x.tsv", write_csv),
-        ("x.parquet", write_parquet),
-        ("x", write_dataset),
-    ],
-)
-def test_a_group_is_one_in_every_kind_of_file(tmp_path: Path, name: str, write: Callable[[Path], Path]) -> None:
-    sources = resolve_sources(str(write(tmp_path / name)), PREPARE)
-    found = [each for task in sources.tasks for each in read_grouped(task, PREPARE, Dropped())]
-    expected = resolve_sources(str(write_jsonl(tmp_path / "expected.jsonl")), PREPARE)
-    assert found == [each for task in expected.tasks for each in read_grouped(task, PREPARE, Dropped())]
-    assert [text for text, _ in found] == [each["text"] for each in ROWS] and len({group for _, group in found}) == 2
-
-
-@pytest.mark.parametrize(
-    ("row", "fault"),
-    [
+def test_a_row_without_a_group_is_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    for row, fault in (
         ({}, "has no 'patient_id'"),
         ({"patient_id": None}, "has no 'patient_id'"),
         ({"patient_id": "  "}, "has no 'patient_id'"),
         ({"patient_id": True}, "has neither text nor a whole number as 'patient_id'"),
         ({"patient_id": 1.5}, "has neither text nor a whole number"),
         ({"patient_id": ["Smith"]}, "has neither text nor a whole number"),
-    ],
-)
-def test_a_row_without_a_group_is_a_mistake(tmp_path: Path, row: dict[str, object], fault: str) -> None:
-    path = tmp_path / "x.jsonl"
-    rows = [*ROWS, {**row, "text": "a note of some length"}]
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    with pytest.raises(CorpusError) as raised:
-        check_corpus(str(path), PREPARE)
-    assert str(raised.value).startswith(f"{path}:3 {fault}") and "--prepare.group_field" in str(raised.value)
-    assert "Smith" not in str(raised.value)
+    ):
+        write_rows(path, [*ROWS, {**row, "text": "a note of some length"}])
+        with pytest.raises(CorpusError) as raised:
+            check_corpus(str(path), PREPARE)
+        assert str(raised.value).startswith(f"{path}:3 {fault}") and "--prepare.group_field" in str(raised.value)
+        assert "Smith" not in str(raised.value)
 
 
 def test_numbers_are_what_they_say(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     names = ["7", "7.0", '"7"', '" 7 "', "9" * 5000]
     path.write_text("".join(f'{{"patient_id": {each}, "text": "a note of some length"}}\n' for each in names))
-    groups = [
-        group
-        for task in resolve_sources(str(path), PREPARE).tasks
-        for _, group in read_grouped(task, PREPARE, Dropped())
-    ]
+    groups = [group for _, group in read_groups(path)]
     assert len({*groups[:4]}) == 1 and len({*groups}) == 2
 
 
@@ -175,9 +146,9 @@ def test_text_without_fields_is_refused_at_once(tmp_path: Path) -> None:
     path.write_text("a line of text\nanother line of text\n")
     with pytest.raises(CorpusError, match="is plain text, without fields for --prepare.group_field 'patient_id'"):
         check_corpus(str(path), PREPARE)
-    table = write_csv(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text("patient_id,text\na,a note\n")
     with pytest.raises(CorpusError, match="has no column 'person' .*; set --prepare.group_field"):
-        check_corpus(str(table), replace(PREPARE, group_field="person"))
+        check_corpus(str(tmp_path / "x.csv"), replace(PREPARE, group_field="person"))
 
 
 def test_options_that_contradict_groups_are_refused() -> None:
@@ -195,19 +166,16 @@ def test_general_text_is_nobodys() -> None:
     assert [config.prepare_for(part).group_field for part in config.parts] == [""]
 
 
-@pytest.mark.parametrize("min_groups", [1, 20, 24, 25])
-@pytest.mark.parametrize("shard_bytes", [8192, 2**20])
-def test_words_of_few_people_are_not_there(
-    local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path, min_groups: int, shard_bytes: int
-) -> None:
+def test_words_of_few_people_are_not_there(local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
     """Twenty-four patients have the term, one has the name, more often than anyone has the term."""
-    prepare = replace(PREPARE, shard_bytes=shard_bytes)
     tokenizer_json = load_tokenizer(tokenizer_dir).backend_tokenizer.to_str()
-    with keep_counts(resolve_sources(str(notes), prepare), prepare, tokenizer_json, tmp_path, min_groups) as counts:
-        words = dict(zip(counts.words, counts.counts.tolist(), strict=True))
-    assert (NAME in words) == (min_groups == 1) and (TERM in words) == (min_groups <= 24)
-    assert counts.num_words == sum(words.values()) + counts.num_forgotten
-    assert (counts.num_forgotten > 0) == (min_groups > 1)
+    for min_groups, shard_bytes in ((1, 8192), (24, 8192), (25, 8192), (24, 2**20)):
+        prepare = replace(PREPARE, shard_bytes=shard_bytes)
+        with keep_counts(resolve_sources(str(notes), prepare), prepare, tokenizer_json, tmp_path, min_groups) as counts:
+            words = dict(zip(counts.words, counts.counts.tolist(), strict=True))
+        assert (NAME in words) == (min_groups == 1) and (TERM in words) == (min_groups <= 24)
+        assert counts.num_words == sum(words.values()) + counts.num_forgotten
+        assert (counts.num_forgotten > 0) == (min_groups > 1)
 
 
 def test_groups_of_words_are_counted_up_to_what_is_enough() -> None:

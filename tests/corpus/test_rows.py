@@ -1,4 +1,4 @@
-"""Documents -> rows: layout, cuts and word starts."""
+"""Documents -> rows: layout, cuts and word starts; remembered chunks give exactly what the tokenizer gives."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from tokenizers import ByteLevelBPETokenizer
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
-from domext_ray.corpus.rows import RowSettings, build_rows, tokenize_sentences
+from domext_ray.corpus.rows import RowSettings, SentenceTokenizer, build_rows, tokenize_sentences
 from domext_ray.data.sentences import split_sentences
 
 HAN = "我喜欢北京大学的老师。今天天气很好"
@@ -55,20 +55,17 @@ def show_rows(documents: Sequence[str], tokenizer: BertTokenizer, **settings: in
     return [" ".join(tokenizer.convert_ids_to_tokens(ids.tolist())) for ids, _ in rows]
 
 
-@pytest.mark.parametrize(
-    ("document", "sentences"),
-    [
-        ("One. Two! Three? Four… five", ["One.", "Two!", "Three?", "Four…", "five"]),
-        ('He said "no." Then left.', ['He said "no."', "Then left."]),
-        ("Version 1.5 of it (really.) works", ["Version 1.5 of it (really.)", "works"]),
-        ("你好。我很好！“真的？”他说；走", ["你好。", "我很好！", "“真的？”", "他说；", "走"]),
-        ("完。 空格 mixed. text", ["完。", "空格 mixed.", "text"]),
-        ("no end", ["no end"]),
-        ("end.", ["end."]),
-    ],
-)
-def test_split_sentences(document: str, sentences: list[str]) -> None:
-    assert split_sentences(document) == sentences
+def test_split_sentences() -> None:
+    for sentences in (
+        ["One.", "Two!", "Three?", "Four…", "five"],
+        ['He said "no."', "Then left."],
+        ["Version 1.5 of it (really.)", "works"],
+        ["no end"],
+        ["end."],
+    ):
+        assert split_sentences(" ".join(sentences)) == sentences
+    assert split_sentences("你好。我很好！“真的？”他说；走") == ["你好。", "我很好！", "“真的？”", "他说；", "走"]
+    assert split_sentences("完。 空格 mixed. text") == ["完。", "空格 mixed.", "text"]
 
 
 def test_layout_of_rows(wordpiece: BertTokenizer) -> None:
@@ -170,22 +167,53 @@ def group_words(tokenizer: PreTrainedTokenizerBase, sentence: str, chinese_words
     return [tokenizer.decode(each.tolist()).replace(" ", "") for each in np.split(ids, firsts[1:])]
 
 
-@pytest.mark.parametrize("name", ["wordpiece", "byte_level"])
-def test_jieba_words_of_chinese(name: str, request: pytest.FixtureRequest) -> None:
-    """Also where the tokenizer's own pre-tokens take a run of Han text for one word."""
+def test_chinese_words_are_jiebas(wordpiece: BertTokenizer, byte_level: RobertaTokenizer) -> None:
+    """Also where the tokenizer's own pre-tokens take a run of Han text for one word, and beside spaced words."""
     pytest.importorskip("jieba")
-    tokenizer = request.getfixturevalue(name)
-    assert group_words(tokenizer, "我喜欢北京大学的老师", True) == ["我", "喜欢", "北京大学", "的", "老师"]
-    assert group_words(tokenizer, "我喜欢", False) == ["我", "喜", "欢"]
+    for tokenizer in (wordpiece, byte_level):
+        assert group_words(tokenizer, "我喜欢北京大学的老师", True) == ["我", "喜欢", "北京大学", "的", "老师"]
+        assert group_words(tokenizer, "我喜欢", False) == ["我", "喜", "欢"]
+    assert group_words(wordpiece, "老师 the faster北京大学", True) == ["老师", "the", "faster", "北京大学"]
 
 
-def test_chinese_among_spaced_words(wordpiece: BertTokenizer) -> None:
-    pytest.importorskip("jieba")
-    sentences = ["the cat faster", "the 老师 runs faster", "a dog"]
-    settings = make_settings(wordpiece)
-    starts = [each.tolist() for _, each in tokenize_sentences(sentences, settings)]
-    assert starts == [
-        [True, True, True, False],
-        [True, True, False, True, True, False],
-        [True, True],
-    ]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+CHINESE = "患者口服降压药，血压平稳。高血压病人可以口服党参吗？"
+TEXTS = [
+    "Don't tokenise (e.g. U.S.A.) 3.14% of café naïveté: $5+6, x_y! [SEP] [MASK]##ing",
+    "Ünïcödé ﬁ Ｆｕｌｌ İstanbul straße ΑΣ — “quotes”… 50€ a\u200cb \u0301x !\u0301y",
+    "中文ABC混排café123，B超检查。和English words混在一起",
+    "한국어 텍스트 ไทย 日本語のテキスト",
+    CHINESE,
+]
+
+
+@pytest.mark.parametrize("chinese_words", [True, False])
+def test_remembered_chunks_give_the_tokenizers_ids(chinese_words: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any text, also where the memory is full; special tokens in a text are text."""
+    if chinese_words:
+        pytest.importorskip("jieba")
+    characters = [*LETTERS, *"0123456789'.,;:!?()$%+[]#_，。？", *sorted({*CHINESE} - {*"，。？"})]
+    tokens = [*SPECIALS, *characters, *(f"##{each}" for each in characters)]
+    tokens += ["token", "##ise", "the", "cafe", "##ing", "words", "word"]
+    record = BertTokenizer(vocab={each: i for i, each in enumerate(tokens)}).backend_tokenizer.to_str()
+    direct = Tokenizer.from_str(record)
+    direct.encode_special_tokens = True
+    random = np.random.default_rng(0)
+    codes = [*range(33, 127), *range(0xA1, 0x180), *range(0x300, 0x320), *range(0x4E00, 0x4E20), 0xFF0C, 0x2014, 0xAC00]
+    texts = [*TEXTS, *(" ".join("".join(map(chr, random.choice(codes, 5))) for _ in range(8)) for _ in range(200))]
+    for most in (10**6, 50):
+        monkeypatch.setattr("domext_ray.corpus.rows.MAX_CACHED_CHARS", most)
+        tokenizer = SentenceTokenizer(record, chinese_words)
+        assert tokenizer.splits_at_spaces
+        for _ in range(2):  # the second time everything is remembered
+            found = [[each >> 1 for each in tokens] for tokens in tokenizer.encode(texts)]
+            assert found == [direct.encode(each, add_special_tokens=False).ids for each in texts]
+    for number in range(100):
+        tokenizer.encode([f"word{number} the"])
+    assert sum(map(len, tokenizer._cache)) < 70
+
+
+def test_special_tokens_in_a_text_are_text(wordpiece: BertTokenizer, byte_level: RobertaTokenizer) -> None:
+    for tokenizer, text in ((wordpiece, "a [SEP] [MASK] cat"), (byte_level, "a </s> cat")):
+        (ids, _) = next(tokenize_sentences([text], make_settings(tokenizer)))
+        assert not {*ids.tolist()} & {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
