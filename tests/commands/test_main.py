@@ -53,9 +53,8 @@ def test_help_of_pretrain_has_its_methods(capsys: pytest.CaptureFixture[str]) ->
     assert found == [verb.removeprefix("pretrain ") for verb in JOBS if verb.startswith("pretrain ")]
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
+def test_a_wrong_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, says in (
         ("pretrian af", "'pretrian' is no verb of domext; did you mean pretrain?"),
         ("fine-tune --task ner", "'fine-tune' is no verb of domext; did you mean finetune?"),
         ("compare-runs", "'compare-runs' is no verb of domext; did you mean compare_runs?"),
@@ -71,29 +70,24 @@ def test_help_of_pretrain_has_its_methods(capsys: pytest.CaptureFixture[str]) ->
         ("presets show af-base", "'af-base' is no preset; did you mean the preset af_base?"),
         ("presets show af_mini", "'af_mini' is no preset; did you mean the preset sweeps/af_mini?"),
         ("presets show xyzzy", "'xyzzy' is no preset; domext presets lists them."),
-    ],
-)
-def test_a_wrong_command_is_one_sentence(command: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refuse(capsys, *command.split()) == says
+    ):
+        assert refuse(capsys, *command.split()) == says
 
 
-@pytest.mark.parametrize("verb", JOBS)
 def test_a_verb_and_its_file_carry_out_the_same_job(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = FILES[verb.replace(" ", "_")]
-    by_verb = say(capsys, *verb.split(), "--help_all")
-    monkeypatch.setattr(sys, "argv", [str(path), "--help_all"])
-    runpy.run_path(str(path), run_name="__main__")
-    by_file = capsys.readouterr().out
-    assert f"domext {verb} " in by_verb and f"python jobs/{path.name} " in by_file
-    assert by_file.replace(f"python jobs/{path.name}", f"domext {verb}") == by_verb
-    assert max(map(len, by_file.splitlines())) <= 120
-    assert find_verb([*verb.split(), "--seed", "1"]) == verb
-
-
-def test_every_file_in_jobs_is_a_verbs() -> None:
     assert {verb.replace(" ", "_") for verb in JOBS} == set(FILES)
+    for verb in JOBS:
+        path = FILES[verb.replace(" ", "_")]
+        by_verb = say(capsys, *verb.split(), "--help_all")
+        monkeypatch.setattr(sys, "argv", [str(path), "--help_all"])
+        runpy.run_path(str(path), run_name="__main__")
+        by_file = capsys.readouterr().out
+        assert f"domext {verb} " in by_verb and f"python jobs/{path.name} " in by_file
+        assert by_file.replace(f"python jobs/{path.name}", f"domext {verb}") == by_verb
+        assert max(map(len, by_file.splitlines())) <= 120, verb
+        assert find_verb([*verb.split(), "--seed", "1"]) == verb
 
 
 def test_the_program_is_installed_under_its_name() -> None:

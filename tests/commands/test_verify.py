@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -85,21 +86,19 @@ def read_all(place: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("make", "kind", "file"),
+    ("make", "kind", "files"),
     [
-        (copy_run, "run", "checkpoints/*/moments.safetensors"),
-        (copy_run, "run", "export/model.safetensors"),
-        (copy_export, "export", "config.json"),
-        (make_bank, "bank of adapters", "adapters/law/adapter-*.safetensors"),
-        (make_vocabulary, "vocabulary", "extension.json"),
-        (make_corpus, "prepared corpus", "train-*.arrow"),
-        (make_corpus, "prepared corpus", "token_counts.npy"),
+        (copy_run, "run", ("checkpoints/*/moments.safetensors", "export/model.safetensors")),
+        (copy_export, "export", ("config.json",)),
+        (make_bank, "bank of adapters", ("adapters/law/adapter-*.safetensors",)),
+        (make_vocabulary, "vocabulary", ("extension.json",)),
+        (make_corpus, "prepared corpus", ("train-*.arrow", "token_counts.npy")),
     ],
 )
 def test_damage_is_named_and_nothing_is_changed(
     make: Callable[[Path, Path, Path], Path],
     kind: str,
-    file: str,
+    files: tuple[str, ...],
     run: Path,
     local_ray: None,
     tiny_base_folder: Path,
@@ -110,9 +109,8 @@ def test_damage_is_named_and_nothing_is_changed(
     ended = verify(place)
     assert (ended.code, ended.err) == (0, "") and read_all(place) == before
     assert ended.out.startswith(f"{kind}: {place}\n") and "damaged" not in ended.out
-    path = sorted(place.glob(file))[0]
-    whole = path.read_bytes()
-    for damage in (flip, cut, Path.unlink):
+    for path, damage in itertools.product([sorted(place.glob(each))[0] for each in files], (flip, cut, Path.unlink)):
+        whole = path.read_bytes()
         damage(path)
         ended = verify(place)
         assert ended.code == 2 and ended.err.count("\n") == 1 and path.name in f"{ended.out}{ended.err}"

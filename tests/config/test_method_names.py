@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -21,35 +22,28 @@ def read(preset: str, *flags: str) -> PretrainConfig:
     return parse_config(PretrainConfig, preset, flags)
 
 
-@pytest.mark.parametrize("name", KNOWN_METHODS)
-def test_a_known_name_is_one_methods(name: str) -> None:
-    fitting = {"af": {"af"}, "bert": {"full"}, "full": {"full"}, "fl_tuning": set(), "top_layers": set()}
-    fitting = {**fitting, "layer_norms": set(), "biases": set()}
-    for preset, own in SHIPPED.items():
+def test_a_known_name_is_one_methods() -> None:
+    fitting: dict[str, set[str]] = {"bert": {"full"}}
+    fitting |= dict.fromkeys(("fl_tuning", "top_layers", "layer_norms", "biases"), set())
+    for name, (preset, own) in itertools.product(KNOWN_METHODS, SHIPPED.items()):
         if own in fitting.get(name, {name}):
             assert read(preset, "--method.name", name).method.name == name
         else:
             with pytest.raises(ConfigError, match=f"--method.name is '{name}'; it must be .*name of your own"):
                 read(preset, "--method.name", name)
-
-
-def test_a_name_of_ones_own_says_nothing() -> None:
     assert read("bert", "--method.name", "clinic-a").method.name == "clinic-a"
 
 
-@pytest.mark.parametrize(
-    ("preset", "flags"),
-    [
+def test_sizes_that_the_name_says_are_taken() -> None:
+    for preset, flags in (
         ("af", "--method.name fl_tuning --method.heads 0"),
         ("af", "--method.name af --method.heads 0"),
         ("af", "--method.name LoRA --method.heads 0 --method.ffn_units 0 --method.lora_rank 8"),
         ("exbert", "--method.name exbert --method.trains all"),
         ("exbert", "--method.name exbert --method.module_hidden_size 0 --method.module_ffn_size 0"),
         ("af", "--method.name biases --method.heads 0 --method.ffn_units 0 --method.trains biases"),
-    ],
-)
-def test_sizes_that_the_name_says_are_taken(preset: str, flags: str) -> None:
-    read(preset, *flags.split())
+    ):
+        read(preset, *flags.split())
 
 
 def test_a_file_that_says_a_name_alone_is_refused_with_its_line(tmp_path: Path) -> None:

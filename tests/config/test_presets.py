@@ -34,6 +34,8 @@ OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
 """What is no training job's: its configuration, and what its user must give."""
 SWEEPS = sorted((PRESETS / "sweeps").glob("*.yaml"))
 PRETRAINING = [path for path in sorted(PRESETS.rglob("*.yaml")) if path.stem not in OTHER_JOBS and path not in SWEEPS]
+DRY_RUN = ("af_words", "exbert", "bert")
+"""What all others do, too: new words, modules beside a base, and none of them."""
 MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.stem.startswith("masks_")}
 
 
@@ -54,11 +56,27 @@ def options(corpus: Path, tmp_path: Path) -> list[str]:
     return [*places, "--train.tokens_per_second", "1000", "--dry_run", "true"]
 
 
-@pytest.mark.parametrize("path", PRETRAINING, ids=[path.stem for path in PRETRAINING])
-def test_a_training_jobs_file_dry_runs(path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def read_preset(path: Path, *options: str) -> PretrainConfig:
     own = ["--base", "general-mini"] if path.stem.endswith("_base") else []  # no other one is on every machine
-    config = parse_config(PretrainConfig, "", ["--config", str(path), *options, *own])
-    run = run_pretraining(config)
+    return parse_config(PretrainConfig, "", ["--config", str(path), *options, *own])
+
+
+def test_a_training_jobs_file_is_read() -> None:
+    for path in PRETRAINING:
+        assert read_preset(path).train, path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path, marks=() if path.parent == PRESETS and path.stem in DRY_RUN else pytest.mark.slow, id=path.stem
+        )
+        for path in PRETRAINING
+    ],
+)
+def test_a_training_jobs_file_dry_runs(path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_pretraining(read_preset(path, *options))
     printed = capsys.readouterr().out
     assert "dry run: nothing was started" in printed and "trainable" in printed and "at 1,000 tokens/s" in printed
     assert not run.exists() and not run.parent.exists()
@@ -71,13 +89,10 @@ def test_files_of_a_folder_name_different_runs() -> None:
         assert len(named) == len(set(named))
 
 
-@pytest.mark.parametrize("name", OTHER_JOBS)
-def test_another_jobs_file_is_read(name: str, options: list[str]) -> None:
-    config_class, given = OTHER_JOBS[name]
-    config = parse_config(config_class, name, given)
-    assert isinstance(config, config_class)
-    if config_class is PretrainConfig:
-        assert run_vocabulary(parse_config(PretrainConfig, name, [*given, *options])) is None
+def test_another_jobs_file_is_read(options: list[str]) -> None:
+    for name, (config_class, given) in OTHER_JOBS.items():
+        assert isinstance(parse_config(config_class, name, given), config_class)
+    assert run_vocabulary(parse_config(PretrainConfig, "vocab", [*OTHER_JOBS["vocab"][1], *options])) is None
 
 
 def test_masking_mixes_are_those_of_their_names() -> None:
@@ -104,17 +119,16 @@ def test_ablations_of_one_table_differ_in_one_thing() -> None:
     assert left_to_right.objective == ObjectiveConfig(kind="causal")
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
-def test_a_sweeps_space_makes_trials(path: Path) -> None:
-    config = parse_config(SweepConfig, "", ["--config", str(path)])
-    space = read_space(config.space)
-    assert config.run.name == path.stem.replace("_", "-") and space.list_preparations()
-    if config.base == "general-mini":  # no other one is on every machine
-        points, reasons = choose_points(config, space)
-        assert len(points) == {"grid": 20 if "exbert" in path.stem else 10, "random": config.search.trials}.get(
-            config.search.searcher, 0
-        )
-        assert all("there is no extension" in reason for reason in reasons), "AF without heads and units is none"
+def test_a_sweeps_space_makes_trials() -> None:
+    for path in SWEEPS:
+        config = parse_config(SweepConfig, "", ["--config", str(path)])
+        space = read_space(config.space)
+        assert config.run.name == path.stem.replace("_", "-") and space.list_preparations()
+        if config.base == "general-mini":  # no other one is on every machine
+            points, reasons = choose_points(config, space)
+            expected = {"grid": 20 if "exbert" in path.stem else 10, "random": config.search.trials}
+            assert len(points) == expected.get(config.search.searcher, 0), path
+            assert all("there is no extension" in reason for reason in reasons), "AF without heads and units is none"
 
 
 def test_a_file_changes_a_preset_option_by_option_and_flags_change_the_file(tmp_path: Path) -> None:
@@ -162,11 +176,10 @@ def test_a_complete_file_is_itself_on_every_preset(tmp_path: Path) -> None:
         assert parse_config(PretrainConfig, METHODS[job].preset, given) == complete
 
 
-@pytest.mark.parametrize("name", list_presets())
-def test_a_preset_begins_with_a_sentence_about_itself(name: str) -> None:
-    text = find_preset(name).read_text(encoding="utf-8")
-    sentence = describe_preset(name)
-    assert text.startswith(f"# {sentence}\n") and sentence.endswith(".") and 12 <= len(sentence) <= 94
+def test_a_preset_begins_with_a_sentence_about_itself() -> None:
+    for name in list_presets():
+        text, sentence = find_preset(name).read_text(encoding="utf-8"), describe_preset(name)
+        assert text.startswith(f"# {sentence}\n") and sentence.endswith(".") and 12 <= len(sentence) <= 94, name
 
 
 def test_every_preset_is_in_the_wheel() -> None:

@@ -82,10 +82,10 @@ def require_one_row(title: np.ndarray, body: np.ndarray) -> int:
     return int(first[2])
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
-def test_both_fields_are_read_in_the_order_of_the_option(name: str, tmp_path: Path) -> None:
-    documents, dropped = read_all(write_records(tmp_path / name, make_records(5)))
-    assert documents == [f"title {i}\na body {i}" + " a" * i for i in range(5)] and not dropped.counts
+def test_both_fields_are_read_in_the_order_of_the_option(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "rows.csv", "rows.parquet"):
+        documents, dropped = read_all(write_records(tmp_path / name, make_records(5)))
+        assert documents == [f"title {i}\na body {i}" + " a" * i for i in range(5)] and not dropped.counts, name
     other = PrepareConfig(pair=("body", "title"), min_document_chars=1)
     assert read_all(tmp_path / name, other)[0][3] == "a body 3 a a a\ntitle 3"
 
@@ -200,31 +200,20 @@ def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_pa
     assert estimate is not None and estimate.num_rows == pytest.approx(0.9 * NUM_ROWS, rel=0.05)
 
 
-@pytest.mark.parametrize("pair", ["title", "title,body,more", "title,", "title, title"])
-def test_two_fields_are_asked_for(pair: str) -> None:
-    with pytest.raises(ConfigError, match=r"--pair is '.*'; it must be two fields with a comma"):
-        PrepareConfig(pair=pair)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"objective": ObjectiveConfig()}, "--prepare.pair is 'title,body'; .*without --objective.kind infonce"),
-        ({"objective": ObjectiveConfig(kind="tsdae")}, "--prepare.pair is 'title,body'; .*without --objective.kind"),
-        ({"objective": ObjectiveConfig(kind="infonce", views="crop")}, "--objective.views is 'crop'; .*left out with"),
-    ],
-)
-def test_what_does_not_go_with_pairs_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        PretrainConfig(prepare=PAIR, **values)
-
-
-def test_pairs_need_no_dropout_and_no_other_option_names_a_field() -> None:
-    PretrainConfig(prepare=PAIR, objective=ObjectiveConfig(kind="infonce"), train=TrainConfig(dropout=0.0))
+def test_what_does_not_go_with_pairs_is_refused() -> None:
+    for pair in ("title", "title,body,more", "title,", "title, title"):
+        with pytest.raises(ConfigError, match=r"--pair is '.*'; it must be two fields with a comma"):
+            PrepareConfig(pair=pair)
     with pytest.raises(ConfigError, match=r"--field is 'body'; .*left out with --prepare.pair"):
         PrepareConfig(pair=("title", "body"), field="body")
+    for objective in (ObjectiveConfig(), ObjectiveConfig(kind="tsdae")):
+        with pytest.raises(ConfigError, match=r"--prepare.pair is 'title,body'; .*without --objective.kind infonce"):
+            PretrainConfig(prepare=PAIR, objective=objective)
+    with pytest.raises(ConfigError, match=r"--objective.views is 'crop'; .*left out with"):
+        PretrainConfig(prepare=PAIR, objective=ObjectiveConfig(kind="infonce", views="crop"))
     with pytest.raises(ConfigError, match=r"--prepare.pair is 'title,body'; .*left out here"):
         ForgettingConfig(models=("a",), corpus="x.txt", prepare=PAIR)
+    PretrainConfig(prepare=PAIR, objective=ObjectiveConfig(kind="infonce"), train=TrainConfig(dropout=0.0))
 
 
 def test_files_without_the_fields_are_one_sentence(tmp_path: Path) -> None:

@@ -30,18 +30,15 @@ def test_rows_without_text_are_refused_where_the_beginning_tells(tmp_path: Path)
     check_corpus(str(path), PREPARE)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_too_little_text_is_refused(tmp_path: Path) -> None:
+    for content, message in (
         (b"\n \nno\n", "has no usable document .dropped: 1 document under 20 characters"),
         (b"One line that is long enough.\n" * 9, "has 1 usable document .dropped: 8 documents equal to an earlier one"),
         ("Die Prüfung der Größe über Jahre.\n".encode("latin-1") * 9, "iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"),
-    ],
-)
-def test_too_little_text_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "text.txt").write_bytes(content)
-    with pytest.raises(CorpusError, match=message):
-        check_corpus(str(tmp_path / "text.txt"), PREPARE)
+    ):
+        (tmp_path / "text.txt").write_bytes(content)
+        with pytest.raises(CorpusError, match=message):
+            check_corpus(str(tmp_path / "text.txt"), PREPARE)
 
 
 def test_little_text_beside_package_docs_is_enough(tmp_path: Path) -> None:

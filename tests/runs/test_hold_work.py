@@ -25,22 +25,22 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path, objects: str) -> Place
     return Place(tmp_path / "made" / "cache") if request.param == "disk" else Place(f"{BUCKET}/{tmp_path.name}/cache")
 
 
-@pytest.mark.parametrize(
-    ("error", "is_kept"),
-    [(KeyboardInterrupt, True), (RunError, True), (ZeroDivisionError, True), (CorpusError, False)],
-)
-def test_work_stays_for_a_second_start_unless_the_corpus_is_wrong(
-    cache: Place, tmp_path: Path, error: type[BaseException], is_kept: bool
-) -> None:
-    with pytest.raises(error), lock_work(cache / NAME, "trying") as work:
-        assert not work.is_local or Path(work).stat().st_mode & 0o777 == 0o700
-        (work / "part").put(b"")
-        raise error
-    assert (cache / NAME / "part").is_file() == is_kept
-    assert is_kept or (cache.list_files() == [] and list(tmp_path.iterdir()) == [])
-    with lock_work(cache / NAME, "trying") as work:
-        work.delete()
-    assert cache.list_files() == []
+def test_work_stays_for_a_second_start_unless_the_corpus_is_wrong(cache: Place, tmp_path: Path) -> None:
+    for error, is_kept in (
+        (CorpusError, False),
+        (KeyboardInterrupt, True),
+        (RunError, True),
+        (ZeroDivisionError, True),
+    ):
+        with pytest.raises(error), lock_work(cache / NAME, "trying") as work:
+            assert not work.is_local or Path(work).stat().st_mode & 0o777 == 0o700
+            (work / "part").put(b"")
+            raise error
+        assert (cache / NAME / "part").is_file() == is_kept
+        assert is_kept or (cache.list_files() == [] and list(tmp_path.iterdir()) == [])
+        with lock_work(cache / NAME, "trying") as work:
+            work.delete()
+        assert cache.list_files() == []
 
 
 def test_a_second_job_waits_and_says_for_whom(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,11 +55,10 @@ def uses_onednn() -> bool:
     return "cpu_kernels.py" in torch._C._dispatch_dump("aten::mm")
 
 
-@pytest.mark.parametrize("left", LAYOUTS)
-@pytest.mark.parametrize("right", LAYOUTS)
-def test_products_are_right_however_matrices_lie_in_memory(left: str, right: str, onednn: None) -> None:
+def test_products_are_right_however_matrices_lie_in_memory(onednn: None) -> None:
     torch.manual_seed(0)
-    for rows, inner, columns in ((1, 1, 1), (2, 7, 100), (100, 1, 64), (64, 100, 2)):
+    sizes = ((1, 1, 1), (2, 7, 100), (100, 1, 64), (64, 100, 2))
+    for (left, right), (rows, inner, columns) in itertools.product(itertools.product(LAYOUTS, LAYOUTS), sizes):
         first, second, bias = LAYOUTS[left](rows, inner), LAYOUTS[right](inner, columns), torch.randn(columns)
         expected = first.double() @ second.double()
         out = torch.empty(rows, columns)
@@ -96,29 +96,26 @@ def _differentiate(layer: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(torch.tanh(layer(inputs)).sum(), [inputs, *layer.parameters()])
 
 
-@pytest.mark.parametrize(
-    ("facts", "wanted", "expected"),
-    [
+def test_what_a_processor_has_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernels, "CPU_FACTS", tmp_path / "cpuinfo")
+    assert not has_bf16_units(), "where nothing is known"
+    intel = AMD.replace("AuthenticAMD", "GenuineIntel")
+    for facts, wanted, expected in (
         (AMD, "", True),
         (AMD, "torch", False),
         (AMD.replace("avx512f", ""), "", False),
-        (AMD.replace("AuthenticAMD", "GenuineIntel"), "", False),
-        (AMD.replace("AuthenticAMD", "GenuineIntel"), "onednn", True),
-    ],
-)
-def test_which_processors_take_onednn(
-    facts: str, wanted: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpuinfo").write_text(facts, encoding="utf-8")
-    monkeypatch.setattr(cpu_kernels, "CPU_FACTS", tmp_path / "cpuinfo")
-    monkeypatch.setenv(SWITCH, wanted)
-    assert prefers_onednn() is expected
-
-
-def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+        (intel, "", False),
+        (intel, "onednn", True),
+    ):
+        (tmp_path / "cpuinfo").write_text(facts, encoding="utf-8")
+        monkeypatch.setenv(SWITCH, wanted)
+        assert prefers_onednn() is expected, (facts, wanted)
     monkeypatch.setenv(SWITCH, "mkl")
     with pytest.raises(ConfigError, match=f"{SWITCH} is 'mkl'; it must be torch or onednn, or unset"):
         prefers_onednn()
+    for facts, expected in ((AMD, True), (AMD.replace("avx512_bf16", ""), False), ("Features : asimd bf16", True)):
+        (tmp_path / "cpuinfo").write_text(facts, encoding="utf-8")
+        assert has_bf16_units() is expected, facts
 
 
 def test_a_torch_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,16 +136,3 @@ def test_a_process_keeps_few_kernels_and_changes_those_of_fp32(
     monkeypatch.setattr(cpu_kernels, "_products", None)
     configure_kernels(TRAINING, uses_fp32=uses_fp32)
     assert uses_onednn() is uses_fp32 and os.environ[CACHE] == str(TRAINING)
-
-
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [(AMD, True), (AMD.replace("avx512_bf16", ""), False), ("Features : asimd bf16", True), ("", False)],
-)
-def test_which_processors_compute_in_bf16(
-    facts: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if facts:
-        (tmp_path / "cpuinfo").write_text(facts, encoding="utf-8")
-    monkeypatch.setattr(cpu_kernels, "CPU_FACTS", tmp_path / "cpuinfo")
-    assert has_bf16_units() is expected

@@ -46,27 +46,21 @@ def pretend_card(patched: pytest.MonkeyPatch, capability: tuple[int, int]) -> No
     patched.setattr(torch.cuda, "get_device_capability", lambda of=None: capability)
 
 
-@pytest.mark.parametrize(
-    ("capability", "precision"), [((7, 0), "fp32"), ((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")]
-)
-def test_a_cards_capability_decides_the_precision(
-    capability: tuple[int, int], precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_card(monkeypatch, capability)
-    assert resolve_precision(PretrainConfig(scale=ON_CARD)).engine.precision == precision
-    assert has_bf16(CARD) == (precision == "bf16") and not has_bf16(CPU)
-    stored = EngineConfig(base_dtype="bf16")  # which asks for it
-    assert resolve_precision(PretrainConfig(scale=ON_CARD, engine=stored)).engine.precision == "bf16"
+def test_a_cards_capability_decides_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = PretrainConfig(scale=ON_CARD, engine=EngineConfig(base_dtype="bf16"))  # which asks for it
+    for capability, precision in (((7, 5), "fp32"), ((8, 0), "bf16")):
+        pretend_card(monkeypatch, capability)
+        assert resolve_precision(PretrainConfig(scale=ON_CARD)).engine.precision == precision
+        assert has_bf16(CARD) == (precision == "bf16") and not has_bf16(CPU)
+        assert resolve_precision(stored).engine.precision == "bf16"
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize(("types", "precision"), [(["H100"], "bf16"), (["A100", "T4"], "fp32"), ([], "bf16")])
-def test_a_clusters_cards_decide_by_their_names(
-    types: list[str], precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clusters_cards_decide_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    monkeypatch.setattr(cluster, "list_accelerators", lambda: types)
-    assert resolve_precision(PretrainConfig(scale=ON_CARD)).engine.precision == precision
+    for types, precision in ((["H100"], "bf16"), (["A100", "T4"], "fp32"), ([], "bf16")):
+        monkeypatch.setattr(cluster, "list_accelerators", lambda types=types: types)
+        assert resolve_precision(PretrainConfig(scale=ON_CARD)).engine.precision == precision, types
 
 
 @pytest.mark.parametrize(
@@ -115,21 +109,18 @@ def test_a_run_says_what_it_chose_for_a_cpu(flags: str, tmp_path: Path, monkeypa
     assert said == [*expected[config.engine.precision], "compile: off (not asked)", "micro batch: 32 rows (CPU)"]
 
 
-@pytest.mark.parametrize(
-    ("rows", "length", "workers", "on_card", "size"),
-    [
+def test_a_card_takes_rows_by_their_tokens() -> None:
+    for rows, length, workers, on_card, size in (
         (4096, 128, 1, True, 256),
         (4096, 512, 8, True, 64),
         (32, 128, 1, True, 32),  # a worker has no more
         (600, 128, 1, True, 200),  # in passes of one size
         (4096, 128, 1, False, 32),
-    ],
-)
-def test_a_card_takes_rows_by_their_tokens(rows: int, length: int, workers: int, on_card: bool, size: int) -> None:
-    train = TrainConfig(global_batch_size=rows, seq_length=length, long_seq_length=4 * length)
-    config = PretrainConfig(train=train, scale=ScaleConfig(use_gpu=on_card, num_workers=workers))
-    assert resolve_micro_batch_size(config) == size
-    assert resolve_long_micro_batch_size(config) <= (32_768 // (4 * length) if on_card else size)
+    ):
+        train = TrainConfig(global_batch_size=rows, seq_length=length, long_seq_length=4 * length)
+        config = PretrainConfig(train=train, scale=ScaleConfig(use_gpu=on_card, num_workers=workers))
+        assert resolve_micro_batch_size(config) == size
+        assert resolve_long_micro_batch_size(config) <= (32_768 // (4 * length) if on_card else size)
 
 
 def test_a_process_of_a_card_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,14 +139,11 @@ def test_a_process_of_a_card_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> N
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "backend:native", "as the user has set it"
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_zero_overlaps_its_communication_on_cards(stage: int) -> None:
-    made = {
-        kind: _build_config(EngineConfig(zero_stage=stage), OptimConfig(), 4, 1, 100, kind)["zero_optimization"]
-        for kind in ("cuda", "cpu")
-    }
-    assert made["cuda"].get("overlap_comm") == (True if stage in (1, 2) else None)
-    assert "overlap_comm" not in made["cpu"]
+def test_zero_overlaps_its_communication_on_cards() -> None:
+    for stage in range(4):
+        for kind in ("cuda", "cpu"):
+            made = _build_config(EngineConfig(zero_stage=stage), OptimConfig(), 4, 1, 100, kind)["zero_optimization"]
+            assert made.get("overlap_comm") == (True if kind == "cuda" and stage in (1, 2) else None)
 
 
 def test_predictions_are_made_in_bf16_where_the_card_has_it(

@@ -13,24 +13,22 @@ from domext_ray.runtime.stopping import exit_on_user_error
 SENTENCE = "text.txt cannot be read; mend it or leave it out."
 
 
-@pytest.mark.parametrize("is_nested", [False, True])
-def test_an_error_of_a_task_is_the_sentence_that_it_raised(
-    local_ray: None, is_nested: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_a_task_is_the_sentence_that_it_raised(local_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         raise CorpusError(SENTENCE)
 
     def wait_for_another() -> Any:
         return ray.get(ray.remote(num_cpus=0)(fail).remote())
 
-    with pytest.raises(CorpusError) as caught:
-        ray.get(ray.remote(num_cpus=0)(wait_for_another if is_nested else fail).remote())
-    assert "\n" in str(caught.value)  # what Ray raises is a CorpusError, too, with a traceback as its text
-    found = find_user_error(caught.value)
-    assert type(found) is CorpusError and str(found) == SENTENCE
-    with pytest.raises(SystemExit) as ended, exit_on_user_error():
-        raise caught.value
-    assert ended.value.code == 2 and capsys.readouterr().err.endswith(f"error: {SENTENCE}\n")
+    for work in (fail, wait_for_another):
+        with pytest.raises(CorpusError) as caught:
+            ray.get(ray.remote(num_cpus=0)(work).remote())
+        assert "\n" in str(caught.value)  # what Ray raises is a CorpusError, too, with a traceback as its text
+        found = find_user_error(caught.value)
+        assert type(found) is CorpusError and str(found) == SENTENCE
+        with pytest.raises(SystemExit) as ended, exit_on_user_error():
+            raise caught.value
+        assert ended.value.code == 2 and capsys.readouterr().err.endswith(f"error: {SENTENCE}\n")
 
 
 def test_a_defect_met_while_a_mistake_is_told_keeps_its_traceback() -> None:

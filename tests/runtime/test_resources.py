@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,14 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machin
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
-@pytest.mark.parametrize("value", ["auto", True, False])
-def test_use_gpu_has_three_values(config_class: type[Any], value: Any) -> None:
-    stored = from_dict(config_class, {"scale": {"use_gpu": value}})
-    flag = parse_config(config_class, "", ["--scale.use_gpu", str(value).lower()])
-    assert stored == flag and flag.scale.use_gpu is value or flag.scale.use_gpu == value == "auto"
-    assert f"use_gpu: {str(value).lower()}\n" in dump_yaml(flag)
+def test_use_gpu_has_three_values() -> None:
+    for config_class, value in itertools.product((PretrainConfig, FinetuneConfig), ("auto", True, False)):
+        stored = from_dict(config_class, {"scale": {"use_gpu": value}})
+        flag: Any = parse_config(config_class, "", ["--scale.use_gpu", str(value).lower()])
+        assert stored == flag and flag.scale.use_gpu == value
+        assert f"use_gpu: {str(value).lower()}\n" in dump_yaml(flag)
     with pytest.raises(ConfigError, match=r"scale\.use_gpu"):
-        parse_config(config_class, "", ["--scale.use_gpu", "3"])
+        parse_config(PretrainConfig, "", ["--scale.use_gpu", "3"])
 
 
 def test_auto_must_be_settled_before_it_is_used() -> None:
@@ -64,35 +64,31 @@ def test_auto_must_be_settled_before_it_is_used() -> None:
 
 
 @needs_no_gpu
-@pytest.mark.parametrize("config", [PretrainConfig(), FinetuneConfig()])
-def test_without_a_gpu_auto_is_the_cpu_and_true_is_refused(
-    config: Any, monkeypatch: pytest.MonkeyPatch, local_ray: None
-) -> None:
+def test_without_a_gpu_auto_is_the_cpu_and_true_is_refused(monkeypatch: pytest.MonkeyPatch, local_ray: None) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert resolve_gpu(config).scale.uses_gpu is False
-    asked = replace(config, scale=replace(config.scale, use_gpu=True))
-    with pytest.raises(ConfigError, match=r"--scale.use_gpu true needs 2 GPUs and this machine has 0; leave"):
-        resolve_gpu(asked, 2, "--scale.num_workers")
+    for config in (PretrainConfig(), FinetuneConfig()):
+        assert resolve_gpu(config).scale.uses_gpu is False
+        asked: Any = replace(config, scale=replace(config.scale, use_gpu=True))
+        with pytest.raises(ConfigError, match=r"--scale.use_gpu true needs 2 GPUs and this machine has 0; leave"):
+            resolve_gpu(asked, 2, "--scale.num_workers")
 
 
 @needs_no_gpu
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_a_missing_gpu_is_told_before_anything_is_read(
-    dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_is_told_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    missing, scale = str(tmp_path / "missing"), ScaleConfig(use_gpu=True)
-    space = {"method.heads": {"choice": [0, 1]}}
-    with pytest.raises(ConfigError, match="--scale.use_gpu true needs 1 GPU and this machine has 0; leave"):
-        run_pretraining(PretrainConfig(base=missing, corpus=missing, scale=scale, dry_run=dry_run))
-    with pytest.raises(ConfigError, match="needs 1 GPU and this machine has 0"):
-        run_finetuning(FinetuneConfig(data=missing, scale=TrainingScaleConfig(use_gpu=True), dry_run=dry_run))
-    with pytest.raises(ConfigError, match="needs 1 GPU and this machine has 0"):
-        run_sweep(
-            SweepConfig(
-                base=missing, corpus=missing, tasks=("ner",), data=missing, space=space, scale=scale, dry_run=dry_run
-            )
-        )
+    missing, space = str(tmp_path / "missing"), {"method.heads": {"choice": [0, 1]}}
+    for dry_run in (True, False):
+        common = {"base": missing, "corpus": missing, "scale": ScaleConfig(use_gpu=True), "dry_run": dry_run}
+        tuning = FinetuneConfig(data=missing, scale=TrainingScaleConfig(use_gpu=True), dry_run=dry_run)
+        sweep = SweepConfig(tasks=("ner",), data=missing, space=space, **common)  # type: ignore[arg-type]
+        mistakes: list[tuple[Callable[[Any], object], Any]] = [
+            (run_pretraining, PretrainConfig(**common)),  # type: ignore[arg-type]
+            (run_finetuning, tuning),
+            (run_sweep, sweep),
+        ]
+        for start, config in mistakes:
+            with pytest.raises(ConfigError, match="--scale.use_gpu true needs 1 GPU and this machine has 0; leave"):
+                start(config)
 
 
 @pytest.fixture
@@ -103,30 +99,22 @@ def without_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-@pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_the_machine_decides_the_precision(without_bf16: None) -> None:
+    rooms = {"use_gpu": "scale", "precision": "engine", "base_dtype": "engine"}
+    for options, expected in (
         ({"use_gpu": "false"}, "fp32"),
         ({"use_gpu": "true"}, "bf16"),
         ({"use_gpu": "auto"}, "auto"),  # so far
         ({"use_gpu": "false", "base_dtype": "bf16"}, "bf16"),
         ({"use_gpu": "false", "precision": "bf16"}, "bf16"),
         ({"use_gpu": "true", "precision": "fp32"}, "fp32"),
-    ],
-)
-def test_the_machine_decides_the_precision(
-    config_class: type[Any], options: dict[str, str], expected: str, without_bf16: None
-) -> None:
-    rooms = {"use_gpu": "scale", "precision": "engine", "base_dtype": "engine"}
-    flags = [each for name, value in options.items() for each in (f"--{rooms[name]}.{name}", value)]
-    assert resolve_precision(parse_config(config_class, "", flags)).engine.precision == expected
-
-
-@pytest.mark.parametrize("unit", cpu_kernels.BF16_UNITS)
-def test_processors_with_units_for_bf16_use_them(unit: str, without_bf16: None) -> None:
-    cpu_kernels.CPU_FACTS.write_text(f"flags : avx2 {unit} fma", encoding="utf-8")
-    assert resolve_precision(PretrainConfig(scale=ScaleConfig(use_gpu=False))).engine.precision == "bf16"
+    ):
+        flags = [each for name, value in options.items() for each in (f"--{rooms[name]}.{name}", value)]
+        for config_class in (PretrainConfig, FinetuneConfig):
+            assert resolve_precision(parse_config(config_class, "", flags)).engine.precision == expected, options
+    for unit in cpu_kernels.BF16_UNITS:
+        cpu_kernels.CPU_FACTS.write_text(f"flags : avx2 {unit} fma", encoding="utf-8")
+        assert resolve_precision(PretrainConfig(scale=ScaleConfig(use_gpu=False))).engine.precision == "bf16"
 
 
 def test_a_clusters_precision_waits_for_its_nodes(without_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +154,8 @@ def test_with_a_gpu_auto_uses_it_where_there_are_enough(capsys: pytest.CaptureFi
     assert "lower --scale.num_workers to use it" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("nodes", "number", "share"),
-    [
+def test_workers_leave_a_node_room_for_reading() -> None:
+    for nodes, number, share in (
         ([ONE], 1, 0.5),
         ([TWO], 1, 1.0),
         ([TWO], 2, 0.75),
@@ -177,16 +164,13 @@ def test_with_a_gpu_auto_uses_it_where_there_are_enough(capsys: pytest.CaptureFi
         ([ONE] * 4, 8, 0.25),
         ([HEAD, ONE, ONE], 2, 0.5),
         ([HEAD], 1, 0.0),
-    ],
-)
-def test_workers_leave_a_node_room_for_reading(nodes: Sequence[Node], number: int, share: float) -> None:
-    assert share_cpus(nodes, number, most=1.0, with_gpu=False, read_cpus=0.25) == share
-    assert bool(find_shortage(nodes, number, share or 0.25, with_gpu=False, read_cpus=0.25)) == (share == 0.0)
+    ):
+        assert share_cpus(nodes, number, most=1.0, with_gpu=False, read_cpus=0.25) == share, (nodes, number)
+        assert bool(find_shortage(nodes, number, share or 0.25, with_gpu=False, read_cpus=0.25)) == (share == 0.0)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "number", "share", "with_gpu", "says"),
-    [
+def test_a_share_that_would_wait_for_ever_is_found() -> None:
+    for nodes, number, share, with_gpu, says in (
         ([ONE] * 4, 4, 0.87, False, "they may leave no node the 0.25 CPUs"),
         ([ONE] * 4, 5, 1.0, False, "there is room for 4"),
         ([TWO], 4, 1.0, False, "there is room for 2"),
@@ -195,13 +179,9 @@ def test_workers_leave_a_node_room_for_reading(nodes: Sequence[Node], number: in
         ([EIGHT, ONE], 8, 1.0, False, ""),  # whichever way Ray places them, a whole CPU is left
         ([EIGHT, ONE], 9, 1.0, False, "they may leave no node"),
         ([ONE] * 4, 3, 0.87, False, ""),
-    ],
-)
-def test_a_share_that_would_wait_for_ever_is_found(
-    nodes: Sequence[Node], number: int, share: float, with_gpu: bool, says: str
-) -> None:
-    shortage = find_shortage(nodes, number, share, with_gpu=with_gpu, read_cpus=0.25)
-    assert shortage.startswith(says) and bool(shortage) == bool(says)
+    ):
+        shortage = find_shortage(nodes, number, share, with_gpu=with_gpu, read_cpus=0.25)
+        assert shortage.startswith(says) and bool(shortage) == bool(says), (nodes, number, share)
 
 
 def test_nodes_are_described() -> None:
@@ -229,47 +209,29 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
 
 
-@pytest.fixture
-def listener() -> Iterator[str]:
-    """The address of a server that is no Ray: it takes connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
-
-
 @pytest.mark.usefixtures("without_ray")
-@pytest.mark.parametrize(
-    ("address", "says"),
-    [
-        (
-            "127.0.0.1:1",
-            "nothing answers there \\(Connection refused\\); start that cluster, correct",
-        ),
-        ("no-such-host.invalid:6379", "nothing answers there"),
-        ("127.0.0.1:99999", "nothing answers there"),
-        ("127.0.0.1", "it must be HOST:PORT"),
-        ("ray://127.0.0.1:10001", "it must be HOST:PORT of a cluster's head"),
-        ("http://127.0.0.1:8265", "it must be HOST:PORT .* ray job submit"),
-    ],
-)
-def test_an_address_without_a_cluster_is_one_sentence(address: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ConfigError, match=f"RAY_ADDRESS is '{address}'.*{says}"):
-        start_ray()
-
-
-@pytest.mark.usefixtures("without_ray")
-def test_a_server_that_is_no_cluster_is_told_apart(listener: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", listener)
+def test_an_address_without_a_cluster_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
-    with pytest.raises(ConfigError, match="what answers there is no Ray cluster"):
-        start_ray()
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it takes connections and says nothing
+        for address, says in (
+            ("127.0.0.1:1", r"nothing answers there \(Connection refused\); start that cluster, correct"),
+            ("no-such-host.invalid:6379", "nothing answers there"),
+            ("127.0.0.1:99999", "nothing answers there"),
+            ("127.0.0.1", "it must be HOST:PORT"),
+            ("ray://127.0.0.1:10001", "it must be HOST:PORT of a cluster's head"),
+            ("http://127.0.0.1:8265", "it must be HOST:PORT .* ray job submit"),
+            (f"127.0.0.1:{server.getsockname()[1]}", "what answers there is no Ray cluster"),
+        ):
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            with pytest.raises(ConfigError, match=f"RAY_ADDRESS is '{address}'.*{says}"):
+                start_ray()
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.parametrize("header", [{}, {"authorization": "Bearer wrong"}])
-def test_a_wrong_token_is_one_sentence(header: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster.ray.get_runtime_context().gcs_address)
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_private, "make_token_header", lambda: header)
-    with pytest.raises(ConfigError, match="refuses the token, or misses it; .* RAY_AUTH_MODE=token"):
-        start_ray()
+    for header in ({}, {"authorization": "Bearer wrong"}):
+        monkeypatch.setattr(ray_private, "make_token_header", lambda header=header: header)
+        with pytest.raises(ConfigError, match="refuses the token, or misses it; .* RAY_AUTH_MODE=token"):
+            start_ray()

@@ -57,22 +57,18 @@ def start(begin: Callable[[], object] = heed_signals, **settings: object) -> Ite
 SIGNALS = [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143), (signal.SIGHUP, "SIGHUP", 129)]
 
 
-@pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
-def test_a_job_ends_with_one_sentence_and_the_signals_code(number: int, name: str, code: int) -> None:
-    with start() as job:
-        job.send_signal(number)
-        _, error = job.communicate(timeout=120)
-    assert job.returncode == code
-    assert error == f"stopped by {name}; the same command goes on with what is not finished.\n"
-
-
-@pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
-def test_a_job_that_can_save_does_so_first(number: int, name: str, code: int) -> None:
-    with start(can_save=True) as job:
-        job.send_signal(number)
-        output, error = job.communicate(timeout=120)
-    assert job.returncode == code and output == "saved\n"
-    assert error.endswith(f"stopped at step 7 by {name}.\n") and "Traceback" not in error
+@pytest.mark.parametrize("can_save", [False, True])
+def test_a_job_ends_with_one_sentence_and_the_signals_code(can_save: bool) -> None:
+    """One that can save does so first."""
+    for number, name, code in SIGNALS:
+        with start(can_save=can_save) as job:
+            job.send_signal(number)
+            output, error = job.communicate(timeout=120)
+        assert job.returncode == code and output == ("saved\n" if can_save else "")
+        if can_save:
+            assert error.endswith(f"stopped at step 7 by {name}.\n") and "Traceback" not in error
+        else:
+            assert error == f"stopped by {name}; the same command goes on with what is not finished.\n"
 
 
 def test_only_ctrl_c_cuts_a_save_short() -> None:
@@ -89,18 +85,12 @@ def test_only_ctrl_c_cuts_a_save_short() -> None:
     assert job.returncode == 129 and output == "" and error == "stopped at step 7 by SIGHUP.\n"
 
 
-def test_a_save_that_takes_too_long_is_not_waited_for() -> None:
-    with start(can_save=True, saves=False, limit=1) as job:
-        job.send_signal(signal.SIGTERM)
-        output, error = job.communicate(timeout=120)
-    assert job.returncode == 143 and output == "" and error.endswith("stopped at step 7 by SIGTERM.\n")
-
-
-def test_a_save_that_is_done_ends_the_job_whatever_it_waits_for() -> None:
-    with start(can_save=True, saves=False, is_done=True) as job:
-        job.send_signal(signal.SIGTERM)
-        output, error = job.communicate(timeout=120)
-    assert job.returncode == 143 and output == "" and error.endswith("stopped at step 7 by SIGTERM.\n")
+def test_a_save_that_takes_too_long_or_is_done_is_not_waited_for() -> None:
+    for settings in ({"limit": 1}, {"is_done": True}):
+        with start(can_save=True, saves=False, **settings) as job:
+            job.send_signal(signal.SIGTERM)
+            output, error = job.communicate(timeout=120)
+        assert job.returncode == 143 and output == "" and error.endswith("stopped at step 7 by SIGTERM.\n")
 
 
 def test_a_signal_that_the_job_was_started_to_ignore_stays_ignored() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +89,10 @@ def learned(
     return learn(text, base_folder, tmp_path_factory.mktemp("learned") / "vocab", size=40)
 
 
-def test_a_frequent_word_becomes_one_token(learned: ExtensionVocabulary, base_folder: Path) -> None:
+def test_new_words_complement_the_base(learned: ExtensionVocabulary, base_folder: Path) -> None:
     base, union = load_tokenizer(base_folder), AutoTokenizer.from_pretrained(learned.folder)
     assert base.tokenize("thalamus") == ["tha", "##lam", "##us"]
-    assert union.tokenize("Thalamus") == ["thalamus"]
     assert union.tokenize("Thalamus is a part of brain") == "thalamus is a part of brain".split()
-
-
-def test_new_words_complement_the_base(learned: ExtensionVocabulary, base_folder: Path) -> None:
-    base, union = load_tokenizer(base_folder), load_tokenizer(learned.folder)
     old, new = base.get_vocab(), union.get_vocab()
     assert {word: i for word, i in new.items() if i < learned.first_id} == old
     assert learned.first_id == len(old) == max(old.values()) + 1
@@ -162,18 +156,10 @@ def test_vocabularies_are_the_same_each_time(
     again = learn(text, base_folder, tmp_path / "again", size=40)
     for path in sorted(learned.folder.iterdir()):
         assert (again.folder / path.name).read_bytes() == path.read_bytes(), path.name
-    many = learn(
-        text, base_folder, tmp_path / "many", size=40, prepare=PrepareConfig(min_document_chars=5, shard_bytes=4096)
-    )
-    assert many.words == learned.words
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["again", "many"]
-
-
-def test_a_smaller_vocabulary_is_the_start_of_a_larger_one(
-    learned: ExtensionVocabulary, text: Path, base_folder: Path, tmp_path: Path
-) -> None:
-    for size in (12, 25):
-        assert learn(text, base_folder, tmp_path / str(size), size=size).words == learned.words[:size]
+    many = replace(PREPARE, shard_bytes=4096)
+    assert learn(text, base_folder, tmp_path / "many", size=40, prepare=many).words == learned.words
+    assert learn(text, base_folder, tmp_path / "few", size=25).words == learned.words[:25], "a smaller one is the start"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["again", "few", "many"]
 
 
 def test_a_folder_is_kept_while_its_record_matches(text: Path, base_folder: Path, tmp_path: Path) -> None:
@@ -264,14 +250,14 @@ def test_protected_words_and_earlier_ones_come_first(
 
 def test_only_appended_words_are_accepted(learned: ExtensionVocabulary) -> None:
     words, first = learned.words, learned.first_id
-    check_appended(learned, dataclasses.replace(learned, words=(*words, "more")))
+    check_appended(learned, replace(learned, words=(*words, "more")))
     swapped = (*words[:3], words[4], words[3], *words[5:])
     for changed in (swapped, words[:-1]):
         with pytest.raises(CorpusError, match="does not begin with the words of the earlier one"):
-            check_appended(learned, dataclasses.replace(learned, words=changed))
+            check_appended(learned, replace(learned, words=changed))
     for change in ({"first_id": first + 1}, {"base_fingerprint": "0"}):
         with pytest.raises(CorpusError, match="both must be of one base"):
-            check_appended(learned, dataclasses.replace(learned, **change))
+            check_appended(learned, replace(learned, **change))
 
 
 def test_new_entries_in_the_bases_pieces(base_folder: Path) -> None:
@@ -308,33 +294,28 @@ def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path, local_ra
     assert not [each for each in made.folder.iterdir() if each.name.startswith(".")]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_lists_with_a_mistake(base_folder: Path, tmp_path: Path) -> None:
+    for content, message in (
         ("neuron\ncortex\nneuron\n", "line 3: 'neuron' stands in line 1 already"),
         ("neuron\n\ncortex\n", "line 2: '' is empty, and ids must have no gap"),
         ("##\n", "'##' is empty"),
         ("neuron\n[MASK]\n", r"line 2: '\[MASK\]' is a special token"),
         ("brain\n", "'brain' is in the base's vocabulary already"),
         ("##us\n", "is in the base's vocabulary already"),
-        ("Thalamus\n", "the base's normaliser makes it 'thalamus'"),
         ("Zoë\n", "the base's normaliser makes it 'zoe'"),
         ("##Lamus\n", "the base's normaliser makes it 'lamus'"),
         ("basal ganglia\n", "the base's tokenizer cuts it into 2 words"),
         (" neuron\n", "the base's normaliser makes it"),
         ("co-opt\n", "cuts it into 3 words"),
-        ("[ENT]\n", "cuts it into 3 words"),
         ("##丘\n", "cuts it into 2 words"),
         ("\u0301\n", "cuts it into 0 words"),
         (f"{'x' * 101}\n", "more than 100 characters"),
         ("", "is empty; give one word per line"),
-    ],
-)
-def test_lists_with_a_mistake(base_folder: Path, tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "words.txt").write_text(content, encoding="utf-8")
-    with pytest.raises(CorpusError, match=message):
-        bring(tmp_path / "words.txt", base_folder, tmp_path / "made")
-    assert not (tmp_path / "made").exists()
+    ):
+        (tmp_path / "words.txt").write_text(content, encoding="utf-8")
+        with pytest.raises(CorpusError, match=message):
+            bring(tmp_path / "words.txt", base_folder, tmp_path / "made")
+        assert not (tmp_path / "made").exists()
 
 
 def test_lists_that_cannot_be_read(base_folder: Path, tiny_roberta_folder: Path, tmp_path: Path) -> None:
@@ -367,14 +348,6 @@ def test_a_folder_of_other_files_is_left_alone(base_folder: Path, tmp_path: Path
     with pytest.raises(CorpusError, match="run holds other files; give another --run.name"):
         bring(tmp_path / "words.txt", base_folder, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints").is_dir()
-    made = bring(tmp_path / "words.txt", base_folder, tmp_path / "made").folder
-    (made / "notes.txt").write_text("mine")
-    (tmp_path / "words.txt").write_text("thalamus\nhippocampus\n")
-    with pytest.raises(CorpusError, match=r"made/notes\.txt is no part of the vocabulary that would be replaced"):
-        bring(tmp_path / "words.txt", base_folder, made)
-    assert (made / "notes.txt").read_text() == "mine"
-    (made / "notes.txt").unlink()
-    assert len(bring(tmp_path / "words.txt", base_folder, made).words) == 2
 
 
 def test_a_damaged_folder_is_made_anew(base_folder: Path, tmp_path: Path) -> None:
@@ -385,40 +358,28 @@ def test_a_damaged_folder_is_made_anew(base_folder: Path, tmp_path: Path) -> Non
     assert load_extension(made.folder) == made
 
 
-def change(edit: Callable[[dict[str, Any]], None]) -> Callable[[str], str]:
-    def apply(content: str) -> str:
-        record = json.loads(content)
-        edit(record)
-        return json.dumps(record)
-
-    return apply
-
-
-def swap(record: dict[str, Any]) -> None:
-    words = record["words"]
-    words[0], words[1] = words[1], words[0]
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda content: content.replace('"##lamic"', '"thalamus"'), "have other words"),
-        (change(lambda record: record["words"].pop()), "and the tokenizer beside it have other words"),
-        (change(swap), "have other words"),
-        (change(lambda record: record["words"].append("more")), "have other words"),
-        (change(lambda record: record.update(first_id=3)), "have other words"),
-        (change(lambda record: record.pop("base")), "is damaged"),
-        (change(lambda record: record.update(words=None)), "is damaged"),
-        (change(lambda record: record.update(format=99)), "has format 99, this version reads 2"),
-        (lambda content: content[:50], "is damaged"),
-        (lambda content: "[]", "is damaged"),
-    ],
-)
-def test_damaged_records(base_folder: Path, tmp_path: Path, edit: Callable[[str], str], message: str) -> None:
+def test_damaged_records(base_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("thalamus\n##lamic\nneuron\n")
     path = bring(tmp_path / "words.txt", base_folder, tmp_path / "made").folder / "extension.json"
-    path.write_text(edit(path.read_text(encoding="utf-8")), encoding="utf-8")
-    with pytest.raises(CorpusError, match=message):
+    whole = path.read_text(encoding="utf-8")
+    record = json.loads(whole)
+    words = record["words"]
+    for changed, message in (
+        ({**record, "words": ["thalamus", "thalamus", "neuron"]}, "have other words"),
+        ({**record, "words": words[:2]}, "and the tokenizer beside it have other words"),
+        ({**record, "words": [words[1], words[0], words[2]]}, "have other words"),
+        ({**record, "words": [*words, "more"]}, "have other words"),
+        ({**record, "first_id": 3}, "have other words"),
+        ({name: value for name, value in record.items() if name != "base"}, "is damaged"),
+        ({**record, "words": None}, "is damaged"),
+        ({**record, "format": 99}, "has format 99, this version reads 2"),
+        ([], "is damaged"),
+    ):
+        path.write_text(json.dumps(changed))
+        with pytest.raises(CorpusError, match=message):
+            load_extension(path.parent)
+    path.write_text(whole[:50])
+    with pytest.raises(CorpusError, match="is damaged"):
         load_extension(path.parent)
 
 

@@ -38,14 +38,10 @@ ODD_TEXTS = [
 ]
 
 
-def make(name: str, folder: Path) -> Path:
-    return MAKERS[name](folder)
-
-
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("bases")
-    return {name: make(name, folder / name) for name in MAKERS}
+    return {name: make(folder / name) for name, make in MAKERS.items()}
 
 
 @pytest.fixture(scope="module", params=list(MAKERS))
@@ -183,9 +179,8 @@ def test_new_words_in_the_bases_pieces(made: ExtensionVocabulary, base_folder: P
             assert base.decode(pieces).strip() == word.removeprefix(PREFIX), mark
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
+def test_lists_with_a_mistake(bases: dict[str, Path], tmp_path: Path) -> None:
+    mistakes = [
         ("[MASK]", "is a special token|cuts it into 3 words"),
         ("the", "is in the base's vocabulary already"),
         ("co-opt", "cuts it into 3 words"),
@@ -193,22 +188,17 @@ def test_new_words_in_the_bases_pieces(made: ExtensionVocabulary, base_folder: P
         ("", "is empty"),
         (" neuron", "can never be"),
         ("x" * 101, "more than 100 characters"),
-    ],
-)
-def test_lists_with_a_mistake(base_folder: Path, tmp_path: Path, word: str, message: str) -> None:
-    with pytest.raises(CorpusError, match=message):
-        bring(["amygdala", word], base_folder, tmp_path / "made")
-    assert not (tmp_path / "made").exists()
-
-
-def test_words_that_some_tokenizers_cannot_have(bases: dict[str, Path], tmp_path: Path) -> None:
-    for name, word, message in [
+    ]
+    cases = [(name, *each) for name in bases for each in mistakes]
+    cases += [
         ("roberta", "thalamus2", "cuts it into 2 words"),
         ("modernbert", "e\u0301te\u0301", "the base's normaliser makes it 'été'"),
         ("roberta with a space first", "##co-opt", "cuts it into 3 words"),
-    ]:
+    ]
+    for name, word, message in cases:
         with pytest.raises(CorpusError, match=message):
-            bring([word], bases[name], tmp_path / "made")
+            bring(["amygdala", word], bases[name], tmp_path / "made")
+        assert not (tmp_path / "made").exists(), name
 
 
 @pytest.fixture(scope="module")
