@@ -90,31 +90,29 @@ def find_blocks(document: Path) -> Iterator[Block]:
 BLOCKS = [block for document in DOCUMENTS for block in find_blocks(document)]
 
 
-def select(language: str) -> pytest.MarkDecorator:
-    found = [each for each in BLOCKS if each.language == language]
-    return pytest.mark.parametrize("block", found, ids=map(str, found))
-
-
 JOBS = load_jobs()
 RECORD = 'record() { printf "%s\\x1f" "$@" >>"$RECORD_FILE"; printf "\\x1e" >>"$RECORD_FILE"; }\n'
 
 
-def list_commands(text: str, folder: Path) -> list[list[str]]:
-    """Return the commands of a block as bash calls them: variables filled in, words split, comments gone."""
-    for place in re.findall(r"(?:^|&& )([\w.][\w.-]*/[\w./-]+)", text, re.M):  # such as .venv/bin/pip
+def list_commands(texts: Sequence[str], folder: Path) -> list[list[list[str]]]:
+    """Return the commands of each text as bash calls them: variables filled in, words split, comments gone."""
+    for place in re.findall(r"(?:^|&& )([\w.][\w.-]*/[\w./-]+)", "\n".join(texts), re.M):  # such as .venv/bin/pip
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         name = Path(place).name
         (folder / place).write_text(f'#!{shutil.which("bash")}\n{RECORD}record {name} "$@"\n', encoding="utf-8")
         (folder / place).chmod(0o700)
     (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
     (folder / ".venv" / "bin" / "activate").touch()
-    script = f'{RECORD}cd() {{ record cd "$@"; }}\ncommand_not_found_handle() {{ record "$@"; }}\n{text}'
+    script = f'{RECORD}cd() {{ record cd "$@"; }}\ncommand_not_found_handle() {{ record "$@"; }}\n'
+    script += "".join(f'({text}\n)\nprintf "\\x1d" >>"$RECORD_FILE"\n' for text in texts)
     environment = {"PATH": "/nowhere", "RECORD_FILE": str(folder / "record"), "HOME": str(folder)}
     command = [str(shutil.which("bash")), "-c", script]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    records = (folder / "record").read_text(encoding="utf-8").split("\x1e")[:-1]
-    return [each.split("\x1f")[:-1] for each in records]
+    if not texts:
+        return []
+    sections = (folder / "record").read_text(encoding="utf-8").split("\x1d")[:-1]
+    return [[each.split("\x1f")[:-1] for each in section.split("\x1e")[:-1]] for section in sections]
 
 
 def read_command(command: Sequence[str]) -> None:
@@ -191,63 +189,70 @@ def test_the_front_page_is_read_in_one_sitting() -> None:
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
+def test_blocks_say_their_language() -> None:
+    for block in BLOCKS:
+        assert block.language in LANGUAGES, block
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
-def test_blocks_say_their_language(document: Path) -> None:
-    assert {each.language for each in find_blocks(document)} <= LANGUAGES
-
-
-@select("bash")
-def test_every_command_is_read_by_what_it_calls(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = list_commands(block.text, tmp_path)
-    assert commands
+def test_every_command_is_read_by_what_it_calls(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [each for each in BLOCKS if each.document == document and each.language == "bash"]
+    commands = list_commands([each.text for each in blocks], tmp_path)
+    assert all(commands)
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.syspath_prepend(REPOSITORY / "jobs")
-    for command in commands:
-        read_command(command)
+    for block, own in zip(blocks, commands, strict=True):
+        for command in own:
+            try:
+                read_command(command)
+            except (AssertionError, ValueError, click.ClickException) as error:
+                raise AssertionError(f"{block}: {shlex.join(command)}") from error
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_example_of_a_verbs_help_is_read(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = re.findall(r"^ +(domext (?:.*\\\n)*.*)", VERBS[verb].about, re.M)
-    commands = list_commands("\n".join(each.replace(" …", "") for each in examples), tmp_path)
-    assert [each for each in commands if find_verb(each[1:]) == verb]
+def test_every_example_of_a_verbs_help_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [re.findall(r"^ +(domext (?:.*\\\n)*.*)", job.about, re.M) for job in VERBS.values()]
+    found = list_commands(["\n".join(own).replace(" …", "") for own in examples], tmp_path)
     monkeypatch.chdir(REPOSITORY)
-    for command in commands:
-        read_command(command)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("python jobs/pretrain_af.py --method.headz 3", "--method.headz is no option"),
-        ("python jobs/finetune.py --grid.lr fast", "--grid.lr is 'fast'"),
-        ("python jobs/prepare_corpus.py --method.heads 2", "method.heads"),
-        ("python jobs/nothing.py", "jobs/nothing.py is not there"),
-        ("domext pretrain af --method.headz 3", "--method.headz is no option"),
-        ("domext finetun", "did you mean finetune?"),
-        ("domext presets show nothing", "'nothing' is no preset"),
-        ("sbatch cluster/slurm.sbatch python jobs/sweep.py --trials 3", "--trials is no option"),
-        (
-            'JOB="python jobs/pretrain_af.py --corpse x"\nray job submit --working-dir . -- $JOB',
-            "--corpse is no option",
-        ),
-        ("ray job submit --no-weight -- python jobs/sweep.py", "--no-weight"),
-        ("kubectl apply -f cluster/kuberay/none.yaml", "none.yaml is not there"),
-        ('pip install -e ".[nothing]"', "nothing"),
-        ("rm -rf /", "rm is no command"),
-    ],
-)
-def test_a_wrong_command_is_found(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = list_commands(text, tmp_path)
-    monkeypatch.chdir(REPOSITORY)
-    with pytest.raises((AssertionError, ValueError, click.ClickException), match=re.escape(says)):
+    for verb, commands in zip(VERBS, found, strict=True):
+        assert [each for each in commands if find_verb(each[1:]) == verb], verb
         for command in commands:
             read_command(command)
 
 
-@select("python")
-def test_every_name_that_is_imported_is_there(block: Block) -> None:
+def test_a_wrong_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {
+        "python jobs/pretrain_af.py --method.headz 3": "--method.headz is no option",
+        "python jobs/finetune.py --grid.lr fast": "--grid.lr is 'fast'",
+        "python jobs/prepare_corpus.py --method.heads 2": "method.heads",
+        "python jobs/nothing.py": "jobs/nothing.py is not there",
+        "domext pretrain af --method.headz 3": "--method.headz is no option",
+        "domext finetun": "did you mean finetune?",
+        "domext presets show nothing": "'nothing' is no preset",
+        "sbatch cluster/slurm.sbatch python jobs/sweep.py --trials 3": "--trials is no option",
+        'JOB="python jobs/pretrain_af.py --corpse x"\nray job submit -- $JOB': "--corpse is no option",
+        "ray job submit --no-weight -- python jobs/sweep.py": "--no-weight",
+        "kubectl apply -f cluster/kuberay/none.yaml": "none.yaml is not there",
+        'pip install -e ".[nothing]"': "nothing",
+        "rm -rf /": "rm is no command",
+    }
+    found = list_commands([*wrong], tmp_path)
+    monkeypatch.chdir(REPOSITORY)
+    for commands, says in zip(found, wrong.values(), strict=True):
+        with pytest.raises((AssertionError, ValueError, click.ClickException), match=re.escape(says)):
+            for command in commands:
+                read_command(command)
+
+
+def test_every_name_that_is_imported_is_there() -> None:
     """Names of this package are also called with arguments that they take."""
+    for block in BLOCKS:
+        if block.language == "python":
+            check_names(block)
+
+
+def check_names(block: Block) -> None:
     ours: dict[str, Any] = {}
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.Import):
@@ -270,48 +275,51 @@ def test_every_name_that_is_imported_is_there(block: Block) -> None:
                 inspect.signature(called).bind(*node.args, **{each.arg: None for each in node.keywords if each.arg})
 
 
-@select("yaml")
-def test_every_yaml_is_read(block: Block, tmp_path: Path) -> None:
-    values = yaml.safe_load(block.text)
-    if "space" in values:
-        assert read_space(values["space"]).dimensions
-    elif "task" in values:
-        (tmp_path / "mine.yaml").write_text(block.text, encoding="utf-8")
-        assert read_description(tmp_path / "mine.yaml").task == values["task"]
-    elif "mixture" in values:
-        assert from_dict(PretrainConfig, values).parts
-    else:
-        pytest.fail("no reader is known for it")
+def test_every_yaml_is_read(tmp_path: Path) -> None:
+    for block in BLOCKS:
+        values = yaml.safe_load(block.text) if block.language == "yaml" else {}
+        if "space" in values:
+            assert read_space(values["space"]).dimensions
+        elif "task" in values:
+            (tmp_path / "mine.yaml").write_text(block.text, encoding="utf-8")
+            assert read_description(tmp_path / "mine.yaml").task == values["task"]
+        elif "mixture" in values:
+            assert from_dict(PretrainConfig, values).parts
+        else:
+            assert block.language != "yaml", f"{block}: no reader is known for it"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
-def test_every_option_in_running_text_is_one(document: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+def strip_blocks(document: Path) -> str:
+    return re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def test_every_option_in_running_text_is_one() -> None:
     known = {f"--{option}" for job in JOBS.values() for option in list_options(job.config_class)}
     verbs = [REPOSITORY / "jobs" / "benchmark.py", *(REPOSITORY / "jobs" / "benchmarks").glob("*.py")]
-    benchmark = {each for path in verbs for each in re.findall(r'"(--\w+)"', path.read_text())}
-    named = {each for code in re.findall(r"`([^`]+)`", text) for each in re.findall(r"(?<!\S)--[a-z][\w.-]*", code)}
-    unknown = {each.rstrip(".") for each in named} - known - benchmark - OTHERS_OPTIONS
-    assert not {each for each in unknown if not any(other.startswith(f"{each}.") for other in known)}
+    known_elsewhere = {each for path in verbs for each in re.findall(r'"(--\w+)"', path.read_text())} | OTHERS_OPTIONS
+    for document in DOCUMENTS:
+        codes = re.findall(r"`([^`]+)`", strip_blocks(document))
+        named = {each.rstrip(".") for code in codes for each in re.findall(r"(?<!\S)--[a-z][\w.-]*", code)}
+        unknown = named - known - known_elsewhere
+        assert not {each for each in unknown if not any(other.startswith(f"{each}.") for other in known)}, document
 
 
 def find_anchors(document: Path) -> set[str]:
-    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
-    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    headings = re.findall(r"^#+ (.*)$", strip_blocks(document), re.M)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
-def test_every_link_into_the_repository_leads_somewhere(document: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
-    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
-    for target in targets:
-        if re.match(r"\w+:", target):
-            continue
-        place, _, anchor = target.partition("#")
-        path = (document.parent / place).resolve() if place else document
-        assert path.exists(), f"{target} leads nowhere"
-        assert not anchor or anchor in find_anchors(path), f"{target}: no such heading"
+def test_every_link_into_the_repository_leads_somewhere() -> None:
+    for document in DOCUMENTS:
+        text = strip_blocks(document)
+        targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
+        for target in targets:
+            if re.match(r"\w+:", target):
+                continue
+            place, _, anchor = target.partition("#")
+            path = (document.parent / place).resolve() if place else document
+            assert path.exists(), f"{document}: {target} leads nowhere"
+            assert not anchor or anchor in find_anchors(path), f"{document}: {target}: no such heading"
 
 
 def test_forms_and_the_workflow_are_complete() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from mutations import REPOSITORY, Mutation, read_mutations
+from mutations import REPOSITORY, read_mutations
 
 
-@pytest.mark.parametrize("mutation", read_mutations(), ids=lambda each: each.about)
-def test_a_mutation_has_its_place_and_its_test(mutation: Mutation) -> None:
-    assert (REPOSITORY / mutation.file).read_text(encoding="utf-8").count(mutation.old) == 1
-    path, _, name = mutation.test.partition("::")
-    place = Path(REPOSITORY / path)
-    assert place.exists() and (not name or f"def {name}(" in place.read_text(encoding="utf-8"))
+def test_a_mutation_has_its_place_and_its_test() -> None:
+    for mutation in read_mutations():
+        assert (REPOSITORY / mutation.file).read_text(encoding="utf-8").count(mutation.old) == 1, mutation
+        path, _, name = mutation.test.partition("::")
+        place = Path(REPOSITORY / path)
+        assert place.exists() and (not name or f"def {name}(" in place.read_text(encoding="utf-8")), mutation

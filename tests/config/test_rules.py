@@ -1,0 +1,105 @@
+"""Every rule of an option, and of options beside each other, is told in one sentence that names them."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from domext_ray.commands.job import configure
+from domext_ray.commands.main import JOBS
+from domext_ray.errors import ConfigError
+from domext_ray.options.read import read_flags
+
+ALONE = "--replay.corpus none --method.heads 0 --method.ffn_units 0"
+WITHOUT_BASE = "--base none --vocab.size 300"
+RULES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "pretrain af": (
+        ("--train.max_steps 0", "--train.max_steps"),
+        ("--train.max_steps -5", "--train.max_steps", "-5"),
+        ("--train.max_seconds -1", "--train.max_seconds", "-1"),
+        ("--optim.lr 0", "--optim.lr", "above 0"),
+        ("--optim.beta1 1", "--optim.beta1", "below 1"),
+        ("--optim.warmup_steps 50 --optim.decay_steps 50", "--optim.warmup_steps", "--optim.decay_steps"),
+        ("--engine.zero_stage 7", "--engine.zero_stage", "7"),
+        ("--engine.precision fp16", "--engine.precision", "fp16", "bf16"),
+        ("--engine.compile true --engine.zero_stage 3", "--engine.compile", "--engine.zero_stage"),
+        ("--engine.base_dtype bf16 --engine.precision fp32", "--engine.base_dtype", "--engine.precision"),
+        ("--method.heads -1", "--method.heads", "-1"),
+        ("--method.layers abc", "--method.layers", "abc"),
+        ("--method.trains nothing", "--method.trains", "nothing", "extensions"),
+        (f"{ALONE} --method.trains top_layers", "--method.top_layers"),
+        ("--method.adapter 'my adapter'", "--method.adapter", "my adapter"),
+        ("--method.bottleneck_place middle", "--method.bottleneck_place", "middle"),
+        ("--method.module_hidden_size 12", "--method.module_ffn_size", "12"),
+        ("--method.trainable_budget 1.5", "--method.trainable_budget", "1.5"),
+        ("--method.active_adapters other", "--method.active_adapters", "other"),
+        ("--objective.mask_prob 0", "--objective.mask_prob", "between 0 and 1"),
+        ("--objective.mask_prob 2", "--objective.mask_prob", "2"),
+        ("--objective.kind left_to_right", "--objective.kind", "left_to_right", "causal"),
+        ("--train.seq_length 4", "--train.seq_length", "8 or more"),
+        ("--train.long_seq_length 64", "--train.long_seq_length", "--train.seq_length"),
+        ("--train.dropout 1", "--train.dropout", "below 1"),
+        ("--train.micro_batch_size 33", "--train.micro_batch_size", "33"),
+        ("--scale.num_workers 0", "--scale.num_workers", "1 or more"),
+        ("--run.keep_checkpoints 0", "--run.keep_checkpoints", "1 or more"),
+        ("--prepare.document paragraph", "--prepare.document", "paragraph", "blank_line"),
+        ("--prepare.held_out_frac 0.9", "--prepare.held_out_frac", "0.9"),
+        ("--prepare.min_document_chars 0", "--prepare.min_document_chars", "1 or more"),
+        ("--base none", "--replay.corpus", "self"),
+        ("--base none --replay.corpus none", "--vocab.size"),
+        (f"{WITHOUT_BASE} --replay.corpus none", "--method.trains", "all"),
+    ),
+    "pretrain bert": (
+        ("--method.name lora", "--method.name", "lora"),
+        ("--base none --vocab.size 10", "--vocab.size", "64 or more"),
+        (f"{WITHOUT_BASE} --train.seq_length 1024", "--train.seq_length", "1024"),
+    ),
+    "pretrain exbert": (("--vocab.min_frequency 0", "--vocab.min_frequency", "1 or more"),),
+    "pretrain bottleneck": (("--method.bottleneck_std 0", "--method.bottleneck_std", "above 0"),),
+    "build_vocab": (("--vocab.size -1", "--vocab.size", "-1"),),
+    "finetune": (
+        ("--grid.restarts 0", "--grid.restarts", "from 1 to 1,000"),
+        ("--grid.batch_size 1.5", "--grid.batch_size", "1.5"),
+        ("--features.layers 9-3", "--features.layers", "9-3"),
+        ("--labelled.stride 100", "--labelled.stride", "100"),
+        ("--num_resamples 1", "--num_resamples", "100 or more"),
+    ),
+    "export_hf": (
+        ("", "--run"),
+        ("--run . --format zip", "--format", "zip"),
+        ("--run . --format peft --dtype float16", "--dtype", "float16"),
+    ),
+    "compare_runs": (("", "--runs"), ("--runs .,.", "--runs")),
+    "compare": (
+        ("--seconds 5 --methods af,af", "--methods"),
+        ("--seconds 5 --seeds 0", "--seeds"),
+        ("--seconds 5 --budget 2", "--budget"),
+    ),
+    "evaluate_forgetting": (
+        ("--corpus a.txt", "--models"),
+        ("--models general-mini --corpus a.txt --mask_frac 2", "--mask_frac", "2"),
+    ),
+    "bank": (
+        ("", "--bank"),
+        ("--bank no --name x", "--name", "--add"),
+        ("--bank no --add a --name a --remove b", "--add", "--remove"),
+    ),
+    "sweep": (
+        ("--search.trials 0", "--search.trials", "1 or more"),
+        ("--search.objectives f2", "--search.objectives", "f2"),
+        ("--budget.steps 5 --budget.tokens 5", "--budget"),
+        ("--scale.num_workers 2", "--scale.num_workers", "2"),
+    ),
+    "ablate": (("--study nothing", "--study", "nothing"), ("--study sigma --sigmas 2", "--sigmas", "2")),
+}
+"""Verbs -> what follows one, and parts that the sentence must have. Others' are in golden/mistakes.json."""
+
+
+def test_a_broken_rule_is_one_sentence() -> None:
+    for verb, rules in RULES.items():
+        for args, *says in rules:
+            with pytest.raises(ConfigError) as raised:
+                configure(JOBS[verb], read_flags(JOBS[verb].config_class, shlex.split(args)))
+            message = str(raised.value)
+            assert all(each in message for each in says) and "\n" not in message, (verb, args, message)
