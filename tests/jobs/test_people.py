@@ -15,8 +15,7 @@ from domext_ray.vocabulary.extension import load_extension
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_no_file_has_the_name(local_ray: None, tiny_base_folder: Path, tmp_path: Path, num_workers: int) -> None:
+def test_no_file_has_the_name(local_ray: None, tiny_base_folder: Path, tmp_path: Path) -> None:
     notes = write_notes(tmp_path / "notes.jsonl")
     train_here(
         [
@@ -24,7 +23,7 @@ def test_no_file_has_the_name(local_ray: None, tiny_base_folder: Path, tmp_path:
             str(REPOSITORY / "jobs" / "pretrain_exbert.py"),
             *("--base", str(tiny_base_folder), "--corpus", str(notes), "--run.dir", str(tmp_path / "runs")),
             *("--run.name", "people", "--prepare.group_field", "patient_id", "--prepare.held_out_frac", "0.2"),
-            *("--vocab.size", "12", "--scale.num_workers", str(num_workers), "--replay.corpus", "none"),
+            *("--vocab.size", "12", "--scale.num_workers", "3", "--replay.corpus", "none"),
             *("--train.max_steps", "4", "--train.global_batch_size", "12", "--train.seq_length", "32"),
             *("--train.eval_rows", "24", "--train.general_probe", str(FEW_SENTENCES), "--engine.precision", "fp32"),
             *("--objective.next_sentence", "false"),
