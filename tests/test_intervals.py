@@ -41,25 +41,26 @@ def resample(rng: np.random.Generator, chances: np.ndarray, sizes: np.ndarray) -
     return right.sum(axis=2) / sizes.sum(), right @ counts.T / (counts @ sizes)
 
 
-@pytest.mark.parametrize(
-    ("num_documents", "num_restarts", "seed_sd", "both_sd"),
-    [(20, 1, 0.0, 0.0), (20, 3, 0.0, 0.5), (20, 3, 0.4, 0.5), (60, 5, 0.4, 0.3), (20, 2, 0.2, 0.5)],
-)
-def test_an_interval_holds_the_truth_in_19_of_20_studies(
-    num_documents: int, num_restarts: int, seed_sd: float, both_sd: float
-) -> None:
-    rng = np.random.default_rng(1)
-    sizes = rng.integers(2, 12, size=num_documents)
-    options = {"seed_sd": seed_sd, "both_sd": both_sd}
-    truth = draw_right(rng, 1 + rng.normal(size=(100_000, 1)), 1, **options).mean()
-    chances = draw_right(rng, 1 + rng.normal(size=(800, num_documents)), num_restarts, **options)
-    values, drawn = resample(rng, chances, sizes)
-    low, high = find_bounds(values, drawn, num_documents).T
-    covered = np.mean((low <= truth) & (truth <= high))
-    assert 0.93 <= covered <= 0.985
-    if num_restarts == 1:  # as if sentences were drawn one by one
-        half = 1.96 * np.sqrt(values[:, 0] * (1 - values[:, 0]) / sizes.sum())
-        assert np.mean(abs(values[:, 0] - truth) <= half) < covered - 0.1
+def test_an_interval_holds_the_truth_in_19_of_20_studies() -> None:
+    for num_documents, num_restarts, seed_sd, both_sd in (
+        (20, 1, 0.0, 0.0),
+        (20, 3, 0.0, 0.5),
+        (20, 3, 0.4, 0.5),
+        (60, 5, 0.4, 0.3),
+        (20, 2, 0.2, 0.5),
+    ):
+        rng = np.random.default_rng(1)
+        sizes = rng.integers(2, 12, size=num_documents)
+        options = {"seed_sd": seed_sd, "both_sd": both_sd}
+        truth = draw_right(rng, 1 + rng.normal(size=(100_000, 1)), 1, **options).mean()
+        chances = draw_right(rng, 1 + rng.normal(size=(800, num_documents)), num_restarts, **options)
+        values, drawn = resample(rng, chances, sizes)
+        low, high = find_bounds(values, drawn, num_documents).T
+        covered = np.mean((low <= truth) & (truth <= high))
+        assert 0.93 <= covered <= 0.985, (num_documents, num_restarts)
+        if num_restarts == 1:  # as if sentences were drawn one by one
+            half = 1.96 * np.sqrt(values[:, 0] * (1 - values[:, 0]) / sizes.sum())
+            assert np.mean(abs(values[:, 0] - truth) <= half) < covered - 0.1
 
 
 def test_false_alarms_are_as_rare_as_the_level_says() -> None:

@@ -61,9 +61,12 @@ def read_preset(path: Path, *options: str) -> PretrainConfig:
     return parse_config(PretrainConfig, "", ["--config", str(path), *options, *own])
 
 
-def test_a_training_jobs_file_is_read() -> None:
+def test_a_training_jobs_file_and_a_sweeps_are_read() -> None:
     for path in PRETRAINING:
         assert read_preset(path).train, path
+    for path in SWEEPS:
+        config = parse_config(SweepConfig, "", ["--config", str(path)])
+        assert config.run.name == path.stem.replace("_", "-") and read_space(config.space).list_preparations()
 
 
 @pytest.mark.parametrize(
@@ -119,16 +122,18 @@ def test_ablations_of_one_table_differ_in_one_thing() -> None:
     assert left_to_right.objective == ObjectiveConfig(kind="causal")
 
 
-def test_a_sweeps_space_makes_trials() -> None:
-    for path in SWEEPS:
-        config = parse_config(SweepConfig, "", ["--config", str(path)])
-        space = read_space(config.space)
-        assert config.run.name == path.stem.replace("_", "-") and space.list_preparations()
-        if config.base == "general-mini":  # no other one is on every machine
-            points, reasons = choose_points(config, space)
-            expected = {"grid": 20 if "exbert" in path.stem else 10, "random": config.search.trials}
-            assert len(points) == expected.get(config.search.searcher, 0), path
-            assert all("there is no extension" in reason for reason in reasons), "AF without heads and units is none"
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(each, marks=() if each.stem == "af_mini" else pytest.mark.slow, id=each.stem) for each in SWEEPS],
+)
+def test_a_sweeps_space_makes_trials(path: Path) -> None:
+    config = parse_config(SweepConfig, "", ["--config", str(path)])
+    space = read_space(config.space)
+    if config.base == "general-mini":  # no other one is on every machine
+        points, reasons = choose_points(config, space)
+        expected = {"grid": 20 if "exbert" in path.stem else 10, "random": config.search.trials}
+        assert len(points) == expected.get(config.search.searcher, 0)
+        assert all("there is no extension" in reason for reason in reasons), "AF without heads and units is none"
 
 
 def test_a_file_changes_a_preset_option_by_option_and_flags_change_the_file(tmp_path: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
 import gzip
 import itertools
 import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from transformers import BertTokenizer
 from domext_ray import storage
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus import shards
-from domext_ray.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest, take_numbered
+from domext_ray.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest
 from domext_ray.corpus.rows import SCHEMA, load_jieba
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.data.sources import resolve_sources
@@ -407,16 +406,6 @@ def test_kept_text_is_bounded(tmp_path: Path) -> None:
     assert shards._write_texts(Place(tmp_path / "none.jsonl"), []) is None and not (tmp_path / "none.jsonl").exists()
 
 
-def test_rows_are_read_by_number(prepared: tuple[Path, Path, Manifest]) -> None:
-    """Rows of several shards and batches, repeated ones too, in the order asked for."""
-    manifest = prepared[2]
-    rows, sizes = read_rows(manifest, "train"), [each.num_rows for each in manifest.train]
-    numbers = np.random.default_rng(0).integers(0, len(rows), 300)
-    table = take_numbered(manifest.paths("train"), sizes, numbers)
-    assert table.column("input_ids").to_pylist() == [rows[i] for i in numbers]
-    assert table.column("row_id").to_pylist() == numbers.tolist()
-
-
 def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="has no manifest.json"):
         read_manifest(tmp_path / "nowhere")
@@ -435,24 +424,11 @@ def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None
             read_manifest(copied.folder)
 
 
-@pytest.fixture
-def without_jieba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    original = builtins.__import__
-
-    def refuse(name: str, *args: Any, **options: Any) -> Any:
-        if name == "jieba":
-            raise ModuleNotFoundError("No module named 'jieba'")
-        return original(name, *args, **options)
-
-    load_jieba.cache_clear()
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    yield
-    load_jieba.cache_clear()
-
-
 def test_chinese_text_without_jieba_is_refused_and_a_few_characters_are_not(
-    tmp_path: Path, tokenizer_dir: Path, local_ray: None, without_jieba: None
+    tmp_path: Path, tokenizer_dir: Path, local_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "jieba", None)  # how Python notes that there is none
+    load_jieba.cache_clear()
     lines = [f"第{i}号患者口服降压药，血压平稳。高血压病人可以口服党参吗？" for i in range(200)]
     (tmp_path / "zh.txt").write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(CorpusError, match=r'pip install "domext_ray\[chinese\]", or set --prepare.chinese_words false'):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -161,19 +162,20 @@ def test_a_log_grows(place: Place) -> None:
     log.close()
 
 
-def _add_lines(place: Place, name: str) -> None:
+ADD_LINES = """
+import sys
+from domext_ray.storage import Log, Place
+for number in range(10):
+    Log(Place(sys.argv[1])).add(f"{sys.argv[2]} {number}\\n")
+"""
+
+
+def test_several_add_to_one_log(place: Place) -> None:
+    commands = [[sys.executable, "-c", ADD_LINES, str(place / "log"), name] for name in "ab"]
+    processes = [subprocess.Popen(each) for each in commands]
     for number in range(10):
-        Log(place).add(f"{name} {number}\n")
-
-
-def test_several_add_to_one_log(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_add_lines, args=(place / "log", name)) for name in "ab"]
-    for each in processes:
-        each.start()
-    _add_lines(place / "log", "c")
-    for each in processes:
-        each.join(timeout=120)
+        Log(place / "log").add(f"c {number}\n")
+    assert [each.wait(timeout=120) for each in processes] == [0, 0]
     lines = (place / "log").read_text().splitlines()
     assert sorted(lines) == [f"{name} {number}" for name in "abc" for number in range(10)]
 
