@@ -195,7 +195,6 @@ def test_a_wrong_command_line_is_one_sentence() -> None:
         ("--preset", "--preset has no value; give one after it."),
         ("--xyzzy 3", "--xyzzy is no option; --help_all lists them."),
         ("-corpus x", "'-corpus' is no option; options begin with two dashes, such as --corpus."),
-        ("--corpus a.txt b.txt c.txt", "('b.txt' is left over); put a pattern such as 'notes/*.txt'"),
         ("word", "'word' stands without an option"),
         ("--seed 1 2", "'2' stands after --seed without an option"),
         ("--corpus --seed 1", "--corpus has no value; give one after it."),
@@ -203,8 +202,6 @@ def test_a_wrong_command_line_is_one_sentence() -> None:
         ("--method {headz:1}", "--method, line 1: 'method.headz:1' is no option; did you mean method.heads"),
         ("--seed -1", "--seed is -1; it must be 0 or more."),
         ("--scale.num_workers 1e9", "--scale.num_workers is 1000000000; it must be at most 16, for each worker"),
-        ("--train.max_steps 1.5", "--train.max_steps is '1.5'; it must be a whole number."),
-        ("--optim.lr nan", "--optim.lr is 'nan'; it must be a finite number."),
         ("--shape.num_hidden_layers 1e15", "it must be from 1 to 1,000."),
     ):
         assert says in refuse(*args.split(" ")), args

@@ -60,6 +60,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "utf16.txt.gz": (gzip.compress(SENTENCE.encode("utf-16")), "is UTF-16, not UTF-8"),
     "plain.txt.gz": (SENTENCE.encode(), "ends in .gz and is no gzip file"),
     "plain.JSONL.GZ": (b'{"text": "a"}', "ends in .gz and is no gzip file"),
+    "cut.txt.gz": (gzip.compress(b"some text that is here\n" * 999)[:-20], "cut.txt.gz cannot be read to its end"),
     "packed.txt": (gzip.compress(SENTENCE.encode()), "not UTF-8 text but gzip, whose name must end in .gz"),
     "letter.txt": (b"PK\x03\x04 rest", "not UTF-8 text but a zip archive or an office document"),
     "paper.txt": (b"%PDF-1.7 rest", "not UTF-8 text but a PDF"),

@@ -158,14 +158,6 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
     assert read_spec(path)[0] == ["one still one still one one", "second line"]
 
 
-def test_short_documents_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "short.txt"
-    path.write_text("tiny\n\nthis line is long enough to stay\n")
-    documents, dropped = read_spec(path, PrepareConfig())
-    assert documents == ["this line is long enough to stay"]
-    assert dropped == {"too_short": 1, "blank": 1}
-
-
 def test_clean_text() -> None:
     for raw, clean in (
         ("  a\t b\u00a0\u3000c \n", "a b c"),
@@ -176,22 +168,6 @@ def test_clean_text() -> None:
         ("bell\x07 ok", "bell ok"),
     ):
         assert clean_text(raw) == clean_text(clean) == clean
-
-
-def test_gzip_reads_like_its_content(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "text.txt.gz", "wb") as file:
-        file.write(TEXTS["giant"])
-    plain = tmp_path / "text.txt"
-    plain.write_bytes(TEXTS["giant"])
-    prepare = PrepareConfig(min_document_chars=1, max_document_chars=6)
-    assert read_spec(tmp_path / "text.txt.gz", prepare) == read_spec(plain, prepare)
-
-
-def test_a_truncated_gzip_is_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt.gz"
-    path.write_bytes(gzip.compress(b"some text that is here\n" * 1000)[:-20])
-    with pytest.raises(CorpusError, match="text.txt.gz cannot be read to its end"):
-        read_spec(path)
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -224,10 +200,6 @@ def test_parquet_and_saved_datasets(tmp_path: Path) -> None:
     prepare = PrepareConfig(field="body", min_document_chars=1)
     for name in ("rows.parquet", "saved", "saved_dict", "rows.arrow"):
         assert read_spec(tmp_path / name, prepare)[0] == ["first text", "second text", "third text"], name
-    with pytest.raises(CorpusError, match=r"has no column 'text' \(it has body, number\)"):
-        read_spec(tmp_path / "rows.parquet")
-    with pytest.raises(CorpusError, match="holds int64, not text"):
-        read_spec(tmp_path / "rows.parquet", PrepareConfig(field="number"))
 
 
 def test_globs_lists_and_folders(tmp_path: Path) -> None:
