@@ -128,24 +128,21 @@ def test_a_pool_makes_its_function_once_in_each_worker(local_ray: None, tmp_path
     assert len({each["pid"] for each in found}) == len((tmp_path / "made").read_text()) <= 2
 
 
-@pytest.mark.parametrize("is_pool", [False, True])
-def test_an_error_of_a_task_comes_back_as_itself(local_ray: None, tmp_path: Path, is_pool: bool) -> None:
+def test_an_error_of_a_task_comes_back_as_itself(local_ray: None, tmp_path: Path) -> None:
+    """Of a function, of a pool's, and of a pool that is being made."""
+
     def fail(item: int) -> Result:
         if item == 3:
             raise CorpusError("the third file is no text.")
         return {}
 
-    with pytest.raises(CorpusError) as raised:
-        run(Pool(lambda: fail, 1, 0.5) if is_pool else fail, Place(tmp_path / "records"))
-    assert str(raised.value) == "the third file is no text." and type(raised.value) is CorpusError
-
-
-def test_an_error_while_a_pool_is_made_comes_back_as_itself(local_ray: None, tmp_path: Path) -> None:
     def make() -> Callable[[int], Result]:
-        raise RunError("the model is gone.")
+        raise CorpusError("the third file is no text.")
 
-    with pytest.raises(RunError, match=r"^the model is gone\.$"):
-        run(Pool(make, 2, 0.5), Place(tmp_path / "records"))
+    for i, work in enumerate((fail, Pool(lambda: fail, 1, 0.5), Pool(make, 2, 0.5))):
+        with pytest.raises(CorpusError) as raised:
+            run(work, Place(tmp_path / f"records{i}"))
+        assert str(raised.value) == "the third file is no text." and type(raised.value) is CorpusError
 
 
 def test_a_task_that_cannot_write_is_a_sentence(local_ray: None, tmp_path: Path) -> None:
@@ -175,9 +172,8 @@ def test_a_full_disk_keeps_the_finished_records_and_no_half_one(tmp_path: Path) 
     assert [each.name for each in tmp_path.iterdir()] == ["records"]
 
 
-@pytest.mark.parametrize("is_pool", [False, True])
 def test_a_task_that_kills_its_workers_is_named(
-    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pool: bool, capsys: pytest.CaptureFixture[str]
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tasks, "MOST_DEATHS", 1)
 
@@ -186,13 +182,15 @@ def test_a_task_that_kills_its_workers_is_named(
             os.kill(os.getpid(), signal.SIGKILL)  # as Linux and Ray do where memory is short
         return {"number": item}
 
-    work = Pool(lambda: count_or_die, 1, 0.5) if is_pool else count_or_die
     said = "counting: the task that reads file-1 lost its worker 2 times, as .* short; lower --something, and the same"
-    with pytest.raises(RunError, match=said):
-        run(work, Place(tmp_path / "records"))
-    assert "a worker died (" in capsys.readouterr().err
+    works = {"plain": count_or_die, "pool": Pool(lambda: count_or_die, 1, 0.5)}
+    for name, work in works.items():
+        with pytest.raises(RunError, match=said):
+            run(work, Place(tmp_path / name))
+        assert "a worker died (" in capsys.readouterr().err
     (tmp_path / "mended").touch()
-    assert [each["number"] for each in run(work, Place(tmp_path / "records"))] == list(range(8))
+    for name, work in works.items():
+        assert [each["number"] for each in run(work, Place(tmp_path / name))] == list(range(8))
 
 
 def test_what_still_runs_is_ended(local_ray: None, tmp_path: Path) -> None:
