@@ -22,18 +22,12 @@ from domext_ray.storage import Place, find_cache
 PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
 
 
-@pytest.fixture(autouse=True)
-def _forget() -> None:
-    """What this process has opened of another test's shards."""
-    manifests._open_shard.cache_clear()
-    manifests._read_hashes.cache_clear()
-
-
 def prepare(text: Path, base: Path, place: object) -> Manifest:
     return prepare_corpus(str(text), PREPARE, base, 32, place)  # type: ignore[arg-type]
 
 
 def take_all(corpus: Manifest) -> list[list[int]]:
+    manifests._open_shard.cache_clear()  # what this process has opened
     rows = [each.num_rows for each in corpus.train]
     numbers = np.arange(sum(rows))
     return list(take_numbered(corpus.paths("train"), rows, numbers).column("input_ids").to_pylist())
@@ -49,6 +43,7 @@ def test_it_is_the_disks_and_what_is_damaged_there_is_told(
     names = [name for name in on_disk.folder.list_files() if not name.startswith("attempts/")]
     assert names == [name for name in in_bucket.folder.list_files() if not name.startswith("attempts/")]
     assert all((on_disk.folder / name).read_bytes() == (in_bucket.folder / name).read_bytes() for name in names)
+    manifests._read_hashes.cache_clear()
     for own, other in zip(*(vars(read_hashes(each.folder)).values() for each in (on_disk, in_bucket)), strict=True):
         np.testing.assert_array_equal(own, other)
 

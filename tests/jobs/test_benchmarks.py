@@ -122,9 +122,10 @@ def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
 
 
 def test_a_marker_that_nothing_fits_is_named(tmp_path: Path) -> None:
-    from benchmarks.output import update_documents
+    from benchmarks.output import DOCUMENTS, update_documents
 
     folder = make_repository(tmp_path)
+    (results,) = (folder / each for each in DOCUMENTS if Path(each).stem == "RESULTS")
     for rows in (4, 8):
         write_step(folder / ".github" / "benchmarks", rows=rows)
     for marker, says in (
@@ -133,7 +134,7 @@ def test_a_marker_that_nothing_fits_is_named(tmp_path: Path) -> None:
         ("figure: step speed rows=8", "names no figure; .* takes: ratio, .*tokens_per_second"),
         ("figure: step ratio", "fits 2 records; add a condition"),
     ):
-        (folder / "RESULTS.md").write_text(f"<!-- {marker} --><!-- end -->")
+        results.write_text(f"<!-- {marker} --><!-- end -->")
         with pytest.raises(RunError, match=says) as error:
             update_documents(folder)
         assert marker.split(": ")[1] in str(error.value)
