@@ -30,3 +30,14 @@ def gather_whole(engine: Engine) -> TrainState:
     shares: list[TrainState] = [engine.gather_state()] * dist.get_world_size()
     dist.all_gather_object(shares, shares[0])
     return TrainState({name: each for share in shares for name, each in share.tensors.items()}, shares[0].num_updates)
+
+
+def measure_distance(first: TrainState, second: TrainState) -> float:
+    """Largest difference of any element of any tensor."""
+    assert first.num_updates == second.num_updates and first.tensors.keys() == second.tensors.keys()
+    pairs = (
+        (getattr(first.tensors[name], part), getattr(second.tensors[name], part))
+        for name in first.tensors
+        for part in ("param", "exp_avg", "exp_avg_sq")
+    )
+    return max((one - other).abs().max().item() for one, other in pairs)

@@ -7,12 +7,10 @@ model, earlier run, base stored in bf16, checkpoints.
 
 from __future__ import annotations
 
-import os
 import shutil
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-from forked import run_group
 from lone_engine import gather_whole
 from methods import ROWS, Row, find_row
 from torch import Tensor, nn
@@ -80,11 +77,13 @@ class Places:
         root: of the runs.
         bert: a tiny BERT.
         roberta: a tiny RoBERTa.
+        rows: that are run, each below the one that it goes on from.
     """
 
     root: Path
     bert: Path
     roberta: Path
+    rows: Sequence[Row] = tuple(ROWS)
 
     @property
     def words_file(self) -> Path:
@@ -104,13 +103,15 @@ class Places:
         return self.run_of(row) / "tokenizer"
 
 
-def make_places(root: Path, bert: Path, roberta: Path) -> Places:
-    """Make every row's run directory, with its configuration and its tokenizer."""
-    places = Places(root, bert, roberta)
+def make_places(root: Path, bert: Path, roberta: Path, names: Iterable[str] = ()) -> Places:
+    """Make the run directories of some rows and those that they go on from, or of all: configuration and tokenizer."""
+    asked = {*names} or {row.name for row in ROWS}
+    asked |= {row.after for row in ROWS if row.name in asked}
+    places = Places(root, bert, roberta, tuple(row for row in ROWS if row.name in asked))
     places.words_file.write_text("\n".join(NEW_WORDS) + "\n", encoding="utf-8")
     base, vocab = load_base(str(bert)), VocabConfig(words=str(places.words_file))
     united = import_words(vocab, read_base_vocabulary(str(bert), bert, base.config.vocab_size), root / "words")
-    for row in ROWS:
+    for row in places.rows:
         places.run_of(row).mkdir(parents=True)
         source = united.folder if row.new_words else places.base_of(row)
         shutil.copytree(source, places.tokenizer_of(row), ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
@@ -365,50 +366,16 @@ def try_to(measure: Callable[..., Any], *arguments: Any) -> Any:
         return traceback.format_exc()
 
 
-def split_rows(share: int, num_shares: int) -> list[Row]:
+def split_rows(rows: Sequence[Row], share: int, num_shares: int) -> list[Row]:
     """Share the rows out; a row stays with the one that it goes on from."""
-
-    def find_root(row: Row) -> Row:
-        return find_root(find_row(row.after)) if row.after else row
-
-    roots = [row for row in ROWS if not row.after]
-    return [row for row in ROWS if roots.index(find_root(row)) % num_shares == share]
+    roots = [row.name for row in rows if not row.after]
+    return [row for row in rows if roots.index(row.after or row.name) % num_shares == share]
 
 
-def _work(rank: int, num_processes: int, stages: tuple[int, ...], places: Places) -> None:
-    name = _name_launch(stages) if stages else f"{_name_launch(stages)}-{rank}"
-    os.environ |= {"LOCAL_RANK": str(rank)}
-    os.environ |= {"TORCH_EXTENSIONS_DIR": str(places.root / f"extensions-{rank}")}
-    os.dup2(os.open(places.root / f"output-{name}-{rank}", os.O_CREAT | os.O_WRONLY), 1)
-    world_rank, world_size = (rank, num_processes) if stages else (0, 1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{places.root / f'store-{name}'}",
-        rank=world_rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=300),  # of a row that fails on one rank only
-    )
-    results: dict[str, Any] = {}
-    if stages:
-        shard_everything()
-        for row in ROWS:
-            for stage in stages:
-                results[f"{row.slug}/{stage}"] = try_to(measure_sharded, row, places, stage)
-    else:
-        for row in split_rows(rank, num_processes):
-            results[row.slug] = try_to(measure_alone, row, places)
-    torch.save(results, places.root / f"results-{name}-{rank}.pt")
-    dist.destroy_process_group()
-
-
-def _name_launch(stages: tuple[int, ...]) -> str:
-    return f"together-{'-'.join(map(str, stages))}" if stages else "alone"
-
-
-def launch(places: Places, stages: tuple[int, ...] = ()) -> list[dict[str, Any]]:
-    """Run all rows in two processes: as two workers at each ZeRO stage; without stages, each alone on its share."""
-    run_group(_work, (2, stages, places), 2)
-    name = _name_launch(stages)
-    names = [name] * 2 if stages else [f"{name}-0", f"{name}-1"]
-    paths = [places.root / f"results-{name}-{rank}.pt" for rank, name in enumerate(names)]
-    return [torch.load(path, weights_only=False) for path in paths]
+def measure_rows(rank: int, places: Places, stages: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Every row at each ZeRO stage, as one of two workers; without stages, a rank's share of the rows, alone."""
+    if not stages:
+        return {row.slug: try_to(measure_alone, row, places) for row in split_rows(places.rows, rank, 2)}
+    shard_everything()
+    asked = [(row, stage) for row in places.rows for stage in stages]
+    return {f"{row.slug}/{stage}": try_to(measure_sharded, row, places, stage) for row, stage in asked}

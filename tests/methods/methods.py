@@ -257,6 +257,19 @@ ROWS = [
     ),
 ]
 """Every method, then combinations; a row that goes on from another one stands below it."""
+QUICK = (
+    *("full", "top layers", "biases", "LoRA, all matrices", "AF", "exBERT", "bottleneck"),
+    "bottleneck, parallel, LayerNorm inside, ReLU",
+    "bottleneck after attention, tanh, left to right",
+    "AF + word shifts + new words",
+    "AF + sentence pairs",
+    "AF + word shifts, keeping the base's predictions",
+    "full, keeping the base's predictions",
+    "bottleneck, general text learned",
+    "second bottleneck beside a frozen one",
+    "exBERT, second stage",
+)
+"""Rows of the default tier: each mechanism at least once. The others combine them, and are `slow`."""
 
 
 def find_row(name: str) -> Row:

@@ -1,17 +1,16 @@
 """The engine against a bare PyTorch loop: every ZeRO stage, world size and accumulation, resume, options, bad steps.
 
-Real processes with gloo; one launch per world size runs all that is looked at. Two and three workers at ZeRO stages 0
-and 3 are of the default tier. Stages 1 and 2 and four workers are slow, and so is one worker, whose steps the matrix of
-all methods has, too.
+Two models: extensions beside a frozen base, and exBERT with next-sentence prediction of which everything trains: two
+losses, two tables of words. Real processes with gloo; one launch per world size runs all that is looked at. Two and
+three workers at ZeRO stages 0 and 3 are of the default tier. Stages 1 and 2 and four workers are slow, and so is one
+worker, whose steps the matrix of all methods has, too.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import os
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from forked import run_group
-from lone_engine import gather_whole
+from forked import launch
+from lone_engine import gather_whole, measure_distance
 from torch import nn
 
 from domext_ray.config.method import MethodConfig
@@ -31,7 +30,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import HEADS
 from domext_ray.model.build import store_base, trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.training.checkpoint import Checkpoint, find_latest, save_checkpoint
 from domext_ray.training.engine import Engine, TensorState, TrainState, _forbid_compiled_op
 from domext_ray.training.evaluate import evaluate
@@ -52,11 +51,17 @@ each_stage = pytest.mark.parametrize(
     "stage", [0, 3, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
 Parts = list[MaskedBatch]
-Measure = Callable[[Path, Stages], dict[str, Any]]
 
 
 def build_model(dropout: float = 0.0, method: str = "af") -> DomextForMaskedLM:
     """Two layers; frozen and trainable tensors above and below DeepSpeed's threshold for sharding (1e5 elements)."""
+    extensions: dict[str, dict[str, Any]] = {
+        "af": {"adapters": {"domain": {"heads": 1, "ffn_units": 1600}}, "adapter_init": "paper"},
+        "exbert": {
+            **{"extension_vocab_size": VOCAB // 2, "module_hidden_size": 32, "module_ffn_size": 1600},
+            "has_pooler": True,
+        },
+    }
     config = DomextConfig(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -67,44 +72,45 @@ def build_model(dropout: float = 0.0, method: str = "af") -> DomextForMaskedLM:
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
         initializer_range=0.1,
-        adapters={"domain": {"heads": 1, "ffn_units": 1600}} if method == "af" else {},
-        adapter_init="paper",
+        **extensions.get(method, {}),
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = DomextForMaskedLM(config)
-    names = trainable_names(model, MethodConfig(trains="all" if method == "full" else "extensions"), HEADS)
+        model = (DomextForPreTraining if method == "exbert" else DomextForMaskedLM)(config)
+    names = trainable_names(model, MethodConfig(trains="extensions" if method == "af" else "all"), HEADS)
     for name, param in model.named_parameters():
         param.requires_grad_(name in names)
     return model
 
 
-def draw_rows(step: int, num_rows: int = ROWS) -> list[MaskedBatch]:
+def draw_rows(step: int, *, pairs: bool = False) -> Parts:
     """One micro batch a row, the first without a masked token (one filler), the others with 1 to 4 of them."""
     generator = torch.Generator().manual_seed(1000 + step)
+    segments = (torch.arange(LENGTH) >= LENGTH // 2).long()[None] if pairs else None
     rows = []
-    for i in range(num_rows):
+    for i in range(ROWS):
         ids = torch.randint(VOCAB, (1, LENGTH), generator=generator)
         positions = torch.randperm(LENGTH, generator=generator)[: max(1, i % 5)].sort().values
         labels = torch.randint(VOCAB // 50, (len(positions),), generator=generator)
-        rows.append(MaskedBatch(ids, None, None, positions, labels, torch.full((len(positions),), float(i > 0))))
+        follows = torch.tensor([(step + i) % 3 % 2]) if pairs else None
+        weights = torch.full((len(positions),), float(i > 0))
+        rows.append(MaskedBatch(ids, None, segments, positions, labels, weights, next_sentence_labels=follows))
     return rows
 
 
 def join(rows: Parts) -> MaskedBatch:
-    return MaskedBatch(
-        input_ids=torch.cat([each.input_ids for each in rows]),
-        attention_mask=None,
-        token_type_ids=None,
-        masked_positions=torch.cat([each.masked_positions + i * LENGTH for i, each in enumerate(rows)]),
-        labels=torch.cat([each.labels for each in rows]),
-        weights=torch.cat([each.weights for each in rows]),
-    )
+    def concatenate(name: str) -> Any:
+        found = [getattr(each, name) for each in rows]
+        return None if found[0] is None else torch.cat(found)
+
+    names = ("input_ids", "token_type_ids", "labels", "weights", "next_sentence_labels")
+    positions = torch.cat([each.masked_positions + i * LENGTH for i, each in enumerate(rows)])
+    return MaskedBatch(attention_mask=None, masked_positions=positions, **{each: concatenate(each) for each in names})
 
 
-def split(step: int, rank: int, world_size: int, accumulation_steps: int) -> tuple[Parts, int]:
+def split(step: int, rank: int, world_size: int, accumulation_steps: int, *, pairs: bool = False) -> tuple[Parts, int]:
     """This rank's micro batches of a step, and the masked tokens of the global batch."""
-    rows = draw_rows(step)
+    rows = draw_rows(step, pairs=pairs)
     size = ROWS // world_size // accumulation_steps
     parts = [join(rows[i : i + size]) for i in range(0, ROWS, size)]
     return parts[rank * accumulation_steps :][:accumulation_steps], sum(each.num_masked for each in rows)
@@ -113,9 +119,19 @@ def split(step: int, rank: int, world_size: int, accumulation_steps: int) -> tup
 # --- the reference: a bare loop, written without the engine ---------------------------------------------------------
 
 
-def train_bare(method: str = "af") -> tuple[list[float], list[float], list[TrainState]]:
-    """Losses, gradient norms and the state after each step."""
-    model = build_model(method=method)
+@dataclass
+class Bare:
+    """What each step of the bare loop had: losses of words and of pairs, the gradient's norm, the state after it."""
+
+    losses: list[float] = field(default_factory=list)
+    pair_losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    states: list[TrainState] = field(default_factory=list)
+
+
+def train_bare(method: str = "af") -> Bare:
+    torch.set_num_threads(1)
+    model, found, pairs = build_model(method=method), Bare(), method == "exbert"
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     optimizer = torch.optim.AdamW(
         [
@@ -125,34 +141,35 @@ def train_bare(method: str = "af") -> tuple[list[float], list[float], list[Train
         lr=0.0,
         eps=1e-6,
     )
-    losses, norms, states = [], [], []
     for step in range(STEPS):
-        batch = join(draw_rows(step))
+        batch = join(draw_rows(step, pairs=pairs))
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * ((step + 1) / 2 if step < 2 else (8 - step) / 6)
-        logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits
+        scores = model(batch.input_ids, token_type_ids=batch.token_type_ids, masked_positions=batch.masked_positions)
         kept = batch.weights > 0
-        loss = nn.functional.cross_entropy(logits[kept], batch.labels[kept])
+        words = nn.functional.cross_entropy(scores[0][kept], batch.labels[kept])
+        order = torch.zeros(())
+        if pairs:
+            order = nn.functional.cross_entropy(scores.seq_relationship_logits, batch.next_sentence_labels)
         optimizer.zero_grad()
-        loss.backward()
-        norms.append(nn.utils.clip_grad_norm_(trained.values(), 0.7).item())
+        (words + order).backward()
+        found.norms.append(nn.utils.clip_grad_norm_(trained.values(), 0.7).item())
         optimizer.step()
-        losses.append(loss.item())
+        found.losses.append(words.item())
+        found.pair_losses.append(order.item())
+        moments = {name: optimizer.state[each] for name, each in trained.items()}
         tensors = {
             name: TensorState(
-                each.detach().clone(),
-                optimizer.state[each]["exp_avg"].clone(),
-                optimizer.state[each]["exp_avg_sq"].clone(),
+                each.detach().clone(), moments[name]["exp_avg"].clone(), moments[name]["exp_avg_sq"].clone()
             )
             for name, each in trained.items()
         }
-        states.append(TrainState(tensors, step + 1))
-    return losses, norms, states
+        found.states.append(TrainState(tensors, step + 1))
+    return found
 
 
 @pytest.fixture(scope="module")
-def bare() -> tuple[list[float], list[float], list[TrainState]]:
-    torch.set_num_threads(1)
+def bare() -> Bare:
     return train_bare()
 
 
@@ -199,13 +216,16 @@ def measure_losses(stages: Stages) -> dict[str, Any]:
     return results
 
 
-def measure_full(stages: Stages) -> dict[str, Any]:
-    """Every parameter trains, the word embeddings that are also the output projection among them."""
+def measure_pairs(stages: Stages) -> dict[str, Any]:
+    """Two losses; from step 4 on there are twice as many micro batches, as in the phase of long rows."""
     results: dict[str, Any] = {}
+    place = dist.get_rank(), dist.get_world_size()
     for stage in stages:
-        engine = build_engine(stage, 2, model=build_model(method="full"))
-        figures = train(engine, 0, STEPS, 2)
-        results[str(stage)] = figures, gather_whole(engine)
+        engine = build_engine(stage, 2, model=build_model(method="exbert"))
+        parts = [split(step, *place, 2 if step < 4 else 4, pairs=True) for step in range(STEPS)]
+        figures = [engine.train_step(*each, step, num_pairs=ROWS) for step, each in enumerate(parts)]
+        scores = engine.evaluate(join(draw_rows(99, pairs=True))).tolist()
+        results[str(stage)] = figures, gather_whole(engine), scores
     return results
 
 
@@ -218,7 +238,7 @@ def save(engine: Engine, folder: Path) -> Checkpoint:
     return found
 
 
-def measure_saving(folder: Path, stages: Stages) -> dict[str, Any]:
+def measure_saving(_: int, folder: Path, stages: Stages) -> dict[str, Any]:
     """Steps up to a checkpoint; the elements that this rank saves of it."""
     results: dict[str, Any] = {}
     for stage in stages:
@@ -229,7 +249,7 @@ def measure_saving(folder: Path, stages: Stages) -> dict[str, Any]:
     return results
 
 
-def measure_going_on(folder: Path, stages: Stages) -> dict[str, Any]:
+def measure_going_on(_: int, folder: Path, stages: Stages) -> dict[str, Any]:
     """The steps after a checkpoint that other ranks saved, at the same stage."""
     results: dict[str, Any] = {}
     for stage in stages:
@@ -240,8 +260,17 @@ def measure_going_on(folder: Path, stages: Stages) -> dict[str, Any]:
     return results
 
 
+def join_evaluated(some: np.ndarray) -> Parts:
+    rows = draw_rows(99)
+    return [join([rows[i] for i in some[first : first + 2]]) for first in range(0, len(some), 2)]
+
+
 def measure_resume(folder: Path, stages: Stages) -> dict[str, Any]:
-    """Start at every stage from a state that the bare loop made; continue one's own, with dropout."""
+    """Start at every stage from a state that the bare loop made; continue one's own, with dropout, evaluated before.
+
+    Ranks score different amounts of a batch, the last one nothing, as a filler; of two ranks that share the rows of a
+    set, one has two batches and the other one, or one row and none.
+    """
     results: dict[str, Any] = {}
     for stage in stages:
         for offload in {False, stage > 0}:
@@ -251,7 +280,15 @@ def measure_resume(folder: Path, stages: Stages) -> dict[str, Any]:
             results[f"given/{stage}/{offload}"] = loaded, train(engine, START, STEPS, 2), gather_whole(engine)
         engine = build_engine(stage, 2, dropout=0.3)
         train(engine, 0, START, 2)
-        saved = save(engine, folder / f"own-{stage}")
+        saved, rows, place = (
+            save(engine, folder / f"own-{stage}"),
+            draw_rows(99),
+            (dist.get_rank(), dist.get_world_size()),
+        )
+        batch, asked = rows[0] if place[0] else join(rows[2:6]), EvalSet(np.arange(1, 6), join_evaluated)
+        scores = [engine.evaluate(batch).tolist() for _ in range(2)]
+        sums = [evaluate(engine, replace(asked, rows=each).share(*place)) for each in (asked.rows, asked.rows[:1])]
+        results[f"evaluated/{stage}"] = scores, sums, gather_whole(engine)
         going_on = train(engine, START, STEPS, 2), gather_whole(engine)
         again = build_engine(stage, 2, dropout=0.3, state=saved.state)
         results[f"own/{stage}"] = going_on, (train(again, START, STEPS, 2), gather_whole(again))
@@ -280,34 +317,13 @@ def measure_bad_steps(stages: Stages) -> dict[str, Any]:
     return results
 
 
-def join_evaluated(some: np.ndarray) -> Parts:
-    rows = draw_rows(99)
-    return [join([rows[i] for i in some[first : first + 2]]) for first in range(0, len(some), 2)]
-
-
-def measure_evaluation(stages: Stages) -> dict[str, Any]:
-    """Ranks score different amounts; the last one has nothing, as a filler."""
-    results: dict[str, Any] = {}
-    for stage in stages:
-        engine = build_engine(stage, dropout=0.5)
-        train(engine, 0, 1)
-        rows = draw_rows(99)
-        batch = join(rows[2:6]) if dist.get_rank() == 0 else rows[0]
-        scores = [engine.evaluate(batch).tolist() for _ in range(2)]
-        asked = EvalSet(np.arange(1, 6), join_evaluated)  # of two ranks, one has two batches and the other one
-        whole = evaluate(engine, asked.share(dist.get_rank(), dist.get_world_size()))
-        one = evaluate(engine, replace(asked, rows=asked.rows[:1]).share(dist.get_rank(), dist.get_world_size()))
-        results[str(stage)] = scores, gather_whole(engine), train(engine, 1, 2), (whole, one)
-    return results
-
-
 def measure_options(stages: Stages) -> dict[str, Any]:
-    """bf16, a base stored in bf16, offload, recomputed activations, no clipping; the frozen tensors afterwards."""
+    """bf16, a base stored in bf16, recomputed activations, no clipping; the frozen tensors afterwards."""
     import deepspeed
 
     results: dict[str, Any] = {}
     for stage in stages:
-        for name in ("bf16", "stored", "offload", "recomputed", "unclipped"):
+        for name in ("bf16", "stored", "recomputed", "unclipped"):
             model, optim = build_model(), OPTIM
             if name == "stored":
                 store_base(model, torch.bfloat16)
@@ -320,10 +336,9 @@ def measure_options(stages: Stages) -> dict[str, Any]:
                 model=model,
                 optim=optim,
                 precision=precision,
-                offload=name == "offload" and stage > 0,
                 activation_checkpointing=name == "recomputed",
             )
-            figures = train(engine, 0, STEPS, 2)
+            figures = train(engine, 0, START, 2)
             frozen = [each for each in model.parameters() if not each.requires_grad]
             with deepspeed.zero.GatheredParameters(frozen, enabled=stage == 3):
                 kept = [each.detach().clone() for each in frozen]
@@ -331,7 +346,7 @@ def measure_options(stages: Stages) -> dict[str, Any]:
     return results
 
 
-def measure_compiled(_: Path, stages: Stages) -> dict[str, Any]:
+def measure_compiled(_: int, stages: Stages) -> dict[str, Any]:
     """Compiled steps and evaluations of many sizes, the number of masked tokens changing each time."""
     from torch._dynamo.utils import counters
 
@@ -366,7 +381,7 @@ def _measure_padded() -> list[list[float]]:
     return losses
 
 
-def measure_one(folder: Path, stages: Stages) -> dict[str, Any]:
+def measure_one(_: int, folder: Path, stages: Stages) -> dict[str, Any]:
     return {
         "losses": measure_losses(stages),
         "resume": measure_resume(folder, stages),
@@ -374,16 +389,15 @@ def measure_one(folder: Path, stages: Stages) -> dict[str, Any]:
     }
 
 
-def measure_two(folder: Path, stages: Stages) -> dict[str, Any]:
+def measure_two(rank: int, folder: Path, stages: Stages) -> dict[str, Any]:
     return {
-        **measure_one(folder, stages),
-        "full": measure_full(stages),
-        "evaluation": measure_evaluation(stages),
+        **measure_one(rank, folder, stages),
+        "pairs": measure_pairs(stages),
         "options": measure_options(stages),
     }
 
 
-def measure_uneven(_: Path, stages: Stages) -> dict[str, Any]:
+def measure_uneven(_: int, stages: Stages) -> dict[str, Any]:
     """Eight rows on three workers, two a pass: the first has a pass less, and repeats one that counts nothing."""
     results: dict[str, Any] = {}
     share = share_rows(ROWS, dist.get_rank(), dist.get_world_size())
@@ -398,37 +412,22 @@ def measure_uneven(_: Path, stages: Stages) -> dict[str, Any]:
     return {"losses": results}
 
 
-def measure_four(_: Path, stages: Stages) -> dict[str, Any]:
+def measure_four(_: int, stages: Stages) -> dict[str, Any]:
     return {"losses": measure_losses(stages)}
-
-
-def _work(rank: int, world_size: int, measure: Measure, folder: Path, stages: Stages) -> None:
-    output, extensions = folder / f"output-{rank}", folder / f"extensions-{rank}"
-    os.environ |= {"LOCAL_RANK": str(rank), "TORCH_EXTENSIONS_DIR": str(extensions)}
-    os.dup2(os.open(output, os.O_CREAT | os.O_WRONLY), 1)
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
-    results = measure(folder, stages)
-    results |= {"extensions": extensions.exists(), "output": output.read_text()}
-    torch.save(results, folder / f"results-{rank}.pt")
-    dist.destroy_process_group()
-
-
-def launch(world_size: int, measure: Measure, folder: Path, stages: Stages) -> list[Any]:
-    """Run `measure` on every rank of a new process group; return the ranks' results."""
-    (folder / "store").unlink(missing_ok=True)  # of an earlier group in this folder: its ranks would be looked for
-    run_group(_work, (world_size, measure, folder, stages), world_size)
-    return [torch.load(folder / f"results-{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
 def make_launch(world_size: int, stages: Stages) -> Any:
     """A fixture: what the ranks of a world gave that ran some stages."""
 
     @pytest.fixture(scope="module")
-    def ranks_of_launch(bare: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    def ranks_of_launch(bare: Bare, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         folder = tmp_path_factory.mktemp("engine")
-        torch.save(bare[2][START - 1], folder / "state.pt")
-        return launch(world_size, measure_one if world_size == 1 else measure_two, folder, stages)
+        torch.save(bare.states[START - 1], folder / "state.pt")
+        ranks = launch(measure_one if world_size == 1 else measure_two, (folder, stages), world_size, folder)
+        for i, result in enumerate(ranks):
+            result["output"] = (folder / f"output-{i}").read_text()
+            result["extensions"] = (folder / f"extensions-{i}").exists()
+        return ranks
 
     return ranks_of_launch
 
@@ -451,72 +450,64 @@ def two_ranks(request: pytest.FixtureRequest, stage: int) -> list[Any]:
 # --- what is asserted -----------------------------------------------------------------------------------------------
 
 
-def measure_distance(first: TrainState, second: TrainState) -> float:
-    """Largest difference of any element of any tensor."""
-    assert first.num_updates == second.num_updates and first.tensors.keys() == second.tensors.keys()
-    pairs = (
-        (getattr(first.tensors[name], part), getattr(second.tensors[name], part))
-        for name in first.tensors
-        for part in ("param", "exp_avg", "exp_avg_sq")
-    )
-    return max((one - other).abs().max().item() for one, other in pairs)
-
-
-def check_steps(ranks: list[Any], bare: Any, stage: int, accumulation_steps: int) -> None:
-    losses, norms, states = bare
+def check_steps(ranks: list[Any], bare: Bare, stage: int, accumulation_steps: int) -> None:
     for result in ranks:
         figures, state = result["losses"][f"{stage}/{accumulation_steps}"]
-        assert [each.loss for each in figures] == pytest.approx(losses, abs=2e-5)
-        assert [each.grad_norm for each in figures] == pytest.approx(norms, rel=1e-4)
+        assert [each.loss for each in figures] == pytest.approx(bare.losses, abs=2e-5)
+        assert [each.grad_norm for each in figures] == pytest.approx(bare.norms, rel=1e-4)
         assert [each.learning_rate for each in figures] == pytest.approx(
             [0.0025, 0.005, 0.005, 0.005 * 5 / 6, 0.005 * 4 / 6, 0.0025]
         )
         assert all(each.finite and not each.skipped for each in figures)
-        assert measure_distance(state, states[-1]) < 5e-5
+        assert measure_distance(state, bare.states[-1]) < 5e-5
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 4])
 @each_stage
-def test_steps_equal_the_bare_loop(ranks: list[Any], bare: Any, stage: int, accumulation_steps: int) -> None:
-    check_steps(ranks, bare, stage, accumulation_steps)
+def test_steps_equal_the_bare_loop(ranks: list[Any], bare: Bare, stage: int) -> None:
+    for accumulation_steps in (1, 4):
+        check_steps(ranks, bare, stage, accumulation_steps)
 
 
-def test_uneven_shares_equal_the_bare_loop(bare: Any, tmp_path: Path) -> None:
-    ranks = launch(3, measure_uneven, tmp_path, (0, 3))
+def test_uneven_shares_equal_the_bare_loop(bare: Bare, tmp_path: Path) -> None:
+    ranks = launch(measure_uneven, ((0, 3),), 3, tmp_path)
     for stage in (0, 3):
         check_steps(ranks, bare, stage, 2)
 
 
 @pytest.mark.slow
-def test_four_workers_equal_the_bare_loop(bare: Any, tmp_path: Path) -> None:
+def test_four_workers_equal_the_bare_loop(bare: Bare, tmp_path: Path) -> None:
     stages = (0, 1, 2, 3)
-    ranks = launch(4, measure_four, tmp_path, stages)
+    ranks = launch(measure_four, (stages,), 4, tmp_path)
     for stage in stages:
         for accumulation_steps in (1, 2):
             check_steps(ranks, bare, stage, accumulation_steps)
 
 
 @each_stage
-def test_full_training_equals_the_bare_loop(two_ranks: list[Any], stage: int) -> None:
-    losses, norms, states = train_bare("full")
-    figures, state = two_ranks[0]["full"][str(stage)]
-    assert [each.loss for each in figures] == pytest.approx(losses, abs=1e-4)
-    assert [each.grad_norm for each in figures] == pytest.approx(norms, rel=1e-4)
-    assert measure_distance(state, states[-1]) < 1e-4
+def test_both_losses_of_pairs_equal_the_bare_loop(two_ranks: list[Any], stage: int) -> None:
+    """Everything trains, the word embeddings that are also the output projection among it."""
+    pairs = train_bare("exbert")
+    for result in two_ranks:
+        figures, state, scores = result["pairs"][str(stage)]
+        assert [each.loss for each in figures] == pytest.approx(pairs.losses, abs=1e-4)
+        assert [each.next_sentence_loss for each in figures] == pytest.approx(pairs.pair_losses, abs=1e-4)
+        assert [each.grad_norm for each in figures] == pytest.approx(pairs.norms, rel=1e-4)
+        assert measure_distance(state, pairs.states[-1]) < 2e-4
+        assert scores[0] > 0 and 0 <= scores[2] <= ROWS
 
 
-@pytest.mark.parametrize("offload", [False, True])
 @each_stage
-def test_state_of_another_topology_goes_on(ranks: list[Any], bare: Any, stage: int, offload: bool) -> None:
-    losses, _, states = bare
-    loaded, figures, state = ranks[0]["resume"][f"given/{stage}/{offload and stage > 0}"]
-    assert measure_distance(loaded, states[START - 1]) == 0.0
-    assert [each.loss for each in figures] == pytest.approx(losses[START:], abs=1e-5)
-    assert measure_distance(state, states[-1]) < 5e-5
+def test_state_of_another_topology_goes_on(ranks: list[Any], bare: Bare, stage: int) -> None:
+    for offload in {False, stage > 0}:
+        loaded, figures, state = ranks[0]["resume"][f"given/{stage}/{offload}"]
+        assert measure_distance(loaded, bare.states[START - 1]) == 0.0
+        assert [each.loss for each in figures] == pytest.approx(bare.losses[START:], abs=1e-5)
+        assert measure_distance(state, bare.states[-1]) < 5e-5
 
 
 @each_stage
 def test_resume_is_exact_with_dropout(ranks: list[Any], stage: int) -> None:
+    """And evaluations leave no trace: one of the two was evaluated before it went on."""
     (going_on, expected), (again, found) = ranks[0]["resume"][f"own/{stage}"]
     assert again == going_on
     assert measure_distance(found, expected) == 0.0
@@ -524,99 +515,91 @@ def test_resume_is_exact_with_dropout(ranks: list[Any], stage: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_what_four_ranks_saved_goes_on_with_fewer(bare: Any, tmp_path: Path, num_ranks: int) -> None:
-    losses, _, states = bare
-    stages = (0, 2, 3)
-    shares = launch(4, measure_saving, tmp_path, stages)
-    ranks = launch(num_ranks, measure_going_on, tmp_path, stages)
-    whole = sum(each.param.numel() for each in states[0].tensors.values())
+def test_what_four_ranks_saved_goes_on_with_fewer(bare: Bare, tmp_path: Path, num_ranks: int) -> None:
+    stages, places = (0, 2, 3), [tmp_path / "four", tmp_path / "fewer"]
+    for each in places:
+        each.mkdir()
+    shares = launch(measure_saving, (tmp_path, stages), 4, places[0])
+    ranks = launch(measure_going_on, (tmp_path, stages), num_ranks, places[1])
+    whole = sum(each.param.numel() for each in bare.states[0].tensors.values())
     for stage in map(str, stages):
         assert len([*(tmp_path / stage).glob("step-*/tensors-*-of-00004.safetensors")]) == 4
         numbers = [each[stage] for each in shares]
         assert sum(numbers) == whole and max(numbers) < 0.4 * whole, "no rank holds all"
         for result in ranks:
             loaded, figures, state = result[stage]
-            assert measure_distance(loaded, states[START - 1]) < 5e-5
-            assert [each.loss for each in figures] == pytest.approx(losses[START:], abs=2e-5)
-            assert measure_distance(state, states[-1]) < 5e-5
-
-
-@pytest.mark.parametrize("offload", [False, True])
-@each_stage
-def test_a_bad_step_on_one_rank_changes_nothing(ranks: list[Any], bare: Any, stage: int, offload: bool) -> None:
-    for result in ranks:
-        bad, _, _, going_on = result["bad"][f"{stage}/{offload and stage > 0}"]
-        assert all(each.skipped and not each.finite for each in bad)
-        assert [math.isfinite(each.loss) for each in bad] == [False, True]
-        assert not any(math.isfinite(each.grad_norm) for each in bad)
-        assert [each.loss for each in going_on] == pytest.approx(bare[0][2:4], abs=2e-5)
-    _, before, after, _ = ranks[0]["bad"][f"{stage}/{offload and stage > 0}"]
-    assert after.num_updates == 2 and measure_distance(before, after) == 0.0
+            assert measure_distance(loaded, bare.states[START - 1]) < 5e-5
+            assert [each.loss for each in figures] == pytest.approx(bare.losses[START:], abs=2e-5)
+            assert measure_distance(state, bare.states[-1]) < 5e-5
 
 
 @each_stage
-def test_uneven_evaluation(two_ranks: list[Any], stage: int) -> None:
-    state = two_ranks[0]["evaluation"][str(stage)][1]
+def test_a_bad_step_on_one_rank_changes_nothing(ranks: list[Any], bare: Bare, stage: int) -> None:
+    for offload in {False, stage > 0}:
+        for result in ranks:
+            bad, _, _, going_on = result["bad"][f"{stage}/{offload}"]
+            assert all(each.skipped and not each.finite for each in bad)
+            assert [math.isfinite(each.loss) for each in bad] == [False, True]
+            assert not any(math.isfinite(each.grad_norm) for each in bad)
+            assert [each.loss for each in going_on] == pytest.approx(bare.losses[2:4], abs=2e-5)
+        _, before, after, _ = ranks[0]["bad"][f"{stage}/{offload}"]
+        assert after.num_updates == 2 and measure_distance(before, after) == 0.0
+
+
+@torch.no_grad()
+def score_with(state: TrainState, batch: MaskedBatch) -> tuple[float, int]:
+    """The sum of the losses of a batch, and how many predictions are right, without the engine and without dropout."""
     model = build_model()
     model.load_state_dict({name: each.param for name, each in state.tensors.items()}, strict=False)
-    batch = join(draw_rows(99)[2:6])
-    with torch.no_grad():
-        logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits
-    expected = nn.functional.cross_entropy(logits, batch.labels, reduction="sum").item()
-    num_correct = int((logits.argmax(-1) == batch.labels).sum())
-    for rank, result in enumerate(two_ranks):
-        for loss_sum, correct, _ in result["evaluation"][str(stage)][0]:
-            assert loss_sum == pytest.approx(0.0 if rank else expected, rel=1e-4)
-            assert correct == (0 if rank else num_correct)
+    logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits
+    loss = nn.functional.cross_entropy(logits, batch.labels, reduction="sum").item()
+    return loss, int((logits.argmax(-1) == batch.labels).sum())
 
 
 @each_stage
 def test_evaluations_are_summed_over_ranks(two_ranks: list[Any], stage: int) -> None:
-    model = build_model()
-    state = two_ranks[0]["evaluation"][str(stage)][1]
-    model.load_state_dict({name: each.param for name, each in state.tensors.items()}, strict=False)
-    for place, last in enumerate((6, 2)):  # five rows, and one, which only the first rank has
-        batch = join(draw_rows(99)[1:last])
-        with torch.no_grad():
-            logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits
-        for result in two_ranks:
-            scores = result["evaluation"][str(stage)][3][place]
-            assert scores.num_tokens == batch.num_masked
-            assert scores.loss == pytest.approx(nn.functional.cross_entropy(logits, batch.labels).item(), rel=1e-4)
-            assert scores.accuracy == pytest.approx((logits.argmax(-1) == batch.labels).float().mean().item())
+    """Those of ranks that score different amounts, and of sets of five rows and of one, which only rank 0 has."""
+    for rank, result in enumerate(two_ranks):
+        scores, sums, state = result["resume"][f"evaluated/{stage}"]
+        expected = (0.0, 0) if rank else score_with(state, join(draw_rows(99)[2:6]))
+        assert [each[:2] for each in scores] == [[pytest.approx(expected[0], rel=1e-4), expected[1]]] * 2
+        for found, last in zip(sums, (6, 2), strict=True):
+            batch = join(draw_rows(99)[1:last])
+            loss, num_correct = score_with(state, batch)
+            assert found.num_tokens == batch.num_masked
+            assert found.loss == pytest.approx(loss / batch.num_masked, rel=1e-4)
+            assert found.accuracy == pytest.approx(num_correct / batch.num_masked)
 
 
 @each_stage
-def test_options(two_ranks: list[Any], bare: Any, stage: int) -> None:
-    options = two_ranks[0]["options"]
-    names = ("bf16", "stored", "offload", "recomputed")
-    losses = {name: [each.loss for each in options[f"{name}/{stage}"][0]] for name in names}
-    assert losses["offload"] == pytest.approx(bare[0], abs=2e-5)
-    assert losses["recomputed"] == pytest.approx(bare[0], abs=2e-5)
-    assert losses["bf16"] == pytest.approx(bare[0], abs=0.1) and losses["bf16"] != pytest.approx(bare[0], abs=1e-6)
+def test_options(two_ranks: list[Any], bare: Bare, stage: int) -> None:
+    options, first = two_ranks[0]["options"], bare.losses[:START]
+    losses = {name: [each.loss for each in found[0]] for name, found in options.items()}
+    assert losses[f"recomputed/{stage}"] == pytest.approx(first, abs=2e-5)
+    assert losses[f"bf16/{stage}"] == pytest.approx(first, abs=0.1)
+    assert losses[f"bf16/{stage}"] != pytest.approx(first, abs=1e-6)
     for name in ("bf16", "stored"):  # the same behaviour at every stage
-        assert losses[name] == pytest.approx([each.loss for each in options[f"{name}/0"][0]], abs=5e-3)
+        assert losses[f"{name}/{stage}"] == pytest.approx(losses[f"{name}/0"], abs=5e-3)
         for state in options[f"{name}/{stage}"][1].tensors.values():
             assert {each.dtype for each in vars(state).values()} == {torch.float32}
-    unclipped, reference = options[f"unclipped/{stage}"][0], options["unclipped/0"][0]
-    assert unclipped[0].grad_norm == pytest.approx(bare[1][0], rel=1e-4)
-    assert [each.loss for each in unclipped] == pytest.approx([each.loss for each in reference], abs=1e-4)
-    assert unclipped[-1].loss != pytest.approx(bare[0][-1], abs=1e-4)
+    assert options[f"unclipped/{stage}"][0][0].grad_norm == pytest.approx(bare.norms[0], rel=1e-4)
+    assert losses[f"unclipped/{stage}"] == pytest.approx(losses["unclipped/0"], abs=1e-4)
+    assert losses[f"unclipped/{stage}"][-1] != pytest.approx(first[-1], abs=1e-4)
     named = {name: each for name, each in build_model().named_parameters() if not each.requires_grad}
-    for name in ("bf16", "offload", "recomputed"):
+    for name in ("bf16", "recomputed"):
         assert all(torch.equal(*pair) for pair in zip(options[f"{name}/{stage}"][2], named.values(), strict=True))
     rounded = [each if "LayerNorm" in name else each.bfloat16() for name, each in named.items()]
     assert all(torch.equal(*pair) for pair in zip(options[f"stored/{stage}"][2], rounded, strict=True))
 
 
 @pytest.mark.slow
-def test_compiled_steps_equal_the_bare_loop(bare: Any, tmp_path: Path) -> None:
+def test_compiled_steps_equal_the_bare_loop(bare: Bare, tmp_path: Path) -> None:
     stages = (0, 1, 2)
-    results = launch(1, measure_compiled, tmp_path, stages)[0]
+    (results,) = launch(measure_compiled, (stages,), 1, tmp_path)
     assert results["padded"][1] == pytest.approx(results["padded"][0], abs=1e-4) and not results["breaks"]
     for stage in stages:
         figures, num_graphs = results[str(stage)]
-        assert [each.loss for each in figures] == pytest.approx(bare[0], abs=1e-4)
+        assert [each.loss for each in figures] == pytest.approx(bare.losses, abs=1e-4)
         assert num_graphs == 2  # a layer, and the last one, which computes the predicted tokens alone
 
 
@@ -667,8 +650,8 @@ def test_seeds_differ_by_seed_step_and_rank() -> None:
     assert len(draws) == 5 and torch.rand(1).item() in draws
 
 
-def test_state_of_another_model_is_one_sentence(bare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = copy.deepcopy(bare[2][0])
+def test_state_of_another_model_is_one_sentence(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = copy.deepcopy(bare.states[0])
     name = "bert.encoder.layer.0.adapters.domain.output.bias"
     del state.tensors[name]
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
