@@ -1,4 +1,4 @@
-"""What the golden runs and the oracle ask of the package: the one file here that knows its names, and follows renames.
+"""What the golden runs ask of the package: the one file here that knows its names, and follows renames.
 
 Whoever renames an option, a module or a figure changes this file and no golden file. Commands are written with the
 newest names; `RENAMED` says what this checkout calls them.
@@ -12,28 +12,23 @@ import io
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from domext_ray import errors, pipeline
+from domext_ray import pipeline
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb, main
-from domext_ray.config.finetune import FinetuneConfig, LabelledConfig
 from domext_ray.corpus import stream
 from domext_ray.corpus.manifest import SPLITS, read_manifest, take_rows
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.inference import predict as predicting
-from domext_ray.inference.input_plan import plan_input
-from domext_ray.inference.input_rows import FieldNames
 from domext_ray.inputs import get_or_prepare_inputs
-from domext_ray.labelled.examples import Example
 from domext_ray.labelled.readers.loading import load_labelled
-from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
 from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
@@ -43,8 +38,6 @@ from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-Mistake = errors.DomextError
-"""What a user's mistake raises."""
 PACKAGE = str(Path(pipeline.__file__).parent)
 """Where the package is; sentences name its presets."""
 RENAMED: dict[str, str] = {}
@@ -90,11 +83,6 @@ def read_config(command: str | Sequence[str]) -> Any:
     words = translate(command)
     verb = find_verb(words)
     return configure(JOBS[verb], read_flags(JOBS[verb].config_class, words[len(verb.split()) :]))
-
-
-def describe_config(command: str | Sequence[str]) -> dict[str, Any]:
-    """Return every option of a command with its value; raises what the program says of a mistake."""
-    return to_dict(read_config(command))
 
 
 # --- rows, batches, masks -------------------------------------------------------------------------------------------
@@ -223,18 +211,6 @@ def list_measures(results: dict[str, Any]) -> dict[str, Any]:
 # --- labelled sets and inputs ---------------------------------------------------------------------------------------
 
 
-def read_set(task: str, data: str, **options: bool) -> dict[str, Any]:
-    """Return a labelled set's examples, labels and hash; raises what the program says of a mistake."""
-    found = load_labelled(FinetuneConfig(task=task, data=data, labelled=LabelledConfig(**options)))
-    examples = {split: [_describe(each) for each in getattr(found.data, split)] for split in ("train", "dev", "test")}
-    return {"family": found.family, "metric": found.metric, "labels": found.data.labels, **examples}
-
-
-def _describe(example: Example) -> dict[str, Any]:
-    """An example as it was before examples had groups, where its set has none."""
-    return {name: value for name, value in asdict(example).items() if name != "group" or value}
-
-
 _load_start_model = functools.cache(load_start_model)
 
 
@@ -290,10 +266,3 @@ def simplify(prediction: dict[str, Any]) -> Any:
         none, score = own["null_score"], own["score"] + own["null_score"]
         return {"text": own["answer"] or "", "start": start, "end": end, "score": score, "null_score": none}
     return next(own[name] for name in ("tags", "terms", "label", "value", "answer") if name in own)
-
-
-def read_input(spec: str, field: str) -> list[list[Any]]:
-    """Return the rows that a prediction would read: id, line, values, fault."""
-    plan = plan_input(spec, FieldNames(field), 7)
-    reader = plan.make_reader()
-    return [[row.id, row.line, dict(row.values), row.fault] for block in plan.blocks for row in reader(block)]
