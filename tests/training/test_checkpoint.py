@@ -5,17 +5,18 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import resource
 import shutil
 import socket
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forked import CONTEXT, start_server
+from file_limits import limit_files
+from forked import launch
 
 from domext_ray import storage
 from domext_ray.errors import RunError, TrainingError
@@ -106,25 +107,23 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     assert find_path(tmp_path) is None
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: str) -> None:
-    older = save(tmp_path, 1)
-    newer = save(tmp_path, 2)
-    file = newer / name
-    content = bytearray(file.read_bytes())
-    if damage == "flip":
-        content[len(content) // 2] ^= 0x80
-        file.write_bytes(content)
-    elif damage == "truncate":
-        file.write_bytes(content[: len(content) // 2])
-    else:
-        file.unlink()
-    if (name, damage) == ("manifest.json", "delete"):  # then it is no checkpoint
-        assert find_path(tmp_path) == older
-        return
-    with pytest.warns(UserWarning, match=f"{newer}.*{name if damage != 'flip' else ''}"):
-        assert find_path(tmp_path) == older
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    """Whatever file is damaged in whatever way; without a manifest it is none."""
+    for number, (name, damage) in enumerate(product(FILES, ("flip", "truncate", "delete"))):
+        folder = tmp_path / str(number)
+        older, newer = save(folder, 1), save(folder, 2)
+        content = bytearray((newer / name).read_bytes())
+        if damage == "flip":
+            content[len(content) // 2] ^= 0x80
+        (newer / name).write_bytes(content[: len(content) // 2] if damage == "truncate" else content)
+        if damage == "delete":
+            (newer / name).unlink()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert find_path(folder) == older, (name, damage)
+        said = " ".join(str(each.message) for each in caught)
+        if (name, damage) != ("manifest.json", "delete"):
+            assert str(newer) in said and (damage == "flip" or name in said), (name, damage)
 
 
 def test_damage_never_costs_the_last_sound_checkpoint(tmp_path: Path) -> None:
@@ -155,27 +154,21 @@ def test_incomplete_ones_do_not_count_as_kept(tmp_path: Path) -> None:
     assert list_names(tmp_path) == ["step-00000001", "step-00000003"]
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (checkpoint_module, "save_file"),
-        (checkpoint_module, "write_json"),
-        (checkpoint_module, "hash_file"),
-        (storage, "flush_files"),
-    ],
-)
-def test_full_disk_leaves_the_previous_one(
-    tmp_path: Path, module: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     previous = save(tmp_path, 1, keep=1)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(module, name, refuse)
-    with pytest.raises(RunError, match=r"step 2 cannot be written to .*No space left on device.*free space"):
-        save(tmp_path, 2, keep=1)
-    monkeypatch.undo()
+    writes = [(checkpoint_module, name) for name in ("save_file", "write_json", "hash_file")]
+    for module, name in [*writes, (storage, "flush_files")]:
+        with monkeypatch.context() as full:
+            full.setattr(module, name, refuse)
+            with pytest.raises(RunError, match=r"step 2 cannot be written to .*No space left on device.*free space"):
+                save(tmp_path, 2, keep=1)
+        assert list_names(tmp_path) == [previous.name] and find_path(tmp_path) == previous, name
+    with pytest.raises(RunError, match="File too large"), limit_files(64 * 1024):
+        save(tmp_path, 2, state=make_state(2, rows=8192))
     assert list_names(tmp_path) == [previous.name] and find_path(tmp_path) == previous
 
 
@@ -192,25 +185,6 @@ def test_crash_between_files_leaves_the_previous_one(tmp_path: Path) -> None:
     assert process.exitcode == 9 and len(list_names(tmp_path)) == 2 and find_path(tmp_path) == previous
     save(tmp_path, 2)
     assert list_names(tmp_path) == ["step-00000001", "step-00000002"]
-
-
-def _save_with_little_room(folder: Path, queue: Any) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, 64 * 1024))
-    try:
-        save(folder, 2, state=make_state(2, rows=8192))
-    except RunError as error:
-        queue.put(str(error))
-
-
-def test_the_kernel_refuses_the_write(tmp_path: Path) -> None:
-    previous = save(tmp_path, 1)
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=_save_with_little_room, args=(tmp_path, queue))
-    process.start()
-    assert "File too large" in queue.get(timeout=240)
-    process.join(timeout=240)
-    assert list_names(tmp_path) == [previous.name] and find_path(tmp_path) == previous
 
 
 def test_another_format_is_not_read(tmp_path: Path) -> None:
@@ -260,80 +234,52 @@ def test_where_all_are_damaged_none_is_chosen(tmp_path: Path) -> None:
     assert len(str(raised.value).splitlines()) == 1 and sorted(tmp_path.rglob("*")) == before
 
 
-def _serve_rank(rank: int, store: Path, asked: Any, said: Any) -> None:
-    """One rank of two: what it is asked until it is told None."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    while (question := asked.get()) is not None:
-        folder, chosen, patience = question
+def _agree(rank: int, questions: list[tuple[tuple[Path, Path], Checkpoint | None, tuple[Path, Path] | None]]) -> Any:
+    """What a rank says that sees a folder of its own, beside the driver's choice; what is late comes while it waits."""
+    said: list[str | None] = []
+    for folders, chosen, late in questions:
+        checkpoint_module.SEEN_WITHIN_SECONDS = 20.0 if late else 0.3
+        if late and rank == 0:
+            threading.Timer(0.5, shutil.copytree, late).start()
         try:
-            checkpoint_module.SEEN_WITHIN_SECONDS = patience
-            found = agree_on_checkpoint(folder, chosen, torch.device("cpu"))
-            said.put((rank, found and found.path.name))
+            found = agree_on_checkpoint(folders[rank], chosen, torch.device("cpu"))
+            said.append(found and found.path.name)
         except RunError as error:
-            said.put((rank, str(error)))
-    torch.distributed.destroy_process_group()
+            said.append(str(error))
+    return said
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Any], Any]]:
-    """Two ranks of a process group of their own: the queue of each and the one that both answer on."""
-    start_server()  # a fork of this process would have the process group that other tests leave
-    asked, said = [CONTEXT.Queue(), CONTEXT.Queue()], CONTEXT.Queue()
-    store = tmp_path_factory.mktemp("ranks") / "store"
-    processes = [CONTEXT.Process(target=_serve_rank, args=(rank, store, asked[rank], said)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    yield asked, said
-    for process, queue in zip(processes, asked, strict=True):
-        queue.put(None)
-        process.join(timeout=240)
-
-
-Agree = Callable[..., dict[int, str | None]]
-
-
-@pytest.fixture
-def agree(ranks: tuple[list[Any], Any]) -> Agree:
-    """What two ranks say that see two folders: one of them may be an older state of the other."""
-
-    def ask(
-        folders: tuple[Path, Path],
-        chosen: Checkpoint | None = None,
-        patience: float = 0.3,
-        meanwhile: Callable[[], Any] = lambda: None,
-    ) -> dict[int, str | None]:
-        asked, said = ranks
-        for queue, folder in zip(asked, folders, strict=True):
-            queue.put((folder, chosen, patience))
-        meanwhile()
-        return dict(said.get(timeout=240) for _ in asked)
-
-    return ask
-
-
-def test_ranks_go_on_from_one_checkpoint_however_old_their_listing_is(tmp_path: Path, agree: Agree) -> None:
-    fresh, stale = tmp_path / "fresh", tmp_path / "stale"
-    save(fresh, 2)
+def test_ranks_go_on_from_one_checkpoint_however_old_their_listing_is(tmp_path: Path) -> None:
+    """And from what was saved since the driver chose."""
+    fresh, stale, damaged, ranks = (tmp_path / each for each in ("fresh", "stale", "damaged", "ranks"))
+    ranks.mkdir()
+    chosen = identify(save(fresh, 2))
     shutil.copytree(fresh, stale)
     newest = save(fresh, 4)
+    (shutil.copytree(fresh, damaged) / newest.name / "moments.safetensors").unlink()
     assert (find_path(fresh), find_path(stale)) == (newest, stale / "step-00000002"), "each alone goes elsewhere"
-    said = agree((fresh, stale))
-    assert said[0] == newest.name and f"does not see the checkpoint {stale / newest.name}" in str(said[1])
-    assert agree((stale, fresh)) == {0: "step-00000002", 1: "step-00000002"}
-    chosen = identify(newest)  # the driver's
-    said = agree((stale, stale), chosen)
-    assert said[0] == said[1] and f"does not see the checkpoint {stale / newest.name}" in str(said[0])
-    said = agree((fresh, stale), chosen, 20.0, lambda: shutil.copytree(newest, stale / newest.name))
-    assert said == {0: newest.name, 1: newest.name}, "it waits until it sees it"
-
-
-def test_ranks_go_on_from_what_was_saved_since_the_driver_chose(tmp_path: Path, agree: Agree) -> None:
-    chosen = identify(save(tmp_path / "run", 2))
-    newest = save(tmp_path / "run", 4)
-    assert agree((tmp_path / "run",) * 2, chosen) == {0: newest.name, 1: newest.name}
-    (newest / "moments.safetensors").unlink()
-    assert agree((tmp_path / "run",) * 2, chosen) == {0: "step-00000002", 1: "step-00000002"}
-    assert agree((tmp_path / "none",) * 2) == {0: None, 1: None}
+    late = newest, stale / newest.name
+    said = launch(
+        _agree,
+        (
+            [
+                ((fresh, stale), None, None),
+                ((stale, fresh), None, None),
+                ((stale, stale), identify(newest), None),
+                ((fresh, fresh), chosen, None),
+                ((damaged, damaged), chosen, None),
+                ((tmp_path / "none",) * 2, None, None),
+                ((fresh, stale), identify(newest), late),
+            ],
+        ),
+        2,
+        ranks,
+    )
+    (first, unseen), older, (refused, also), *others = zip(*said, strict=True)
+    assert first == newest.name and f"does not see the checkpoint {late[1]}" in unseen
+    assert older == ("step-00000002",) * 2
+    assert refused == also and f"does not see the checkpoint {late[1]}" in refused
+    assert others == [(each,) * 2 for each in (newest.name, "step-00000002", None, newest.name)]
 
 
 def test_what_an_older_attempt_saves_late_replaces_nothing(tmp_path: Path) -> None:

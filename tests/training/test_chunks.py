@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
-from forked import run_group
+from forked import launch
 from method_runs import Places, build, draw_batches, make_config, make_places, measure_sharded, shard_everything
 from methods import Row, find_row
 from torch import Tensor, nn
@@ -29,9 +28,7 @@ KEPT = "AF + word shifts, keeping the base's predictions"
 NAMES = (
     "full",
     "bottleneck after attention, tanh, left to right",
-    "AF + word shifts + new words",
     KEPT,
-    "full, keeping the base's predictions",
     "exBERT + sentence pairs, keeping the base's predictions",
     "bottleneck, general text learned",
 )
@@ -39,7 +36,12 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def places(tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Places:
-    return make_places(tmp_path_factory.mktemp("chunks"), tiny_base_folder, tiny_roberta_folder)
+    return make_places(
+        tmp_path_factory.mktemp("chunks"),
+        tiny_base_folder,
+        tiny_roberta_folder,
+        [*NAMES, "new words", "AF + word shifts + new words"],
+    )
 
 
 def measure(row: Row, places: Places) -> tuple[int, list[tuple[Tensor, ...]], dict[str, Tensor | None]]:
@@ -90,30 +92,24 @@ def test_kinds_are_kept_in_chunks(places: Places, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_chunks_on_two_workers_at_zero_3(places: Places) -> None:
+def test_chunks_on_two_workers_at_zero_3(places: Places, tmp_path: Path) -> None:
     """Ranks predict different numbers of tokens, and gather the head equally often."""
-    run_group(_work, (places,), 2)
-    for each in torch.load(places.root / "sharded-0.pt", weights_only=False).values():
-        (expected, before), (found, after) = each
-        torch.testing.assert_close(
-            [(step.loss, step.distill_loss, step.grad_norm) for step in found],
-            [(step.loss, step.distill_loss, step.grad_norm) for step in expected],
-            rtol=1e-4,
-            atol=1e-5,
-        )
+    for (expected, before), (found, after) in launch(measure_both, (places,), 2, tmp_path)[0]:
+        figures = [[(each.loss, each.distill_loss, each.grad_norm) for each in steps] for steps in (found, expected)]
+        torch.testing.assert_close(*figures, rtol=1e-4, atol=1e-5)
         for name, tensor in before.tensors.items():
             torch.testing.assert_close(after.tensors[name].param, tensor.param, rtol=1e-4, atol=1e-4)
 
 
-def _work(rank: int, places: Places) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{places.root / 'store'}", rank=rank, world_size=2)
+def measure_both(_: int, places: Places) -> Any:
+    """What methods' steps are whole and in chunks."""
     shard_everything()
-    results: dict[str, Any] = {}
+    results = []
     for name in (KEPT, "full", "AF + word shifts + new words"):
+        results.append([])
         for losses.MAX_SCORES in (WHOLE, SMALL):
-            results.setdefault(name, []).append(measure_sharded(find_row(name), places, 3))
-    torch.save(results, places.root / f"sharded-{rank}.pt")
-    dist.destroy_process_group()
+            results[-1].append(measure_sharded(find_row(name), places, 3))
+    return results
 
 
 def test_the_forecast_of_a_large_vocabulary_has_no_whole_scores(monkeypatch: pytest.MonkeyPatch) -> None:
