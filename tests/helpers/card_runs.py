@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -265,11 +264,3 @@ def save_start(row: Row, places: Places) -> None:
         "extensions": asdict(describe_extensions(built.model.config)),
     }
     save_checkpoint(places.run_of(row) / "checkpoints", 1, TrainState(tensors, 1), built.fixed, {}, record, keep=1)
-
-
-def try_to(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call; a failure is its result, as text."""
-    try:
-        return call(*arguments)
-    except Exception:
-        return traceback.format_exc()

@@ -6,7 +6,6 @@ overflow once per step, and clips by a norm that it has on the host.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ from card_runs import (
     run_vectors,
     save_start,
 )
-from forked import run_group
-from method_runs import Places, make_places
+from forked import launch
+from method_runs import Places, make_places, try_to
 from methods import ROWS, find_row
 from tiny_layouts import TINY_LAYOUTS
 
@@ -76,19 +75,15 @@ WAITS = {
 }
 """By what runs: file, function and what -> how often at most, in a step of two micro batches or one batch; and why."""
 
-REPRESENTATIVE = (
-    "LoRA, all matrices",
-    "AF",
-    "exBERT",
-    "bottleneck, parallel, LayerNorm inside, ReLU",
-    "bottleneck after attention, tanh, left to right",
-    "AF + word shifts + new words",
-    "AF + sentence pairs",
-    "AF + word shifts, keeping the base's predictions",
-    "full, keeping the base's predictions",
-    "second bottleneck beside a frozen one",
-)
-"""Rows of the matrix that the default tier runs: one for each thing that a step may compute."""
+QUICK = {
+    *("lora-all-matrices", "exbert", "bottleneck-parallel-layernorm-inside-relu"),
+    "bottleneck-after-attention-tanh-left-to-right",
+    *("af-word-shifts-new-words", "af-sentence-pairs", "second-bottleneck-beside-a-frozen-one"),
+    *("af-word-shifts-keeping-the-base-s-predictions", "full-keeping-the-base-s-predictions"),
+    *("af-in-fp32", "modernbert", "tsdae", "crop", "packed", "varlen", "varlen-packed"),
+    *("relation_extraction", "qa", "normalization", "bilstm", "bank", "vectors", "fill-mask"),
+}
+"""What the default tier runs: one for each thing that a step or a pass may compute."""
 STARTS = sorted({row.after for row in ROWS if row.after})
 OBJECTIVES = {
     "tsdae": ObjectiveConfig(kind="tsdae"),
@@ -163,26 +158,19 @@ def list_runs(places: Places, layouts: dict[str, Places], root: Path) -> dict[st
 
 
 NAMES = list(list_runs(Places(Path(), Path(), Path()), dict.fromkeys(TINY_LAYOUTS, None), Path()))  # type: ignore[arg-type]
-SLOW = {row.slug for row in ROWS if row.name not in REPRESENTATIVE}
+PLANTED = [each for each in NAMES if each.startswith("planted-")]
 
 
-def _work(_: int, names: set[str], places: Places, root: Path) -> None:
+def measure(_: int, names: set[str], places: Places, root: Path) -> dict[str, Any]:
     layouts = {}
-    for kind, layout in TINY_LAYOUTS.items():
-        base = layout.save(root / kind)
+    for kind in TINY_LAYOUTS if names - QUICK - {*PLANTED} else ("modernbert",):
+        base = TINY_LAYOUTS[kind].save(root / kind)
         (root / f"runs-{kind}").mkdir()
-        layouts[kind] = make_places(root / f"runs-{kind}", base, base)
+        layouts[kind] = make_places(root / f"runs-{kind}", base, base, ["AF"])
     for name in STARTS:
         save_start(find_row(name), places)
-    results: dict[str, Any] = {}
-    for name, run in list_runs(places, layouts, root).items():
-        if name not in names:
-            continue
-        try:
-            results[name] = run()
-        except Exception:
-            results[name] = traceback.format_exc()
-    torch.save(results, root / "results.pt")
+    runs = list_runs(places, layouts, root)
+    return {name: try_to(run) for name, run in runs.items() if name in names}
 
 
 @pytest.fixture(scope="module")
@@ -198,9 +186,9 @@ def results(
     own = [each for each in request.session.items if each.path == request.path and isinstance(each, pytest.Function)]
     asked = {each.callspec.params["name"] for each in own if hasattr(each, "callspec")}
     if any(not hasattr(each, "callspec") for each in own):
-        asked |= {*NAMES} - SLOW
-    run_group(_work, (asked, places, root), 1)
-    return torch.load(root / "results.pt", weights_only=False)
+        asked |= {*QUICK, *PLANTED}
+    (found,) = launch(measure, (asked, places, root), 1, root)
+    return found
 
 
 def find_faults(result: dict[str, Waits] | str) -> list[str]:
@@ -218,20 +206,16 @@ def find_faults(result: dict[str, Waits] | str) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(each, marks=pytest.mark.slow if each in SLOW else ())
-        for each in NAMES
-        if not each.startswith("planted-")
-    ],
+    [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in NAMES if each not in PLANTED],
 )
 def test_nothing_mixes_devices_and_nothing_else_waits(name: str, results: dict[str, Any]) -> None:
     assert find_faults(results[name]) == []
 
 
-@pytest.mark.parametrize("name", [each for each in NAMES if each.startswith("planted-")])
-def test_a_planted_fault_is_found(name: str, results: dict[str, Any]) -> None:
-    found = find_faults(results[name])
-    assert found and FAULTS[name.removeprefix("planted-")][1] in found[0]
+def test_a_planted_fault_is_found(results: dict[str, Any]) -> None:
+    for name, (_, says) in FAULTS.items():
+        found = find_faults(results[f"planted-{name}"])
+        assert found and says in found[0], name
 
 
 def test_every_entry_of_the_table_happens(results: dict[str, Any]) -> None:
