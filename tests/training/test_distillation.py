@@ -11,18 +11,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from conftest import FEW_SENTENCES, WORDS
+from conftest import WORDS
+from small_runs import attempts, make_config, make_train
 from torch import Tensor, nn
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import (
-    EngineConfig,
     ObjectiveConfig,
-    OptimConfig,
     PretrainConfig,
-    RunConfig,
     ScaleConfig,
-    TrainConfig,
     VocabConfig,
 )
 from domext_ray.corpus import snippets
@@ -36,7 +33,6 @@ from domext_ray.plan import plan_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.distillation import choose_snippets, distill_new_words, fit_biases
-from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.pretrain import pretrain
 from domext_ray.training.run import Run
@@ -106,23 +102,12 @@ def prepare(base_folder: Path, new_words: list[str], folder: Path) -> Prepared:
         lines.append(" ".join([*words, *[RARE] * (number < NUM_RARE)]) + ".\n")
     (folder / "corpus.txt").write_text("".join(lines), encoding="utf-8")
     (folder / "words.txt").write_text("\n".join(new_words) + "\n", encoding="utf-8")
-    config = PretrainConfig(
-        base=str(base_folder),
-        corpus=str(folder / "corpus.txt"),
+    config = make_config(
+        base_folder,
+        folder / "corpus.txt",
         vocab=VocabConfig(words=str(folder / "words.txt")),
         method=MethodConfig(name="words", heads=0, ffn_units=8, word_init="distill"),
-        run=RunConfig(name="run", dir=str(folder / "runs"), trackers=()),
-        train=TrainConfig(
-            max_steps=6,
-            global_batch_size=4,
-            seq_length=32,
-            eval_rows=4,
-            evaluate_every=100,
-            save_every=3,
-            general_probe=str(FEW_SENTENCES),
-        ),
-        optim=OptimConfig(decay_steps=6, warmup_steps=1),
-        engine=EngineConfig(precision="fp32"),
+        train=make_train(6, save_every=3),
     )
     return Prepared(prepare_run(plan_run(config)), load_base(config.base))
 
@@ -270,20 +255,13 @@ def test_biases_let_each_word_be_predicted_as_often_as_it_occurs(prepared: Prepa
 @pytest.fixture
 def start(prepared: Prepared, tmp_path: Path) -> Iterator[Callable[..., PretrainWorker]]:
     """Gives the worker of a new attempt in a run's directory below the test's."""
-    join_alone()
-    workers: list[PretrainWorker] = []
+    with attempts() as begin:
 
-    def begin(name: str, **parts: Any) -> PretrainWorker:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        run = replace(prepared.run.at(supersede(folder)), config=replace(prepared.config, **parts))
-        choose_snippets(run.inputs, run.config.seed)
-        workers.append(PretrainWorker(run, device=CPU))
-        return workers[-1]
+        def begin_named(name: str, **parts: Any) -> PretrainWorker:
+            choose_snippets(prepared.run.inputs, prepared.config.seed)
+            return begin(prepared.run, tmp_path / name, **parts)
 
-    yield begin
-    for each in workers:
-        each.close()
+        yield begin_named
 
 
 def test_a_run_starts_from_the_fitted_words_and_resumes_exactly(

@@ -6,7 +6,6 @@ import json
 import math
 import string
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from domext_ray.corpus.rows import SCHEMA, RowSettings
 from domext_ray.errors import CorpusError
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
-from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
     build_domain_set,
@@ -91,11 +89,11 @@ def test_the_shipped_probe_is_what_the_meter_needs() -> None:
     assert GENERAL_PROBE.is_file()
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe broken"])
-def test_an_unusable_probe_is_an_error(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "probe.txt").write_bytes(content)
-    with pytest.raises(CorpusError, match="--train.general_probe"):
-        read_probe(tmp_path / "probe.txt")
+def test_an_unusable_probe_is_an_error(tmp_path: Path) -> None:
+    for content in (b"", b"\n \n", b"\xff\xfe broken"):
+        (tmp_path / "probe.txt").write_bytes(content)
+        with pytest.raises(CorpusError, match="--train.general_probe"):
+            read_probe(tmp_path / "probe.txt")
 
 
 def test_domain_batches_depend_on_the_corpus_only(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -131,11 +129,6 @@ def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTr
     assert all((each.input_ids != tokenizer.mask_token_id).all() for each in found.domain.batches)
 
 
-@pytest.fixture(scope="module")
-def make_engine() -> Callable[[nn.Module], Engine]:
-    return make_lone_engine
-
-
 def make_model(base_folder: Path, vocab_size: int, next_sentence: bool = False) -> nn.Module:
     return build_model(
         load_base(str(base_folder)),
@@ -148,16 +141,11 @@ def make_model(base_folder: Path, vocab_size: int, next_sentence: bool = False) 
     )
 
 
-def test_scores_are_the_models(
-    tmp_path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    tiny_base_folder: Path,
-    make_engine: Callable[[nn.Module], Engine],
-) -> None:
+def test_scores_are_the_models(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (25,))
     batches = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=25, batch_size=4).batches
     model = make_model(tiny_base_folder, len(tokenizer))
-    scores = evaluate(make_engine(model), batches)
+    scores = evaluate(make_lone_engine(model), batches)
     loss, correct, count = 0.0, 0, 0
     model.eval()
     with torch.no_grad():
@@ -259,18 +247,15 @@ def test_passages_are_the_same_every_time_and_nested(tmp_path: Path, tokenizer: 
 
 def test_words_that_fall_off_or_are_unknown_are_not_scored(tmp_path: Path, extended: BertTokenizer) -> None:
     """Letters only: passages of twice as many characters as there is room for tokens overflow by half."""
-    characters = {*string.ascii_lowercase, *string.digits, "."}
-    kept = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *(each for each in sorted(extended.get_vocab()) if each.strip("#") in characters),
-    ]
-    letters = BertTokenizer(vocab={each: i for i, each in enumerate(kept)})
-    kept.remove("##e")
-    blind = BertTokenizer(vocab={each: i for i, each in enumerate(kept)})
+    characters, specials = (
+        {*string.ascii_lowercase, *string.digits, "."},
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+    )
+    kept = [*specials, *(each for each in sorted(extended.get_vocab()) if each.strip("#") in characters)]
+    letters, blind = (
+        BertTokenizer(vocab={each: i for i, each in enumerate(each for each in kept if each != left_out)})
+        for left_out in ("", "##e")
+    )
     manifest = write_texts(tmp_path)
     whole, cut, unknown = (
         build_characters(manifest, each, 100, 40, batch_size=8) for each in (extended, letters, blind)
@@ -282,25 +267,22 @@ def test_words_that_fall_off_or_are_unknown_are_not_scored(tmp_path: Path, exten
     assert all((each.labels != blind.unk_token_id).all() for each in unknown.batches)
 
 
-@pytest.mark.parametrize(
-    ("document", "passages"),
-    [
-        ("One two. Three four. Five.", ["One two.", "Three four.", "Five."]),
-        ("A b. C d. Efghijk lm.", ["A b. C d.", "Efghijk lm."]),
-        ("abc defg hijk lmno pq", ["abc defg", "hijk lmno", "pq"]),
-        ("abcdefghijklmnopq", ["abcdefghijk", "lmnopq"]),
-        ("天地人。你我。山水火日月口手", ["天地人。", "你我。", "山水火日月", "口手"]),
-    ],
-)
-def test_passages(document: str, passages: list[str]) -> None:
-    assert list(_split_passages(document, 11)) == passages
+PASSAGES = {
+    "One two. Three four. Five.": ["One two.", "Three four.", "Five."],
+    "A b. C d. Efghijk lm.": ["A b. C d.", "Efghijk lm."],
+    "abc defg hijk lmno pq": ["abc defg", "hijk lmno", "pq"],
+    "abcdefghijklmnopq": ["abcdefghijk", "lmnopq"],
+    "天地人。你我。山水火日月口手": ["天地人。", "你我。", "山水火日月", "口手"],
+}
+
+
+def test_passages() -> None:
+    for document, passages in PASSAGES.items():
+        assert list(_split_passages(document, 11)) == passages
 
 
 def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
-    tmp_path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    tiny_base_folder: Path,
-    make_engine: Callable[[nn.Module], Engine],
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path
 ) -> None:
     characters = build_characters(write_texts(tmp_path), tokenizer, 20, 64, batch_size=4)
     model = make_model(tiny_base_folder, len(tokenizer))
@@ -311,7 +293,7 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
                 assert "word_embeddings" in name or "bias" in name
     pieces = sum(each.num_masked for each in characters.batches)
     expected = math.log2(len(tokenizer)) * pieces / characters.num_chars
-    engine = make_engine(model)
+    engine = make_lone_engine(model)
     for asked, bits in ((characters, expected), (NOTHING, math.nan)):
         found = measure_bits(lambda each: evaluate(engine, each.batches), asked)
         assert found == pytest.approx(bits, rel=1e-6, nan_ok=True)
@@ -331,26 +313,24 @@ def write_pairs(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Manifest:
 def test_domain_batches_of_pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Pairs are those of the held-out rows, in any batches."""
     manifest = write_pairs(tmp_path, tokenizer)
-    whole = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=400).batches[0]
+    (whole,), parts = (
+        build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=size).batches
+        for size in (400, 64)
+    )
     assert whole.next_sentence_labels is not None and whole.token_type_ids is not None
     assert 0.4 < whole.next_sentence_labels.float().mean() < 0.6
     separators = (whole.input_ids == tokenizer.sep_token_id).sum(1)
     assert (separators == 2).all() and (whole.token_type_ids.sum(1) > 1).all()
-    parts = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=64).batches
-    labels = torch.cat([each.next_sentence_labels for each in parts if each.next_sentence_labels is not None])
-    assert torch.equal(labels, whole.next_sentence_labels)
+    assert torch.equal(torch.cat([each.next_sentence_labels for each in parts]), whole.next_sentence_labels)
 
 
 def test_scores_of_pairs_are_the_models(
-    tmp_path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    tiny_base_folder: Path,
-    make_engine: Callable[[nn.Module], Engine],
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path
 ) -> None:
     manifest = write_pairs(tmp_path, tokenizer)
     batches = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=60, batch_size=8).batches
     model = make_model(tiny_base_folder, len(tokenizer), next_sentence=True)
-    scores = evaluate(make_engine(model), batches)
+    scores = evaluate(make_lone_engine(model), batches)
     model.eval()
     with torch.no_grad():
         right = [

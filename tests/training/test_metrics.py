@@ -23,8 +23,8 @@ def test_resuming_cuts_the_file_back_to_the_checkpoint(tmp_path: Path) -> None:
     for step in range(8):
         log.write({"step": step, "train/mlm_loss": float(step)})
     log.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 8, "train/ml')  # the process died here
+    with (tmp_path / "metrics.jsonl").open("ab") as file:  # damage, and where the process died
+        file.write(b'null\n[1]\n{"no": 1}\n\0\0\0\n\xff\xfe\n{"step": 8, "train/ml')
     log = MetricsLog(supersede(tmp_path), 5)
     log.write({"step": 6, "train/mlm_loss": 6.5})
     log.close()

@@ -9,29 +9,22 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from conftest import FEW_SENTENCES, write_corpus
+from conftest import write_corpus
+from small_runs import attempts, make_config, make_train, train_in_cuts
 from torch.nn import functional as F
 
-from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import (
-    EngineConfig,
     ObjectiveConfig,
     OptimConfig,
-    PretrainConfig,
     ReplayConfig,
-    RunConfig,
-    TrainConfig,
 )
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import plan_run
 from domext_ray.report.figures import measure_run
-from domext_ray.runs.attempts import supersede
-from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.run import Run
-from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 STEPS = 16
@@ -43,43 +36,23 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
     """A corpus, general text, and a further part that comes in the second half."""
     folder = tmp_path_factory.mktemp("parts")
     further = {"corpus": str(write_corpus(folder / "further.txt", 120, seed=11)), "weight": {0: 0, 0.5: 2}}
-    config = PretrainConfig(
-        base=str(tiny_base_folder),
-        corpus=str(write_corpus(folder / "corpus.txt", 400)),
+    config = make_config(
+        tiny_base_folder,
+        write_corpus(folder / "corpus.txt", 400),
         replay=ReplayConfig(corpus=str(write_corpus(folder / "general.txt", 300, seed=9)), frac=0.25),
         mixture=MixtureConfig(parts={"further": further}),
-        method=MethodConfig(heads=0, ffn_units=8),
         objective=ObjectiveConfig(keep="replay", mask_prob=0.3),
-        run=RunConfig(name="run", dir=str(folder / "runs"), trackers=()),
-        train=TrainConfig(
-            max_steps=STEPS,
-            global_batch_size=4,
-            seq_length=32,
-            eval_rows=4,
-            evaluate_every=100,
-            save_every=5,
-            dropout=0.0,
-            general_probe=str(FEW_SENTENCES),
-        ),
+        train=make_train(STEPS, dropout=0.0),
         optim=OptimConfig(lr=1e-3, decay_steps=STEPS, warmup_steps=1),
-        engine=EngineConfig(precision="fp32"),
     )
     return prepare_run(plan_run(config))
-
-
-def begin(task: Run, folder: Path) -> PretrainWorker:
-    join_alone()
-    folder.mkdir(exist_ok=True)
-    return PretrainWorker(task.at(supersede(folder)), device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def records(task: Run, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What an undisturbed run says; the first line is of its start."""
     folder = tmp_path_factory.mktemp("straight")
-    worker = begin(task, folder)
-    worker.run()
-    worker.close()
+    train_in_cuts(task, folder, STEPS)
     return read_metrics(folder / "metrics.jsonl")
 
 
@@ -89,10 +62,7 @@ def pick(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_run_that_stops_anywhere_says_the_same(task: Run, records: list[dict[str, Any]], tmp_path: Path) -> None:
-    for end in (3, 8, 9, STEPS):  # the further part comes with step 9
-        worker = begin(task, tmp_path)
-        worker.run(end)
-        worker.close()
+    train_in_cuts(task, tmp_path, 3, 8, 9, STEPS)  # the further part comes with step 9
     cut = [pick(each) for each in read_metrics(tmp_path / "metrics.jsonl")]
     straight = [pick(each) for each in records]
     stops = {3, 8, 9}  # where a run ends it evaluates itself
@@ -133,7 +103,8 @@ def test_tokens_and_epochs_are_those_of_the_rows(task: Run, records: list[dict[s
 def test_training_losses_are_those_of_the_parts_own_tokens(
     task: Run, records: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    worker = begin(task, tmp_path)
+    with attempts() as begin:
+        worker = begin(task, tmp_path)
     maker = BatchMaker(worker.config, worker.phases, worker.tokenizer, worker.tokenizer)
     (micro_batches, _), model = next(maker.make(0, rank=0, world_size=1)), cast(Any, worker.engine._deepspeed).module
     losses: dict[int, list[float]] = {}
@@ -145,7 +116,6 @@ def test_training_losses_are_those_of_the_parts_own_tokens(
         own = F.cross_entropy(logits, each.labels, reduction="none")
         for part, loss in zip(cast(torch.Tensor, each.parts).tolist(), own.tolist(), strict=True):
             losses.setdefault(part, []).append(loss)
-    worker.close()
     expected = {NAMES[part]: sum(each) / len(each) for part, each in losses.items() if part >= 0}
     assert expected.keys() == {"domain", "general"}
     found = {name: records[1].get(f"parts/{name}/train_loss") for name in NAMES}
@@ -158,11 +128,9 @@ def test_training_losses_are_those_of_the_parts_own_tokens(
 def test_the_held_out_loss_of_a_part_is_that_of_a_run_on_its_text(task: Run, tmp_path: Path) -> None:
     alone = replace(task.config, replay=ReplayConfig(), mixture=MixtureConfig())
     inputs = [replace(task.inputs, texts=((each,),)) for each in task.inputs.texts[0]]
-    found = []
-    for number, made in enumerate([task, *(replace(task, config=alone, prepared=each) for each in inputs)]):
-        worker = begin(made, tmp_path / str(number))
-        found.append(worker._evaluate())
-        worker.close()
+    runs = [task, *(replace(task, config=alone, prepared=each) for each in inputs)]
+    with attempts() as begin:
+        found = [begin(made, tmp_path / str(number))._evaluate() for number, made in enumerate(runs)]
     together, *others = found
     own = [each["eval/domain_mlm_loss"] for each in others]
     assert [together[f"parts/{name}/held_out_loss"] for name in NAMES] == own and len({*own}) == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,6 @@ from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import evaluate, measure_bits
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.passages import (
-    NOTHING,
     EvalSet,
     Passage,
     build_character_set,
@@ -104,11 +103,6 @@ class Ignorant(MaskedModel):
         return (self.logits.expand(len(masked_positions), -1),)
 
 
-@pytest.fixture(scope="module")
-def make_engine() -> Callable[[nn.Module], Engine]:
-    return make_lone_engine
-
-
 def write_texts(folder: Path, words: Sequence[str], shares: Sequence[float], separator: str) -> Manifest:
     """A manifest with held-out text only: words drawn by their shares, each on its own."""
     drawn = np.random.default_rng(0).choice(words, (400, 25), p=shares)
@@ -135,12 +129,12 @@ def measure_set(engine: Engine, asked: EvalSet) -> float:
     return measure_bits(lambda each: evaluate(engine, each.batches), asked)
 
 
-def test_the_cuts_of_words_do_not_matter(manifest: Manifest, make_engine: Callable[[nn.Module], Engine]) -> None:
+def test_the_cuts_of_words_do_not_matter(manifest: Manifest) -> None:
     """Models that know the same of words need the same bits for them, and those that the words' shares say."""
     found = []
     for cuts, waste in ((WHOLE, 0.0), (CUT, 0.0), (MIXED, 0.0), (MIXED, 0.3)):
         tokenizer = make_tokenizer(cuts)
-        found.append(measure(make_engine(Knowing(tokenizer, cuts, waste)), manifest, tokenizer))
+        found.append(measure(make_lone_engine(Knowing(tokenizer, cuts, waste)), manifest, tokenizer))
     tokenizer = make_tokenizer(WHOLE)
     passages = read_passages(manifest, tokenizer, num_passages=300, max_length=128)
     words = [tokenizer.convert_ids_to_tokens(int(p.ids[at[0]])) for p in passages for _, at in p.scored]
@@ -206,28 +200,28 @@ def test_the_price_of_a_number_of_pieces_is_how_often_other_words_have_it() -> N
     assert unseen.price_bits == pytest.approx(-math.log2(0.25 / 4))
 
 
-def test_nothing_to_score_is_not_a_number(make_engine: Callable[[nn.Module], Engine]) -> None:
-    tokenizer = make_tokenizer(WHOLE)
-    assert math.isnan(measure_set(make_engine(Knowing(tokenizer, WHOLE, 0.0)), NOTHING))
-
-
-@pytest.mark.parametrize("base", ["tiny_base_folder", "tiny_roberta_folder"])
 def test_a_piece_competes_with_those_that_can_stand_in_its_place(
-    base: str, request: pytest.FixtureRequest, tmp_path: Path, make_engine: Callable[[nn.Module], Engine]
+    tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path: Path
 ) -> None:
     """A model that knows nothing needs the logarithm of how many entries begin words, or are inside."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(request.getfixturevalue(base))
+    texts = write_texts(tmp_path, ["heart", "thalamus", "garden"], [0.3, 0.3, 0.4], " ")
+    for base, mark in ((tiny_base_folder, "##"), (tiny_roberta_folder, "Ġ")):
+        check_competition(AutoTokenizer.from_pretrained(base), mark, texts)
+
+
+def check_competition(tokenizer: PreTrainedTokenizerBase, mark: str, texts: Manifest) -> None:
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    marked = {each: each.startswith("##" if base == "tiny_base_folder" else "Ġ") for each in names}
+    marked = {each: each.startswith(mark) for each in names}
     ordinary = [each for each in names if each not in tokenizer.all_special_tokens]
     sizes = {flag: sum(marked[each] == flag for each in ordinary) for flag in (True, False)}
-    texts = write_texts(tmp_path, ["heart", "thalamus", "garden"], [0.3, 0.3, 0.4], " ")
     passages = read_passages(texts, tokenizer, num_passages=30, max_length=100)
     words = build_word_set(passages, tokenizer, batch_size=16)
     labels = [names[each] for batch in words.batches for each in batch.labels.tolist()]
     assert {marked[each] for each in labels} == {True, False}
     expected = sum(math.log2(sizes[marked[each]]) for each in labels) + words.price_bits
-    assert measure_set(make_engine(Ignorant(len(names))), words) == pytest.approx(expected / words.num_chars, rel=1e-6)
+    assert measure_set(make_lone_engine(Ignorant(len(names))), words) == pytest.approx(
+        expected / words.num_chars, rel=1e-6
+    )
 
 
 def test_a_chinese_word_is_a_character(tmp_path: Path) -> None:

@@ -72,13 +72,3 @@ def test_every_word_is_scored_once_by_whom_its_row_is_sent_to(model: nn.Module) 
     network.config.active_adapters = None
     assert found.num_tokens == number == 18 and found.loss == pytest.approx(losses / number, rel=1e-5)
     assert abs(found.loss - evaluate(engine, asked.batches).loss) > 1e-3, "the adapter changes what its rows get alone"
-
-
-def test_rows_that_are_taken_keep_what_is_asked_of_them() -> None:
-    rows = make_set().rows
-    taken = rows.take(np.array([8, 2]))
-    assert taken.lengths.tolist() == [SIZES[8] + 1, SIZES[2] + 1]
-    for name in ("inputs", "labels", "selected"):
-        own = np.split(getattr(rows, name), np.cumsum(rows.lengths)[:-1])
-        assert np.array_equal(getattr(taken, name), np.concatenate([own[8], own[2]]))
-    assert len(rows.take(np.array([], dtype=np.int64)).lengths) == 0

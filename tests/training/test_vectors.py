@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ from domext_ray.config.pretrain import (
 from domext_ray.corpus.views import Viewer
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model, detach
+from domext_ray.model.build import build_base, build_model, detach
 from domext_ray.model.counts import count_parameters
 from domext_ray.training.decoder import DECODER, attach_decoder
-from domext_ray.training.engine import Engine, TrainState, join_alone
+from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.losses import make_vector_loss
 from domext_ray.training.objective import ViewBatch, to_batch
 from domext_ray.training.step import move_batch
@@ -80,8 +81,6 @@ def make_engine(
     method: MethodConfig = METHODS["bottlenecks"],
     *,
     dropout: float = 0.0,
-    stage: Any = 0,
-    state: TrainState | None = None,
 ) -> Engine:
     join_alone()
     base = load_base(str(folder))
@@ -97,7 +96,7 @@ def make_engine(
     attach_decoder(model, objective, 32, seed=0)
     return Engine(
         model,
-        engine=EngineConfig(precision="fp32", zero_stage=stage),
+        engine=EngineConfig(precision="fp32"),
         optim=OptimConfig(lr=1e-2, decay_steps=20, warmup_steps=1),
         warmup_steps=1,
         micro_batch_size=8,
@@ -105,7 +104,6 @@ def make_engine(
         seed=0,
         device=torch.device("cpu"),
         objective=make_vector_loss(objective),
-        state=state,
     )
 
 
@@ -214,24 +212,22 @@ def test_all_tokens_but_the_first_are_written(tiny_base_folder: Path) -> None:
     assert batch.labels is not None and batch.labels.tolist() == expected and batch.num_masked == len(expected)
 
 
-@each_objective
-@pytest.mark.parametrize("method", METHODS)
-def test_what_trains_has_a_gradient_and_is_counted(
-    method: str, objective: ObjectiveConfig, tiny_base_folder: Path
-) -> None:
-    engine = make_engine(tiny_base_folder, objective, METHODS[method], dropout=0.1)
-    model, base = get_model(engine), load_base(str(tiny_base_folder))
-    batch = move_batch(make_batches(tiny_base_folder, objective)[0], torch.device("cpu"))
-    with torch.no_grad():  # away from the zero start, at which the way in has no gradient
-        for param in engine._trainables.values():
-            param.add_(0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
-    engine._deepspeed.module(**batch)[0].backward()
-    for name, param in model.named_parameters():
-        assert (param.grad is not None) == param.requires_grad, name
-    counted = count_parameters(model.config, METHODS[method], base.heads, reads_words=objective.reads_words).trainable
-    own = {name: each.numel() for name, each in engine._trainables.items()}
-    assert counted == sum(size for name, size in own.items() if not name.startswith(DECODER))
-    assert any(name.startswith(DECODER) for name in own) == (objective is DENOISE)
+def test_what_trains_has_a_gradient_and_is_counted(tiny_base_folder: Path) -> None:
+    base = load_base(str(tiny_base_folder))
+    for objective, method in product((DENOISE, CROP), METHODS.values()):
+        engine = make_engine(tiny_base_folder, objective, method, dropout=0.1)
+        model, case = get_model(engine), (objective.kind, method)
+        batch = move_batch(make_batches(tiny_base_folder, objective)[0], torch.device("cpu"))
+        with torch.no_grad():  # away from the zero start, at which the way in has no gradient
+            for param in engine._trainables.values():
+                param.add_(0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
+        engine._deepspeed.module(**batch)[0].backward()
+        for name, param in model.named_parameters():
+            assert (param.grad is not None) == param.requires_grad, (name, *case)
+        counts = count_parameters(model.config, method, base.heads, reads_words=objective.reads_words)
+        own = {name: each.numel() for name, each in engine._trainables.items()}
+        assert counts.trainable == sum(size for name, size in own.items() if not name.startswith(DECODER)), case
+        assert any(name.startswith(DECODER) for name in own) == (objective is DENOISE), case
 
 
 @each_objective
@@ -244,14 +240,7 @@ def test_training_learns_and_the_base_stays(objective: ObjectiveConfig, tiny_bas
     assert losses[-1] < 0.95 * losses[0]
     for name, tensor in detach(model, {name: name for name in base.tensors}).items():
         assert torch.equal(tensor, base.tensors[name]), name
-    plain: Any = build_model(
-        base,
-        PretrainConfig().shape,
-        MethodConfig(name="base", trains="layer_norms", heads=0, ffn_units=0),
-        vocab_size=base.config.vocab_size,
-        dropout=0.0,
-        seed=0,
-    )
+    plain: Any = build_base(base, torch.device("cpu"))
     model.eval()
     with torch.no_grad():
         adapted = model.bert(ids).last_hidden_state
@@ -261,23 +250,11 @@ def test_training_learns_and_the_base_stays(objective: ObjectiveConfig, tiny_bas
     assert not torch.allclose(adapted, taken_off)
 
 
-@each_objective
-@pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2, 3))])
-def test_a_resumed_run_makes_the_same_steps(objective: ObjectiveConfig, stage: int, tiny_base_folder: Path) -> None:
-    batches = make_batches(tiny_base_folder, objective)
-    whole = make_engine(tiny_base_folder, objective, dropout=0.1, stage=stage)
-    losses = train(whole, batches, range(6))
-    first = make_engine(tiny_base_folder, objective, dropout=0.1, stage=stage)
-    assert train(first, batches, range(3)) == losses[:3]
-    second = make_engine(tiny_base_folder, objective, dropout=0.1, stage=stage, state=first.gather_state())
-    assert train(second, batches, range(3, 6)) == losses[3:]
-
-
-@pytest.mark.parametrize("objective", [DENOISE, CROP], ids=["tsdae", "crop"])
-def test_micro_batches_change_nothing(objective: ObjectiveConfig, tiny_base_folder: Path) -> None:
-    one = train(make_engine(tiny_base_folder, objective), make_batches(tiny_base_folder, objective, 8), range(3))
-    two = train(make_engine(tiny_base_folder, objective), make_batches(tiny_base_folder, objective, 4), range(3))
-    assert one == pytest.approx(two, rel=1e-5)
+def test_micro_batches_change_nothing(tiny_base_folder: Path) -> None:
+    for each in (DENOISE, CROP):
+        batches = [make_batches(tiny_base_folder, each, size) for size in (8, 4)]
+        one, two = (train(make_engine(tiny_base_folder, each), own, range(3)) for own in batches)
+        assert one == pytest.approx(two, rel=1e-5), each
 
 
 VALID = PretrainConfig(
@@ -285,43 +262,33 @@ VALID = PretrainConfig(
 )
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"vocab": VocabConfig(size=10)}, r"--vocab.size is 10; .*left out with --objective.kind infonce"),
-        ({"replay": ReplayConfig(corpus="x.txt")}, "--replay.corpus is 'x.txt'; .*which keeps nothing"),
-        ({"prepare": PrepareConfig(packed=True)}, "--prepare.packed is True; .*a row has one vector"),
-        ({"train": TrainConfig(teraflops=400)}, "--train.teraflops is 400.0; .*0 with --objective.kind infonce"),
-        ({"base": "none"}, "--objective.kind is 'infonce'; .*masked or causal when --base is none"),
-        ({"scale": ScaleConfig(num_workers=5)}, "--scale.num_workers is 5; .*at most 4, for each worker needs a group"),
-        ({"train": TrainConfig(global_batch_size=18)}, "--objective.group_rows is 4; .*a divisor of .*_size .18"),
-        ({"train": TrainConfig(global_batch_size=16, micro_batch_size=2)}, "--train.micro_batch_size is 2; .*multiple"),
-        (
-            {"objective": replace(CROP, views="dropout"), "train": TrainConfig(global_batch_size=16, dropout=0.0)},
-            r"--train.dropout is 0.0; it must be above 0 .*\(or give crop\)",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(VALID, **values)
+REFUSED: dict[str, dict[str, Any]] = {
+    r"--vocab.size is 10; .*left out with --objective.kind infonce": {"vocab": VocabConfig(size=10)},
+    "--replay.corpus is 'x.txt'; .*which keeps nothing": {"replay": ReplayConfig(corpus="x.txt")},
+    "--prepare.packed is True; .*a row has one vector": {"prepare": PrepareConfig(packed=True)},
+    "--train.teraflops is 400.0; .*0 with --objective.kind infonce": {"train": TrainConfig(teraflops=400)},
+    "--objective.kind is 'infonce'; .*masked or causal when --base is none": {"base": "none"},
+    "--scale.num_workers is 5; .*at most 4, for each worker needs a group": {"scale": ScaleConfig(num_workers=5)},
+    "--objective.group_rows is 4; .*a divisor of .*_size .18": {"train": TrainConfig(global_batch_size=18)},
+    "--train.micro_batch_size is 2; .*multiple": {"train": TrainConfig(global_batch_size=16, micro_batch_size=2)},
+    r"--train.dropout is 0.0; it must be above 0 .*\(or give crop\)": {
+        "objective": replace(CROP, views="dropout"),
+        "train": TrainConfig(global_batch_size=16, dropout=0.0),
+    },
+}
+OUTSIDE: list[dict[str, Any]] = [
+    *({"kind": "tsdae", "next_sentence": True}, {"delete_prob": 1.0}, {"decoder_layers": 0}, {"group_rows": 1}),
+    *({"temperature": 0.0}, {"views": "other"}, {"pooling": "max"}),
+]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"kind": "tsdae", "next_sentence": True},
-        {"delete_prob": 1.0},
-        {"decoder_layers": 0},
-        {"group_rows": 1},
-        {"temperature": 0.0},
-        {"views": "other"},
-        {"pooling": "max"},
-    ],
-)
-def test_values_outside_their_rules_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"--{[*values][-1]} is "):
-        ObjectiveConfig(**values)
+def test_what_does_not_fit_is_refused() -> None:
+    for message, values in REFUSED.items():
+        with pytest.raises(ConfigError, match=message):
+            replace(VALID, **values)
+    for values in OUTSIDE:
+        with pytest.raises(ConfigError, match=f"--{[*values][-1]} is "):
+            ObjectiveConfig(**values)
 
 
 def test_automatic_micro_batches_cut_no_group() -> None:

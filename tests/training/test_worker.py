@@ -9,28 +9,25 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from conftest import FEW_SENTENCES, write_corpus
+from conftest import write_corpus
 from file_limits import limit_files
 from safetensors.torch import load_file
+from small_runs import attempts, make_config, make_train, train_in_cuts
 
 from domext_ray import storage
-from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import (
-    EngineConfig,
     ObjectiveConfig,
     OptimConfig,
-    PretrainConfig,
     ReplayConfig,
-    RunConfig,
-    TrainConfig,
 )
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.model.base import load_base
@@ -38,11 +35,10 @@ from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import plan_run
 from domext_ray.report.figures import measure_run
-from domext_ray.runs.attempts import Attempt, supersede
+from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest, list_steps
-from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.router import RouterRecord, save_routers
@@ -54,41 +50,15 @@ Start = Callable[..., PretrainWorker]
 
 @pytest.fixture(scope="module")
 def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Run:
-    folder = tmp_path_factory.mktemp("worker")
-    config = PretrainConfig(
-        base=str(tiny_base_folder),
-        corpus=str(write_corpus(folder / "corpus.txt", 400)),
-        method=MethodConfig(heads=0, ffn_units=8),
-        run=RunConfig(name="run", dir=str(folder / "runs"), trackers=()),
-        train=TrainConfig(
-            max_steps=16,
-            global_batch_size=4,
-            seq_length=32,
-            eval_rows=4,
-            evaluate_every=100,
-            save_every=5,
-            general_probe=str(FEW_SENTENCES),
-        ),
-        optim=OptimConfig(decay_steps=16, warmup_steps=1),
-        engine=EngineConfig(precision="fp32"),
-    )
-    return prepare_run(plan_run(config))
+    corpus = write_corpus(tmp_path_factory.mktemp("worker") / "corpus.txt", 400)
+    return prepare_run(plan_run(make_config(tiny_base_folder, corpus)))
 
 
 @pytest.fixture
 def start(task: Run, tmp_path: Path) -> Iterator[Start]:
     """Gives the worker of a new attempt in one run's directory."""
-    join_alone()
-    workers: list[PretrainWorker] = []
-
-    def begin(**parts: Any) -> PretrainWorker:
-        made = replace(task.at(supersede(tmp_path)), config=replace(task.config, **parts))
-        workers.append(PretrainWorker(made, device=torch.device("cpu")))
-        return workers[-1]
-
-    yield begin
-    for each in workers:
-        each.close()
+    with attempts() as begin:
+        yield partial(begin, task, tmp_path)
 
 
 def read_steps(run: Path) -> list[int]:
@@ -131,8 +101,8 @@ def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(
     start: Start, tmp_path: Path, reads_late: bool
 ) -> None:
     """A rate at which the first step already ruins the weights: all later ones are skipped."""
-    train = TrainConfig(max_steps=100, global_batch_size=4, seq_length=32, eval_rows=4, save_every=3)
-    worker = start(optim=OptimConfig(lr=1e30, decay_steps=100, warmup_steps=1, on_non_finite="skip"), train=train)
+    optim = OptimConfig(lr=1e30, decay_steps=100, warmup_steps=1, on_non_finite="skip")
+    worker = start(optim=optim, train=make_train(100, save_every=3))
     worker.reads_late = reads_late
     with pytest.raises(TrainingError, match=r"as have the 10 steps before it.* a lower --optim\.lr under another"):
         worker.run()
@@ -181,7 +151,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     start: Start, task: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three steps are made before the first of its files is there; it has the weights of its own step."""
-    start(train=replace(task.config.train, save_every=100)).run(5)
+    start(train=make_train(save_every=100)).run(5)
     straight = (tmp_path / "checkpoints" / "step-00000005-0001").rename(tmp_path / "straight")
     (tmp_path / "checkpoints").rename(tmp_path / "before")
     begun, ended = threading.Event(), threading.Event()
@@ -191,7 +161,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert ended.wait(60)
 
     hold_files(monkeypatch, hold)
-    worker = start(train=replace(task.config.train, evaluate_every=8))
+    worker = start(train=make_train(evaluate_every=8))
     steps: list[int] = []
 
     def look(record: dict[str, Any]) -> None:
@@ -213,7 +183,7 @@ def test_a_save_waits_for_the_one_before_it_and_says_so(
 ) -> None:
     monkeypatch.setattr("domext_ray.training.worker.SAID_SECONDS", 0.1)
     taken = hold_files(monkeypatch, lambda path: time.sleep(0.5 if path.suffix == ".safetensors" else 0.0))
-    start(train=replace(task.config.train, save_every=2)).run(6)
+    start(train=make_train(save_every=2)).run(6)
     files = ("tensors", "moments", "manifest")
     assert taken == [(step, name) for step in (2, 4, 6) for name in files]
     assert find_latest(tmp_path / "checkpoints").step == 6
@@ -279,9 +249,7 @@ def test_a_run_without_a_masked_token_stops(start: Start, tmp_path: Path) -> Non
 def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start, tmp_path: Path) -> None:
     start().run()
     undisturbed = read_progress(tmp_path)
-    kept = {
-        step: load_file(tmp_path / "checkpoints" / f"step-{step:08d}-0001" / "tensors.safetensors") for step in (16,)
-    }
+    kept = load_file(tmp_path / "checkpoints" / "step-00000016-0001" / "tensors.safetensors")
     for each in (tmp_path / "checkpoints").iterdir():
         each.rename(tmp_path / each.name)
     worker = start()
@@ -296,12 +264,12 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
     worker.run()
     assert read_progress(tmp_path) == undisturbed
     tensors = find_latest(tmp_path / "checkpoints").state.tensors
-    assert all(torch.equal(tensors[name].param, value) for name, value in kept[16].items())
+    assert all(torch.equal(tensors[name].param, value) for name, value in kept.items())
 
 
 def test_a_phase_of_long_rows_begins_with_the_first_of_its_order(start: Start, task: Run) -> None:
     """And it goes on anywhere: the same corpus in both phases, of 12 steps and of 4."""
-    worker = start(train=replace(task.config.train, long_seq_length=64, long_frac=0.25))
+    worker = start(train=make_train(long_seq_length=64, long_frac=0.25))
     phases = make_phases(worker.config, [[worker.manifest]] * 2)
     maker = BatchMaker(worker.config, phases, worker.tokenizer, worker.tokenizer)
 
@@ -323,15 +291,6 @@ def test_a_file_that_cannot_grow_is_one_sentence(start: Start, tmp_path: Path) -
         worker.run()
 
 
-def test_a_damaged_record_of_steps_is_no_obstacle(start: Start, tmp_path: Path) -> None:
-    start().run(10)
-    path = tmp_path / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines, b'null\n[1]\n{"no": 1}\n\0\0\0\n\xff\xfe\n{"step": 11, "train/ml']))
-    worker = start()
-    assert worker.step == 10 and path.read_bytes() == b"".join(lines)
-
-
 @pytest.fixture(scope="module")
 def mixed(task: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The task with general text beside its corpus."""
@@ -341,38 +300,18 @@ def mixed(task: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return prepare_run(plan_run(config))
 
 
-def train_in_cuts(
-    task: Run, run_dir: Path, cuts: Sequence[int], names: Sequence[str]
-) -> tuple[list[list[Any]], PretrainWorker]:
-    """Train up to each of some steps in an attempt of its own; return figures of every step, and the last worker."""
-    join_alone()
-    run_dir.mkdir()
-    for cut in cuts:
-        worker = PretrainWorker(task.at(supersede(run_dir)), device=torch.device("cpu"))
-        worker.run(cut)
-        worker.close()
+def read_figures(run_dir: Path, *names: str) -> list[list[Any]]:
     records = [each for each in read_metrics(run_dir / "metrics.jsonl") if names[0] in each]
-    return [[each[name] for name in names] for each in records], worker
-
-
-def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: Run, tmp_path: Path) -> None:
-    names = ("train/mlm_loss", "train/keep_loss", "train/keep_tokens", "train/replay_epochs")
-    losses = [train_in_cuts(mixed, tmp_path / str(cuts), cuts, names)[0] for cuts in ((16,), (5, 11, 16))]
-    assert losses[0] == losses[1] and len(losses[0]) == 16
-    assert losses[0][0][1] == pytest.approx(0.0, abs=1e-6) and losses[0][-1][1] > 0
-    assert sum(each[2] > 0 for each in losses[0]) > 8
+    return [[each[name] for name in names] for each in records]
 
 
 @pytest.mark.parametrize(("threshold", "step"), [(-math.inf, 16), (math.inf, 0)])
 def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed: Run, tmp_path: Path) -> None:
     """One that sends every row to the adapter gives the model's figures, one that sends none the base's."""
-    join_alone()
     words = load_base(mixed.config.base).config.vocab_size
     table = torch.zeros(words + ROUTER_PAIRS, dtype=torch.int32)
     save_routers(tmp_path, {mixed.config.method.adapter: (table, RouterRecord(threshold, 1.0, 0.0))})
-    worker = PretrainWorker(mixed.at(supersede(tmp_path)), device=torch.device("cpu"))
-    worker.run()
-    worker.close()
+    train_in_cuts(mixed, tmp_path, 16)
     records = {each["step"]: each for each in read_metrics(tmp_path / "metrics.jsonl")}
     names = ["domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character", "domain_word_bits_per_character"]
     for name in (*names, "general_mlm_accuracy"):
@@ -389,11 +328,13 @@ def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Pa
     config = replace(mixed.config, prepare=replace(mixed.config.prepare, packed=True), train=train)
     packed = prepare_run(plan_run(config))
     assert packed.inputs.domain.folder != task.inputs.domain.folder, "packed rows are another corpus"
-    names = ("train/mlm_loss", "train/keep_loss")
-    straight, _ = train_in_cuts(packed, tmp_path / "straight", (16,), names)
-    cut, worker = train_in_cuts(packed, tmp_path / "cut", (7, 16), names)
-    assert straight == cut and len(cut) == 16
+    train_in_cuts(packed, tmp_path / "straight", 16)
+    worker = train_in_cuts(packed, tmp_path / "cut", 7, 16)
+    names = ("train/mlm_loss", "train/keep_loss", "train/keep_tokens", "train/replay_epochs")
+    straight, cut = (read_figures(tmp_path / each, *names) for each in ("straight", "cut"))
+    assert straight == cut and len(cut) == 16 and sum(each[2] > 0 for each in cut) > 8
     assert cut[0][1] == pytest.approx(0.0, abs=1e-6), "the base reads packed rows as the model does"
+    assert cut[-1][1] > 0 and cut[-1][3] > 0
     batch = worker.evaluations.domain.batches[0]
     assert batch.document_ids is not None and int(batch.document_ids.max()) > 1
     assert torch.equal(batch.document_ids, (batch.input_ids == worker.tokenizer.cls_token_id).cumsum(1))
@@ -412,8 +353,9 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, t
     made = prepare_run(plan_run(config))
     count = {"infonce": "compared_rows", "tsdae": "written_tokens"}[kind]
     names = (f"train/{kind}_loss", f"train/{count}", "train/tokens")
-    straight, _ = train_in_cuts(made, tmp_path / "straight", (16,), names)
-    cut, worker = train_in_cuts(made, tmp_path / "cut", (7, 16), names)
+    train_in_cuts(made, tmp_path / "straight", 16)
+    worker = train_in_cuts(made, tmp_path / "cut", 7, 16)
+    straight, cut = (read_figures(tmp_path / each, *names) for each in ("straight", "cut"))
     assert straight == cut and len(cut) == 16
     assert all(each[1] == 4 for each in cut) == (kind == "infonce")
     records = read_metrics(tmp_path / "cut" / "metrics.jsonl")
@@ -427,7 +369,7 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, t
 
 
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: Run, tmp_path: Path) -> None:
-    worker = start(train=replace(task.config.train, max_steps=6, evaluate_every=2))
+    worker = start(train=make_train(6, evaluate_every=2))
     worker.run(4)
     name, records = "eval/domain_word_bits_per_character", read_metrics(tmp_path / "metrics.jsonl")
     assert [each["step"] for each in records if name in each] == [0]
@@ -446,8 +388,7 @@ def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: 
 def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_path: Path) -> None:
     """Its horizon in steps is far away; the schedule sees which limit is near."""
     optim = OptimConfig(lr=1e-3, schedule="wsd", decay_frac=0.5, decay_steps=10_000, warmup_steps=1)
-    train = TrainConfig(max_steps=10_000, global_batch_size=4, seq_length=32, eval_rows=4, evaluate_every=10_000)
-    start(optim=optim, train=replace(train, max_tokens=2000)).run()
+    start(optim=optim, train=make_train(10_000, evaluate_every=10_000, max_tokens=2000)).run()
     records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if "train/lr" in each]
     rates, spent = [each["train/lr"] for each in records], [each["train/tokens"] / 2000 for each in records]
     assert spent[-1] >= 1 > spent[-2] and len(rates) < 40
@@ -458,8 +399,7 @@ def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_p
 def test_a_run_limited_by_seconds_goes_on_with_its_clock(start: Start, tmp_path: Path) -> None:
     """Seconds of training count over all attempts, and so does the share of them at which the rate falls."""
     optim = OptimConfig(lr=1e-3, schedule="wsd", decay_frac=0.5, decay_steps=10**7, warmup_steps=1)
-    probe = str(FEW_SENTENCES)
-    train = TrainConfig(max_steps=10**7, global_batch_size=4, seq_length=32, eval_rows=4, general_probe=probe)
+    train = make_train(10**7, save_every=10**7, evaluate_every=10**7)
     first = start(optim=optim, train=train)
     first.run(9)
     limit = 2 * first.seconds
@@ -476,12 +416,12 @@ def test_a_run_limited_by_seconds_goes_on_with_its_clock(start: Start, tmp_path:
 
 def test_a_cadence_of_time_goes_by_the_runs_clock(start: Start, task: Run, tmp_path: Path) -> None:
     """Each multiple of the time is followed by an evaluation, in a run that goes on, too; none is made twice."""
-    train = replace(task.config.train, max_steps=24, evaluate_every="0.01s", save_every="0.03s")
-    start(train=train).run(12)
+    train = make_train(12, evaluate_every="0.01s", save_every="0.03s")
+    start(train=train).run(6)
     start(train=train).run()
     records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if each["step"]]
     clock = [0.0, *(each["time/seconds"] for each in records)]
-    due = [i for i in range(1, 25) if clock[i] // 0.01 > clock[i - 1] // 0.01]
-    assert len(records) == 24 and clock == sorted(clock)
+    due = [i for i in range(1, 13) if clock[i] // 0.01 > clock[i - 1] // 0.01]
+    assert len(records) == 12 and clock == sorted(clock)
     evaluated = [each["step"] for each in records if "eval/domain_mlm_loss" in each]
-    assert evaluated == sorted({*due, 12, 24}) and len(due) > 2
+    assert evaluated == sorted({*due, 6, 12}) and len(due) > 2

@@ -149,27 +149,26 @@ def test_it_becomes_rows_like_any_general_text(
     assert prepare_written(PrepareConfig(packed=True)).packed, "rows of one batch have one layout"
 
 
-@pytest.mark.parametrize("name", ["roberta", *TINY_LAYOUTS])
-def test_other_layouts_and_vocabularies_write(name: str, tiny_roberta_folder: Path, tmp_path: Path) -> None:
-    folder = tiny_roberta_folder if name == "roberta" else TINY_LAYOUTS[name].save(tmp_path / name)
-    rows, tokenizer = write(folder, 3), load_tokenizer(folder)
-    assert rows.shape == (3, writing.LENGTH) and not np.isin(rows[:, 1:-1], tokenizer.all_special_ids).any()
-    assert all(tokenizer.batch_decode(rows, skip_special_tokens=True))
+def test_other_layouts_and_vocabularies_write(tiny_roberta_folder: Path, tmp_path: Path) -> None:
+    folders = [tiny_roberta_folder, *(each.save(tmp_path / name) for name, each in TINY_LAYOUTS.items())]
+    for folder in folders:
+        rows, tokenizer = write(folder, 3), load_tokenizer(folder)
+        assert rows.shape == (3, writing.LENGTH), folder
+        assert not np.isin(rows[:, 1:-1], tokenizer.all_special_ids).any(), folder
+        assert all(tokenizer.batch_decode(rows, skip_special_tokens=True)), folder
 
 
-@pytest.mark.parametrize("folder", ["encoder", "discriminator"])
-def test_a_base_without_a_head_cannot(folder: str, tmp_path: Path) -> None:
-    if folder == "encoder":
-        config = BertConfig(vocab_size=write_tokenizer(tmp_path / folder), **SHAPE)
-        make_random_model(BertModel, config).save_pretrained(tmp_path / folder)
-    else:
-        TINY_LAYOUTS["electra"].save(tmp_path / folder, "ForPreTraining")
-    with pytest.raises(ConfigError) as raised:
-        load_run_base(replace(SELF, base=str(tmp_path / folder)))
-    assert str(raised.value) == (
-        f"--replay.corpus is self, and the base {str(tmp_path / folder)!r} has no MLM head to write general text with; "
-        "give general text, or none."
-    )
+def test_a_base_without_a_head_cannot(tmp_path: Path) -> None:
+    config = BertConfig(vocab_size=write_tokenizer(tmp_path / "encoder"), **SHAPE)
+    make_random_model(BertModel, config).save_pretrained(tmp_path / "encoder")
+    TINY_LAYOUTS["electra"].save(tmp_path / "discriminator", "ForPreTraining")
+    for base in (str(tmp_path / "encoder"), str(tmp_path / "discriminator")):
+        with pytest.raises(ConfigError) as raised:
+            load_run_base(replace(SELF, base=base))
+        assert str(raised.value) == (
+            f"--replay.corpus is self, and the base {base!r} has no MLM head to write general text with; "
+            "give general text, or none."
+        )
 
 
 def test_none_is_no_text_and_random_weights_cannot_write() -> None:

@@ -1,0 +1,65 @@
+"""Small runs whose one worker is this process: their configurations, and attempts at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import FEW_SENTENCES
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig, RunConfig, TrainConfig
+from domext_ray.runs.attempts import supersede
+from domext_ray.training.engine import join_alone
+from domext_ray.training.run import Run
+from domext_ray.training.worker import PretrainWorker
+
+Begin = Callable[..., PretrainWorker]
+
+
+def make_train(max_steps: int = 16, **values: Any) -> TrainConfig:
+    """Steps of four short rows, with checkpoints at every fifth."""
+    small = {"global_batch_size": 4, "seq_length": 32, "eval_rows": 4, "evaluate_every": 100, "save_every": 5}
+    return TrainConfig(**{"max_steps": max_steps, **small, "general_probe": str(FEW_SENTENCES), **values})
+
+
+def make_config(base: Path, corpus: Path, **parts: Any) -> PretrainConfig:
+    """A run beside its corpus, of eight FFN units a layer, in fp32, unless a part says something else."""
+    train = parts.pop("train", make_train())
+    usual = {
+        "method": MethodConfig(heads=0, ffn_units=8),
+        "optim": OptimConfig(decay_steps=train.max_steps, warmup_steps=1),
+        "run": RunConfig(name="run", dir=str(corpus.parent / "runs"), trackers=()),
+        "engine": EngineConfig(precision="fp32"),
+    }
+    return PretrainConfig(base=str(base), corpus=str(corpus), train=train, **{**usual, **parts})
+
+
+@contextmanager
+def attempts() -> Iterator[Begin]:
+    """Gives the worker of a new attempt at a run in a directory, with some parts of its configuration replaced."""
+    join_alone()
+    workers: list[PretrainWorker] = []
+
+    def begin(run: Run, folder: Path, **parts: Any) -> PretrainWorker:
+        folder.mkdir(exist_ok=True)
+        made = replace(run.at(supersede(folder)), config=replace(run.config, **parts))
+        workers.append(PretrainWorker(made, device=torch.device("cpu")))
+        return workers[-1]
+
+    yield begin
+    for each in workers:
+        each.close()
+
+
+def train_in_cuts(run: Run, folder: Path, *cuts: int) -> PretrainWorker:
+    """Train up to each of some steps in an attempt of its own; return the last worker."""
+    with attempts() as begin:
+        for cut in cuts:
+            worker = begin(run, folder)
+            worker.run(cut)
+    return worker
