@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from conftest import FEW_SENTENCES, REPOSITORY
 
 from domext_ray.commands.job import configure
 from domext_ray.commands.pretraining import METHODS
@@ -22,6 +24,19 @@ LONG_EVALUATIONS = ("--train.general_probe", str(GENERAL_PROBE))
 
 PATIENCE_SECONDS = 600
 """What a step or a job may take on a slow or busy machine, before a test fails."""
+
+
+COMMON = (
+    "--train.global_batch_size 8 --train.seq_length 32 --train.eval_rows 40 --train.dropout 0 --engine.precision fp32 "
+    f"--optim.lr 1e-3 --train.general_probe {FEW_SENTENCES}"
+)
+
+
+def write_command(method: str, base: Path, corpus: Path, runs: Path, name: str, options: str, *flags: str) -> list[str]:
+    """The command of a small run in fp32 and without dropout, unless the options or flags say something else."""
+    places = ("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name)
+    job = str(REPOSITORY / "jobs" / f"pretrain_{method}.py")
+    return [sys.executable, job, *places, *COMMON.split(), *options.split(), *flags]
 
 
 def train_here(command: list[str]) -> None:

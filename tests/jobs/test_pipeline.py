@@ -10,22 +10,20 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FEW_SENTENCES, REPOSITORY
 from job_processes import find_workers, kill_job, start_job, stop_job
 from pretrain_jobs import (
     LONG_EVALUATIONS,
-    check_mistake,
     count_steps,
     read_losses,
     run_job,
     train_here,
     wait_for_step,
+    write_command,
 )
 
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
@@ -54,16 +52,8 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) -> list[str]:
-    return [
-        sys.executable,
-        str(REPOSITORY / "jobs" / "pretrain_af.py"),
-        *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name),
-        *("--train.max_steps", str(NUM_STEPS), "--train.global_batch_size", "8", "--train.seq_length", "32"),
-        *("--train.save_every", "5", "--train.evaluate_every", "15", "--train.eval_rows", "40"),
-        *("--train.general_probe", str(FEW_SENTENCES), "--train.dropout", "0"),
-        *("--engine.precision", "fp32", "--method.ffn_units", "16", "--optim.lr", "1e-3", "--replay.corpus", "none"),
-        *flags,
-    ]
+    options = f"--train.max_steps {NUM_STEPS} --train.save_every 5 --train.evaluate_every 15 --replay.corpus none"
+    return write_command("af", base, corpus, runs, name, f"{options} --method.ffn_units 16", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -263,25 +253,6 @@ def test_a_job_that_sigterm_ends_saves_and_goes_on_with_the_same_losses(
     assert said.endswith(f"stopped at step {newest} by SIGTERM; the same command goes on from there.\n")
     run_job(command)
     assert read_losses(run, NUM_STEPS) == read_losses(undisturbed, NUM_STEPS)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--corpus", "/no/such/file.txt"), "/no/such/file.txt"),
-        (("--base", "/no/such/base"), "/no/such/base"),
-        (("--engine.zero_stage", "7"), "--engine.zero_stage is 7"),
-        (("--method.heads", "-1"), "--method.heads is -1"),
-        (("--train.global_batch_size", "30", "--scale.num_workers", "31"), "--scale.num_workers is 31"),
-        (("--no_such_flag", "1"), "no_such_flag"),
-    ],
-)
-def test_a_mistake_is_one_sentence_and_leaves_nothing(
-    tiny_base_folder: Path, corpus_file: Path, tmp_path: Path, flags: tuple[str, ...], message: str
-) -> None:
-    command = build_command(tiny_base_folder, corpus_file, tmp_path / "runs", "bad", "--dry_run", "true", *flags)
-    check_mistake(command, message)
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_mistake_ends_a_job(tiny_base_folder: Path, tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FEW_SENTENCES, REPOSITORY
 from job_processes import kill_job, start_job
-from pretrain_jobs import LONG_EVALUATIONS, check_mistake, run_job, train_here, wait_for_step
+from pretrain_jobs import LONG_EVALUATIONS, check_mistake, run_job, train_here, wait_for_step, write_command
 from safetensors.torch import load_file
 
 from domext_ray.vocabulary.extension import load_extension
@@ -34,17 +33,9 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) -> list[str]:
-    return [
-        sys.executable,
-        str(REPOSITORY / "jobs" / "pretrain_exbert.py"),
-        *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name),
-        *("--train.max_steps", str(NUM_STEPS), "--train.global_batch_size", "8", "--train.seq_length", "48"),
-        *("--train.save_every", "3", "--train.evaluate_every", "6", "--train.eval_rows", "40"),
-        *("--method.module_hidden_size", "12", "--method.module_ffn_size", "20", "--optim.lr", "1e-3"),
-        *("--engine.precision", "fp32", "--train.dropout", "0.1", "--objective.next_sentence", "true"),
-        *("--train.general_probe", str(FEW_SENTENCES)),
-        *flags,
-    ]
+    options = f"--train.max_steps {NUM_STEPS} --train.seq_length 48 --train.save_every 3 --train.evaluate_every 6"
+    options += " --method.module_hidden_size 12 --method.module_ffn_size 20 --train.dropout 0.1"
+    return write_command("exbert", base, corpus, runs, name, f"{options} --objective.next_sentence true", *flags)
 
 
 def build_second(base: Path, corpus: Path, first: Path, name: str, *flags: str) -> list[str]:
@@ -108,12 +99,10 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("stage", ["first", "second"])
-def test_the_export_loads_alone_with_its_new_words(stage: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    run: Path = request.getfixturevalue(stage)
+def test_the_export_loads_alone_with_its_new_words(second: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HOME": str(tmp_path), "PYTHONPATH": ""}
     done = subprocess.run(
-        [sys.executable, "-I", "-c", LOAD_BOTH, str(run / "export")],
+        [sys.executable, "-I", "-c", LOAD_BOTH, str(second / "export")],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -174,22 +163,20 @@ def test_a_task_bottleneck_trains_over_the_frozen_adapter(
     assert any(bool(after[name].any()) for name in added if ".up.weight" in name)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--init_from", "/no/such/run"), "/no/such/run"),
-        (("--base", "general-mini"), "was trained on a base of sha256"),
-        (("--method.module_hidden_size", "13"), "--method.module_hidden_size is 13"),
-        (("--method.module_ffn_size", "0"), "--method.module_ffn_size is 0"),
-        (("--vocab.words", "/no/such/words.txt"), "/no/such/words.txt"),
-    ],
-)
-def test_a_mistake_is_one_sentence(
-    first: Path, tiny_base_folder: Path, corpus_file: Path, flags: tuple[str, ...], message: str
-) -> None:
-    command = build_second(tiny_base_folder, corpus_file, first, "bad", "--dry_run", "true", *flags)
-    check_mistake(command, message)
-    assert not (first.parent / "bad").exists()
+MISTAKES = {
+    ("--init_from", "/no/such/run"): "/no/such/run",
+    ("--base", "general-mini"): "was trained on a base of sha256",
+    ("--method.module_hidden_size", "13"): "--method.module_hidden_size is 13",
+    ("--method.module_ffn_size", "0"): "--method.module_ffn_size is 0",
+    ("--vocab.words", "/no/such/words.txt"): "/no/such/words.txt",
+}
+
+
+def test_a_mistake_is_one_sentence(first: Path, tiny_base_folder: Path, corpus_file: Path) -> None:
+    for flags, message in MISTAKES.items():
+        command = build_second(tiny_base_folder, corpus_file, first, "bad", "--dry_run", "true", *flags)
+        check_mistake(command, message)
+        assert not (first.parent / "bad").exists()
 
 
 def test_words_may_only_be_appended(first: Path, tiny_base_folder: Path, corpus_file: Path, tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
+from conftest import write_corpus
 from job_processes import find_workers, kill_job, start_job
-from pretrain_jobs import LONG_EVALUATIONS, count_steps, read_losses, train_here, wait_for_step
+from pretrain_jobs import LONG_EVALUATIONS, count_steps, read_losses, train_here, wait_for_step, write_command
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 NUM_STEPS = 40
@@ -18,20 +17,13 @@ FIGURES = ("train/mlm_loss", "train/keep_loss", "parts/general/tokens", "parts/f
 
 
 def build_command(base: Path, texts: Path, runs: Path, name: str, *flags: str) -> list[str]:
-    """A run on three texts, of which one comes in the second half, at fp32 and without dropout."""
+    """A run on three texts, of which one comes in the second half."""
     further = {"further": {"corpus": str(texts / "further.txt"), "weight": {"0": 0, "0.5": 2}}}
-    return [
-        sys.executable,
-        str(REPOSITORY / "jobs" / "pretrain_af.py"),
-        *("--base", str(base), "--corpus", str(texts / "corpus.txt"), "--replay.corpus", str(texts / "general.txt")),
-        *("--mixture.parts", json.dumps(further), "--objective.keep", "kl", "--run.dir", str(runs), "--run.name", name),
-        *("--train.max_steps", str(NUM_STEPS), "--optim.decay_steps", str(NUM_STEPS), "--optim.warmup_steps", "4"),
-        *("--train.global_batch_size", "8", "--train.seq_length", "32", "--train.eval_rows", "40"),
-        *("--train.save_every", "5", "--train.evaluate_every", "20", "--train.general_probe", str(FEW_SENTENCES)),
-        *("--train.dropout", "0", "--engine.precision", "fp32", "--optim.lr", "1e-3"),
-        *("--method.ffn_units", "16", "--method.word_rows", "80", "--method.word_head", "true"),
-        *flags,
-    ]
+    options = f"--replay.corpus {texts / 'general.txt'} --objective.keep kl --train.max_steps {NUM_STEPS}"
+    options += f" --optim.decay_steps {NUM_STEPS} --optim.warmup_steps 4 --train.save_every 5 --train.evaluate_every 20"
+    options += " --method.ffn_units 16 --method.word_rows 80 --method.word_head true"
+    parts = ("--mixture.parts", json.dumps(further))
+    return write_command("af", base, texts / "corpus.txt", runs, name, options, *parts, *flags)
 
 
 @pytest.fixture(scope="module")

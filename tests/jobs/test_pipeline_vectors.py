@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, write_corpus
-from pretrain_jobs import read_losses, train_here
+from conftest import write_corpus
+from pretrain_jobs import read_losses, train_here, write_command
 from safetensors.torch import load_file
 
 from domext_ray.downstream.start.model import load_start_model
@@ -41,17 +40,9 @@ def pair_up(corpus: Path) -> Path:
 
 
 def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) -> list[str]:
-    """A run at fp32 and without dropout."""
-    return [
-        sys.executable,
-        str(REPOSITORY / "jobs" / "pretrain_bottleneck.py"),
-        *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name),
-        *("--train.max_steps", str(NUM_STEPS), "--optim.decay_steps", str(NUM_STEPS), "--optim.warmup_steps", "2"),
-        *("--train.global_batch_size", "16", "--train.seq_length", "32", "--train.eval_rows", "20"),
-        *("--train.save_every", "4", "--train.evaluate_every", "8", "--train.micro_batch_size", "4"),
-        *("--train.dropout", "0", "--engine.precision", "fp32", "--optim.lr", "1e-2"),
-        *flags,
-    ]
+    options = f"--train.max_steps {NUM_STEPS} --optim.decay_steps {NUM_STEPS} --optim.warmup_steps 2 --optim.lr 1e-2"
+    options += " --train.global_batch_size 16 --train.micro_batch_size 4 --train.eval_rows 20 --train.save_every 4"
+    return write_command("bottleneck", base, corpus, runs, name, f"{options} --train.evaluate_every 8", *flags)
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
