@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,14 @@ NEW_WORDS = {
 }
 
 
+QUICK_ROWS = (
+    *("text by line", "text by blank line", "several tasks, held out by document", "packed rows", "JSONL in ranges"),
+    *("CSV", "Parquet", "two texts a row", "WordPiece, uncased", "WordPiece, uncased, learned words", "unigram"),
+    *("byte-level BPE, words of a file", "Han text, words of jieba", "no base, WordPiece learned"),
+)
+"""Corpora of the default tier: a reader of each kind, a vocabulary of each family."""
+
+
 def list_rows() -> dict[str, str]:
     """Return the commands that prepare corpora, by name."""
     found = {name: f"--base bases/bert --corpus texts/{each}" for name, each in READERS.items()}
@@ -77,10 +84,12 @@ def list_rows() -> dict[str, str]:
     }
 
 
-def make_rows(folder: Path) -> Records:
-    """Prepare every corpus; hash its rows by column."""
+def make_rows(folder: Path, *, quick: bool) -> Records:
+    """Prepare corpora; hash their rows by column."""
     records: Records = {}
     for i, (name, command) in enumerate(list_rows().items()):
+        if quick and name not in QUICK_ROWS:
+            continue
         places = f"--prepare.held_out_frac 0.1 --train.seq_length 32 --run.dir prepared --run.name c{i}"
         ended = adapter.call(f"{command} {places} --prepare.cache_dir prepared/cache{i}")
         assert ended.code == 0, ended.err
@@ -170,6 +179,11 @@ LOSSES = {
     "--objective.group_rows 4 --corpus texts/records.parquet --prepare.pair title,text",
     "bottleneck, denoise": "bottleneck --method.bottleneck_size 6 --objective.kind tsdae",
 }
+SLOW_LOSSES = (
+    *("fl_tuning, left to right", "second bottleneck after the first", "top layers, unigram", "layer norms, electra"),
+    "biases, distilbert",
+)
+"""Those that the default tier leaves out: nothing else goes on from them."""
 IN_CLUSTER = ("bottleneck", "exbert, pairs, new words", "af, mixture of three")
 """Those that the tier `slow` also trains on Ray Train."""
 
@@ -194,10 +208,15 @@ def write_loss_command(name: str) -> str:
     )
 
 
-def make_losses(folder: Path) -> Records:
-    """Train every method for six steps; keep what it records."""
+def list_losses(quick: bool) -> list[str]:
+    """Return the names of the runs of a tier."""
+    return [name for name in LOSSES if not quick or name not in SLOW_LOSSES]
+
+
+def make_losses(folder: Path, *, quick: bool) -> Records:
+    """Train methods for six steps; keep what each records."""
     records: Records = {}
-    for name in LOSSES:
+    for name in list_losses(quick):
         ended = adapter.train(f"{write_loss_command(name)} --run.name {name_run(name)}")
         assert ended.code == 0, f"{name}: {ended.err}"
         figures = adapter.read_figures(folder / "trained" / name_run(name))
@@ -214,11 +233,11 @@ OTHER_FORMATS = {
 }
 
 
-def make_exports(folder: Path) -> Records:
+def make_exports(folder: Path, *, quick: bool) -> Records:
     """Describe what every run exported: names, shapes and values of tensors, and logits as transformers has them."""
     kept = {_hash_tensor(each) for path in folder.glob("bases/*/*.safetensors") for each in load_file(path).values()}
     records = {}
-    for name in LOSSES:
+    for name in list_losses(quick):
         export = folder / "trained" / name_run(name) / "export"
         records[name] = {**describe_tensors(export / "model.safetensors", kept), "logits": compute_logits(export)}
     for name, command in OTHER_FORMATS.items():
@@ -270,10 +289,14 @@ RAW: dict[str, list[Records]] = {
 TEXTS = [{"text": "the cat and the drug heart disease"}, {"text": "water and wind " * 20, "id": 5}, {"note": 1}]
 
 
-def make_tasks(folder: Path, families: Sequence[str]) -> Records:
+QUICK_FAMILIES = ("relation_extraction", "qa")
+"""A task of two steps, with heads on words and on texts, and spans of a context."""
+
+
+def make_tasks(folder: Path, *, quick: bool) -> Records:
     """Fine-tune on a set of each family, then predict rows of a file and score a split with the exported model."""
     records: Records = {}
-    for family in families:
+    for family in QUICK_FAMILIES if quick else made_inputs.FAMILIES:
         command = f"finetune --task {family} --data sets/{family} --model bases/bert {TUNED.get(family, GRID)}"
         ended = adapter.call(
             f"{command} --grid.restarts 1 --optim.dropout 0 --labelled.max_length 40 --labelled.stride 10 "
@@ -316,18 +339,20 @@ ENCODED = {
     ", short rows": "--labelled.max_length 24 --labelled.stride 6",
     ", shortest rows": "--labelled.max_length 16 --labelled.stride 3",
 }
-WITH_CONTEXT = {f"{name}, context": f"{each} --labelled.context true" for name, each in ENCODED.items()}
 
 
-def make_encoded(folder: Path) -> Records:
-    """Encode a set of every family with every tokenizer; rows that are too short for a text make windows, or cut it."""
+def make_encoded(folder: Path, *, quick: bool) -> Records:
+    """Encode a set of every family with every tokenizer; rows that are too short for a text make windows, or cut it.
+
+    Quickly: the shorter rows with one tokenizer alone.
+    """
     records: Records = {}
     for family in made_inputs.FAMILIES:
         lengths = ENCODED | (
             {", context": f"{ENCODED[', short rows']} --labelled.context true"} if family == "ner" else {}
         )
         for name, options in lengths.items():
-            for base in ("bert", "roberta", "camembert"):
+            for base in ("bert",) if quick and name else ("bert", "roberta", "camembert"):
                 command = f"finetune --task {family} --data sets/{family} --model bases/{base} {options}"
                 found = adapter.encode_set(command)
                 records[f"{family}{name}, {base}"] = {

@@ -19,5 +19,5 @@ if __name__ == "__main__":
     import pytest
 
     os.environ[MAKING] = "1"
-    wanted = " or ".join(f"test_{name}" for name in sys.argv[1:]) or "not ray_train"
+    wanted = f"({' or '.join(f'test_{name}' for name in sys.argv[1:]) or 'not ray_train'}) and not quick"
     sys.exit(pytest.main([str(Path(__file__).parent), "-n", "0", "-q", "--durations=10", "-m", "", "-k", wanted]))

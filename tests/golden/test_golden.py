@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,14 @@ RTOL, ATOL = (1e-5, 1e-6) if IS_PINNED else (1e-4, 1e-5)
 """Of losses; what is computed with trained weights, or is a mean of many of them, may differ ten times as much."""
 
 
+@pytest.fixture(scope="module", params=["quick", pytest.param("all", marks=pytest.mark.slow)])
+def quick(request: pytest.FixtureRequest) -> bool:
+    """Whether a test makes what the default tier compares, or every entry of its file."""
+    return bool(request.param == "quick")
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Iterator[Path]:
+def folder(quick: bool, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Iterator[Path]:
     """All inputs; commands name them relative to it."""
     folder, before = tmp_path_factory.mktemp("golden"), Path.cwd()
     made_inputs.make_inputs(folder)
@@ -34,17 +40,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Iterato
     os.chdir(before)
 
 
-def check(
-    name: str, found: dict[str, Any], rtol: float = 0.0, atol: float = 0.0, *, others: Collection[str] = ()
-) -> None:
-    """Compare with the golden file, or write it, but for `others` of its entries."""
+def check(name: str, found: dict[str, Any], rtol: float = 0.0, atol: float = 0.0, *, quick: bool = False) -> None:
+    """Compare with the golden file, or write it; quickly with some of its entries."""
     path = GOLDEN / f"{name}.json"
     found = json.loads(json.dumps(found))
     if os.environ.get(MAKING):
-        kept = json.loads(path.read_text(encoding="utf-8")) if others else {}
+        kept = json.loads(path.read_text(encoding="utf-8")) if quick else {}
         path.write_text(dump({**kept, **found}), encoding="utf-8")
     expected = json.loads(path.read_text(encoding="utf-8"))
-    differences = list(compare({k: v for k, v in expected.items() if k not in others}, found, rtol, atol))
+    differences = list(compare({k: v for k, v in expected.items() if not quick or k in found}, found, rtol, atol))
     assert not differences, f"{path.name} differs in {len(differences)} places:\n" + "\n".join(differences[:40])
 
 
@@ -83,8 +87,8 @@ def compare(old: Any, new: Any, rtol: float, atol: float, place: str = "") -> It
         yield f"{place}: {old!r} -> {new!r}"
 
 
-def test_rows(folder: Path) -> None:
-    check("rows", cases.make_rows(folder))
+def test_rows(folder: Path, quick: bool) -> None:
+    check("rows", cases.make_rows(folder, quick=quick), quick=quick)
 
 
 def test_batches(folder: Path) -> None:
@@ -92,31 +96,24 @@ def test_batches(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def losses(folder: Path) -> dict[str, Any]:
-    return cases.make_losses(folder)
+def losses(folder: Path, quick: bool) -> dict[str, Any]:
+    return cases.make_losses(folder, quick=quick)
 
 
-def test_losses(losses: dict[str, Any]) -> None:
-    check("losses", losses, RTOL, ATOL)
+def test_losses(losses: dict[str, Any], quick: bool) -> None:
+    check("losses", losses, RTOL, ATOL, quick=quick)
 
 
-def test_exports(folder: Path, losses: dict[str, Any], own_modules: None) -> None:
-    check("exports", cases.make_exports(folder), 10 * RTOL, 10 * ATOL)
+def test_exports(folder: Path, quick: bool, losses: dict[str, Any], own_modules: None) -> None:
+    check("exports", cases.make_exports(folder, quick=quick), 10 * RTOL, 10 * ATOL, quick=quick)
 
 
-def test_encoded(folder: Path) -> None:
-    check("encoded", cases.make_encoded(folder))
+def test_encoded(folder: Path, quick: bool) -> None:
+    check("encoded", cases.make_encoded(folder, quick=quick), quick=quick)
 
 
-QUICK = ("relation_extraction", "qa")
-"""A task of two steps, with heads on words and on texts, and spans of a context."""
-
-
-@pytest.mark.parametrize("is_quick", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["quick", "others"])
-def test_tasks(folder: Path, is_quick: bool) -> None:
-    families = [each for each in made_inputs.FAMILIES if (each in QUICK) == is_quick]
-    others = {*made_inputs.FAMILIES} - {*families}
-    check("tasks", cases.make_tasks(folder, families), 100 * RTOL, 100 * ATOL, others=others)
+def test_tasks(folder: Path, quick: bool) -> None:
+    check("tasks", cases.make_tasks(folder, quick=quick), 100 * RTOL, 100 * ATOL, quick=quick)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +131,7 @@ def test_mistakes(folder: Path, measures: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quick", ["all"], indirect=True)
 @pytest.mark.parametrize("name", cases.IN_CLUSTER)
 def test_a_job_on_ray_train_has_the_same_losses(name: str, folder: Path, losses: dict[str, Any]) -> None:
     """As the in-process worker, whose losses the golden file has."""
