@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lone_process import WITHOUT_PROJECT
+from tiny_models import LENGTH, MODERN, VOCAB, WIDTH, make_rows
+from tiny_models import make_model as make_tiny_model
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -22,10 +20,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from domext_ray.export.model_folder import CODE_FILES, HEAD_AUTO_CLASSES, map_head
-from domext_ray.model import domext as code_room
+from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, map_head
 from domext_ray.model.domext import heads_domext
-from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import (
     SPAN_SIZE,
     DomextForMultipleChoice,
@@ -40,59 +36,21 @@ from domext_ray.model.domext.heads_domext import (
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining, DomextModel
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 
-VOCAB, LENGTH, WIDTH = 90, 12, 32
-ADAPTERS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
-MODERN = {
-    "norm_place": "pre",
-    "position_rule": "rotary",
-    "gated_ffn": True,
-    "norm_bias": False,
-    "type_vocab_size": 0,
-    "local_layers": [1],
-    "local_window": 2,
-}
 POSITIONS = torch.tensor([[1, 4], [2, 7], [0, 3]])
 
 
-def make_config(**values: Any) -> DomextConfig:
-    return DomextConfig(
-        **{
-            "vocab_size": VOCAB,
-            "hidden_size": WIDTH,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 48,
-            "max_position_embeddings": 24,
-            "initializer_range": 0.2,
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "adapter_init": "paper",
-            "adapters": ADAPTERS,
-            **values,
-        }
-    )
-
-
 def make_model(model_class: Any, **values: Any) -> Any:
-    torch.manual_seed(0)
-    model = model_class(make_config(**values)).eval()
-    with torch.no_grad():
-        for param in model.parameters():
-            param.add_(0.05 * torch.randn_like(param))
-    return model
+    return make_tiny_model(model_class, moved=0.05, adapter_init="paper", **values)
 
 
 @pytest.fixture
 def ids() -> Tensor:
-    return torch.randint(1, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    return make_rows()[0]
 
 
 @pytest.fixture
 def mask() -> Tensor:
-    mask = torch.ones(3, LENGTH, dtype=torch.long)
-    mask[1, 8:] = 0
-    mask[2, 5:] = 0
-    return mask
+    return make_rows()[1]
 
 
 def run_head(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
@@ -115,6 +73,8 @@ SHAPES = {
     DomextForQuestionAnswering: (2, 3, LENGTH),
     DomextForMultipleChoice: (1, 3),
 }
+
+
 NUM_PARAMETERS = {
     DomextForTokenClassification: (WIDTH + 1) * 5,
     DomextForSequenceClassification: (WIDTH + 1) * WIDTH + (WIDTH + 1) * 5,
@@ -143,63 +103,51 @@ def test_a_trainer_keeps_what_a_tokenizer_makes() -> None:
 
 
 @pytest.mark.parametrize("head", SHAPES)
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"position_rule": "roberta"},
-        MODERN,
-        {"causal": True},
-        {"head_bilstm": 6},
-        {"causal": True, "head_bilstm": 6},
-    ],
-)
-def test_shapes_parameters_and_padding(head: Any, values: dict[str, Any], ids: Tensor, mask: Tensor) -> None:
-    model = make_model(head, num_labels=5, **values)
-    own = sum(each.numel() for name, each in model.named_parameters() if not name.startswith("bert."))
-    width = values.get("head_bilstm", 0)
-    bilstm = 2 * 4 * width * (WIDTH + width + 2) + (2 * width + 1) * WIDTH if width else 0
-    assert own == NUM_PARAMETERS[head] + bilstm
+def test_shapes_parameters_and_padding(head: Any, ids: Tensor, mask: Tensor) -> None:
     padded = ids * mask
-    together = run_head(model, padded, attention_mask=mask)
-    assert together.shape == SHAPES[head]
-    longer = torch.nn.functional.pad(padded, (0, 4))
-    wider = run_head(model, longer, attention_mask=torch.nn.functional.pad(mask, (0, 4)))
-    if head in (DomextForTokenClassification, DomextForQuestionAnswering):
-        keep = mask.bool()
-        wider = wider[..., :LENGTH, :] if head is DomextForTokenClassification else wider[..., :LENGTH]
-        together, wider = (
-            (each[keep] if head is DomextForTokenClassification else each[:, keep]) for each in (together, wider)
-        )
-    elif head is DomextForSpanClassification:
-        wider = wider[..., :LENGTH, :LENGTH]
-    torch.testing.assert_close(wider, together, atol=2e-5, rtol=1e-5)
+    wide, wide_mask = (torch.nn.functional.pad(each, (0, 4)) for each in (padded, mask))
+    for values in ({}, {"position_rule": "roberta"}, MODERN, {"head_bilstm": 6}, {"causal": True, "head_bilstm": 6}):
+        model = make_model(head, num_labels=5, **values)
+        own = sum(each.numel() for name, each in model.named_parameters() if not name.startswith("bert."))
+        width = values.get("head_bilstm", 0)
+        bilstm = 2 * 4 * width * (WIDTH + width + 2) + (2 * width + 1) * WIDTH if width else 0
+        assert own == NUM_PARAMETERS[head] + bilstm, values
+        together, wider = run_head(model, padded, attention_mask=mask), run_head(model, wide, attention_mask=wide_mask)
+        assert together.shape == SHAPES[head], values
+        if head is DomextForTokenClassification:
+            together, wider = together[mask.bool()], wider[:, :LENGTH][mask.bool()]
+        elif head is DomextForQuestionAnswering:
+            together, wider = together[:, mask.bool()], wider[..., :LENGTH][:, mask.bool()]
+        elif head is DomextForSpanClassification:
+            wider = wider[..., :LENGTH, :LENGTH]
+        torch.testing.assert_close(wider, together, atol=2e-5, rtol=1e-5, msg=lambda text, own=values: f"{own}: {text}")
 
 
-@pytest.mark.parametrize("head", SHAPES)
-def test_every_head_trains_in_bf16(head: Any, ids: Tensor, mask: Tensor) -> None:
-    model = make_model(head, num_labels=5).to(torch.bfloat16).train()
-    logits = run_head(model, ids, attention_mask=mask)
-    assert logits.dtype == torch.bfloat16
-    logits[logits > -1e30].float().square().sum().backward()
-    assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
+def test_every_head_trains_in_bf16(ids: Tensor, mask: Tensor) -> None:
+    for head in SHAPES:
+        model = make_model(head, num_labels=5).to(torch.bfloat16).train()
+        logits = run_head(model, ids, attention_mask=mask)
+        assert logits.dtype == torch.bfloat16, head
+        logits[logits > -1e30].float().square().sum().backward()
+        assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters()), head
 
 
 @pytest.mark.parametrize("has_pooler", [False, True])
-@pytest.mark.parametrize("head", SHAPES)
-def test_reloading_a_masked_lm_as_another_head_keeps_the_encoder(
-    head: Any, has_pooler: bool, tmp_path: Path, ids: Tensor
-) -> None:
+def test_reloading_a_masked_lm_as_another_head_keeps_the_encoder(has_pooler: bool, tmp_path: Path, ids: Tensor) -> None:
     model = make_model(DomextForPreTraining if has_pooler else DomextForMaskedLM, has_pooler=has_pooler)
     model.save_pretrained(tmp_path)
-    expected = model.bert(ids)
-    other, info = head.from_pretrained(tmp_path, num_labels=5, output_loading_info=True)
-    assert not info["unexpected_keys"]
-    assert not [each for each in info["missing_keys"] if each.startswith("bert.")]
-    assert torch.equal(other.eval().bert(ids).last_hidden_state, expected.last_hidden_state)
-    assert run_head(other, ids).shape == SHAPES[head]
-    encoder = DomextModel.from_pretrained(tmp_path).eval()
-    assert torch.equal(encoder(ids).last_hidden_state, expected.last_hidden_state)
+    expected = model.bert(ids).last_hidden_state
+    for head in SHAPES:
+        other, info = head.from_pretrained(tmp_path, num_labels=5, output_loading_info=True)
+        assert not info["unexpected_keys"], head
+        assert not [each for each in info["missing_keys"] if each.startswith("bert.")], head
+        assert torch.equal(other.eval().bert(ids).last_hidden_state, expected), head
+    assert torch.equal(DomextModel.from_pretrained(tmp_path).eval()(ids).last_hidden_state, expected)
+
+
+def assert_same(found: Any, expected: Any, *names: str) -> None:
+    for name in ("loss", *names):
+        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-5)
 
 
 def test_token_classification_names_labels_and_ignores_some(ids: Tensor) -> None:
@@ -228,53 +176,40 @@ def copy_to_bert(bert_class: Any, model: Any, **values: Any) -> Any:
     return theirs
 
 
-@pytest.mark.parametrize(
-    ("problem", "num_labels", "labels"),
-    [
+@pytest.mark.parametrize("has_pooler", [False, True])
+def test_sequence_classification_is_berts(ids: Tensor, has_pooler: bool) -> None:
+    classes, several = torch.tensor([0, 2, 1]), torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]])
+    for problem, num_labels, labels in (
         (None, 1, torch.tensor([0.5, 1.5, -2.0])),
-        (None, 3, torch.tensor([0, 2, 1])),
-        (None, 3, torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]])),
+        (None, 3, classes),
+        (None, 3, several),
         ("regression", 2, torch.tensor([[0.5, 1.0], [1.5, 0.0], [-2.0, 3.0]])),
-        ("single_label_classification", 3, torch.tensor([0, 2, 1])),
-        ("multi_label_classification", 3, torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]])),
-    ],
-)
-@pytest.mark.parametrize("has_pooler", [False, True])
-def test_sequence_classification_is_berts(
-    ids: Tensor, problem: str | None, num_labels: int, labels: Tensor, has_pooler: bool
-) -> None:
-    shape = {"num_labels": num_labels, "problem_type": problem}
-    model = make_model(DomextForSequenceClassification, adapters={}, has_pooler=has_pooler, **shape)
-    theirs = copy_to_bert(BertForSequenceClassification, model, **shape)
-    expected, found = theirs(ids, labels=labels), model(ids, labels=labels)
-    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=1e-5)
+        ("single_label_classification", 3, classes),
+        ("multi_label_classification", 3, several),
+    ):
+        shape = {"num_labels": num_labels, "problem_type": problem}
+        model = make_model(DomextForSequenceClassification, adapters={}, has_pooler=has_pooler, **shape)
+        theirs = copy_to_bert(BertForSequenceClassification, model, **shape)
+        assert_same(model(ids, labels=labels), theirs(ids, labels=labels), "logits")
 
 
 @pytest.mark.parametrize("has_pooler", [False, True])
-def test_question_answering_is_berts(ids: Tensor, mask: Tensor, has_pooler: bool) -> None:
+def test_questions_and_choices_are_berts(ids: Tensor, mask: Tensor, has_pooler: bool) -> None:
     model = make_model(DomextForQuestionAnswering, adapters={}, has_pooler=has_pooler)
     theirs = copy_to_bert(BertForQuestionAnswering, model, num_labels=2)
     types = (torch.arange(LENGTH) > 4).long().expand(3, -1)
     places = {"start_positions": torch.tensor([0, 3, 2]), "end_positions": torch.tensor([0, 7, LENGTH + 5])}
-    inputs = {"attention_mask": mask, "token_type_ids": types, **places}
-    expected, found = theirs(ids, **inputs), model(ids, **inputs)
+    expected, found = (each(ids, mask, token_type_ids=types, **places) for each in (theirs, model))
     for name in ("start_logits", "end_logits"):
         torch.testing.assert_close(found[name][mask.bool()], expected[name][mask.bool()], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("has_pooler", [False, True])
-def test_multiple_choice_is_berts(mask: Tensor, has_pooler: bool) -> None:
+    assert_same(found, expected)
     model = make_model(DomextForMultipleChoice, adapters={}, has_pooler=has_pooler)
     theirs = copy_to_bert(BertForMultipleChoice, model)
     ids = torch.randint(1, VOCAB, (2, 3, LENGTH), generator=torch.Generator().manual_seed(2))
     inputs = {"attention_mask": mask.expand(2, 3, -1).contiguous(), "token_type_ids": (ids > 40).long()}
-    labels = torch.tensor([2, 0])
-    expected, found = theirs(ids, labels=labels, **inputs), model(ids, labels=labels, **inputs)
+    found, expected = (each(ids, labels=torch.tensor([2, 0]), **inputs) for each in (model, theirs))
     assert found.logits.shape == (2, 3)
-    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=1e-5)
+    assert_same(found, expected, "logits")
     with pytest.raises(ValueError, match="exactly one of"):
         model()
 
@@ -339,54 +274,3 @@ def test_the_span_loss_is_its_formula_and_learns() -> None:
     assert compute_zlpr(outside, torch.zeros_like(labels)).item() == 0.0
     right = torch.where(labels, 30.0, -30.0)
     assert compute_zlpr(right, labels).item() == pytest.approx(0.0, abs=1e-5)
-
-
-LOAD_ALONE = (
-    WITHOUT_PROJECT
-    + """
-import json
-import sys
-import torch
-import transformers as tf
-
-torch.set_num_threads(1)
-found = {}
-for head, automatic in json.loads(sys.argv[2]).items():
-    model = getattr(tf, automatic).from_pretrained(f"{sys.argv[1]}/{head}", trust_remote_code=True).eval()
-    assert type(model).__name__ == head
-    ids = torch.tensor(json.loads(sys.argv[3]))
-    inputs = {"input_ids": ids[None] if "Choice" in head else ids}
-    if "Relation" in head:
-        inputs["entity_positions"] = torch.tensor(json.loads(sys.argv[4]))
-    with torch.no_grad():
-        logits = model(**inputs)[0]
-    found[head] = {"logits": logits.flatten().tolist(), "labels": model.config.id2label}
-assert "domext_ray" not in sys.modules
-print(json.dumps(found))
-"""
-)
-
-
-def test_every_head_loads_without_this_package(tmp_path: Path, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    expected = {}
-    for head in SHAPES:
-        model = make_model(head, id2label={0: "yes", 1: "no", 2: "perhaps"})
-        model.config.auto_map = map_head(head.__name__)
-        folder = tmp_path / head.__name__
-        model.save_pretrained(folder)
-        for name in CODE_FILES:
-            (folder / name).write_bytes(Path(code_room.__path__[0], name).read_bytes())
-        logits = run_head(model, ids)
-        expected[head.__name__] = logits[0] if head is DomextForQuestionAnswering else logits
-    arguments = [str(tmp_path), json.dumps(HEAD_AUTO_CLASSES), json.dumps(ids.tolist()), json.dumps(POSITIONS.tolist())]
-    command = [sys.executable, "-I", "-c", LOAD_ALONE, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    assert found.keys() == expected.keys()
-    for head_name, logits in expected.items():
-        alone = torch.tensor(found[head_name]["logits"]).view(logits.shape)
-        torch.testing.assert_close(alone, logits, atol=1e-5, rtol=1e-5)
-        assert found[head_name]["labels"] == {"0": "yes", "1": "no", "2": "perhaps"}

@@ -25,14 +25,41 @@ from domext_ray.model.build import build_model, detach
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import LAYOUT_DEFAULTS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.layouts import LAYOUTS, find_layout
+from domext_ray.model.layouts import LAYOUTS
 from domext_ray.training.rebuild import RebuiltRun
 
 PLAIN = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
+
+
 EVERYTHING = MethodConfig(heads=1, ffn_units=6, bottleneck_size=5, word_rows=9, word_head=True)
+
+
 MODULES = {"module_hidden_size": 12, "module_ffn_size": 10}
+
+
 LENGTH = 40
+
+
 each_layout = pytest.mark.parametrize("kind", TINY_LAYOUTS)
+
+
+NOTHING = {"heads": 0, "ffn_units": 0}
+
+
+COUNTED: list[dict[str, Any]] = [
+    {"trains": "all"},
+    {"trains": "top_layers", "top_layers": 1},
+    {"trains": "top_layers", "top_layers": 2},
+    {"trains": "layer_norms"},
+    {"heads": 2, "ffn_units": 6, "layers": "1"},
+    {"bottleneck_size": 4},
+    {"bottleneck_size": 4, "layers": "1"},
+    {"bottleneck_size": 4, "bottleneck_place": "output", "bottleneck_layer_norm": True},
+    {"bottleneck_size": 4, "bottleneck_place": "attention"},
+    MODULES,
+    {"lora_rank": 3, "lora_targets": ("query", "intermediate", "output")},
+    {"word_rows": 7, "word_head": True},
+]
 
 
 @pytest.fixture(scope="module")
@@ -84,48 +111,25 @@ def run_steps(model: DomextForMaskedLM) -> None:
     model.eval()
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @each_layout
-def test_scores_are_those_of_transformers(
-    folders: dict[str, Path], kind: str, implementation: str, padded: bool
-) -> None:
-    theirs = AutoModelForMaskedLM.from_pretrained(
-        folders[kind], dtype=torch.float32, attn_implementation=implementation
-    ).eval()
+def test_scores_are_those_of_transformers(folders: dict[str, Path], kind: str) -> None:
     model = augment(load(folders, kind))
-    model.set_attn_implementation(implementation)
-    torch.testing.assert_close(score(model, padded), score(theirs, padded), atol=1e-5, rtol=0)
+    for implementation in ("sdpa", "eager"):
+        theirs = AutoModelForMaskedLM.from_pretrained(
+            folders[kind], dtype=torch.float32, attn_implementation=implementation
+        ).eval()
+        model.set_attn_implementation(implementation)
+        for padded in (False, True):
+            torch.testing.assert_close(score(model, padded), score(theirs, padded), atol=1e-5, rtol=0)
 
 
 @each_layout
-def test_a_packed_row_has_the_scores_of_its_documents(folders: dict[str, Path], kind: str) -> None:
-    """Those of transformers' own model, which reads each document alone; two are longer than ModernBERT's window."""
-    theirs = AutoModelForMaskedLM.from_pretrained(folders[kind], dtype=torch.float32).eval()
-    model = augment(load(folders, kind))
-    sizes = (17, 4, 11)
-    row = torch.randint(5, 200, (1, sum(sizes)), generator=torch.Generator().manual_seed(4))
-    numbers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))[None]
-    with torch.no_grad():
-        found = model(row, document_ids=numbers).logits[0]
-        expected = torch.cat([theirs(each).logits[0] for each in row.split(sizes, dim=1)])
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-
-
-@each_layout
-def test_extensions_start_at_the_base_exactly(folders: dict[str, Path], kind: str) -> None:
-    base = load(folders, kind)
-    model = augment(base, EVERYTHING)
-    assert torch.equal(score(model), score(augment(base)))
-    run_steps(model)
-    assert not torch.allclose(score(model), score(augment(base)), atol=1e-3)
-
-
-@each_layout
-def test_the_base_comes_back_under_its_own_names(folders: dict[str, Path], kind: str) -> None:
+def test_extensions_start_at_the_base_which_comes_back_under_its_own_names(folders: dict[str, Path], kind: str) -> None:
     base, original = load(folders, kind), load_file(folders[kind] / "model.safetensors")
-    model = augment(base, EVERYTHING)
+    model, plain = augment(base, EVERYTHING), score(augment(base))
+    assert torch.equal(score(model), plain)
     run_steps(model)
+    assert not torch.allclose(score(model), plain, atol=1e-3)
     found = detach(model, base.original_names)
     assert set(found) == set(original)
     assert all(torch.equal(found[name], each) and found[name].dtype == each.dtype for name, each in original.items())
@@ -186,38 +190,16 @@ def test_an_encoder_alone_gets_a_fresh_head(folders: dict[str, Path], kind: str,
 
 
 @each_layout
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"trains": "all", "heads": 0, "ffn_units": 0},
-        {"trains": "top_layers", "top_layers": 1, "heads": 0, "ffn_units": 0},
-        {"trains": "top_layers", "top_layers": 2, "heads": 0, "ffn_units": 0},
-        {"trains": "layer_norms", "heads": 0, "ffn_units": 0},
-        {"heads": 2, "ffn_units": 6, "layers": "1"},
-        {"heads": 0, "ffn_units": 0, "bottleneck_size": 4},
-        {"heads": 0, "ffn_units": 0, "bottleneck_size": 4, "layers": "1"},
-        {"heads": 0, "ffn_units": 0, "bottleneck_size": 4, "bottleneck_place": "output", "bottleneck_layer_norm": True},
-        {"heads": 0, "ffn_units": 0, "bottleneck_size": 4, "bottleneck_place": "attention"},
-        {"heads": 0, "ffn_units": 0, **MODULES},
-        {"heads": 0, "ffn_units": 0, "lora_rank": 3, "lora_targets": ("query", "intermediate", "output")},
-        {"heads": 0, "ffn_units": 0, "word_rows": 7, "word_head": True},
-    ],
-)
-def test_counts_are_those_of_the_tensors(tmp_path: Path, kind: str, values: dict[str, Any]) -> None:
-    base = load_base(str(TINY_LAYOUTS[kind].save(tmp_path)))
-    method = MethodConfig(**values)
-    model = augment(base, method, new_words=[[7]] * 3)
-    counts = count_parameters(model.config, method, base.heads)
-    params = dict(model.named_parameters())
-    assert counts.total == sum(each.numel() for each in params.values())
-    assert counts.trainable == sum(each.numel() for each in params.values() if each.requires_grad)
-    assert counts.encoder == sum(each.numel() for name, each in params.items() if name.startswith("bert."))
-
-
-@each_layout
-def test_a_model_tells_its_layout(folders: dict[str, Path], kind: str) -> None:
-    layout = find_layout(augment(load(folders, kind), EVERYTHING).config)
-    assert type(layout) is type(LAYOUTS[kind])
+def test_counts_are_those_of_the_tensors(folders: dict[str, Path], kind: str) -> None:
+    base = load(folders, kind)
+    for values in COUNTED:
+        method = MethodConfig(**{**NOTHING, **values})
+        model = augment(base, method, new_words=[[7]] * 3)
+        counts = count_parameters(model.config, method, base.heads)
+        params = dict(model.named_parameters())
+        assert counts.total == sum(each.numel() for each in params.values()), values
+        assert counts.trainable == sum(each.numel() for each in params.values() if each.requires_grad), values
+        assert counts.encoder == sum(each.numel() for name, each in params.items() if name.startswith("bert."))
 
 
 def test_berts_configuration_says_nothing_of_a_layout() -> None:
@@ -242,105 +224,6 @@ def test_pefts_folder_loads_beside_transformers_own_model(folders: dict[str, Pat
     torch.testing.assert_close(score(loaded), score(model), atol=1e-5, rtol=0)
 
 
-# --- ModernBERT: rows longer than the window, padding, rotary positions ---------------------------------------------
-
-
-def make_modern(folders: dict[str, Path], **values: Any) -> DomextForMaskedLM:
-    """With every kind of extension, none of which starts at zero."""
-    method = MethodConfig(heads=1, ffn_units=6, bottleneck_size=5, **MODULES, init="paper", bottleneck_std=0.5)
-    return augment(load(folders, "modernbert"), method, **values)
-
-
-def compute_gradients(model: Any) -> dict[str, Tensor]:
-    model.zero_grad()
-    ids, mask = make_rows()
-    model(ids, attention_mask=mask, labels=ids.masked_fill(ids == 0, -100)).loss.backward()
-    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_padding_does_not_change_the_tokens(folders: dict[str, Path], implementation: str, causal: bool) -> None:
-    model, (ids, mask) = make_modern(folders, causal=causal), make_rows()
-    model.set_attn_implementation(implementation)
-    with torch.no_grad():
-        together = model(ids, mask).logits
-        assert together.isfinite().all(), "padding far from every token too"
-        for row, length in enumerate((LENGTH, 20, 5)):
-            alone = model(ids[row : row + 1, :length]).logits[0]
-            torch.testing.assert_close(together[row, :length], alone, atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_gradients_of_padded_rows_are_finite(folders: dict[str, Path], implementation: str) -> None:
-    model = make_modern(folders).train()
-    model.set_attn_implementation(implementation)
-    found = compute_gradients(model)
-    assert set(found) == {name for name, each in model.named_parameters() if each.requires_grad}
-    assert all(each.isfinite().all() and each.count_nonzero() for each in found.values())
-
-
-def test_a_local_layer_sees_its_window_only(folders: dict[str, Path]) -> None:
-    """Of a model that has local layers alone, a token changes those within the window times the layers."""
-    model, (ids, _) = make_modern(folders), make_rows(padded=False)
-    for layer in model.bert.encoder.layer:
-        layer.is_local = True
-    changed = ids.clone()
-    changed[:, 0] = 3
-    reach = model.config.local_window * model.config.num_hidden_layers
-    for causal, implementation in ((False, "sdpa"), (False, "eager"), (True, "sdpa"), (True, "eager")):
-        model.config.causal = causal
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            states = [model.bert(each).last_hidden_state for each in (ids, changed)]
-        is_changed = (states[0] != states[1]).any(dim=(0, 2))
-        assert is_changed[reach] and not is_changed[reach + 1 :].any()
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointing_keeps_the_gradients(folders: dict[str, Path], use_reentrant: bool) -> None:
-    model = make_modern(folders).train()
-    expected = compute_gradients(model)
-    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    found = compute_gradients(model)
-    assert set(found) == set(expected)
-    for name, each in expected.items():
-        torch.testing.assert_close(found[name], each)
-
-
-def test_rows_of_a_batch_name_their_adapters(folders: dict[str, Path]) -> None:
-    model, (ids, mask) = make_modern(folders), make_rows()
-    positions = torch.arange(LENGTH).expand(3, -1) + torch.tensor([[0], [3], [9]])
-    with torch.no_grad():
-        names = ["domain", "__base__", "domain"]
-        found = model(ids, mask, position_ids=positions, adapter_names=names).logits
-        with_adapter = model(ids, mask, position_ids=positions).logits
-        model.bert.set_active_adapters([])
-        without = model(ids, mask, position_ids=positions).logits
-    expected = torch.stack([with_adapter[0], without[1], with_adapter[2]])
-    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=2e-5, rtol=1e-5)
-    assert not torch.allclose(with_adapter[1, :20], without[1, :20], atol=1e-3)
-
-
-def test_rotary_positions_count_distances_alone(folders: dict[str, Path]) -> None:
-    model, (ids, _) = make_modern(folders), make_rows(padded=False)
-    positions = torch.arange(LENGTH)[None]
-    with torch.no_grad():
-        expected, moved = (model(ids, position_ids=positions + each).logits for each in (0, 50))
-        stretched = model(ids, position_ids=positions * 2).logits
-    torch.testing.assert_close(moved, expected, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(stretched, expected, atol=1e-2)
-
-
-@pytest.mark.slow
-def test_compiles_into_one_graph(folders: dict[str, Path]) -> None:
-    model, (ids, _) = make_modern(folders).train(), make_rows(padded=False)
-    expected = model(ids).logits
-    torch._dynamo.reset()
-    found = torch.compile(model, backend="aot_eager", fullgraph=True)(ids).logits
-    torch.testing.assert_close(found, expected)
-
-
 def test_a_configuration_of_an_earlier_transformers_is_read(folders: dict[str, Path], tmp_path: Path) -> None:
     """The hub's files have no layer_types and no rope_parameters."""
     base = load(folders, "modernbert")
@@ -356,26 +239,21 @@ def test_a_configuration_of_an_earlier_transformers_is_read(folders: dict[str, P
     assert describe_base(found) != describe_base(base.config)
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "says"),
-    [
+def test_a_base_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    scaled = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
+    for kind, values, says in (
         (
             "modernbert",
-            {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}},
+            {"rope_parameters": scaled},
             "scales its rotary positions (rope_parameters of full_attention)",
         ),
         ("modernbert", {"decoder_bias": False}, "has no bias in its output projection"),
         ("electra", {"embedding_size": 16}, "has word embeddings of width 16 under layers of width 32"),
-    ],
-)
-def test_a_base_that_does_not_fit_is_refused(tmp_path: Path, kind: str, values: dict[str, Any], says: str) -> None:
-    TINY_LAYOUTS[kind].save(tmp_path, **values)
-    with pytest.raises(BaseModelError) as caught:
-        load_base(str(tmp_path))
-    assert says in str(caught.value) and "\n" not in str(caught.value)
+    ):
+        folder = TINY_LAYOUTS[kind].save(tmp_path / "-".join([kind, *values]), **values)
+        with pytest.raises(BaseModelError) as caught:
+            load_base(str(folder))
+        assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_what_a_layout_lacks_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
