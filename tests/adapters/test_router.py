@@ -82,8 +82,15 @@ def fit(base: Base, texts: tuple[Manifest, Manifest], seed: int = 0) -> tuple[to
     return fit_router(*texts, load_tokenizer(base.tokenizer_folder), base.config.vocab_size, seed)
 
 
-def test_domain_text_is_kept_and_general_text_is_left(base: Base, texts: tuple[Manifest, Manifest]) -> None:
-    table, record = fit(base, texts)
+@pytest.fixture(scope="module")
+def fitted(base: Base, texts: tuple[Manifest, Manifest]) -> tuple[torch.Tensor, RouterRecord]:
+    return fit(base, texts)
+
+
+def test_domain_text_is_kept_and_general_text_is_left(
+    base: Base, texts: tuple[Manifest, Manifest], fitted: tuple[torch.Tensor, RouterRecord]
+) -> None:
+    table, record = fitted
     assert table.dtype == torch.int32 and len(table) == base.config.vocab_size + ROUTER_PAIRS
     assert record.kept >= 0.9 and record.taken <= 0.05
     assert (table[list(OWN)] > table[list(COMMON)].max()).float().mean() > 0.9
@@ -101,34 +108,31 @@ def test_the_threshold_keeps_a_share_of_the_domain_and_more_where_it_stands_apar
 
 
 def test_beside_written_text_rows_that_the_base_refilled_are_general_and_the_domain_sets_the_threshold(
-    base: Base, texts: tuple[Manifest, Manifest]
+    base: Base, texts: tuple[Manifest, Manifest], fitted: tuple[torch.Tensor, RouterRecord]
 ) -> None:
     tokenizer, num_words = load_tokenizer(base.tokenizer_folder), base.config.vocab_size
-    plain = fit(base, texts)
     table, record = fit_router(*texts, tokenizer, num_words, 0, base)
-    assert (record.written, plain[1].written) == (True, False) and record.kept >= 0.9
-    assert record.threshold > plain[1].threshold, "general text that stands apart lowers it, written text does not"
+    assert (record.written, fitted[1].written) == (True, False) and record.kept >= 0.9
+    assert record.threshold > fitted[1].threshold, "general text that stands apart lowers it, written text does not"
     unseen = sorted({*range(num_words)} - {*OWN, *COMMON, *OTHER, *tokenizer.all_special_ids})
-    assert (table[unseen] < plain[0][unseen]).float().mean() > 0.9, "words that only the base writes are general"
+    assert (table[unseen] < fitted[0][unseen]).float().mean() > 0.9, "words that only the base writes are general"
 
 
-def test_shares_are_those_of_texts_that_cannot_be_told_apart(base: Base, texts: tuple[Manifest, Manifest]) -> None:
-    record = fit(base, (texts[0], replace(texts[0], train=texts[0].held_out)))[1]
-    assert record.taken > 0.8, "nothing is hidden where the general text is the domain's"
-
-
-def test_shares_are_measured_on_the_other_half(
+def test_shares_are_those_of_texts_that_cannot_be_told_apart(
     base: Base, texts: tuple[Manifest, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They are measured on the other half; nothing is hidden where the general text is the domain's."""
+    alike = texts[0], replace(texts[0], train=texts[0].held_out)
+    assert fit(base, alike)[1].taken > 0.8
     monkeypatch.setattr(router_room, "KEPT_FRAC", 0.5)
-    record = fit(base, (texts[0], replace(texts[0], train=texts[0].held_out)))[1]  # not to be told apart
+    record = fit(base, alike)[1]
     assert abs(record.kept - 0.5) < 0.2 and abs(record.taken - 0.5) < 0.3
     monkeypatch.setattr(router_room, "LEFT_FRAC", 0.0)  # so the threshold is halfway down to the lowest
     assert fit(base, texts)[1].kept == 1.0
 
 
-def test_special_and_unknown_words_do_not_count(base: Base, texts: tuple[Manifest, Manifest]) -> None:
-    table, _ = fit(base, texts)
+def test_special_and_unknown_words_do_not_count(base: Base, fitted: tuple[torch.Tensor, RouterRecord]) -> None:
+    table = fitted[0]
     num_words = base.config.vocab_size
     specials = load_tokenizer(base.tokenizer_folder).all_special_ids
     assert (table[:num_words] == ROUTER_SKIPS).nonzero().flatten().tolist() == sorted(specials)
@@ -156,25 +160,26 @@ def provide(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None], 
     get_or_train_routers(Run(config, paths, base.sha256, *sizes, base=base, start=started, prepared=inputs))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_export_has_the_run_s_router(
-    dtype: torch.dtype, base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
     make_run(base, run_dir, METHOD)
     provide(base, run_dir, texts)
     table, record = read_routers(run_dir)["clinic"]
     assert f"router: {describe_router(PretrainConfig(method=METHOD), asdict(record))}\n" == capsys.readouterr().out
-    export_run(run_dir, tmp_path / "export", dtype)
-    loaded: Any = DomextForMaskedLM.from_pretrained(tmp_path / "export").eval()
-    assert torch.equal(loaded.bert.router.adapters["clinic"].weight, table)
-    assert loaded.config.adapters["clinic"].router_threshold == record.threshold
-    ids = torch.tensor([[2, *OWN[:8], 3], [2, *OTHER[:8], 3]])
-    names = ["clinic", "__base__"]
-    assert loaded.bert.route(ids) == names == rebuild_run(run_dir).model.bert.route(ids)
-    with torch.no_grad():
-        assert torch.equal(loaded(ids, adapter_names="auto").logits, loaded(ids, adapter_names=names).logits)
-    for source in (run_dir, tmp_path / "export"):  # as fine-tuning and measuring read them
+    ids, names = torch.tensor([[2, *OWN[:8], 3], [2, *OTHER[:8], 3]]), ["clinic", "__base__"]
+    assert rebuild_run(run_dir).model.bert.route(ids) == names
+    sources = [run_dir, tmp_path / "export", tmp_path / "rounded"]
+    for export, dtype in zip(sources[1:], (torch.float32, torch.bfloat16), strict=True):
+        export_run(run_dir, export, dtype)
+        loaded: Any = DomextForMaskedLM.from_pretrained(export).eval()
+        assert torch.equal(loaded.bert.router.adapters["clinic"].weight, table)
+        assert loaded.config.adapters["clinic"].router_threshold == record.threshold
+        assert loaded.bert.route(ids) == names
+        with torch.no_grad():
+            assert torch.equal(loaded(ids, adapter_names="auto").logits, loaded(ids, adapter_names=names).logits)
+    for source in sources:  # as fine-tuning and measuring read them
         assert torch.equal(load_start_model(str(source)).tensors["bert.router.adapters.clinic.weight"].int(), table)
 
 
@@ -193,15 +198,16 @@ def test_without_general_text_there_is_none_and_it_is_said(
         loaded(torch.tensor([[2, 70, 3]]), adapter_names="auto")
 
 
-def test_routers_of_the_run_before_come_along(base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path) -> None:
+def test_routers_of_the_run_before_come_along(
+    base: Base, texts: tuple[Manifest, Manifest], fitted: tuple[torch.Tensor, RouterRecord], tmp_path: Path
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for run_dir in (first, second):
         make_run(base, run_dir, METHOD)
-    own = fit(base, texts)
-    save_routers(first, {"law": own})
+    save_routers(first, {"law": fitted})
     provide(base, second, texts, first)
     assert read_records(second).keys() == {"law", "clinic"}
-    assert torch.equal(read_routers(second)["law"][0], own[0])
+    assert torch.equal(read_routers(second)["law"][0], fitted[0])
     with pytest.raises(RunError, match="does not fit the run's model"):
         attach_routers(rebuild_run(tmp_path / "first").model, second)
 
@@ -221,23 +227,18 @@ def test_what_is_said_follows_the_run() -> None:
     assert describe_router(replace(full, replay=ReplayConfig()), None) == ""
 
 
-TABLE = {"clinic": torch.zeros(9, dtype=torch.int32)}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        save(TABLE, {"clinic": "{"}),
-        save(TABLE, {"clinic": '{"threshold": 1, "kept": 1}'}),
-        save(TABLE, {"law": '{"threshold": 1, "kept": 1, "taken": 0}'}),
-        save(TABLE),
-        save(TABLE, {"clinic": '{"threshold": 1, "kept": 1, "taken": 0}'})[:-1],
+def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+    table, record = {"clinic": torch.zeros(9, dtype=torch.int32)}, '{"threshold": 1, "kept": 1, "taken": 0}'
+    for content in (
+        save(table, {"clinic": "{"}),
+        save(table, {"clinic": '{"threshold": 1, "kept": 1}'}),
+        save(table, {"law": record}),
+        save(table),
+        save(table, {"clinic": record})[:-1],
         b"x",
-    ],
-)
-def test_a_damaged_file_is_one_sentence(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "router.safetensors").write_bytes(content)
-    with pytest.raises(
-        RunError, match=r"router.safetensors is damaged \(.*\); delete it and run the training job again"
     ):
-        read_routers(tmp_path)
+        (tmp_path / "router.safetensors").write_bytes(content)
+        with pytest.raises(
+            RunError, match=r"router.safetensors is damaged \(.*\); delete it and run the training job again"
+        ):
+            read_routers(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from domext_ray.training.engine import TensorState, TrainState
 from domext_ray.training.rebuild import RebuiltRun
 
 
-def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, base: Base | None, step: int = 3) -> Path:
+def make_run(
+    run_dir: Path,
+    config: PretrainConfig,
+    model: DomextForMaskedLM,
+    base: Base | None,
+    step: int = 3,
+    changed: Mapping[str, torch.Tensor] = {},
+) -> Path:
+    """Write the directory; `changed` are frozen tensors that are no longer the base's."""
     state = TrainState(
         {
             name: TensorState(param.detach().clone(), torch.zeros_like(param), torch.zeros_like(param))
@@ -30,7 +39,7 @@ def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, ba
     run_dir.mkdir(exist_ok=True)
     (run_dir / "config.yaml").write_text(dump_yaml(config))
     record = {"base": config.base, "base_sha256": base.sha256 if base else "none"}
-    save_checkpoint(run_dir / "checkpoints", step, state, {}, {}, record, keep=2)
+    save_checkpoint(run_dir / "checkpoints", step, state, dict(changed), {}, record, keep=2)
     return run_dir
 
 
