@@ -136,15 +136,10 @@ def test_what_the_hub_refuses_is_one_sentence(hub: SmallHub, tmp_path: Path, mon
     refuse("HF_HUB_OFFLINE keeps huggingface_hub off the network; unset it to upload.")
 
 
-@pytest.mark.parametrize(
-    "name", ["bert", "a/b/c", "a/", "/b", "a b/c", "a/b--c", "a/..b", "a/b.git", "a/-b", "a/" + "b" * 95]
-)
-def test_a_name_that_is_no_repository_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"--push is .*; it must be ORG/NAME"):
-        ExportConfig(run="runs/af", push=name)
-
-
-def test_options_that_go_together() -> None:
+def test_options_outside_their_rules_are_refused() -> None:
+    for name in ("bert", "a/b/c", "a/", "/b", "a b/c", "a/b--c", "a/..b", "a/b.git", "a/-b", "a/" + "b" * 95):
+        with pytest.raises(ConfigError, match=r"--push is .*; it must be ORG/NAME"):
+            ExportConfig(run="runs/af", push=name)
     with pytest.raises(ConfigError, match=r"--push_now is True; it must be false without --push ORG/NAME"):
         ExportConfig(run="runs/af", push_now=True)
     ExportConfig(run="runs/af", push="A-b_c/d.e-1", push_now=True)

@@ -46,44 +46,38 @@ def export(base_folder: Path, method: MethodConfig, pooling: Pooling, folder: Pa
     return folder
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_an_export_says_how_a_text_becomes_a_vector(pooling: Pooling, tiny_base_folder: Path, tmp_path: Path) -> None:
-    folder = export(tiny_base_folder, METHODS["heads"], pooling, tmp_path / "export")
-    modules = json.loads((folder / "modules.json").read_text())
-    assert [each["path"] for each in modules] == ["", "1_Pooling"]
-    values = json.loads((folder / "1_Pooling" / "config.json").read_text())
-    assert values["word_embedding_dimension"] == 32
-    assert [name for name, value in values.items() if value is True] == [
-        {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}[pooling]
-    ]
-    again = export(tiny_base_folder, METHODS["heads"], pooling, tmp_path / "export")
-    assert again == folder, "an export with a folder inside is replaced like any other"
+def test_an_export_says_how_a_text_becomes_a_vector(tiny_base_folder: Path, tmp_path: Path) -> None:
+    """One with a folder inside is replaced like any other."""
+    poolings: list[tuple[Pooling, str]] = [("mean", "pooling_mode_mean_tokens"), ("cls", "pooling_mode_cls_token")]
+    for pooling, name in poolings:
+        folder = export(tiny_base_folder, METHODS["heads"], pooling, tmp_path / "export")
+        modules = json.loads((folder / "modules.json").read_text())
+        assert [each["path"] for each in modules] == ["", "1_Pooling"]
+        values = json.loads((folder / "1_Pooling" / "config.json").read_text())
+        assert values["word_embedding_dimension"] == 32
+        assert [each for each, value in values.items() if value is True] == [name]
 
 
-@pytest.mark.parametrize("method", ["heads", "full"])
-def test_the_card_of_a_model_of_vectors_says_how_to_get_them(method: str, tiny_base_folder: Path) -> None:
+def test_the_card_of_a_model_of_vectors_says_how_to_get_them(tiny_base_folder: Path) -> None:
     base = load_base(str(tiny_base_folder))
     objective = ObjectiveConfig(kind="infonce", views="crop", pooling="cls")
-    config = PretrainConfig(base=str(tiny_base_folder), method=METHODS[method], objective=objective)
-    model = build_model(base, config.shape, config.method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0)
-    summary = {
-        "domain": {
-            "infonce_loss": {"before": 2.0, "after": 1.0},
-            "infonce_accuracy": {"before": 0.5, "after": 0.75},
-        },
-        "train": {"tokens": 1000},
-    }
-    run = as_rebuilt(model, base, load_tokenizer(tiny_base_folder), config)
-    card = build_card(run, summary)
-    code = ", trust_remote_code=True" if method == "heads" else ""
-    assert f'SentenceTransformer("PATH_OF_THIS_FOLDER"{code})' in card
-    assert "loss (nats per row) | 2.000 | 1.000 |" in card and "75.0%" in card
-    assert "telling vectors of the same text from those of others (InfoNCE" in card
-    assert "its first token's state" in card and "masked-lm" not in card
-    pairs = replace(
-        config, prepare=PrepareConfig(pair=("title", "body")), objective=replace(objective, views="dropout")
+    pairs = {"infonce_loss": (2.0, 1.0), "infonce_accuracy": (0.5, 0.75)}
+    domain = {name: {"before": before, "after": after} for name, (before, after) in pairs.items()}
+    summary = {"domain": domain, "train": {"tokens": 1000}}
+    for method, code in (("heads", ", trust_remote_code=True"), ("full", "")):
+        config = PretrainConfig(base=str(tiny_base_folder), method=METHODS[method], objective=objective)
+        model = build_model(base, config.shape, config.method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0)
+        run = as_rebuilt(model, base, load_tokenizer(tiny_base_folder), config)
+        card = build_card(run, summary)
+        assert f'SentenceTransformer("PATH_OF_THIS_FOLDER"{code})' in card
+        assert "loss (nats per row) | 2.000 | 1.000 |" in card and "75.0%" in card
+        assert "telling vectors of the same text from those of others (InfoNCE" in card
+        assert "its first token's state" in card and "masked-lm" not in card
+    pair = PrepareConfig(pair=("title", "body"))
+    of_pairs = replace(config, prepare=pair, objective=replace(objective, views="dropout"))
+    assert "telling vectors of two texts that belong together from" in build_card(
+        replace(run, config=of_pairs), summary
     )
-    assert "telling vectors of two texts that belong together from" in build_card(replace(run, config=pairs), summary)
 
 
 @pytest.mark.jobs

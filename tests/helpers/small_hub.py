@@ -7,10 +7,16 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 TOKEN = "hf_of_the_tests"
 
@@ -71,62 +77,35 @@ class SmallHub:
             return 200, {"success": True, "commitOid": "0" * 40, "commitUrl": f"{self.url}/{repo}/commit/{'0' * 40}"}
         return 404, {"error": "no such call"}
 
-
-def _make_handler(hub: SmallHub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def send(self, status: int, content: Any, code: str = "") -> None:
-            text = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            if code:
-                self.send_header("X-Error-Code", code)
-            self.end_headers()
-            self.wfile.write(text)
-
-        def handle_call(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            path = self.path.partition("?")[0]
-            hub.calls.append(f"{self.command} {path}")
-            brought = self.headers.get("Authorization", "")
-            if not path.startswith("/lfs/"):  # a storage's address is signed and takes no token
-                hub.tokens.add(brought)
-                if brought != f"Bearer {TOKEN}":
-                    self.send_response(401)
-                    self.send_header("X-Error-Message", "Invalid credentials in Authorization header")
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return
-            if self.command == "GET":
-                repo = "/".join(path.split("/")[3:5])
-                if repo in hub.private:
-                    self.send(200, {"id": repo, "private": hub.private[repo], "siblings": [], "tags": []})
-                else:
-                    self.send(404, {"error": "Repository not found"}, "RepoNotFound")
-                return
-            self.send(*hub.answer(path, body))
-
-        do_GET = do_POST = do_PUT = handle_call  # noqa: N815
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    return Handler
+    async def handle(self, request: Request) -> Response:
+        path, body, brought = request.url.path, await request.body(), request.headers.get("Authorization", "")
+        self.calls.append(f"{request.method} {path}")
+        if not path.startswith("/lfs/"):  # a storage's address is signed and takes no token
+            self.tokens.add(brought)
+            if brought != f"Bearer {TOKEN}":
+                return Response(status_code=401, headers={"X-Error-Message": "Invalid credentials in Authorization"})
+        if request.method == "GET":
+            repo = "/".join(path.split("/")[3:5])
+            if repo not in self.private:
+                return JSONResponse({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+            return JSONResponse({"id": repo, "private": self.private[repo], "siblings": [], "tags": []})
+        status, content = self.answer(path, body)
+        return JSONResponse(content, status)
 
 
 @contextlib.contextmanager
 def run_small_hub() -> Iterator[SmallHub]:
     """Serve an empty hub on a free port of this machine."""
     hub = SmallHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(hub))
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    app = Starlette(routes=[Route("/{path:path}", hub.handle, methods=["GET", "POST", "PUT"])])
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    hub.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     try:
         yield hub
     finally:
-        server.shutdown()
-        server.server_close()
+        server.should_exit = True
         thread.join()
