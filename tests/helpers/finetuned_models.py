@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from conftest import WORDS
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
+from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_stages
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.start.text_embedding import TextEmbedding
@@ -99,6 +102,21 @@ def draw_example(family: str, i: int, generator: np.random.Generator) -> AnyExam
             return Mention(*own, f"{words[0]} {words[1]}", (CATALOGUE[i % len(CATALOGUE)],))
 
 
+def draw_set(family: str) -> LabelledSet:
+    """A set of 24 examples to train on, and 8 each for dev and test."""
+    generator = np.random.default_rng(3)
+    splits = [tuple(draw_example(family, i, generator) for i in range(size)) for size in (24, 8, 8)]
+    is_relation = family == "relation"
+    return LabelledSet(
+        "made",
+        *splits,
+        LABELS.get(family, ()),
+        "none" if is_relation else None,
+        CATALOGUE if family == "normalization" else (),
+        marks=MARKS if is_relation else (),
+    )
+
+
 def fit(
     start: StartModel,
     family: str,
@@ -108,26 +126,18 @@ def fit(
     engine: EngineConfig = FP32,
     device: torch.device = CPU,
     epochs: float = 2.0,
+    data: LabelledSet | None = None,
 ) -> tuple[StagedTask, dict[str, Fitted]]:
-    """A few steps on a made set, thresholds tuned on dev, as a fine-tuning run makes them."""
-    generator = np.random.default_rng(3)
-    splits = [tuple(draw_example(family, i, generator) for i in range(size)) for size in (24, 8, 8)]
-    data = LabelledSet(
-        "made",
-        *splits,
-        LABELS.get(family, ()),
-        "none" if family == "relation" else None,
-        CATALOGUE if family == "normalization" else (),
-        marks=MARKS if family == "relation" else (),
-    )
-    task = make_task(
-        family, data, start.tokenizer, OPTIONS, "", TextEmbedding(start, device=device.type) if embeds else None
-    )
-    config = FinetuneConfig(
-        method=method,
-        engine=engine,
-        optim=FinetuneOptimConfig(dropout=0.0),
-        head_bilstm=head_bilstm,
-    )
+    """A few steps on a set, thresholds tuned on dev, as a fine-tuning run makes them."""
+    encoder = TextEmbedding(start, device=device.type) if embeds else None
+    task = make_task(family, data or draw_set(family), start.tokenizer, OPTIONS, "", encoder)
+    optim = FinetuneOptimConfig(dropout=0.0)
+    config = FinetuneConfig(method=method, engine=engine, optim=optim, head_bilstm=head_bilstm)
     fitted = fit_stages(start, task, config, Point(3e-3, 8, epochs, 0), device, lambda _: None)
     return task, fitted
+
+
+def export_fitted(start: StartModel, family: str, folder: Path, method: MethodConfig = FULL, **options: Any) -> Path:
+    """Fit a model, and export it."""
+    export_stages(start, *fit(start, family, method, **options), folder)
+    return folder

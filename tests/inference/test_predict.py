@@ -145,37 +145,26 @@ def test_an_input_without_a_usable_row_is_refused_and_forgotten(config: PredictC
     plan_prediction(config)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"top_k": 3}, "top_k: 2 -> 3"), ({"block_rows": 4}, "block_rows: 3 -> 4"), ({"field": "body"}, "field: ")],
-)
-def test_other_options_are_refused(config: PredictConfig, options: Any, said: str) -> None:
+def test_another_command_for_an_output_is_refused(
+    config: PredictConfig, tiny_roberta_folder: Path, tmp_path: Path
+) -> None:
+    """Other options, another model or input; an input that has moved is the same."""
     write_identity_of(plan_prediction(config))
-    with pytest.raises(RunError) as error:
-        plan_prediction(replace(config, **options))
-    assert said in str(error.value) and "give another --output" in str(error.value)
-
-
-def test_another_input_is_refused_and_one_that_moved_is_not(config: PredictConfig, tmp_path: Path) -> None:
-    write_identity_of(plan_prediction(config))
+    for options, said in (
+        ({"top_k": 3}, "top_k: 2 -> 3"),
+        ({"block_rows": 4}, "block_rows: 3 -> 4"),
+        ({"field": "body"}, "field: "),
+        ({"model": str(tiny_roberta_folder)}, "model_sha256"),
+    ):
+        with pytest.raises(RunError) as error:
+            plan_prediction(replace(config, **options))
+        assert said in str(error.value) and "give another --output" in str(error.value)
     (tmp_path / "moved").mkdir()
     moved = Path(config.input).rename(tmp_path / "moved" / "in.jsonl")
     plan_prediction(replace(config, input=str(moved), strict=True))
     moved.write_text(moved.read_text() + "{}\n")
     with pytest.raises(RunError, match="input"):
         plan_prediction(replace(config, input=str(moved)))
-
-
-def test_another_model_is_refused(config: PredictConfig, tiny_roberta_folder: Path) -> None:
-    write_identity_of(plan_prediction(config))
-    with pytest.raises(RunError, match="model_sha256"):
-        plan_prediction(replace(config, model=str(tiny_roberta_folder)))
-
-
-def test_a_folder_with_other_predictions_is_not_written_to(config: PredictConfig) -> None:
-    (Path(config.output) / "predictions").mkdir(parents=True)
-    with pytest.raises(RunError, match="holds predictions of something else; give another --output"):
-        plan_prediction(config)
 
 
 def test_a_dry_run_writes_nothing(config: PredictConfig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,28 +180,23 @@ def test_what_is_complete_is_left_alone(config: PredictConfig, capsys: pytest.Ca
     assert "nothing is left to do" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_what_cannot_be_done_is_refused(config: PredictConfig) -> None:
+    for options, said in (
         ({"max_length": 129}, "--max_length is 129; "),
         ({"task": "ner"}, "so it must be fill_mask"),
         ({"input": "nowhere.txt"}, "--input 'nowhere.txt' names no file"),
         ({"model": "./nowhere"}, "--model './nowhere'"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(config: PredictConfig, options: Any, said: str) -> None:
-    with pytest.raises(DomextError) as error:
-        plan_prediction(replace(config, **options))
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
+    ):
+        with pytest.raises(DomextError) as error:
+            plan_prediction(replace(config, **options))
+        assert said in str(error.value)
+    outside: list[dict[str, Any]] = [
         *({"input": ""}, {"output": " "}, {"model": ""}, {"field": ""}, {"split": "all"}, {"format": "csv"}),
         *({"top_k": 0}, {"max_length": -1}, {"block_rows": 0}, {"batch_tokens": -1}, {"output": "s3://bucket/a"}),
-    ],
-)
-def test_options_outside_their_rules_are_refused(options: Any) -> None:
-    with pytest.raises(ConfigError, match=f"--{next(iter(options))} is "):
-        PredictConfig(**{"input": "a", "output": "b", **options})
+    ]
+    for options in outside:
+        with pytest.raises(ConfigError, match=f"--{next(iter(options))} is "):
+            PredictConfig(**{"input": "a", "output": "b", **options})
+    (Path(config.output) / "predictions").mkdir(parents=True)
+    with pytest.raises(RunError, match="holds predictions of something else; give another --output"):
+        plan_prediction(config)

@@ -9,49 +9,24 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
-from conftest import WORDS
-from finetuned_models import make_raw
+from finetuned_models import BOTTLENECK, CPU, FULL, export_fitted, fit, make_raw
 from labelled_fixtures import write_ner
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
 from domext_ray.config.inference import PredictConfig
-from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
-from domext_ray.downstream.finetune.training import Point, fit_stages
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.tasks.families import make_task
-from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.start.model import StartModel, load_start_model
+from domext_ray.downstream.tasks.description import describe_task
+from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.errors import ConfigError, CorpusError, DomextError
 from domext_ray.files import read_json
 from domext_ray.inference.labelled_input import plan_labelled
 from domext_ray.inference.predict import PredictPlan, plan_prediction
-from domext_ray.labelled.examples import (
-    AnnotatedText,
-    AnyExample,
-    Choice,
-    Entity,
-    LabelledSet,
-    LabelledText,
-    MarkedText,
-    Mention,
-    MultiLabelText,
-    Question,
-    Relation,
-    TaggedSentence,
-)
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
 from domext_ray.labelled.set_families import FAMILIES
 
-FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
-CPU = torch.device("cpu")
-TERMS = tuple(f"{first} {second}" for first in WORDS[:4] for second in WORDS[4:8])
-LABELS = {"relation": ("none", "treats"), "classification": ("a", "b"), "multilabel": ("a", "b")}
-LABELS |= {"ner": ("Drug",), "nested_ner": ("Drug", "Organ"), "relation_extraction": ("treats",)}
 CUT = ("classification", "multilabel", "regression")
 """Families that do not read a text in windows."""
 RAW: dict[str, dict[str, Any]] = {
@@ -59,49 +34,15 @@ RAW: dict[str, dict[str, Any]] = {
     "qa": {"question": "where is it", "context": "the dog is at home and the cat is out " * 6},
     "multiple_choice": {"context": "the dog", "options": ["run", "write", "read"]},
 }
+UNUSUAL = [
+    {"text": "the drug and the doctor, and heart\U0001f600disease e\u0301 \u5fc3\u810f\u75c5 " * 9},
+    {"text": "sun"},
+]
 
 
-def make_labelled(family: str, i: int) -> AnyExample:
-    own, text = (str(i), f"t:{i}"), f"the {WORDS[i]} drug and heart"
-    drug, heart = (
-        Entity(4 + len(WORDS[i]) + 1, 4 + len(WORDS[i]) + 5, "Drug"),
-        Entity(len(text) - 5, len(text), "Organ"),
-    )
-    match family:
-        case "ner":
-            return TaggedSentence(*own, tuple(text.split()), ("O", "O", "B-Drug", "O", "O"))
-        case "nested_ner":
-            return AnnotatedText(*own, text, (drug, heart))
-        case "relation_extraction":
-            return AnnotatedText(*own, text, (drug, heart), (Relation(drug, heart, "treats"),))
-        case "relation":
-            return MarkedText(*own, text, replace(drug, label=""), replace(heart, label=""), ("none", "treats")[i % 2])
-        case "classification":
-            return LabelledText(*own, text, None, "ab"[i % 2])
-        case "multilabel":
-            return MultiLabelText(*own, text, None, ("a", "b")[i % 2 :])
-        case "regression":
-            return LabelledText(*own, text, None, "", float(i))
-        case "qa":
-            return Question(*own, "what is it", text, (replace(drug, label=""),) if i % 3 else ())
-        case "multiple_choice":
-            return Choice(*own, text, "", ("cat", "heart disease", "sun"), i % 3)
-        case _:
-            return Mention(*own, f"{WORDS[i]} {WORDS[5]}", (TERMS[i % len(TERMS)],))
-
-
-def export_model(
-    base: Path, family: str, data: LabelledSet, folder: Path, epochs: float = 1.0, method: MethodConfig = FULL
-) -> Path:
-    """Fine-tune for some steps, and export."""
-    start = load_start_model(str(base))
-    task = make_task(family, data, start.tokenizer, TaskOptions(max_length=40, stride=10), "")
-    config = FinetuneConfig(
-        method=method, engine=EngineConfig(precision="fp32"), optim=FinetuneOptimConfig(dropout=0.0)
-    )
-    fitted = fit_stages(start, task, config, Point(3e-3, 8, epochs, 0), CPU, lambda _: None)
-    export_stages(start, task, fitted, folder)
-    return folder
+@pytest.fixture(scope="module")
+def start(tiny_base_folder: Path) -> StartModel:
+    return load_start_model(str(tiny_base_folder))
 
 
 def work_on(config: PredictConfig) -> PredictPlan:
@@ -115,12 +56,23 @@ def work_on(config: PredictConfig) -> PredictPlan:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_predicts_rows_of_files(family: str, tiny_base_folder: Path, tmp_path: Path) -> None:
-    splits = [tuple(make_labelled(family, i) for i in range(size)) for size in (16, 6, 0)]
-    names = {"negative_label": "none"} if family == "relation" else {}
-    catalogue = TERMS if family == "normalization" else ()
-    data = LabelledSet("made", *splits, LABELS.get(family, ()), catalogue=catalogue, **names)
-    model = export_model(tiny_base_folder, family, data, tmp_path / "export")
+def test_every_family_predicts_rows_of_files(family: str, start: StartModel, tmp_path: Path) -> None:
+    """The exported folder alone predicts what the run that wrote it did, also of raw texts."""
+    method = (FULL, BOTTLENECK)[[*FAMILIES].index(family) % 2]
+    task, fitted = fit(start, family, method)
+    result = evaluate_stages(task, {name: each.predict for name, each in fitted.items()})
+    export_stages(start, task, fitted, tmp_path / "written")
+    model = (tmp_path / "written").rename(tmp_path / "export")
+    own = load_exported(model, CPU)
+    assert own.description == describe_task(task)
+    found = own.predict(task.data.test)
+    assert found.predictions == result.predictions["test"]
+    assert own.task.score(task.data.test, found.predictions).values == result.scores["test"].values
+    of_run = replace(own, task=task, fitted=fitted)
+    raw = make_raw(family, [RAW[family]] if family in RAW else UNUSUAL, own.description.marks)
+    assert (found, own.predict(raw)) == (of_run.predict(task.data.test), of_run.predict(raw))
+    assert own.predict([]).records == []
+    json.dumps([found.records, own.description.to_json()], allow_nan=False)
     long = {"text": "the water drug and heart of it " * 12, "id": 5}
     rows = [RAW.get(family, {"text": "the water drug and heart"}), {**long, **RAW.get(family, {})}, {"note": 1}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [*rows, {"text": " "}]))
@@ -137,7 +89,6 @@ def test_every_family_predicts_rows_of_files(family: str, tiny_base_folder: Path
         assert cases.keys() == cut.keys(), "asked about with every term, and cut each time"
     elif family != "relation_extraction":  # asked about pairs of what the model finds
         assert cases == (cut if family in CUT else {})
-    own = load_exported(model, CPU)
     records = own.predict(make_raw(family, rows[:2], own.description.marks)).records
     assert [{name: each[name] for name in records[0]} for each in found[:2]] == records
     assert all(each in (None, []) for name, each in found[2].items() if name in records[0] and name != "text")
@@ -147,10 +98,10 @@ def test_every_family_predicts_rows_of_files(family: str, tiny_base_folder: Path
     assert stored == [{name: each[name] for name in ("id", *records[0])} for each in found]
 
 
-def test_a_labelled_split_is_scored(tiny_base_folder: Path, tmp_path: Path) -> None:
+def test_a_labelled_split_is_scored(start: StartModel, tmp_path: Path) -> None:
     folder = write_ner(tmp_path / "ner")
     data = load_set(*find_set("ner", str(folder)))
-    model = export_model(tiny_base_folder, "ner", data, tmp_path / "export", epochs=6.0)
+    model = export_fitted(start, "ner", tmp_path / "export", epochs=6.0, data=data)
     places = {"model": str(model), "task": "ner", "input": str(folder), "output": str(tmp_path / "out")}
     plan = work_on(PredictConfig(**places, block_rows=7, keep_text=True))
     summary = plan.finish(plan.input.num_rows, 1.0)
@@ -174,12 +125,9 @@ def test_a_labelled_split_is_scored(tiny_base_folder: Path, tmp_path: Path) -> N
         plan_prediction(PredictConfig(**{**places, "task": "classification", "input": str(other)}))
 
 
-def test_an_adapter_of_a_bank_does_its_task(tiny_base_folder: Path, tmp_path: Path) -> None:
-    splits = [tuple(make_labelled("classification", i) for i in range(size)) for size in (16, 6, 0)]
-    data = LabelledSet("made", *splits, LABELS["classification"])
-    method = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
-    model = export_model(tiny_base_folder, "classification", data, tmp_path / "export", method=method)
-    bank = AdapterBank.create(tmp_path / "bank", str(tiny_base_folder))
+def test_an_adapter_of_a_bank_does_its_task(start: StartModel, tmp_path: Path) -> None:
+    model = export_fitted(start, "classification", tmp_path / "export", BOTTLENECK)
+    bank = AdapterBank.create(tmp_path / "bank", start.id)
     bank.add_run("clinic", model)
     (tmp_path / "in.txt").write_text("the water drug and heart\nthe drug\n")
     places = {"input": str(tmp_path / "in.txt"), "format": "jsonl"}

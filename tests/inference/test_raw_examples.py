@@ -16,9 +16,8 @@ from domext_ray.labelled.words import cut_words
 DOCTOR = "\U0001f469\u200d\u2695\ufe0f"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_words_are_cut_at_white_space_and_punctuation() -> None:
+    for text, words in (
         ("Zidovudine-induced (AZT), 5mg.", "Zidovudine|-|induced|(|AZT|)|,|5mg|."),
         ("心脏病abc患者12岁。", "心|脏|病|abc|患|者|12|岁|。"),
         (f"heart\U0001f600disease\n{DOCTOR} 1\ufe0f\u20e3", f"heart|\U0001f600|disease|{DOCTOR}|1\ufe0f\u20e3"),
@@ -26,10 +25,8 @@ DOCTOR = "\U0001f469\u200d\u2695\ufe0f"
         ("\u3000カタ\u00a0y\u00adz\x07", "カタ|y\u00adz|\x07"),
         ("\U00020000\U00020000a", "\U00020000|\U00020000|a"),
         (" \t\n", ""),
-    ],
-)
-def test_words_are_cut_at_white_space_and_punctuation(text: str, words: str) -> None:
-    assert "|".join(cut_words(text)[0]) == words
+    ):
+        assert "|".join(cut_words(text)[0]) == words
 
 
 def test_no_character_but_white_space_is_lost() -> None:
@@ -77,9 +74,8 @@ def test_arguments_of_a_relation_are_marked_or_placed() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("family", "record", "reason"),
-    [
+def test_a_record_that_is_none_is_named() -> None:
+    cases: list[tuple[str, Any, str]] = [
         ("ner", {"txt": "a"}, "has no field 'text'; ner needs one."),
         ("ner", {"text": " "}, "has an empty 'text'; it must have some text."),
         ("ner", {"text": 5}, "has '5' as 'text'; it must be a text."),
@@ -91,9 +87,8 @@ def test_arguments_of_a_relation_are_marked_or_placed() -> None:
         ("multiple_choice", {"context": "c", "options": ["x"]}, "has \"['x']\" as 'options'; give 2 texts or more."),
         ("relation", {"text": "a << b >> c"}, "must have << >> and [[ ]] once each in its text, or fields"),
         ("relation", {"text": "ab", "head": {"start": 0, "end": 3}, "tail": 1}, "places among the 2 characters"),
-    ],
-)
-def test_a_record_that_is_none_is_named(family: str, record: Any, reason: str) -> None:
-    with pytest.raises(CorpusError) as caught:
-        make_example(family, record, "in.jsonl:2")
-    assert str(caught.value).startswith("in.jsonl:2 ") and reason in str(caught.value)
+    ]
+    for family, record, reason in cases:
+        with pytest.raises(CorpusError) as caught:
+            make_example(family, record, "in.jsonl:2")
+        assert str(caught.value).startswith("in.jsonl:2 ") and reason in str(caught.value)

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from finetuned_models import CATALOGUE, LABELS, draw_set, export_fitted
 from labelled_fixtures import write_ner
-from test_predict_tasks import TERMS, export_model, make_labelled, work_on
+from test_predict_tasks import work_on
 
 from domext_ray.config.inference import PredictConfig
+from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inference.predict import plan_prediction
 from domext_ray.inference.submission import SUBMISSIONS, plan_submission, write_submission
-from domext_ray.labelled.examples import LabelledSet, LabelledText
+from domext_ray.labelled.examples import LabelledText
 from domext_ray.labelled.set_description import list_shipped
 
 TEXT = "the water drug and heart"
 
 
-def submit(base: Path, folder: Path, family: str, name: str, rows: list[Any], **values: Any) -> str:
+@pytest.fixture(scope="module")
+def start(tiny_base_folder: Path) -> StartModel:
+    return load_start_model(str(tiny_base_folder))
+
+
+def submit(start: StartModel, folder: Path, family: str, name: str, rows: list[Any], **values: Any) -> str:
     """Train for some steps, predict a test file, and return what the server is sent."""
     folder.mkdir()
-    examples = values.pop("examples", tuple(make_labelled(family, i) for i in range(8)))
-    model = export_model(base, family, LabelledSet("made", examples, examples, (), **values), folder / "export")
+    model = export_fitted(start, family, folder / "export", epochs=1.0, data=replace(draw_set(family), **values))
     if name.endswith(".tsv"):
         lines = ["\t".join(map(str, each)) for each in rows]
     else:
@@ -40,31 +47,30 @@ def submit(base: Path, folder: Path, family: str, name: str, rows: list[Any], **
     return (folder / "out" / name).read_text(encoding="utf-8")
 
 
-def test_glue_gets_a_table_of_indices_and_words(tiny_base_folder: Path, tmp_path: Path) -> None:
+def test_glue_gets_a_table_of_indices_and_words(start: StartModel, tmp_path: Path) -> None:
     labels = ("entailment", "not_entailment")
     pairs = tuple(LabelledText(str(i), f"t:{i}", TEXT, "a cat", labels[i % 2]) for i in range(8))
     rows = [("index", "question", "sentence"), *((i, f'what "is {i}', TEXT) for i in (7, 3, 5))]
-    made = submit(
-        tiny_base_folder, tmp_path / "qnli", "classification", "QNLI.tsv", rows, examples=pairs, labels=labels
-    )
+    own = {"train": pairs, "dev": pairs, "test": (), "labels": labels}
+    made = submit(start, tmp_path / "qnli", "classification", "QNLI.tsv", rows, **own)
     lines = [line.split("\t") for line in made.splitlines()]
     assert lines[0] == ["index", "prediction"] and [each[0] for each in lines[1:]] == ["0", "1", "2"]
     assert {each[1] for each in lines[1:]} <= {*labels}
     values = tuple(LabelledText(str(i), f"t:{i}", TEXT, "a cat", "", float(i)) for i in range(8))
     rows = [("index", "genre", "sentence1", "sentence2"), (0, "news", TEXT, "a dog")]
-    made = submit(tiny_base_folder, tmp_path / "sts", "regression", "STS-B.tsv", rows, examples=values)
+    made = submit(start, tmp_path / "sts", "regression", "STS-B.tsv", rows, train=values, dev=values, test=())
     assert 0.0 <= float(made.splitlines()[1].split("\t")[1]) <= 5.0
 
 
-def test_cblue_gets_the_rows_of_its_file_with_answers(tiny_base_folder: Path, tmp_path: Path) -> None:
+def test_cblue_gets_the_rows_of_its_file_with_answers(start: StartModel, tmp_path: Path) -> None:
     asked = [{"id": f"s{i}", "query": f"{TEXT} {i}"} for i in range(3)]
-    made = submit(tiny_base_folder, tmp_path / "qic", "classification", "KUAKE-QIC_test.json", asked, labels=("a", "b"))
+    made = submit(start, tmp_path / "qic", "classification", "KUAKE-QIC_test.json", asked)
     found = json.loads(made)
     assert [{**each, "label": ""} for each in found] == [{**each, "label": ""} for each in asked]
-    assert {each["label"] for each in found} <= {"a", "b"}
+    assert {each["label"] for each in found} <= {*LABELS["classification"]}
     texts = [{"text": TEXT}]
-    made = submit(tiny_base_folder, tmp_path / "cdn", "normalization", "CHIP-CDN_test.json", texts, catalogue=TERMS)
-    assert json.loads(made)[0]["normalized_result"].split("##")[0] in TERMS
+    made = submit(start, tmp_path / "cdn", "normalization", "CHIP-CDN_test.json", texts)
+    assert json.loads(made)[0]["normalized_result"].split("##")[0] in CATALOGUE
 
 
 @pytest.mark.parametrize(("name", "end"), [("CMeEE_test.json", 13), ("CMeEE-V2_test.json", 14)])
@@ -91,7 +97,7 @@ def test_cmeee_and_cmeie_get_their_own_fields(name: str, end: int, tmp_path: Pat
     ]
 
 
-def test_what_no_server_takes_is_one_sentence(tiny_base_folder: Path, tmp_path: Path) -> None:
+def test_what_no_server_takes_is_one_sentence(start: StartModel, tmp_path: Path) -> None:
     assert {own for own, _ in SUBMISSIONS.values()} <= {*list_shipped()}
     test = tmp_path / "test.tsv"
     for content, message in (
@@ -109,8 +115,7 @@ def test_what_no_server_takes_is_one_sentence(tiny_base_folder: Path, tmp_path: 
     (tmp_path / "test.json").write_text("[{]")
     with pytest.raises(CorpusError, match=r"test.json is no JSON .*; give the benchmark's own test file"):
         plan_submission("KUAKE-QIC_test.json", str(tmp_path / "test.json"), "classification", (), 8)
-    examples = tuple(make_labelled("ner", i) for i in range(8))
-    model = export_model(tiny_base_folder, "ner", LabelledSet("m", examples, examples, (), ("Drug",)), tmp_path / "m")
+    model = export_fitted(start, "ner", tmp_path / "m", epochs=1.0)
     places: dict[str, Any] = {"model": str(model), "input": str(test), "output": str(tmp_path / "out")}
     with pytest.raises(ConfigError, match=r"--submission is 'Qnli'; it must be one of CoLA.tsv, "):
         plan_prediction(PredictConfig(**places, submission="Qnli"))
