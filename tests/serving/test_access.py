@@ -18,21 +18,11 @@ def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DOMEXT_SERVE_TOKEN", raising=False)
 
 
-@pytest.mark.parametrize(
-    ("header", "is_right"),
-    [
-        (f"Bearer {TOKEN}", True),
-        (f"bearer  {TOKEN} ", True),
-        (f"Basic {TOKEN}", False),
-        (TOKEN, False),
-        (f"Bearer {TOKEN}x", False),
-        ("Bearer", False),
-        ("", False),
-        ("Bearer \xff", False),
-    ],
-)
-def test_a_header_shows_the_token_or_not(header: str, is_right: bool) -> None:
-    assert is_token(header, hash_token(TOKEN)) is is_right
+def test_a_header_shows_the_token_or_not() -> None:
+    for header in (f"Bearer {TOKEN}", f"bearer  {TOKEN} "):
+        assert is_token(header, hash_token(TOKEN)), header
+    for header in (f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer", "", "Bearer \xff"):
+        assert not is_token(header, hash_token(TOKEN)), header
 
 
 def test_a_new_token_is_in_a_file_of_its_owner(tmp_path: Path) -> None:
@@ -56,12 +46,12 @@ def test_a_token_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert find_token(str(file), tmp_path)[0] == hash_token(TOKEN)
 
 
-@pytest.mark.parametrize("token", ["", "short", "with spaces in between them", "ümläute-are-no-ascii"])
-def test_a_token_that_is_none_is_refused(token: str, tmp_path: Path) -> None:
+def test_a_token_that_is_none_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text(token)
-    with pytest.raises(ConfigError, match="must be 16 or more printable ASCII") as error:
-        find_token(str(file), tmp_path)
-    assert not token or token not in str(error.value)
+    for token in ("", "short", "with spaces in between them", "ümläute-are-no-ascii"):
+        file.write_text(token)
+        with pytest.raises(ConfigError, match="must be 16 or more printable ASCII") as error:
+            find_token(str(file), tmp_path)
+        assert not token or token not in str(error.value)
     with pytest.raises(ConfigError, match="cannot be read"):
         find_token(str(tmp_path), tmp_path)

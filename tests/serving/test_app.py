@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +46,13 @@ def own(folder: Path) -> Iterator[Served]:
         yield served
 
 
+def wait_for_rows(served: Served, number: int) -> None:
+    deadline = time.monotonic() + 120
+    while served.service.batcher.num_queued < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_fills_are_the_adapters_own(shared: Served) -> None:
     text = "the [MASK] was given a [MASK]"
     answers = shared.ask("fill-mask", [text, text, text], ["fills1", "fills2", "__base__"], top_k=3)
@@ -61,27 +69,6 @@ def test_fills_are_the_adapters_own(shared: Served) -> None:
             assert [fill["token"] for fill in mask["fills"]] == tokenizer.convert_ids_to_tokens(ids)
             assert [fill["probability"] for fill in mask["fills"]] == pytest.approx(values.tolist(), abs=1e-5)
     assert answers[0]["masks"] != answers[1]["masks"]
-
-
-def test_classes_are_the_adapters_own(shared: Served) -> None:
-    answers = shared.ask("classify", [TEXT, TEXT], ["sorts1", "sorts2"])
-    batch = shared.service.catalogue.tokenizer(TEXT, return_tensors="pt")
-    for each in answers:
-        with torch.no_grad():
-            expected = shared.bank.load(each["adapter"])(batch["input_ids"]).logits[0].softmax(-1).tolist()
-        assert each["probabilities"] == pytest.approx(dict(zip(CLASSES, expected, strict=True)), abs=1e-5)
-        assert each["label"] == CLASSES[expected.index(max(expected))]
-    assert answers[0]["probabilities"] != answers[1]["probabilities"]
-
-
-def test_entities_have_their_places_in_texts_of_any_length(shared: Served) -> None:
-    text = " ".join([TEXT] * 20)  # more than a row of 128 tokens
-    for answer in shared.ask("entities", [TEXT, text], "tags1"):
-        assert answer["adapter"] == "tags1"
-        for each in answer["entities"]:
-            assert text[each["start"] : each["end"]] == each["text"]
-            assert each["label"] in ("Drug", "Gene") and 0.0 < each["score"] <= 1.0
-    assert any(answer["entities"] for answer in shared.ask("entities", [TEXT, TEXT], ["tags1", "tags2"]))
 
 
 def test_vectors_are_the_encoders(shared: Served) -> None:
@@ -135,10 +122,7 @@ def test_texts_of_different_adapters_and_endpoints_share_a_pass(own: Served) -> 
     ]
     for each in threads:
         each.start()
-    deadline = time.monotonic() + 120
-    while own.service.batcher.num_queued < 6:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_rows(own, 6)
     own.replica.gate.set()
     for each in threads:
         each.join(120)
@@ -146,47 +130,41 @@ def test_texts_of_different_adapters_and_endpoints_share_a_pass(own: Served) -> 
     assert max(len(set(names)) for names in own.replica.passes) >= 3
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "status", "sentence"),
-    [
-        ("classify", {"inputs": TEXT, "adapter": "nobody"}, 404, "no adapter 'nobody' is served here; give one of "),
-        ("classify", {"inputs": TEXT, "adapter": "tags1"}, 422, "does not answer classify; those that do are sorts1, "),
-        ("classify", {"inputs": TEXT, "adapter": "__base__"}, 422, "does not answer classify"),
-        ("classify", {"inputs": TEXT}, 422, "adapter is missing; give one of fills1, "),
-        ("classify", {"inputs": [TEXT] * 3, "adapter": ["sorts1", "sorts2"]}, 422, "has 2 names and inputs 3 texts"),
-        ("classify", {"inputs": [], "adapter": "sorts1"}, 422, "inputs has no text"),
-        ("classify", {"inputs": " ", "adapter": "sorts1"}, 422, "a text is empty"),
-        ("classify", {"inputs": ["a"] * 9, "adapter": "sorts1"}, 413, "inputs has 9 texts; give 8 at most"),
-        ("classify", {"inputs": "a" * 1001, "adapter": "sorts1"}, 413, "a text has 1,001 characters"),
-        ("classify", {"inputs": "a " * 200, "adapter": "sorts1"}, 413, "a text has 200 tokens, and the adapter takes"),
-        ("embed", {"inputs": "a " * 200, "adapter": "sorts1"}, 413, "and embed takes 126; shorten it, or set truncate"),
-        ("fill-mask", {"inputs": TEXT, "adapter": "fills1"}, 422, "a text has no [MASK]"),
-        (
-            "fill-mask",
-            {"inputs": f"{'a ' * 200}[MASK]", "adapter": "fills1", "truncate": True},
-            413,
-            "a [MASK] stands behind the first 126 tokens",
-        ),
-        ("fill-mask", {"inputs": "[MASK]", "adapter": "fills1", "top_k": 0}, 422, "top_k is not as it must be"),
-        ("fill-mask", {"inputs": 3, "adapter": "fills1"}, 422, "inputs.str is not as it must be"),
-        ("fill-mask", {"inputs": "[MASK]", "adaptor": "fills1"}, 422, "adaptor is not as it must be: Extra inputs"),
-        ("embed", {"inputs": "\ud800", "adapter": "fills1"}, 422, "half a surrogate pair"),
-    ],
-)
-def test_what_cannot_be_answered_is_said_in_one_sentence(
-    shared: Served, kind: str, values: dict[str, Any], status: int, sentence: str
-) -> None:
-    body = json.dumps(values).encode()
-    answer = shared.client.post(f"/v1/{kind}", content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code == status, answer.text
-    assert sentence in answer.json()["error"]
-    assert answer.json()["error"].endswith(".")
+UNANSWERED: list[tuple[str, dict[str, Any], int, str]] = [
+    ("classify", {"inputs": TEXT, "adapter": "nobody"}, 404, "no adapter 'nobody' is served here; give one of "),
+    ("classify", {"inputs": TEXT, "adapter": "tags1"}, 422, "does not answer classify; those that do are sorts1, "),
+    ("classify", {"inputs": TEXT, "adapter": "__base__"}, 422, "does not answer classify"),
+    ("classify", {"inputs": TEXT}, 422, "adapter is missing; give one of fills1, "),
+    ("classify", {"inputs": [TEXT] * 3, "adapter": ["sorts1", "sorts2"]}, 422, "has 2 names and inputs 3 texts"),
+    ("classify", {"inputs": [], "adapter": "sorts1"}, 422, "inputs has no text"),
+    ("classify", {"inputs": " ", "adapter": "sorts1"}, 422, "a text is empty"),
+    ("classify", {"inputs": ["a"] * 9, "adapter": "sorts1"}, 413, "inputs has 9 texts; give 8 at most"),
+    ("classify", {"inputs": "a" * 1001, "adapter": "sorts1"}, 413, "a text has 1,001 characters"),
+    ("classify", {"inputs": "a " * 200, "adapter": "sorts1"}, 413, "a text has 200 tokens, and the adapter takes"),
+    ("embed", {"inputs": "a " * 200, "adapter": "sorts1"}, 413, "and embed takes 126; shorten it, or set truncate"),
+    ("fill-mask", {"inputs": TEXT, "adapter": "fills1"}, 422, "a text has no [MASK]"),
+    (
+        "fill-mask",
+        {"inputs": f"{'a ' * 200}[MASK]", "adapter": "fills1", "truncate": True},
+        413,
+        "a [MASK] stands behind the first 126 tokens",
+    ),
+    ("fill-mask", {"inputs": "[MASK]", "adapter": "fills1", "top_k": 0}, 422, "top_k is not as it must be"),
+    ("fill-mask", {"inputs": 3, "adapter": "fills1"}, 422, "inputs.str is not as it must be"),
+    ("fill-mask", {"inputs": "[MASK]", "adaptor": "fills1"}, 422, "adaptor is not as it must be: Extra inputs"),
+    ("embed", {"inputs": "\ud800", "adapter": "fills1"}, 422, "half a surrogate pair"),
+]
 
 
-@pytest.mark.parametrize("content", [b"{", b"[1]", b"", b"inputs=a"])
-def test_what_is_no_json_is_refused(shared: Served, content: bytes) -> None:
-    answer = shared.client.post("/v1/embed", content=content, headers={"Content-Type": "application/json"})
-    assert (answer.status_code, answer.json()["error"].split(";")[0]) == (422, "the body is no JSON object")
+def test_what_cannot_be_answered_is_said_in_one_sentence(shared: Served) -> None:
+    for kind, values, status, sentence in UNANSWERED:
+        body = json.dumps(values).encode()
+        answer = shared.client.post(f"/v1/{kind}", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == status, answer.text
+        assert sentence in answer.json()["error"] and answer.json()["error"].endswith(".")
+    for content in (b"{", b"[1]", b"", b"inputs=a"):
+        answer = shared.client.post("/v1/embed", content=content, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["error"].split(";")[0]) == (422, "the body is no JSON object")
 
 
 def test_long_texts_are_cut_where_that_is_asked_for(shared: Served) -> None:
@@ -249,10 +227,7 @@ def test_a_full_queue_is_429_and_what_is_in_it_is_answered(own: Served) -> None:
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for each in threads:
         each.start()
-    deadline = time.monotonic() + 120
-    while own.service.batcher.num_queued < 16:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_rows(own, 16)
     refused = own.post("classify", TEXT, "sorts1")
     assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
     own.replica.gate.set()
@@ -296,12 +271,17 @@ def test_while_it_ends_new_requests_are_refused(own: Served) -> None:
     assert own.client.get("/readyz").status_code == 503 and own.client.get("/healthz").status_code == 200
 
 
+@pytest.fixture
+def bank(folder: Path, tmp_path: Path) -> AdapterBank:
+    """A bank that a test may change."""
+    return AdapterBank.open(shutil.copytree(folder, tmp_path / "bank"))
+
+
 def list_names(served: Served) -> list[str]:
     return [each["name"] for each in served.client.get("/v1/adapters").json()["adapters"]]
 
 
-def test_adapters_come_and_go_with_the_bank(tiny_base_folder: Path, tmp_path: Path) -> None:
-    bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
+def test_adapters_come_and_go_with_the_bank(bank: AdapterBank) -> None:
     served = Served(bank)
     with served.client:
         assert served.post("classify", TEXT, "sorts3").status_code == 404
@@ -321,8 +301,7 @@ def test_adapters_come_and_go_with_the_bank(tiny_base_folder: Path, tmp_path: Pa
         assert served.replica.engine.attached.keys() == {"sorts2"}
 
 
-def test_adapters_that_were_not_asked_for_are_not_served(tiny_base_folder: Path, tmp_path: Path) -> None:
-    bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
+def test_adapters_that_were_not_asked_for_are_not_served(bank: AdapterBank) -> None:
     served = Served(bank, names=["sorts1", "tags1"])
     with served.client:
         add_drawn(bank, "sorts3", "sequence_classification", 33, CLASSES)
@@ -330,8 +309,7 @@ def test_adapters_that_were_not_asked_for_are_not_served(tiny_base_folder: Path,
         assert list_names(served) == ["sorts1", "tags1"]
 
 
-def test_a_damaged_adapter_is_not_served_at_all(tiny_base_folder: Path, tmp_path: Path) -> None:
-    bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
+def test_a_damaged_adapter_is_not_served_at_all(bank: AdapterBank) -> None:
     (path,) = Path(bank.find_folder("sorts2")).glob("adapter-*.safetensors")
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -345,8 +323,7 @@ def test_a_damaged_adapter_is_not_served_at_all(tiny_base_folder: Path, tmp_path
         assert served.ask("classify", TEXT, "sorts2")[0]["adapter"] == "sorts2"
 
 
-def test_a_row_made_for_an_adapter_that_was_replaced_is_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
-    bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
+def test_a_row_made_for_an_adapter_that_was_replaced_is_refused(bank: AdapterBank) -> None:
     catalogue, engine = Catalogue(ServedBank(bank)), Engine(ServedBank(bank), torch.device("cpu"))
     adapters = [each for each in catalogue.list() if each.name in ("sorts1", "sorts2")]
     rows = [Classify(catalogue).ask(TEXT, each, ClassifyRequest(inputs=TEXT)).rows[0] for each in adapters]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finetuned_models import BOTTLENECK, CPU, FULL, fit, make_raw
+from finetuned_models import BOTTLENECK, CPU, FULL, export_fitted, make_raw
 from local_service import Served
 
 from domext_ray.adapters.bank import AdapterBank
@@ -16,7 +16,6 @@ from domext_ray.config.inference import PredictConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.serve import ServeConfig
-from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import RunError
 from domext_ray.export.model_folder import save_model
@@ -43,12 +42,6 @@ def start(tiny_base_folder: Path) -> StartModel:
     return load_start_model(str(tiny_base_folder))
 
 
-def export(start: StartModel, family: str, method: MethodConfig, folder: Path, head_bilstm: int = 0) -> Path:
-    task, fitted = fit(start, family, method, head_bilstm=head_bilstm)
-    export_stages(start, task, fitted, folder)
-    return folder
-
-
 def check_answers(served: Served, name: str, family: str, model: str) -> None:
     """Compare a model's answers with its predictions, all but the last digits of probabilities."""
     predictor = load_task_model(model, CPU)
@@ -70,12 +63,12 @@ def check_answers(served: Served, name: str, family: str, model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "method", "head_bilstm"), [*((each, FULL, 0) for each in FAMILIES), ("classification", BOTTLENECK, 6)]
+    ("family", "method", "head_bilstm"), [("ner", FULL, 0), ("multilabel", FULL, 0), ("classification", BOTTLENECK, 6)]
 )
 def test_a_whole_model_answers_as_predict_does(
     family: str, method: MethodConfig, head_bilstm: int, start: StartModel, tmp_path: Path
 ) -> None:
-    folder = export(start, family, method, tmp_path / "tuned" / "export", head_bilstm)
+    folder = export_fitted(start, family, tmp_path / "tuned" / "export", method, head_bilstm=head_bilstm)
     model = find_single_model(str(folder))
     assert model.name == "tuned"
     served = Served(model)
@@ -140,7 +133,7 @@ def test_an_export_fills_masks_as_predict_does(
 
 
 def test_a_whole_model_is_alone(start: StartModel, tmp_path: Path) -> None:
-    served = Served(find_single_model(str(export(start, "classification", FULL, tmp_path / "tuned"))))
+    served = Served(find_single_model(str(export_fitted(start, "classification", tmp_path / "tuned"))))
     with served.client:
         listed = served.client.get("/v1/adapters").json()
         assert [each["labels"] for each in listed["adapters"]] == [["weather", "animal"]] and listed["base"] is None
@@ -153,7 +146,7 @@ def test_a_whole_model_is_alone(start: StartModel, tmp_path: Path) -> None:
 
 
 def test_vectors_and_labels_share_a_pass(start: StartModel, tmp_path: Path) -> None:
-    model = find_single_model(str(export(start, "classification", FULL, tmp_path / "tuned")))
+    model = find_single_model(str(export_fitted(start, "classification", tmp_path / "tuned")))
     engine, ids = Engine(model, CPU), np.array([2, 7, 8, 9, 3])
     rows = [
         ServedRow("tuned", model.sha256, ids[:size], None, wants)
@@ -174,12 +167,12 @@ def test_the_job_says_what_it_serves_or_why_not(
 ) -> None:
     from domext_ray.serving.serve import run_serving
 
-    export(start, "multilabel", FULL, tmp_path / "notes" / "export")
+    export_fitted(start, "multilabel", tmp_path / "notes" / "export")
     (tmp_path / "notes" / "trainings").mkdir()  # as of a run
     run_serving(ServeConfig(model=str(tmp_path / "notes"), dry_run=True))
     said = capsys.readouterr().out
     assert "one model, without a base beside it" in said and "notes " in said and "multilabel: weather, animal" in said
-    export(start, "nested_ner", BOTTLENECK, tmp_path / "nested")
+    export_fitted(start, "nested_ner", tmp_path / "nested", BOTTLENECK)
     (tmp_path / "unfinished" / "trainings").mkdir(parents=True)
     for folder, sentence in (
         ("nested", "was fine-tuned for nested_ner, and requests ask for ner, classification, multilabel, regression"),
@@ -192,7 +185,7 @@ def test_the_job_says_what_it_serves_or_why_not(
 def test_adapters_of_a_bank_answer_as_predict_does(start: StartModel, tmp_path: Path) -> None:
     bank = AdapterBank.create(tmp_path / "bank", start.id)
     for family in FAMILIES:
-        bank.add_run(family, export(start, family, BOTTLENECK, tmp_path / family))
+        bank.add_run(family, export_fitted(start, family, tmp_path / family, BOTTLENECK))
     served = Served(bank)
     with served.client:
         for family in FAMILIES:
