@@ -6,6 +6,7 @@
   On a card also the peaks of memory; `--profile` says what the time goes to. It needs no Ray.
 - `memory`: the peak memory of a method's training against full training's, and what a dry run says of it.
 - `finetune`: fine-tuning against transformers' Trainer on the same rows.
+- `parity`: what both score when they have trained to the end, with several seeds.
 - `predict`: prediction of many texts against transformers.pipeline.
 - `serve`: traffic to a bank that is served, and to Ray Serve's own way of serving many models.
 - `overhead`: steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare PyTorch loop over the same batches.
@@ -128,13 +129,28 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:
     """Add the options of `finetune`."""
+    add_entities(parser)
+    parser.add_argument("--steps", type=int, default=60, help="timed steps of a run")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each side, in turn")
+    add_machine(parser)
+
+
+def add_parity(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `parity`."""
+    add_entities(parser)
+    parser.add_argument("--seeds", type=int, default=5, help="trainings of each side")
+    parser.add_argument("--lr", type=float, default=5e-4, help="peak learning rate of both")
+    parser.add_argument("--epochs", type=float, default=2.0)
+    parser.add_argument("--max_length", type=int, default=64, help="tokens of a row at most")
+    add_machine(parser)
+
+
+def add_entities(parser: argparse.ArgumentParser) -> None:
+    """Add what `finetune` and `parity` train."""
     parser.add_argument("--task", default="code_entities", help="ner, or a described set of that family")
     parser.add_argument("--data", default="", help="folder of the set; empty: code_entities, which ships")
     parser.add_argument("--model", default="general-mini", help="a BERT without extensions")
     parser.add_argument("--batch_size", type=int, default=32, help="rows of a step")
-    parser.add_argument("--steps", type=int, default=60, help="timed steps of a run")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each side, in turn")
-    add_machine(parser)
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
@@ -211,6 +227,7 @@ VERBS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]] = {
     "step": ("steps.run_step", "a training step against a rival's", add_step),
     "memory": ("memory.run_memory", "peak memory against full training, and against a dry run", add_memory),
     "finetune": ("training.run_finetune", "fine-tuning against transformers' Trainer", add_finetune),
+    "parity": ("training.run_parity", "F1 of fine-tuning against transformers' Trainer", add_parity),
     "predict": ("inference.run_predict", "many texts against transformers.pipeline", add_predict),
     "serve": ("inference.run_serving", "many adapters against Ray Serve's one per batch", add_serve),
     "overhead": ("training.run_overhead", "Ray and DeepSpeed against a bare PyTorch loop", add_overhead),

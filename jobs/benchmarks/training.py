@@ -1,4 +1,4 @@
-"""Training jobs and their parts against the usual way of doing the same: `finetune`, `overhead`, `read`, `e2e`."""
+"""Training jobs and parts of them against the usual way: `finetune`, `parity`, `overhead`, `read`, `e2e`."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ from domext_ray.data.documents import read_documents
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.sources import resolve_sources
 from domext_ray.downstream.finetune.batches import plan_epoch
-from domext_ray.downstream.finetune.training import Point, collate_passes, prepare_task
+from domext_ray.downstream.finetune.training import Fitted, Point, collate_passes, fit_task, prepare_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.downstream.tasks.families import make_task
-from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
+from domext_ray.downstream.tasks.task import ONLY_STAGE, Row, Task, TaskOptions
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.files import read_json
+from domext_ray.intervals import over_seeds, subtract
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.base import load_base
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
@@ -81,7 +82,7 @@ JOB = Path(__file__).parents[1] / "pretrain_af.py"
 CPU = torch.device("cpu")
 
 
-# --- finetune: the same model, rows and precision; padding and order are each side's own way ---
+# --- finetune and parity: the same model, rows and precision; padding and order are each side's own way ---
 
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 UNTIMED_STEPS = 4
@@ -94,18 +95,11 @@ def run_finetune(options: argparse.Namespace) -> None:
     """
     configure_process(options)
     device, size = torch.device(options.device), options.batch_size
-    engine = EngineConfig(precision=options.precision)
-    config = FinetuneConfig(task=options.task, data=options.data, model=options.model, method=FULL, engine=engine)
-    loaded, start = load_labelled(config), load_start_model(options.model)
-    if loaded.family != "ner":
-        raise ConfigError(f"--task {options.task!r} is of the family {loaded.family}; this benchmark takes ner.")
-    if start.config.has_extension or not find_layout(start.config).has_plain_heads:
-        raise ConfigError(f"--model {options.model!r} is no plain BERT; the rival is, so give a base.")
-    task = make_task(loaded.family, loaded.data, start.tokenizer, TaskOptions()).stages[ONLY_STAGE]
-    found = task.encode(loaded.data.train, is_training=True)
+    config, start, task = _read_entities(options, TaskOptions())
+    found = task.encode(task.data.train, is_training=True)
     rows = [found[i % len(found)] for i in range(size * (options.steps + UNTIMED_STEPS))]
-    plain = [{"input_ids": row.input_ids.tolist(), "labels": row.targets["labels"].tolist()} for row in rows]
-    collator, seeds = DataCollatorForTokenClassification(start.tokenizer), itertools.count()
+    plain, seeds = _describe_rows(rows), itertools.count()
+    collator = DataCollatorForTokenClassification(start.tokenizer)
     _check_losses(start, task, task.collate(rows[:size]), collator(plain[:size]), device)
 
     def train() -> Seconds:
@@ -148,6 +142,65 @@ def run_finetune(options: argparse.Namespace) -> None:
     report(options, [record], device)
 
 
+def run_parity(options: argparse.Namespace) -> None:
+    """Train to the end here and in Trainer, with its default sampler, and compare F1 on test; print and write."""
+    configure_process(options)
+    device, size, epochs = torch.device(options.device), options.batch_size, options.epochs
+    config, start, task = _read_entities(options, TaskOptions(max_length=options.max_length, stride=16))
+    config = replace(config, grid=replace(config.grid, score_every_epoch=False))
+    plain = _describe_rows(task.encode(task.data.train, is_training=True))
+    collator, test = DataCollatorForTokenClassification(start.tokenizer), task.data.test
+    given = {"per_device_train_batch_size": size, "num_train_epochs": epochs, "learning_rate": options.lr}
+    given |= {"warmup_steps": 0.1, "weight_decay": 0.01, "bf16": options.precision == "bf16"}
+
+    def train(seed: int) -> Fitted:
+        return fit_task(start, task, config, Point(options.lr, size, epochs, seed), device, lambda _: None)
+
+    def let_train(seed: int) -> Fitted:
+        torch.manual_seed(seed)
+        rival = _make_rival(start, task, 0.1, seed)
+        time_trainer(rival, plain, collator, 0, device, seed=seed, **given)
+        model = build_task_model(start, task, FULL, dropout=0.0, seed=seed)
+        model.load_state_dict(rival.state_dict(), strict=False)
+        return Fitted.place(task, model, device, bf16=config.engine.uses_bf16)
+
+    results: dict[str, list[float]] = {OURS: [], RIVAL: []}
+    for seed in range(options.seeds):
+        for name, side in ((OURS, train), (RIVAL, let_train)):
+            results[name].append(task.score(test, side(seed).predict(test)).get(task.metric))
+            print(f"seed {seed}, {name}: {task.metric} {results[name][-1]:.4f}", flush=True)
+    difference = subtract(*(over_seeds(results[name]).estimate() for name in (OURS, RIVAL)))
+    table = [
+        {
+            "": f"{name}, {options.task}",
+            "F1": f"{statistics.mean(each):.4f}",
+            "seeds": " ".join(f"{one:.4f}" for one in each),
+            "minus Trainer's": f"{difference.value:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]",
+        }
+        for name, each in results.items()
+    ]
+    table[1]["minus Trainer's"] = ""
+    case = {name: getattr(options, name) for name in ("task", "model", "precision", "batch_size", "seeds")}
+    figures = {"difference": difference.value, "interval": difference.interval}
+    report(options, [Record("parity", case, table, task.metric, results, figures)], device)
+
+
+def _read_entities(options: argparse.Namespace, limits: TaskOptions) -> tuple[FinetuneConfig, StartModel, Task]:
+    """Return how ours trains, what both start from, and a task of words."""
+    engine = EngineConfig(precision=options.precision)
+    config = FinetuneConfig(task=options.task, data=options.data, model=options.model, method=FULL, engine=engine)
+    loaded, start = load_labelled(config), load_start_model(options.model)
+    if loaded.family != "ner":
+        raise ConfigError(f"--task {options.task!r} is of the family {loaded.family}; this benchmark takes ner.")
+    if start.config.has_extension or not find_layout(start.config).has_plain_heads:
+        raise ConfigError(f"--model {options.model!r} is no plain BERT; the rival is, so give a base.")
+    return config, start, make_task(loaded.family, loaded.data, start.tokenizer, limits).stages[ONLY_STAGE]
+
+
+def _describe_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{"input_ids": row.input_ids.tolist(), "labels": row.targets["labels"].tolist()} for row in rows]
+
+
 def _check_losses(start: StartModel, task: Task, batch: Any, tensors: Any, device: torch.device) -> None:
     model = build_task_model(start, task, FULL, dropout=0.0, seed=0).to(device).eval()
     rival, given = _make_rival(start, task, 0.0).to(device).eval(), move_batch(batch, device)
@@ -157,9 +210,9 @@ def _check_losses(start: StartModel, task: Task, batch: Any, tensors: Any, devic
     assert difference < 1e-4, f"the losses of one batch differ by {difference}"
 
 
-def _make_rival(start: StartModel, task: Task, dropout: float) -> nn.Module:
+def _make_rival(start: StartModel, task: Task, dropout: float, seed: int = 0) -> nn.Module:
     """Transformers' own model with the weights of ours."""
-    model = build_task_model(start, task, FULL, dropout=dropout, seed=0)
+    model = build_task_model(start, task, FULL, dropout=dropout, seed=seed)
     config = cast(BertConfig, find_layout(model.config).restore(model.config, "ForMaskedLM"))
     config.num_labels = len(task.head_labels)
     rival = BertForTokenClassification(config)

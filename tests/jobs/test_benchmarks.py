@@ -251,6 +251,18 @@ def test_a_job_is_held_against_a_bare_loop(tiny_base_folder: Path, tmp_path: Pat
 
 
 @pytest.mark.jobs
+@pytest.mark.parametrize("verb", ["finetune --steps 2 --repeats 2", "parity --seeds 2 --epochs 0.1 --max_length 32"])
+def test_fine_tuning_is_held_against_trainer(verb: str, tiny_base_folder: Path, tmp_path: Path) -> None:
+    from benchmarks.output import read_records
+
+    run_verb(*verb.split(), "--model", str(tiny_base_folder), "--output", str(tmp_path))
+    (record,) = read_records(tmp_path)
+    sides = {each["name"]: each["values"] for each in record["results"]}
+    assert next(iter(sides)) == "domext_ray" and len(sides) > 1
+    assert all(len(each) == 2 for each in sides.values())
+
+
+@pytest.mark.jobs
 def test_memory_is_measured_in_processes_of_their_own(tmp_path: Path) -> None:
     from benchmarks.output import read_records
 
