@@ -18,11 +18,13 @@ import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
     BertTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     RobertaConfig,
     RobertaForMaskedLM,
     RobertaTokenizer,
@@ -161,6 +163,18 @@ def tiny_roberta_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=130, type_vocab_size=1, **SHAPE)
     make_random_model(RobertaForMaskedLM, config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def bert(tiny_base_folder: Path) -> PreTrainedTokenizerBase:
+    """The tiny BERT's tokenizer."""
+    return AutoTokenizer.from_pretrained(tiny_base_folder)
+
+
+@pytest.fixture(scope="session")
+def roberta(tiny_roberta_folder: Path) -> PreTrainedTokenizerBase:
+    """The tiny RoBERTa's tokenizer."""
+    return AutoTokenizer.from_pretrained(tiny_roberta_folder)
 
 
 @pytest.fixture(scope="session")

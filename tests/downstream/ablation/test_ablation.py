@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, SHAPE, WORDS, make_random_model
-from labelled_fixtures import write
-from made_data import make_relations, write_relations
+from conftest import SHAPE, make_random_model
+from job_calls import call_job
+from labelled_fixtures import write, write_ner
+from made_data import write_relations
 
 from domext_ray.config.finetune import (
     BOTTLENECK,
@@ -59,8 +59,7 @@ from domext_ray.options.build import dump_yaml
 from domext_ray.runs.run_directory import write_run
 
 CPU = torch.device("cpu")
-JOB = REPOSITORY / "jobs" / "ablate.py"
-ENTITIES = ([("heart", "B-Disease"), ("disease", "I-Disease")], [("drug", "B-Drug")], [("doctor", "O")])
+SIZES = (80, 40, 20)
 DESCRIPTIONS = {
     "bottlenecks": {"bottleneck_size": 4},
     "parallel": {"bottleneck_size": 4, "bottleneck_parallel": True, "bottleneck_place": "output"},
@@ -82,22 +81,22 @@ def compute_logits(model: DomextForTokenClassification) -> torch.Tensor:
     return model(torch.arange(5, 17).view(2, 6)).logits
 
 
-@pytest.mark.parametrize("layers", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("kind", DESCRIPTIONS)
-def test_removed_parts_are_as_if_they_were_not_there(kind: str, layers: tuple[int, ...]) -> None:
-    model, without = make_model(DESCRIPTIONS[kind]), make_model(DESCRIPTIONS[kind])
-    before = compute_logits(model)
-    for layer in layers:
-        for place in without.bert.encoder.layer[layer].modules():
-            if isinstance(place, AdapterPlace):
-                place.detach_adapter("own")
-    if len(layers) == 2:
-        without.bert.detach_adapter("own")
-    expected = compute_logits(without)
-    assert torch.equal(before, expected) == (kind == "upper layer" and layers == (0,))
-    with remove_parts(model, "own", layers, norms=True):
-        assert torch.equal(compute_logits(model), expected)
-    assert torch.equal(compute_logits(model), before)
+def test_removed_parts_are_as_if_they_were_not_there() -> None:
+    for kind, description in DESCRIPTIONS.items():
+        for layers in ((0,), (1,), (0, 1)):
+            model, without = make_model(description), make_model(description)
+            before = compute_logits(model)
+            for layer in layers:
+                for place in without.bert.encoder.layer[layer].modules():
+                    if isinstance(place, AdapterPlace):
+                        place.detach_adapter("own")
+            if len(layers) == 2:
+                without.bert.detach_adapter("own")
+            expected = compute_logits(without)
+            assert torch.equal(before, expected) == (kind == "upper layer" and layers == (0,)), (kind, layers)
+            with remove_parts(model, "own", layers, norms=True):
+                assert torch.equal(compute_logits(model), expected), (kind, layers)
+            assert torch.equal(compute_logits(model), before), (kind, layers)
 
 
 def test_shifts_of_layer_norms_stay_unless_they_are_to_go() -> None:
@@ -123,9 +122,8 @@ def test_tensors_come_back_bit_for_bit_even_after_an_error() -> None:
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("adapters", "own", "wanted", "expected"),
-    [
+def test_the_adapter_is_chosen() -> None:
+    for adapters, own, wanted, expected in (
         (("a",), "", "", "a"),
         (("a", "b"), "b", "", "b"),
         (("a", "b"), "b", "a", "a"),
@@ -133,37 +131,21 @@ def test_tensors_come_back_bit_for_bit_even_after_an_error() -> None:
         (("a",), "", "c", r"--adapter is 'c'; .*\(a\)"),
         ((), "", "", "no adapter"),
         (("a", "z"), "", "z", "takes no part"),
-    ],
-)
-def test_the_adapter_is_chosen(adapters: tuple[str, ...], own: str, wanted: str, expected: str) -> None:
-    active = [each for each in adapters if each != "z"]
-    config = DomextConfig(adapters=dict.fromkeys(adapters, {"heads": 1}), active_adapters=active, **SHAPE)
-    if expected in adapters:
-        assert choose_adapter(config, own, wanted) == expected
-    else:
-        with pytest.raises(ConfigError, match=expected):
-            choose_adapter(config, own, wanted)
-
-
-def write_ner(folder: Path) -> Path:
-    """Sentences in which three words are entities."""
-    generator = np.random.default_rng(0)
-    for split, size in (("train", 80), ("dev", 40), ("test", 20)):
-        lines = []
-        for i in range(size):
-            words = [(str(each), "O") for each in generator.choice(WORDS[:50], 5)]
-            place = int(generator.integers(6))
-            words[place:place] = ENTITIES[i % 3]
-            lines += [f"{word}\t{tag}\n" for word, tag in words] + ["\n"]
-        write(folder / f"{split}.tsv", "".join(lines))
-    return folder
+    ):
+        active = [each for each in adapters if each != "z"]
+        config = DomextConfig(adapters=dict.fromkeys(adapters, {"heads": 1}), active_adapters=active, **SHAPE)
+        if expected in adapters:
+            assert choose_adapter(config, own, wanted) == expected
+        else:
+            with pytest.raises(ConfigError, match=expected):
+                choose_adapter(config, own, wanted)
 
 
 @pytest.fixture(scope="module")
 def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
     return FinetuneConfig(
         task="ner",
-        data=str(write_ner(tmp_path_factory.mktemp("sets") / "made")),
+        data=str(write_ner(tmp_path_factory.mktemp("sets") / "made", SIZES)),
         model=str(tiny_base_folder),
         run=PlaceConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
         method=replace(BOTTLENECK, bottleneck_size=8),
@@ -253,24 +235,16 @@ def test_spans_that_were_scored_are_kept(run_dir: Path, tmp_path: Path, capsys: 
         study_spans(work)
 
 
-def test_the_job_writes_table_and_picture(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [str(JOB), "--finetuned", str(run_dir), "--output", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", [*command, "--dry_run", "true"])
-    runpy.run_path(str(JOB), run_name="__main__")
-    assert "3 spans of the layers 0 to 1" in capsys.readouterr().out and not (tmp_path / "out").exists()
-    monkeypatch.setattr("sys.argv", command)
-    runpy.run_path(str(JOB), run_name="__main__")
-    shown = capsys.readouterr().out
+def test_the_job_writes_table_and_picture(run_dir: Path, tmp_path: Path) -> None:
+    flags = ["--finetuned", str(run_dir), "--output", str(tmp_path / "out")]
+    code, shown, _ = call_job("ablate", *flags, "--dry_run", "true")
+    assert code == 0 and "3 spans of the layers 0 to 1" in shown and not (tmp_path / "out").exists()
+    _, shown, _ = call_job("ablate", *flags)
     assert "| layer 1 |" in shown and "| all layers (0 to 1) |" in shown and "| (majority baseline) |" in shown
     assert {each.name for each in (tmp_path / "out").iterdir()} == {SPANS, "spans.json", "spans.md", "spans.png"}
     assert (tmp_path / "out" / "spans.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr("sys.argv", [*command, "--adapter", "clinic"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(JOB), run_name="__main__")
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: --adapter is 'clinic'; it must be one of the model's adapters (task).\n"
+    says = "error: --adapter is 'clinic'; it must be one of the model's adapters (task).\n"
+    assert call_job("ablate", *flags, "--adapter", "clinic")[::2] == (2, says)
 
 
 def copy_record(run_dir: Path, folder: Path, change: Callable[[FinetuneConfig], FinetuneConfig]) -> Path:
@@ -291,14 +265,11 @@ def test_runs_that_cannot_be_studied_are_refused(
     lost = copy_record(run_dir, tmp_path / "lost", lambda each: each)
     with pytest.raises(RunError, match="lacks the best training's tensors"):
         prepare_spans(choose(lost, tmp_path))
-    other = tmp_path / "other" / "made"
-    write_ner(other)
-    write(other / "dev.tsv", "cat\tB-Drug\ndog\tB-Disease\n\n")
+    other = write_ner(tmp_path / "other" / "made", SIZES)
+    write(other / "devel.tsv", "cat\tB-Drug\ndog\tB-Disease\n\n")
     with pytest.raises(RunError, match=r"--data .* is not what .* was trained with"):
         prepare_spans(choose(run_dir, tmp_path, data=str(other)))
-    relations = tmp_path / "relations"
-    relations.mkdir()
-    write_relations(relations, make_relations(sizes={"train": 12, "dev": 4, "test": 4}))
+    relations = write_relations(tmp_path / "relations", "en", {"train": 12, "dev": 4, "test": 4})
     staged = replace(
         config,
         task="cmeie",
@@ -311,9 +282,8 @@ def test_runs_that_cannot_be_studied_are_refused(
         prepare_spans(choose(finetune_here(staged), tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_out_of_range_are_named() -> None:
+    mistakes: list[tuple[dict[str, Any], str]] = [
         ({}, "--finetuned is ''"),
         ({"study": "size", "finetuned": "runs/af"}, "--finetuned is 'runs/af'; it must be empty"),
         ({"study": "depth"}, "--study is 'depth'"),
@@ -325,11 +295,10 @@ def test_runs_that_cannot_be_studied_are_refused(
         ({"study": "size", "method": FULL}, r"--method\.bottleneck_size is 0"),
         ({"study": "sigma", "method": replace(BOTTLENECK, trains="all")}, r"--method\.trains is 'all'"),
         ({"study": "size", "features": FeaturesConfig(layers="1")}, r"--features\.layers is '1'"),
-    ],
-)
-def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(DomextError, match=message):
-        AblateConfig(**options)
+    ]
+    for options, message in mistakes:
+        with pytest.raises(DomextError, match=message):
+            AblateConfig(**options)
 
 
 def make_study(num_layers: int) -> SpanStudy:
@@ -346,9 +315,8 @@ def test_the_table_has_single_layers_halves_and_all(tmp_path: Path) -> None:
     assert "| lower half (0 to 1) | -2.5 % | 0.780 | -0.020 | -0.030 to -0.010 |" in table
     assert "-0.6 % on average" in table and "all layers by -10.0 %" in table
     assert "| layer 0 |" in write_spans(make_study(1), tmp_path)
-    for num_layers in (12, 24):
-        draw_spans(make_study(num_layers), tmp_path / f"{num_layers}.png")
-        assert (tmp_path / f"{num_layers}.png").stat().st_size > (tmp_path / "spans.png").stat().st_size > 3000
+    draw_spans(make_study(24), tmp_path / "24.png")
+    assert (tmp_path / "24.png").stat().st_size > (tmp_path / "spans.png").stat().st_size > 3000
 
 
 @pytest.fixture(scope="module")

@@ -3,70 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from family_sets import EXAMPLES, make_family_task
 from finetuned_models import make_raw
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.description import (
-    TaskDescription,
-    describe_task,
-    make_described_task,
-)
-from domext_ray.downstream.tasks.families import TASKS, make_task
+from domext_ray.downstream.tasks.description import TaskDescription, describe_task, make_described_task
+from domext_ray.downstream.tasks.families import TASKS
 from domext_ray.downstream.tasks.task import Predict, Prediction, StagedTask, Task, TaskOptions
 from domext_ray.errors import RunError
-from domext_ray.labelled.examples import (
-    AnnotatedText,
-    Choice,
-    Entity,
-    LabelledSet,
-    LabelledText,
-    MarkedText,
-    Mention,
-    MultiLabelText,
-    Question,
-    Relation,
-    TaggedSentence,
-)
 
 OPTIONS = TaskOptions(max_length=24, stride=6)
-DRUG, HEART = Entity(4, 8, "drug"), Entity(17, 22, "organ")
-TEXT = "the drug and the heart disease"
-EXAMPLES: dict[str, tuple[Any, ...]] = {
-    "ner": (TaggedSentence("0", "t:1", ("the", "heart", "disease"), ("O", "B-Disease", "I-Disease")),),
-    "nested_ner": (AnnotatedText("0", "t:1", TEXT, (DRUG, HEART)),),
-    "relation": (
-        MarkedText("0", "t:1", TEXT, Entity(4, 8, ""), Entity(17, 22, ""), "treats"),
-        MarkedText("1", "t:2", TEXT, Entity(4, 8, ""), Entity(9, 12, ""), "none"),
-    ),
-    "classification": (LabelledText("0", "t:1", "a cat", None, "a"), LabelledText("1", "t:2", "a tree", "b", "b")),
-    "multilabel": (
-        MultiLabelText("0", "t:1", "a cat", None, ("a", "c")),
-        MultiLabelText("1", "t:2", "a tree", "b", ()),
-    ),
-    "regression": (LabelledText("0", "t:1", "a cat", "a dog", "", 1.5), LabelledText("1", "t:2", "a", "b", "", 0.0)),
-    "qa": (
-        Question("0", "t:1", "where is the cat", "the cat is in the garden", (Entity(11, 24, ""),)),
-        Question("1", "t:2", "where is the sun", "the cat is in the garden", ()),
-    ),
-    "multiple_choice": (Choice("0", "t:1", "the cat", "can", ("run", "read a book", "write"), 0),),
-    "relation_extraction": (AnnotatedText("0", "t:1", TEXT, (DRUG, HEART), (Relation(DRUG, HEART, "treats"),)),),
-    "normalization": (Mention("0", "t:1", "heart pain", ("disease of the heart",)),),
-}
-LABELS = {
-    "ner": ("Disease",),
-    "nested_ner": ("drug", "organ"),
-    "relation": ("treats", "none"),
-    "classification": ("a", "b"),
-    "multilabel": ("a", "b", "c"),
-    "relation_extraction": ("treats",),
-}
-CATALOGUE = ("disease of the heart", "pain", "heart", "cat")
 RAW: dict[str, list[dict[str, Any]]] = {
     "relation": [{"text": "the << drug >> and the [[ heart ]] disease"}],
     "qa": [{"question": "where is the dog", "context": "the dog is at home " * 6}],
@@ -76,25 +27,9 @@ RAW: dict[str, list[dict[str, Any]]] = {
 USUAL_RAW = [{"text": "the drug and the doctor and the heart disease of the drug " * 3}, {"text": "heart. pain"}]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_base_folder: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(tiny_base_folder)
-
-
 def make_learned(family: str, tokenizer: PreTrainedTokenizerBase) -> StagedTask:
     """A task of made examples, whose thresholds are moved from where they start."""
-    examples = EXAMPLES[family]
-    data = LabelledSet(
-        "made",
-        examples,
-        examples,
-        examples,
-        LABELS.get(family, ()),
-        "none" if family == "relation" else None,
-        CATALOGUE if family == "normalization" else (),
-        marks=(("<<", ">>"), ("[[", "]]")) if family == "relation" else (),
-    )
-    task = make_task(family, data, tokenizer, OPTIONS)
+    task = make_family_task(family, tokenizer, OPTIONS)
     for each in {task, *task.stages.values()}:
         each.set_thresholds({name: value - 0.25 for name, value in each.thresholds.items()})
     return task
@@ -131,14 +66,14 @@ def predict(task: StagedTask, examples: Sequence[Any]) -> list[Prediction]:
 
 
 @pytest.mark.parametrize("family", TASKS)
-def test_a_described_task_is_the_one_that_learned(family: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    task = make_learned(family, tokenizer)
+def test_a_described_task_is_the_one_that_learned(family: str, bert: PreTrainedTokenizerBase) -> None:
+    task = make_learned(family, bert)
     assert task.family == family
     description = describe_task(task)
     text = json.dumps(description.to_json(), allow_nan=False)
     read = TaskDescription.from_json(json.loads(text))
     assert read == description
-    again = make_described_task(read, tokenizer)
+    again = make_described_task(read, bert)
     assert describe_task(again) == description and not again.data.train
     raw = make_raw(family, RAW.get(family, USUAL_RAW), read.marks)
     for examples in (EXAMPLES[family], raw):
@@ -151,10 +86,10 @@ def test_a_described_task_is_the_one_that_learned(family: str, tokenizer: PreTra
         assert again.stages[name].head_config == stage.head_config
 
 
-def test_places_of_entities_are_those_of_the_raw_text(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_places_of_entities_are_those_of_the_raw_text(bert: PreTrainedTokenizerBase) -> None:
     """Over several windows, with emoji, combining characters and ideographs."""
     text = "\U0001f469\u200d\u2695\ufe0f心脏病 e\u0301tude  (heart\U0001f600disease)\n" * 6
-    task = make_learned("ner", tokenizer).stages["model"]
+    task = make_learned("ner", bert).stages["model"]
     (sentence,) = make_raw("ner", [{"text": text}])
     rows = task.encode([sentence], is_training=False)
     assert len(rows) > 2
@@ -176,8 +111,8 @@ def test_places_of_entities_are_those_of_the_raw_text(tokenizer: PreTrainedToken
     assert all(0.86 < each["score"] < 0.92 for each in entities)  # e^3 / (e^3 + 2) is 0.909
 
 
-def test_records_of_words_have_places_in_the_words_joined_by_spaces(tokenizer: PreTrainedTokenizerBase) -> None:
-    task = make_learned("ner", tokenizer).stages["model"]
+def test_records_of_words_have_places_in_the_words_joined_by_spaces(bert: PreTrainedTokenizerBase) -> None:
+    task = make_learned("ner", bert).stages["model"]
     examples = EXAMPLES["ner"]
     rows = task.encode(examples, is_training=False)
     logits = np.zeros((rows[0].length, 3), np.float32)
@@ -188,8 +123,8 @@ def test_records_of_words_have_places_in_the_words_joined_by_spaces(tokenizer: P
     }
 
 
-def test_classes_have_probabilities_the_highest_first(tokenizer: PreTrainedTokenizerBase) -> None:
-    task = make_learned("classification", tokenizer).stages["model"]
+def test_classes_have_probabilities_the_highest_first(bert: PreTrainedTokenizerBase) -> None:
+    task = make_learned("classification", bert).stages["model"]
     rows = task.encode(EXAMPLES["classification"], is_training=False)
     logits = np.array([0.0, np.log(3.0)], np.float32)
     predictions = task.decode(EXAMPLES["classification"], rows, [(logits,), (logits[::-1],)])
@@ -201,49 +136,40 @@ def test_classes_have_probabilities_the_highest_first(tokenizer: PreTrainedToken
     assert list(records[0]["probabilities"]) == ["b", "a"]
 
 
-def change(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Set a value of a description; `name` may be a path."""
+# Family, path of a value, what it becomes (None: it is left out), and the reason of the refusal.
+DAMAGED: list[tuple[str, str, Any, str]] = [
+    ("classification", "family", "poetry", "family is 'poetry'; it must be one of ner,"),
+    ("classification", "labels", ["a", 1], r"labels is \['a', 1\]; it must be a list of different texts"),
+    ("classification", "labels", ["a", "a"], "it must be a list of different texts"),
+    ("classification", "metric", "bleu", "metric is 'bleu'; it must be one of accuracy,"),
+    ("classification", "negative_label", "c", "'c' is none of its labels"),
+    ("classification", "options.max_length", 0, "max_length is 0; it must be a whole number, 1 or more"),
+    ("classification", "options.wide", True, "it has wide; it must have context, max_length, stride"),
+    ("classification", "state", [], "state is .* it must be a JSON object"),
+    ("classification", "state", {"x": 1}, "it has x; it must have nothing"),
+    ("classification", "labels", None, "it has no labels"),
+    ("classification", "thresholds", {"model": {"tau": 0.0}}, "thresholds is .* it must have none"),
+    ("regression", "state.std", "1", "std is '1'; it must be a finite number above 0"),
+    ("regression", "state.mean", float("nan"), "mean is nan; it must be a finite number"),
+    ("qa", "state.rule", "squad", "rule is 'squad'; it must be one of squad_v1, squad_v2, cmrc"),
+    ("qa", "thresholds.model.tau", True, "tau is True; it must be a finite number"),
+    ("relation", "state.marks", [["<<", ">>"]], "it must be two marks, each of 1 or 2 texts, or none"),
+    ("relation_extraction", "state.related_types", [["a"]], "it must be a list of lists of 2 texts"),
+    ("normalization", "state.ngrams", [3, 1], r"ngrams is \[3, 1\]; it must be two whole numbers"),
+    ("normalization", "state.embedding_recall", True, "there is no encoder that makes them"),
+]
 
-    def apply(values: dict[str, Any]) -> None:
-        *outer, last = name.split(".")
+
+def test_a_damaged_description_is_refused(bert: PreTrainedTokenizerBase) -> None:
+    for family, path, value, reason in DAMAGED:
+        values = json.loads(json.dumps(describe_task(make_learned(family, bert)).to_json()))
+        *outer, last = path.split(".")
+        place = values
         for each in outer:
-            values = values[each]
+            place = place[each]
         if value is None:
-            del values[last]
+            del place[last]
         else:
-            values[last] = value
-
-    return apply
-
-
-@pytest.mark.parametrize(
-    ("family", "name", "value", "reason"),
-    [
-        ("classification", "family", "poetry", "family is 'poetry'; it must be one of ner,"),
-        ("classification", "labels", ["a", 1], r"labels is \['a', 1\]; it must be a list of different texts"),
-        ("classification", "labels", ["a", "a"], "it must be a list of different texts"),
-        ("classification", "metric", "bleu", "metric is 'bleu'; it must be one of accuracy,"),
-        ("classification", "negative_label", "c", "'c' is none of its labels"),
-        ("classification", "options.max_length", 0, "max_length is 0; it must be a whole number, 1 or more"),
-        ("classification", "options.wide", True, "it has wide; it must have context, max_length, stride"),
-        ("classification", "state", [], "state is .* it must be a JSON object"),
-        ("classification", "state", {"x": 1}, "it has x; it must have nothing"),
-        ("classification", "labels", None, "it has no labels"),
-        ("classification", "thresholds", {"model": {"tau": 0.0}}, "thresholds is .* it must have none"),
-        ("regression", "state.std", "1", "std is '1'; it must be a finite number above 0"),
-        ("regression", "state.mean", float("nan"), "mean is nan; it must be a finite number"),
-        ("qa", "state.rule", "squad", "rule is 'squad'; it must be one of squad_v1, squad_v2, cmrc"),
-        ("qa", "thresholds.model.tau", True, "tau is True; it must be a finite number"),
-        ("relation", "state.marks", [["<<", ">>"]], "it must be two marks, each of 1 or 2 texts, or none"),
-        ("relation_extraction", "state.related_types", [["a"]], "it must be a list of lists of 2 texts"),
-        ("normalization", "state.ngrams", [3, 1], r"ngrams is \[3, 1\]; it must be two whole numbers"),
-        ("normalization", "state.embedding_recall", True, "there is no encoder that makes them"),
-    ],
-)
-def test_a_damaged_description_is_refused(
-    family: str, name: str, value: Any, reason: str, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    values = json.loads(json.dumps(describe_task(make_learned(family, tokenizer)).to_json()))
-    change(name, value)(values)
-    with pytest.raises((ValueError, RunError), match=reason):
-        make_described_task(TaskDescription.from_json(values), tokenizer)
+            place[last] = value
+        with pytest.raises((ValueError, RunError), match=reason):
+            make_described_task(TaskDescription.from_json(values), bert)

@@ -7,14 +7,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import made_data
 import numpy as np
 import pytest
-import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from brief_training import make_head, predict, train_briefly
+from made_data import write_mentions
+from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.method import MethodConfig
-from domext_ray.downstream.start.model import build_task_model, load_start_model
 from domext_ray.downstream.tasks.normalization import (
     DIFFERENT,
     RANKING,
@@ -25,18 +23,13 @@ from domext_ray.downstream.tasks.normalization import (
 )
 from domext_ray.downstream.tasks.stages import evaluate_stages, score_baselines
 from domext_ray.downstream.tasks.task import Predict, Prediction, TaskOptions
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import LabelledSet, LabelledText, Mention
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_description
 
 OPTIONS = TaskOptions(max_length=48)
 TERMS = ("pain of the heart", "pain of the back", "wound of the hand", "cold hands", "winter cough", "night cough")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_base_folder: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(tiny_base_folder)
 
 
 def make_mention(number: int, text: str, *places: int) -> Mention:
@@ -78,10 +71,10 @@ def know_all(examples: Sequence[Mention]) -> Predict:
 
 
 def make_task(
-    data: LabelledSet, tokenizer: PreTrainedTokenizerBase, num_candidates: int = 6, num_negatives: int = 2
+    data: LabelledSet, bert: PreTrainedTokenizerBase, num_candidates: int = 6, num_negatives: int = 2
 ) -> NormalizationTask:
     options = RecallOptions(num_candidates=num_candidates, num_negatives=num_negatives)
-    return NormalizationTask(data, tokenizer, OPTIONS, recall_options=options)
+    return NormalizationTask(data, bert, OPTIONS, recall_options=options)
 
 
 def test_ngrams_recall_what_looks_alike() -> None:
@@ -126,8 +119,8 @@ def test_fused_scores_follow_the_ranks() -> None:
     assert TermRecall(terms, RecallOptions(3, embed=embed)).find(["aaaa"]) == [["aaab", "bbba", "aabb"]]
 
 
-def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    task = make_task(data, tokenizer)
+def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
+    task = make_task(data, bert)
     assert list(task.stages) == [RANKING]
     result = evaluate_stages(task, {RANKING: know_all([*DEV, *TEST])})
     assert list_terms(result.predictions["dev"]) == [["pain of the back"], ["winter cough", "wound of the hand"]]
@@ -140,17 +133,17 @@ def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, tokenizer: Pre
     assert score_baselines(task, "dev")["recall"].get("accuracy") == 0.5
 
 
-def test_what_is_not_recalled_cannot_be_chosen(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    result = evaluate_stages(make_task(data, tokenizer, num_candidates=1), {RANKING: know_all([*DEV, *TEST])})
+def test_what_is_not_recalled_cannot_be_chosen(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
+    result = evaluate_stages(make_task(data, bert, num_candidates=1), {RANKING: know_all([*DEV, *TEST])})
     assert result.steps["dev"]["recall"].get("recall.micro") == 2 / 3
     assert result.scores["dev"].get("recall.micro") == 2 / 3
     assert result.scores["dev"].get("precision.micro") == 1.0
 
 
 def test_ranking_that_knows_nothing_leaves_the_order_of_recall(
-    data: LabelledSet, tokenizer: PreTrainedTokenizerBase
+    data: LabelledSet, bert: PreTrainedTokenizerBase
 ) -> None:
-    task = make_task(data, tokenizer)
+    task = make_task(data, bert)
 
     def indifferent(pairs: Sequence[LabelledText]) -> list[Prediction]:
         return [rate(0.5)] * len(pairs)
@@ -159,9 +152,9 @@ def test_ranking_that_knows_nothing_leaves_the_order_of_recall(
     assert list_terms(result.predictions["dev"]) == list_terms(task.predict_baselines(DEV)["recall"])
 
 
-def test_the_threshold_is_tuned_on_dev(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_threshold_is_tuned_on_dev(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
     """Dev's second terms have 0.3, wrong ones less: a half would miss them, and test is decided by what dev said."""
-    task = make_task(data, tokenizer)
+    task = make_task(data, bert)
     dev = know_all(DEV)
 
     def predict(pairs: Sequence[LabelledText]) -> list[Prediction]:
@@ -181,15 +174,15 @@ def test_the_threshold_is_tuned_on_dev(data: LabelledSet, tokenizer: PreTrainedT
     assert len(task.run({RANKING: predict}, TEST)[0]["terms"]) == 1
 
 
-def test_one_candidate_has_nothing_to_tune(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    task = make_task(data, tokenizer, num_candidates=1)
+def test_one_candidate_has_nothing_to_tune(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
+    task = make_task(data, bert, num_candidates=1)
     found = task.run({RANKING: know_all(DEV)}, DEV)
     assert task.fit_thresholds(DEV, found)["threshold"] > 1.0
     assert [len(each) for each in list_terms(task.decide_all(DEV, found))] == [1, 1]
 
 
-def test_training_pairs(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    pairs = make_task(data, tokenizer).ranking_task.data
+def test_training_pairs(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
+    pairs = make_task(data, bert).ranking_task.data
     assert pairs.labels == (DIFFERENT, SAME)
     of_last = [(each.pair, each.label) for each in pairs.train if each.id.startswith("m3/")]
     assert of_last[:2] == [(TERMS[0], SAME), (TERMS[5], SAME)]
@@ -200,8 +193,8 @@ def test_training_pairs(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -
     assert len({each.id for each in pairs.train}) == len(pairs.train)
 
 
-def test_the_ranking_task_predicts_probabilities(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    task = make_task(data, tokenizer).ranking_task
+def test_the_ranking_task_predicts_probabilities(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
+    task = make_task(data, bert).ranking_task
     examples = task.data.train[:2]
     rows = task.encode(examples, is_training=False)
     found = task.decode(examples, rows, [(np.array([0.0, np.log(3.0)]),), (np.array([2.0, 2.0]),)])
@@ -212,56 +205,34 @@ def test_the_ranking_task_predicts_probabilities(data: LabelledSet, tokenizer: P
     assert task.score(task.data.train, task.predict_baseline(task.data.train)).get("f1.positive") == 0.0
 
 
-def test_what_cannot_be_normalised(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_what_cannot_be_normalised(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
     with pytest.raises(CorpusError, match="complaints has no catalogue"):
-        NormalizationTask(dataclasses.replace(data, catalogue=()), tokenizer, OPTIONS)
-    with pytest.raises(ConfigError, match="'rouge'"):
-        NormalizationTask(data, tokenizer, OPTIONS, metric="rouge")
+        NormalizationTask(dataclasses.replace(data, catalogue=()), bert, OPTIONS)
     strange = dataclasses.replace(data, test=(Mention("x", "made:7", "odd", ("not a term",)),))
-    result = evaluate_stages(make_task(strange, tokenizer), {RANKING: know_all([*DEV, *strange.test])})
+    result = evaluate_stages(make_task(strange, bert), {RANKING: know_all([*DEV, *strange.test])})
     assert result.scores["test"].get("recall.micro") == 0.0
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_made_mentions_from_files(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, language: str) -> None:
+def test_made_mentions_from_files(tmp_path: Path, bert: PreTrainedTokenizerBase) -> None:
     """Files in CHIP-CDN's layout: recall finds most terms, but seldom first, and perfect ranking does the rest."""
-    sizes = {"train": 60, "dev": 60, "test": 60}
-    records, catalogue = made_data.make_mentions(language=language, sizes=sizes)
-    made_data.write_mentions(tmp_path, records, catalogue)
-    data = load_set(find_description("normalization", str(tmp_path)), str(tmp_path))
-    task = NormalizationTask(data, tokenizer, OPTIONS)
-    result = evaluate_stages(task, {RANKING: know_all([*data.dev, *data.test])})  # type: ignore[list-item]
-    for split in ("dev", "test"):
-        recall = result.steps[split]["recall"]
-        assert recall.get("recall.micro") > 0.85
-        assert recall.get("recall.at_1") < 0.7
-        assert result.scores[split].get("recall.micro") == recall.get("recall.micro")
-        assert score_baselines(task, split)["majority"].get("f1.micro") == 0.0
+    for language in ("en", "zh"):
+        folder = str(write_mentions(tmp_path / language, language, {"train": 60, "dev": 60, "test": 60}))
+        data = load_set(find_description("normalization", folder), folder, strict=True)
+        task = NormalizationTask(data, bert, OPTIONS)
+        result = evaluate_stages(task, {RANKING: know_all([*data.dev, *data.test])})  # type: ignore[list-item]
+        for split in ("dev", "test"):
+            recall = result.steps[split]["recall"]
+            assert recall.get("recall.micro") > 0.85 and recall.get("recall.at_1") < 0.7
+            assert result.scores[split].get("recall.micro") == recall.get("recall.micro")
+            assert score_baselines(task, split)["majority"].get("f1.micro") == 0.0
 
 
-def test_a_tiny_model_learns_to_rank(tiny_base_folder: Path, data: LabelledSet) -> None:
-    """The stage can be trained: after a few seconds its own training mentions are right."""
-    start = load_start_model(str(tiny_base_folder))
-    task = make_task(dataclasses.replace(data, dev=TRAIN, test=()), start.tokenizer)
-
-    stage = task.ranking_task
-    method = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
-    model = build_task_model(start, stage, method, dropout=0.0, seed=0)
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    batch = stage.collate(stage.encode(stage.data.train, is_training=True))
-    for _ in range(60):
-        loss = stage.compute_loss_sum(model(**batch.inputs), batch.targets) / batch.num_targets
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+def test_a_tiny_model_learns_to_rank(bert: PreTrainedTokenizerBase, data: LabelledSet) -> None:
+    """After a few seconds its own training mentions are right."""
+    task = make_task(dataclasses.replace(data, dev=TRAIN, test=()), bert)
+    model = make_head(task.ranking_task, bert)
+    train_briefly(task.ranking_task, model, steps=60, lr=2e-3)
     model.eval()
-
-    def predict(pairs: Sequence[LabelledText]) -> list[Prediction]:
-        rows = stage.encode(pairs, is_training=False)
-        with torch.no_grad():
-            (logits,) = stage.read_outputs(model(**stage.collate(rows).inputs))
-        return stage.decode(pairs, rows, [(each,) for each in logits.numpy()])
-
-    result = evaluate_stages(task, {RANKING: predict}, splits=("dev",))
+    rank = {RANKING: lambda pairs: predict(task.ranking_task, model, pairs)}
     assert score_baselines(task, "dev")["majority"].get("f1.micro") < 0.8
-    assert result.scores["dev"].get("f1.micro") > 0.8
+    assert evaluate_stages(task, rank, splits=("dev",)).scores["dev"].get("f1.micro") > 0.8

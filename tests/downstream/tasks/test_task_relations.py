@@ -1,35 +1,23 @@
-"""Relations of marked pairs: marks stand where the stretches are, stay when a text is cut, and a head reads them."""
+"""Relations of marked pairs: marks stand where the stretches are, and stay when a text is cut."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from brief_training import decode_oracle, make_head, predict, train_briefly
+from brief_training import decode_oracle
 from conftest import WORDS
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
+from transformers import BertTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.relations import RelationTask, choose_pieces, find_marks, mark_text
 from domext_ray.downstream.tasks.task import TaskOptions
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import Entity, LabelledSet, MarkedText
 from domext_ray.vocabulary.tokenizer import make_backend
 
 LABELS = ("none", "likes", "fears")
-
-
-@pytest.fixture(scope="module")
-def bert(tiny_base_folder: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(tiny_base_folder)
-
-
-@pytest.fixture(scope="module")
-def roberta(tiny_roberta_folder: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(tiny_roberta_folder)
 
 
 def make_marked(text: str, label: str = "none", number: int = 0) -> MarkedText:
@@ -58,9 +46,8 @@ THREE = make_set(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_marks_surround_the_stretches() -> None:
+    for text, expected in (
         ("the <<cat>> of a [[man]].", "the  @ cat @  of a  # man # ."),
         ("[[man]]: <<cat>>", " # man # :  @ cat @ "),
         ("anti<<TNF>>-[[x]]", "anti @ TNF @ - # x # "),
@@ -70,17 +57,13 @@ THREE = make_set(
         ("[[<<cat>>fish]]", " #  @ cat @ fish # "),
         ("<<cat>>[[fish]]", " @ cat @  # fish # "),
         ("<<one [[two>> three]]", " @ one  # two @  three # "),
-    ],
-)
-def test_marks_surround_the_stretches(text: str, expected: str) -> None:
-    marked, marks = mark_text(make_marked(text), ("@", "#"))
-    assert marked == expected
-    assert [marked[each] for each in marks] == ["@", "@", "#", "#"]
-    example = make_marked(text)
-    first, second, third, fourth = marks
-    for span, opened, closed in ((example.head, first, second), (example.tail, third, fourth)):
-        inside = marked[opened + 1 : closed].replace(" # ", "").replace(" @ ", "")
-        assert inside.replace(" ", "") == example.text[span.start : span.end].replace(" ", "")
+    ):
+        marked, marks = mark_text(make_marked(text), ("@", "#"))
+        assert marked == expected and [marked[each] for each in marks] == ["@", "@", "#", "#"]
+        example = make_marked(text)
+        for span, (opened, closed) in ((example.head, marks[:2]), (example.tail, marks[2:])):
+            inside = marked[opened + 1 : closed].replace(" # ", "").replace(" @ ", "")
+            assert inside.replace(" ", "") == example.text[span.start : span.end].replace(" ", "")
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
@@ -124,61 +107,55 @@ def test_marks_are_characters_of_the_vocabulary(
         RelationTask(THREE, poor, TaskOptions())
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_cut_texts_keep_what_is_nearest(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    for _ in range(40):
+def test_cut_texts_keep_what_is_nearest() -> None:
+    for seed in range(400):
+        draw = np.random.default_rng(seed)
         size = int(draw.integers(5, 60))
-        marks = draw.choice(size, 4, replace=False)
+        marks = np.sort(draw.choice(size, 4, replace=False))
         kind = int(draw.integers(3))
-        marks = np.sort(marks) if kind == 0 else np.sort(marks)[[2, 3, 0, 1] if kind == 1 else [0, 3, 1, 2]]
+        marks = marks[[[0, 1, 2, 3], [2, 3, 0, 1], [0, 3, 1, 2]][kind]]
         room = int(draw.integers(4, 60))
         kept, lost = choose_pieces(size, marks.tolist(), room)
-        assert len(kept) == min(room, size) and (np.diff(kept) > 0).all()
-        assert {*marks} <= {*kept.tolist()}
+        assert len(kept) == min(room, size) and (np.diff(kept) > 0).all(), seed
+        assert {*marks} <= {*kept.tolist()}, seed
         first, last = marks.min(), marks.max()
         if size <= room:
-            assert lost == 0
+            assert lost == 0, seed
         elif last + 1 - first <= room:
-            assert lost == 3
-            assert (np.diff(kept) == 1).all()
+            assert lost == 3 and (np.diff(kept) == 1).all(), seed
             left, right = first - kept[0], kept[-1] - last
-            assert abs(left - right) <= 1 or kept[0] == 0 or kept[-1] == size - 1
+            assert abs(left - right) <= 1 or kept[0] == 0 or kept[-1] == size - 1, seed
         else:
-            assert lost == 2
-            assert kept[0] == first and kept[-1] == last
+            assert lost == 2 and kept[0] == first and kept[-1] == last, seed
             whole = sum(marks[i + 1] + 1 - marks[i] for i in (0, 2))
             if kind < 2 and whole <= room:
-                for i in (0, 2):
-                    assert {*range(marks[i], marks[i + 1] + 1)} <= {*kept.tolist()}
-                assert np.count_nonzero(np.diff(kept) > 1) == 1  # one gap, between the stretches
+                assert all({*range(marks[i], marks[i + 1] + 1)} <= {*kept.tolist()} for i in (0, 2)), seed
+                assert np.count_nonzero(np.diff(kept) > 1) == 1, "one gap, between the stretches"
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
-@pytest.mark.parametrize("max_length", [6, 9, 20, 40])
-def test_both_marks_stay_in_a_row(name: str, max_length: int, request: pytest.FixtureRequest) -> None:
+def test_both_marks_stay_in_a_row(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(name)
-    draw = random.Random(max_length)
-    texts = []
-    for _ in range(30):
-        words = draw.choices(WORDS, k=draw.randint(4, 40))
-        i, j = sorted(draw.sample(range(len(words)), 2))
-        words[i], words[j] = f"<<{words[i]}>>", f"[[{words[j]}]]"
-        texts.append((" ".join(words), draw.choice(LABELS)))
-    data = make_set(*texts)
-    task = RelationTask(data, tokenizer, TaskOptions(max_length=max_length))
-    rows = task.encode(data.train, is_training=True)
-    marks = [tokenizer.encode(f" {mark}", add_special_tokens=False)[-1] for mark in task.marks]
-    for row in rows:
-        assert row.length <= max_length
-        assert row.input_ids[row.targets["input_entity_positions"]].tolist() == marks
-        assert [np.count_nonzero(row.input_ids == mark) for mark in marks] == [2, 2]
-    uncut = RelationTask(data, tokenizer, TaskOptions(max_length=1000)).encode(data.train, is_training=True)
-    num_cut = sum(row.length > max_length for row in uncut)
-    counted = [int(note.split(" of 30 texts ")[0]) for note in task.notes]
-    assert sum(counted) == num_cut > 0
-    assert len(task.notes) <= 2 and all("made.jsonl:" in note for note in task.notes)
-    assert [each["label"] for each in decode_oracle(task, data.train)] == [each.label for each in data.train]
+    for max_length in (6, 9, 20, 40):
+        draw, texts = random.Random(max_length), []
+        for _ in range(30):
+            words = draw.choices(WORDS, k=draw.randint(4, 40))
+            i, j = sorted(draw.sample(range(len(words)), 2))
+            words[i], words[j] = f"<<{words[i]}>>", f"[[{words[j]}]]"
+            texts.append((" ".join(words), draw.choice(LABELS)))
+        data = make_set(*texts)
+        task = RelationTask(data, tokenizer, TaskOptions(max_length=max_length))
+        rows = task.encode(data.train, is_training=True)
+        marks = [tokenizer.encode(f" {mark}", add_special_tokens=False)[-1] for mark in task.marks]
+        for row in rows:
+            assert row.length <= max_length
+            assert row.input_ids[row.targets["input_entity_positions"]].tolist() == marks
+            assert [np.count_nonzero(row.input_ids == mark) for mark in marks] == [2, 2]
+        uncut = RelationTask(data, tokenizer, TaskOptions(max_length=1000)).encode(data.train, is_training=True)
+        counted = [int(note.split(" of 30 texts ")[0]) for note in task.notes]
+        assert sum(counted) == sum(row.length > max_length for row in uncut) > 0
+        assert len(task.notes) <= 2 and all("made.jsonl:" in note for note in task.notes)
+        assert [each["label"] for each in decode_oracle(task, data.train)] == [each.label for each in data.train]
 
 
 def test_scores_leave_the_negative_label_out(bert: PreTrainedTokenizerBase) -> None:
@@ -198,24 +175,3 @@ def test_scores_leave_the_negative_label_out(bert: PreTrainedTokenizerBase) -> N
     )
     task = RelationTask(binary, bert, TaskOptions(), metric="f1.positive")
     assert task.score(binary.test, [{"label": each} for each in "110"]).get(task.metric) == pytest.approx(0.8)
-    with pytest.raises(CorpusError, match=r"^made.jsonl:1: the label 'likes' is none of 0, 1"):
-        task.encode(THREE.train, is_training=True)
-    with pytest.raises(ConfigError, match="max_length is 5; .* 6 at least"):
-        RelationTask(THREE, bert, TaskOptions(max_length=5))
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_a_head_learns_directions(name: str, request: pytest.FixtureRequest) -> None:
-    """The same texts with the arguments exchanged: only the marks tell the label."""
-    tokenizer = request.getfixturevalue(name)
-    texts = []
-    for a, b in itertools.permutations(["dog", "cat", "man"], 2):
-        texts += [(f"the <<{a}>> run to the [[{b}]]", "likes"), (f"the [[{a}]] run to the <<{b}>>", "fears")]
-    data = make_set(*texts)
-    task = RelationTask(data, tokenizer, TaskOptions(max_length=40))
-    model = make_head(task, tokenizer)
-    losses = train_briefly(task, model, steps=60)
-    assert losses[-1] < 0.1 < losses[0]
-    score = task.score(data.train, predict(task, model.eval(), data.train))
-    baseline = task.score(data.train, task.predict_baseline(data.train))
-    assert score.get("f1.micro") > 0.95 > 0.6 > baseline.get("f1.micro")

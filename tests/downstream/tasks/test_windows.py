@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import WORDS
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.windows import encode_texts, holds, plan_windows, read_template
 from domext_ray.vocabulary.tokenizer import make_backend
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta"])
-def tokenizer(
-    request: pytest.FixtureRequest, tiny_base_folder: Path, tiny_roberta_folder: Path
-) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(tiny_base_folder if request.param == "bert" else tiny_roberta_folder)
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    return request.getfixturevalue(request.param)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_windows_cover_a_text_and_overlap(seed: int) -> None:
-    draw = random.Random(seed)
-    num_pieces, size, overlap = draw.randint(0, 90), draw.randint(1, 30), draw.randint(0, 40)
-    windows = plan_windows(num_pieces, size, overlap)
-    assert windows[0][0] == 0 and windows[-1][1] == num_pieces
-    assert all(end - start == min(size, num_pieces) for start, end in windows), "every window is as long as it can be"
-    assert len(set(windows)) == len(windows)
-    for before, after in zip(windows, windows[1:], strict=False):
-        assert before[1] - after[0] >= min(overlap, size // 2) and after[0] > before[0]
-    stretches = []
-    for _ in range(draw.randint(0, 6)):
-        first = draw.randint(0, max(0, num_pieces - 1))
-        stretches.append((first, draw.randint(first, num_pieces)))
-    more = plan_windows(num_pieces, size, overlap, stretches)
-    assert set(windows) <= set(more) and more == sorted(set(more))
-    assert all(0 <= start <= end <= num_pieces and end - start <= size for start, end in more)
-    for stretch in stretches:
-        assert any(holds(window, stretch) for window in more) == (stretch[1] - stretch[0] <= size)
+def test_windows_cover_a_text_and_overlap() -> None:
+    for seed in range(200):
+        draw = random.Random(seed)
+        num_pieces, size, overlap = draw.randint(0, 90), draw.randint(1, 30), draw.randint(0, 40)
+        windows = plan_windows(num_pieces, size, overlap)
+        assert windows[0][0] == 0 and windows[-1][1] == num_pieces, seed
+        assert all(end - start == min(size, num_pieces) for start, end in windows), "each as long as it can be"
+        assert len(set(windows)) == len(windows), seed
+        for before, after in itertools.pairwise(windows):
+            assert before[1] - after[0] >= min(overlap, size // 2) and after[0] > before[0], seed
+        firsts = [draw.randint(0, max(0, num_pieces - 1)) for _ in range(draw.randint(0, 6))]
+        stretches = [(first, draw.randint(first, num_pieces)) for first in firsts]
+        more = plan_windows(num_pieces, size, overlap, stretches)
+        assert set(windows) <= set(more) and more == sorted(set(more)), seed
+        assert all(0 <= start <= end <= num_pieces and end - start <= size for start, end in more), seed
+        for stretch in stretches:
+            assert any(holds(window, stretch) for window in more) == (stretch[1] - stretch[0] <= size), seed
 
 
 def test_pieces_are_their_characters(tokenizer: PreTrainedTokenizerBase) -> None:
