@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from labelled_fixtures import dump_lines, write
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.extraction import ExtractionTask
 from domext_ray.downstream.tasks.questions import QuestionTask
@@ -18,11 +17,6 @@ from domext_ray.downstream.tasks.task import TaskOptions, describe_entity
 from domext_ray.labelled.examples import Entity, LabelledSet
 from domext_ray.labelled.readers.sets import load_set, read_split
 from domext_ray.labelled.set_description import make_description
-
-
-@pytest.fixture(scope="module")
-def tiny_tokenizer(tiny_base_folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(tiny_base_folder)
 
 
 def load_splits(folder: Path, task: str, splits: dict[str, list[dict[str, Any]]], **description: Any) -> LabelledSet:
@@ -36,12 +30,14 @@ def ask(number: int, answer: str) -> dict[str, Any]:
     return {"question": "When?", "context": context, "answers": [{"text": answer, "answer_start": 10}]}
 
 
-def test_twenty_questions_of_which_ten_have_no_answer_in_their_context(tmp_path: Path, tiny_tokenizer: Any) -> None:
+def test_twenty_questions_of_which_ten_have_no_answer_in_their_context(
+    tmp_path: Path, bert: PreTrainedTokenizerBase
+) -> None:
     """Whoever finds every answer that there is reaches one half."""
     rows = [ask(i, str(1900 + i) if i % 2 else f"{1800 + i}") for i in range(20)]
     made = load_splits(tmp_path, "qa", {"train": rows, "dev": rows[:4], "test": rows}, reader="records")
     assert [len(each) for each in (made.train, made.dev, made.test)] == [10, 4, 20]
-    task = QuestionTask(made, tiny_tokenizer, TaskOptions(max_length=32))
+    task = QuestionTask(made, bert, TaskOptions(max_length=32))
     assert not task.has_null, "an answer that is elsewhere is no missing one"
     found = [{"answer": each.context[10:14]} for each in made.test]  # type: ignore[union-attr]
     assert task.score(made.test, found).get("exact") == 0.5
@@ -57,13 +53,13 @@ def entity(start: int, end: int, text: str) -> dict[str, Any]:
     return {"start_idx": start, "end_idx": end, "type": "dis", "entity": text}
 
 
-def test_a_misplaced_entity_is_a_miss(tmp_path: Path, tiny_tokenizer: Any) -> None:
+def test_a_misplaced_entity_is_a_miss(tmp_path: Path, bert: PreTrainedTokenizerBase) -> None:
     """It keeps its own offsets, so that only a prediction with exactly its characters finds it."""
     row = {"text": "the heart disease", "entities": [entity(4, 9, "heart"), entity(9, 16, "disease")]}
     made = load_splits(tmp_path, "nested_ner", dict.fromkeys(("train", "dev", "test"), [row]), ends="exclusive")
     (text,) = made.test
     assert text.entities == (Entity(4, 9, "dis"),) and text.misplaced == (Entity(9, 16, "dis"),)  # type: ignore[union-attr]
-    task = SpanTask(made, tiny_tokenizer, TaskOptions(max_length=32))
+    task = SpanTask(made, bert, TaskOptions(max_length=32))
     for spans, recall in ((text.entities, 0.5), (text.gold, 1.0)):  # type: ignore[union-attr]
         found = {"entities": [describe_entity(text.text, each) for each in spans]}  # type: ignore[union-attr]
         assert task.score(made.test, [found]).get("recall.micro") == recall
@@ -74,26 +70,30 @@ def test_a_misplaced_entity_is_a_miss(tmp_path: Path, tiny_tokenizer: Any) -> No
     )
 
 
-@pytest.mark.parametrize("lacks", ["text", "schema"])
-def test_a_triple_that_text_or_schema_lacks_is_a_miss(tmp_path: Path, tiny_tokenizer: Any, lacks: str) -> None:
-    def triple(target: str, kind: str = "drug") -> dict[str, str]:
-        return {
-            "subject": "heart",
-            "subject_type": "organ",
-            "predicate": "takes",
-            "object": target,
-            "object_type": kind,
-        }
+def test_a_triple_that_text_or_schema_lacks_is_a_miss(tmp_path: Path, bert: PreTrainedTokenizerBase) -> None:
+    for i, lacks in enumerate(["text", "schema"]):
+        folder = tmp_path / str(i)
 
-    bad = triple("doctor") if lacks == "text" else triple("disease", "other")
-    row = {"text": "the heart drug disease", "triples": [triple("drug"), bad]}
-    schema = {"subject_type": "organ", "predicate": "takes", "object_type": "drug"}
-    write(tmp_path / "schema.json", json.dumps([schema]))
-    splits = dict.fromkeys(("train", "dev", "test"), [row])
-    made = load_splits(tmp_path, "relation_extraction", splits, schema=("schema.json",))
-    task = ExtractionTask(made, tiny_tokenizer, TaskOptions(max_length=32))
-    found = [{"head": {"text": "heart"}, "label": "takes", "tail": {"text": each}} for each in ("drug", bad["object"])]
-    assert task.score(made.test, [{"relations": found[:1]}]).get("recall.micro") == 0.5
-    assert task.score(made.test, [{"relations": found}]).get("recall.micro") == 1.0
-    assert any("1 x triple left out" in each for each in made.notes)
-    assert any("2 x triple kept to be scored" in each for each in made.notes)
+        def triple(target: str, kind: str = "drug") -> dict[str, str]:
+            return {
+                "subject": "heart",
+                "subject_type": "organ",
+                "predicate": "takes",
+                "object": target,
+                "object_type": kind,
+            }
+
+        bad = triple("doctor") if lacks == "text" else triple("disease", "other")
+        row = {"text": "the heart drug disease", "triples": [triple("drug"), bad]}
+        schema = {"subject_type": "organ", "predicate": "takes", "object_type": "drug"}
+        write(folder / "schema.json", json.dumps([schema]))
+        splits = dict.fromkeys(("train", "dev", "test"), [row])
+        made = load_splits(folder, "relation_extraction", splits, schema=("schema.json",))
+        task = ExtractionTask(made, bert, TaskOptions(max_length=32))
+        found = [
+            {"head": {"text": "heart"}, "label": "takes", "tail": {"text": each}} for each in ("drug", bad["object"])
+        ]
+        assert task.score(made.test, [{"relations": found[:1]}]).get("recall.micro") == 0.5
+        assert task.score(made.test, [{"relations": found}]).get("recall.micro") == 1.0
+        assert any("1 x triple left out" in each for each in made.notes)
+        assert any("2 x triple kept to be scored" in each for each in made.notes)

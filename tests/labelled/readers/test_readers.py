@@ -6,7 +6,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from labelled_fixtures import refuse, write
+from labelled_fixtures import write
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import LabelledText, Question, TaggedSentence
@@ -31,11 +31,6 @@ def test_brackets_in_the_folder_name_are_no_pattern(tmp_path: Path) -> None:
     folder = tmp_path / "set [1]"
     write(folder / "train.tsv", "a\tO\n")
     assert set(find_split_files(folder, make_description("ner", "made"))) == {"train"}
-
-
-def test_two_files_for_one_split_are_refused(tmp_path: Path) -> None:
-    message = refuse(tmp_path, "ner", {"train.tsv": "a\tO\n", "train.tsv.gz": "b\tO\n"})
-    assert "2 files that match 'train.*' (train.tsv, train.tsv.gz); keep one, or name it as files.train" in message
 
 
 def test_a_saved_dataset_with_class_names(tmp_path: Path) -> None:

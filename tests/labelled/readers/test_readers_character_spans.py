@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from labelled_fixtures import dump_lines, load, refuse, write
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.tokens import TokenClassificationTask
@@ -33,16 +33,17 @@ SHAPES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
-def test_the_same_tags_from_the_shapes_of_all_tools(tmp_path: Path, shape: str) -> None:
-    rows = dump_lines([{"id": "a", "text": TEXT, **SHAPES[shape]}])
-    made = load(tmp_path, "ner", {"train.jsonl": rows}, reader="spans")
-    (sentence,) = made.train
-    assert isinstance(sentence, RawSentence) and sentence.id == "a" and sentence.text == TEXT
-    assert sentence.words == ("Old", "gout", ",", "heart", "disease", ".")
-    assert sentence.tags == ("O", "B-Disease", "O", "B-Disease", "I-Disease", "O")
-    assert made.labels == ("Disease",) and not sentence.misplaced
-    assert not [each for each in made.notes if "entity" in each]
+def test_the_same_tags_from_the_shapes_of_all_tools(tmp_path: Path) -> None:
+    for i, shape in enumerate(SHAPES.values()):
+        folder = tmp_path / str(i)
+        rows = dump_lines([{"id": "a", "text": TEXT, **shape}])
+        made = load(folder, "ner", {"train.jsonl": rows}, reader="spans")
+        (sentence,) = made.train
+        assert isinstance(sentence, RawSentence) and sentence.id == "a" and sentence.text == TEXT
+        assert sentence.words == ("Old", "gout", ",", "heart", "disease", ".")
+        assert sentence.tags == ("O", "B-Disease", "O", "B-Disease", "I-Disease", "O")
+        assert made.labels == ("Disease",) and not sentence.misplaced
+        assert not [each for each in made.notes if "entity" in each]
 
 
 ODD = [
@@ -52,20 +53,21 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(("odd", "fault"), ODD)
-def test_what_no_tags_say_is_kept_and_scored(tmp_path: Path, tiny_base_folder: Path, odd: Entity, fault: str) -> None:
-    rows = [{"text": TEXT, "spans": [[each.start, each.end, each.label] for each in (HEART, odd)]}]
-    files: dict[str, str | bytes] = {f"{split}.jsonl": dump_lines(rows) for split in ("train", "dev", "test")}
-    made = load(tmp_path, "ner", files, reader="spans")
-    sentence = made.test[0]
-    assert isinstance(sentence, RawSentence)
-    assert sentence.tags == ("O", "O", "O", "B-Disease", "I-Disease", "O") and sentence.misplaced == (odd,)
-    assert f"1 x entity left out: it {fault} ({tmp_path}/train.jsonl:1)." in made.notes
-    assert any(each.startswith(f"2 x entity kept to be scored: it {fault} (") for each in made.notes)
-    task = TokenClassificationTask(made, AutoTokenizer.from_pretrained(tiny_base_folder), TaskOptions(max_length=32))
-    score = task.score(made.test, [{"tags": sentence.tags}])
-    assert score.get("precision.micro") == 1.0 and score.get("recall.micro") == 0.5
-    assert f": the entity {fault} (" in refuse(tmp_path, "ner", {}, reader="spans", strict=True)
+def test_what_no_tags_say_is_kept_and_scored(tmp_path: Path, bert: PreTrainedTokenizerBase) -> None:
+    for i, (odd, fault) in enumerate(ODD):
+        folder = tmp_path / str(i)
+        rows = [{"text": TEXT, "spans": [[each.start, each.end, each.label] for each in (HEART, odd)]}]
+        files: dict[str, str | bytes] = {f"{split}.jsonl": dump_lines(rows) for split in ("train", "dev", "test")}
+        made = load(folder, "ner", files, reader="spans")
+        sentence = made.test[0]
+        assert isinstance(sentence, RawSentence)
+        assert sentence.tags == ("O", "O", "O", "B-Disease", "I-Disease", "O") and sentence.misplaced == (odd,)
+        assert f"1 x entity left out: it {fault} ({folder}/train.jsonl:1)." in made.notes
+        assert any(each.startswith(f"2 x entity kept to be scored: it {fault} (") for each in made.notes)
+        task = TokenClassificationTask(made, bert, TaskOptions(max_length=32))
+        score = task.score(made.test, [{"tags": sentence.tags}])
+        assert score.get("precision.micro") == 1.0 and score.get("recall.micro") == 0.5
+        assert f": the entity {fault} (" in refuse(folder, "ner", {}, reader="spans", strict=True)
 
 
 NOTES = "T1\tDisease 4 8\tgout\nR1\tCauses Arg1:T1 Arg2:T2\nT2\tDisease 10 15;16 23\theart disease\n#1\tNote T1\tyes\n"
@@ -77,22 +79,23 @@ def write_brat(folder: Path, text: str = "Old gout, heart\ndisease.\n", notes: s
     return folder
 
 
-@pytest.mark.parametrize("task", ["ner", "nested_ner"])
-def test_brat_has_a_folder_per_split(tmp_path: Path, task: str) -> None:
+def test_brat_has_a_folder_per_split(tmp_path: Path) -> None:
     """What brat cuts at the end of a line is one entity."""
-    for split in ("train", "dev"):
-        write_brat(tmp_path / split)
-        write(tmp_path / split / "a.txt", "Nobody read this.")
-    write(tmp_path / "test" / "c.txt", "A rose.")
-    write(tmp_path / "test" / "c.ann", "")
-    made = load_set(make_description(task, "made", reader="brat"), str(tmp_path))
-    (text,), (rose,) = made.train, made.test
-    assert text.id == "b" and text.source == f"{tmp_path}/train/b.txt:1" and rose.id == "c"
-    if isinstance(text, RawSentence):
-        assert text.tags == ("O", "B-Disease", "O", "B-Disease", "I-Disease", "O")
-    else:
-        assert isinstance(text, AnnotatedText) and text.entities == (GOUT, HEART)
-    assert any(each.startswith("2 x document left out: it has no .ann file beside it") for each in made.notes)
+    for i, task in enumerate(["ner", "nested_ner"]):
+        folder = tmp_path / str(i)
+        for split in ("train", "dev"):
+            write_brat(folder / split)
+            write(folder / split / "a.txt", "Nobody read this.")
+        write(folder / "test" / "c.txt", "A rose.")
+        write(folder / "test" / "c.ann", "")
+        made = load_set(make_description(task, "made", reader="brat"), str(folder))
+        (text,), (rose,) = made.train, made.test
+        assert text.id == "b" and text.source == f"{folder}/train/b.txt:1" and rose.id == "c"
+        if isinstance(text, RawSentence):
+            assert text.tags == ("O", "B-Disease", "O", "B-Disease", "I-Disease", "O")
+        else:
+            assert isinstance(text, AnnotatedText) and text.entities == (GOUT, HEART)
+        assert any(each.startswith("2 x document left out: it has no .ann file beside it") for each in made.notes)
 
 
 def test_a_scattered_entity_of_brat_is_told_and_no_prediction_equals_it(tmp_path: Path) -> None:

