@@ -39,19 +39,24 @@ def config(tiny_base_folder: Path) -> PretrainConfig:
     )
 
 
+def build(config: PretrainConfig, method: MethodConfig | None = None) -> torch.nn.Module:
+    base = load_base(config.base)
+    size = base.config.vocab_size
+    return build_model(
+        base, config.shape, method or config.method, vocab_size=size, pad_token_id=0, dropout=0.0, seed=0
+    )
+
+
 @pytest.fixture
 def run_dir(config: PretrainConfig, tmp_path: Path) -> Path:
     """A run whose bias of the word that every sentence has was trained up."""
-    base = load_base(config.base)
-    model = build_model(
-        base, config.shape, config.method, vocab_size=base.config.vocab_size, pad_token_id=0, dropout=0.0, seed=0
-    )
+    model = build(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for param in model.parameters():
             if param.requires_grad:
                 param.add_(0.5 * torch.randn(param.shape, generator=generator))
-    make_run(tmp_path / "run", config, model, base)
+    make_run(tmp_path / "run", config, model, load_base(config.base))
     shutil.copytree(config.base, tmp_path / "run" / "tokenizer", ignore=shutil.ignore_patterns("*.safetensors"))
     return tmp_path / "run"
 
@@ -80,16 +85,7 @@ def test_before_is_the_base_and_after_is_the_run(run_dir: Path, config: Pretrain
     examples = make_examples(run_dir, write_texts(tmp_path / "corpus", SENTENCES))
     assert len(examples) == NUM_EXAMPLES
     assert any(each.before != each.after for each in examples)
-    base = load_base(config.base)
-    plain = build_model(
-        base,
-        config.shape,
-        MethodConfig(trains="all", heads=0, ffn_units=0),
-        vocab_size=base.config.vocab_size,
-        pad_token_id=0,
-        dropout=0.0,
-        seed=0,
-    )
+    plain = build(config, MethodConfig(trains="all", heads=0, ffn_units=0))
     tokenizer = load_tokenizer(config.base)
     expected = predict(plain, tokenizer, [each.masked for each in examples])
     for each, guesses in zip(examples, expected, strict=True):
@@ -99,10 +95,7 @@ def test_before_is_the_base_and_after_is_the_run(run_dir: Path, config: Pretrain
 
 
 def test_the_right_word_is_known(config: PretrainConfig, tmp_path: Path) -> None:
-    base = load_base(config.base)
-    model = build_model(
-        base, config.shape, config.method, vocab_size=base.config.vocab_size, pad_token_id=0, dropout=0.0, seed=0
-    )
+    model = build(config)
     tokenizer = load_tokenizer(config.base)
     masked = choose_sentences(write_texts(tmp_path / "a", SENTENCES), tokenizer, max_length=64)[0]
     (first, *others) = predict(model, tokenizer, [masked])[0]

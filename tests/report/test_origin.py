@@ -17,9 +17,8 @@ from domext_ray.report.summary import count_trained, describe_command, describe_
 from domext_ray.runs.run_directory import add_versions, list_versions, write_run
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
+def test_a_command_names_no_folder() -> None:
+    for args, said in (
         (
             ["/opt/venv/bin/domext", "pretrain", "af", "--corpus", "/home/ann/*.txt", "--run.name", "a b"],
             "domext pretrain af --corpus '*.txt' --run.name 'a b'",
@@ -29,10 +28,8 @@ from domext_ray.runs.run_directory import add_versions, list_versions, write_run
         (["/home/ann/notebook.py", "secret"], ""),
         (["-c"], ""),
         ([], ""),
-    ],
-)
-def test_a_command_names_no_folder(args: list[str], said: str) -> None:
-    assert describe_command(args) == said
+    ):
+        assert describe_command(args) == said
 
 
 def test_the_commit_is_that_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,21 +59,16 @@ def test_the_first_start_stays(local_ray: None, tmp_path: Path, monkeypatch: pyt
     assert again["versions"] == list_versions()
 
 
-@pytest.mark.parametrize(
-    ("method", "num_words", "kinds"),
-    [
+def test_what_trains_is_counted_by_kind(tiny_base_folder: Path) -> None:
+    for method, num_words, kinds in (
         (MethodConfig(heads=1, ffn_units=8), 0, {"heads", "units"}),
         (MethodConfig(heads=1, ffn_units=8, train_heads=True), 0, {"heads", "units", "heads of the model"}),
         (MethodConfig(trains="all", heads=0, ffn_units=0), 0, {"every parameter"}),
         (MethodConfig(trains="top_layers", top_layers=1, heads=0, ffn_units=0), 0, {"the top 1 layers"}),
         (MethodConfig(heads=0, ffn_units=0, module_hidden_size=16, module_ffn_size=16), 7, {"modules", "new words"}),
-    ],
-)
-def test_what_trains_is_counted_by_kind(
-    method: MethodConfig, num_words: int, kinds: set[str], tiny_base_folder: Path
-) -> None:
-    base = load_base(str(tiny_base_folder))
-    shape = describe_shape(base, ShapeConfig(), method, vocab_size=base.config.vocab_size, num_new_words=num_words)
-    counts = count_parameters(shape, method, base.heads)
-    found = count_trained(counts, method)
-    assert found.keys() == kinds and sum(found.values()) == counts.trainable
+    ):
+        base = load_base(str(tiny_base_folder))
+        shape = describe_shape(base, ShapeConfig(), method, vocab_size=base.config.vocab_size, num_new_words=num_words)
+        counts = count_parameters(shape, method, base.heads)
+        found = count_trained(counts, method)
+        assert found.keys() == kinds and sum(found.values()) == counts.trainable

@@ -49,32 +49,44 @@ def read_page(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def test_the_page_needs_no_network_and_shows_everything(tmp_path: Path) -> None:
-    path = write_report(make_run(tmp_path / "clinic", make_records()))
-    assert path == tmp_path / "clinic" / "report.html"
-    page = read_page(path)
-    assert page.fetched == []
-    assert "@import" not in page.text
-    assert "url(http" not in path.read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended, with its page."""
+    return Path(write_report(make_run(tmp_path_factory.mktemp("a") / "my runs" / "clinic", make_records()))).parent
+
+
+def test_the_page_needs_no_network_and_shows_everything(written: Path) -> None:
+    text, page = (written / "report.html").read_text(encoding="utf-8"), read_page(written / "report.html")
+    assert page.fetched == [] and "@import" not in page.text and "url(http" not in text
     assert page.pictures[1] == (
         "Held-out domain loss, MLM loss (nats per token), by optimiser step: 4.800 at step 0 and 3.600 at step 60."
     )
-    assert len(page.pictures) == 6
-    assert (
-        "domain accuracy rose, while accuracy on general sentences fell, but not beyond its 95 % interval." in page.text
-    )
+    assert len(page.pictures) == 6 and not re.search("{[{%]", page.text), "a field of the template was not filled"
     assert "<notes & letters>/*.txt" in page.text, "settings must be shown as they are, and escaped"
-    assert not re.search("{[{%]", page.text), "a field of the template was not filled"
     for shown in (
-        "4.800",
-        "3.600",
-        "-25.0%",
-        "41.0% [39.6, 42.4]",
-        "+12.0 points [+10.1, +13.8]",
-        "2,731",
-        "0.4%",
+        *("4.800", "3.600", "-25.0%", "41.0% [39.6, 42.4]", "+12.0 points [+10.1, +13.8]", "2,731", "0.4%"),
+        "accuracy rose, while accuracy on general sentences fell, but not beyond its 95 % interval.",
+        # where the run comes from
+        "general-mini (sha256 abababababab)",
+        "2,632,704 of 8,421,376 parameters, 32.1% of base and extension: heads 528,384; units 2,104,320",
+        "900; dropped: 41 duplicate, 2 too_short",
+        "3.75",  # epochs: 30 of 40 steps, then 30 of 10
+        "2026-05-04 09:30 UTC",
+        "2 nodes of 8 CPUs and 1 GPU (EPYC, H100)",
+        "python 3.11.7, domext_ray 0.1.0, torch 2.13.0",
+        "0123456789ab, with changes",
+        "domext pretrain af --corpus '*.txt'",
+        "5,000 masked tokens of held-out text and 3,940 words of general sentences",
+        # what may come next
+        "domext finetune --model 'my runs/clinic' --task ner",
+        "domext evaluate_forgetting --models 'base=general-mini,clinic=my runs/clinic'",
+        "domext_ray.load('my runs/clinic')",
     ):
-        assert shown in page.text
+        assert shown in page.text, shown
+    content = (written / "curves.png").read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(content[16:20], "big") >= 1600, "for a README"
+    files = {"run.json", "metrics.jsonl", "summary.json", "config.yaml", "report.html", "curves.png"}
+    assert {each.name for each in written.iterdir()} == files
 
 
 def test_the_page_names_no_place_of_this_machine(tmp_path: Path) -> None:
@@ -86,37 +98,20 @@ def test_the_page_names_no_place_of_this_machine(tmp_path: Path) -> None:
     assert str(tmp_path) not in text and "ann" not in re.sub("[a-z]ann|ann[a-z]", "", text)
 
 
-def test_the_page_says_where_the_run_comes_from(tmp_path: Path) -> None:
-    text = read_page(write_report(make_run(tmp_path / "clinic", make_records()))).text
-    for said in (
-        "general-mini (sha256 abababababab)",
-        "2,632,704 of 8,421,376 parameters, 32.1% of base and extension: heads 528,384; units 2,104,320",
-        "900; dropped: 41 duplicate, 2 too_short",
-        "3.75",  # epochs: 30 of 40 steps, then 30 of 10
-        "2026-05-04 09:30 UTC",
-        "2 nodes of 8 CPUs and 1 GPU (EPYC, H100)",
-        "python 3.11.7, domext_ray 0.1.0, torch 2.13.0",
-        "0123456789ab, with changes",
-        "domext pretrain af --corpus '*.txt'",
-        "5,000 masked tokens of held-out text and 3,940 words of general sentences",
+def test_the_page_says_how_far_the_run_is(tmp_path: Path) -> None:
+    for i, (state, says, column) in enumerate(
+        (
+            ("running", "Running: step 45 of 500 on 2027-01-15 08:00 UTC. The page is written anew", "at step 40"),
+            ("stopped", "Stopped at step 45 of 500 on 2027-01-15 08:00 UTC; the same command goes on.", "at step 40"),
+            ("finished", "Finished at step 45 on 2027-01-15 08:00 UTC.", "after"),
+        )
     ):
-        assert said in text, said
-
-
-@pytest.mark.parametrize(
-    ("state", "says", "column"),
-    [
-        ("running", "Running: step 45 of 500 on 2027-01-15 08:00 UTC. The page is written anew", "at step 40"),
-        ("stopped", "Stopped at step 45 of 500 on 2027-01-15 08:00 UTC; the same command goes on.", "at step 40"),
-        ("finished", "Finished at step 45 on 2027-01-15 08:00 UTC.", "after"),
-    ],
-)
-def test_the_page_says_how_far_the_run_is(state: str, says: str, column: str, tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path / "clinic", make_records(60)[:46])
-    (run_dir / "summary.json").unlink()
-    (run_dir / "config.yaml").write_text("train: {max_steps: 500}\n")
-    text = read_page(write_report(run_dir, state)).text  # type: ignore[arg-type]
-    assert says in text and f"before{column}change" in text
+        folder = tmp_path / str(i)
+        run_dir = make_run(folder / "clinic", make_records(60)[:46])
+        (run_dir / "summary.json").unlink()
+        (run_dir / "config.yaml").write_text("train: {max_steps: 500}\n")
+        text = read_page(write_report(run_dir, state)).text  # type: ignore[arg-type]
+        assert says in text and f"before{column}change" in text
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
@@ -126,7 +121,7 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     assert page.pictures[0] == "Training loss: not measured."
 
 
-def test_examples_are_marked_and_only_their_owner_may_read_them(tmp_path: Path) -> None:
+def test_examples_are_marked_and_only_their_owner_may_read_them(written: Path, tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "clinic", make_records())
     guesses = (Guess("coffee", 0.61, is_right=False), Guess("tea", 0.304, is_right=True))
     path = write_report(run_dir, examples=[Example(MASKED, (), guesses)])
@@ -134,9 +129,7 @@ def test_examples_are_marked_and_only_their_owner_may_read_them(tmp_path: Path) 
     assert "A &lt;b&gt; of <mark>tea</mark>, please." in text
     assert "<td>–</td><td>coffee 61%<br><mark>tea</mark> ✓ 30%</td>" in text
     assert "drawn by a fixed rule" in text and Path(path).stat().st_mode & 0o077 == 0
-    assert Path(write_report(run_dir)).stat().st_mode & 0o044, (
-        "a page without text of the corpus is like any other file"
-    )
+    assert (written / "report.html").stat().st_mode & 0o044, "a page without text of the corpus is like any other file"
 
 
 def test_new_words_have_their_counts(tmp_path: Path) -> None:
@@ -161,49 +154,23 @@ def test_changed_options_are_shown_and_the_others_folded(tmp_path: Path) -> None
     assert '<th scope="row">mixture.parts</th>' in changed and "web.txt" in changed and "/data" not in changed
 
 
-def test_the_next_commands_name_the_run(tmp_path: Path) -> None:
-    text = read_page(write_report(make_run(tmp_path / "my runs" / "clinic", make_records()))).text
-    assert "domext finetune --model 'my runs/clinic' --task ner" in text
-    assert "domext evaluate_forgetting --models 'base=general-mini,clinic=my runs/clinic'" in text
-    assert "domext_ray.load('my runs/clinic')" in text
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
+def test_of_a_place_only_the_last_part_is_shown() -> None:
+    for value, shown in (
         ("base=/x/bert,af=~/runs/af/", "base=bert,af=af"),
         ("s3://bucket/key/part.parquet", "part.parquet"),
         ("data/notes.txt", "data/notes.txt"),
         ("1/2 of the text", "1/2 of the text"),
         ({"a": ["/b/c", 4, None]}, {"a": ["c", 4, None]}),
-    ],
-)
-def test_of_a_place_only_the_last_part_is_shown(value: object, shown: object) -> None:
-    assert hide_places(value) == shown
+    ):
+        assert hide_places(value) == shown
 
 
-def test_the_picture_is_a_png_wide_enough_for_a_readme(tmp_path: Path) -> None:
-    write_report(make_run(tmp_path / "clinic", make_records()))
-    content = (tmp_path / "clinic" / "curves.png").read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    assert int.from_bytes(content[16:20], "big") >= 1600
-    assert {each.name for each in (tmp_path / "clinic").iterdir()} == {
-        "run.json",
-        "metrics.jsonl",
-        "summary.json",
-        "config.yaml",
-        "report.html",
-        "curves.png",
-    }
+def test_equal_runs_give_equal_pages(written: Path, tmp_path: Path) -> None:
+    again = write_report(make_run(tmp_path / "my runs" / "clinic", make_records()))
+    assert again.read_bytes() == (written / "report.html").read_bytes()
 
 
-def test_equal_runs_give_equal_pages(tmp_path: Path) -> None:
-    first = write_report(make_run(tmp_path / "a" / "runs" / "clinic", make_records()))
-    second = write_report(make_run(tmp_path / "b" / "runs" / "clinic", make_records()))
-    assert first.read_bytes() == second.read_bytes()
-
-
-def test_a_run_of_one_step_without_general_words_is_reported(tmp_path: Path) -> None:
+def test_a_run_of_one_step_and_one_of_which_no_figure_was_measured_are_reported(tmp_path: Path) -> None:
     records = make_records(1, eval_every=1)
     for record in records:
         record["eval/general_mlm_accuracy"] = None
@@ -211,9 +178,6 @@ def test_a_run_of_one_step_without_general_words_is_reported(tmp_path: Path) -> 
     page = read_page(write_report(make_run(tmp_path / "short", records)))
     assert len(page.pictures) == 6
     assert "general sentences fell" not in page.text and "general-probe accuracy–––" in page.text
-
-
-def test_a_run_that_no_figure_was_measured_of_is_reported(tmp_path: Path) -> None:
     records = [{name: None if "eval/" in name else each for name, each in line.items()} for line in make_records()]
     page = read_page(write_report(make_run(tmp_path / "blind", records)))
     assert len(page.pictures) == 6 and page.text.count("not measured") > 4

@@ -22,15 +22,8 @@ from domext_ray.storage import Place
 
 
 def make_trial(name: str, f1: float | None, trainable: int = 10, rungs: int = 2, **point: Any) -> TrialResult:
-    record = {
-        "figure": "F1",
-        "f1": f1,
-        "trainable": trainable,
-        "general_accuracy": 0.3,
-        "tokens_per_second": 100.0,
-        "steps": 9,
-    }
-    record |= {"seconds": {"train": 1.0, "evaluate": 0.5, "finetune": 2.0}}
+    record: dict[str, Any] = {"figure": "F1", "f1": f1, "trainable": trainable, "general_accuracy": 0.3, "steps": 9}
+    record |= {"tokens_per_second": 100.0, "seconds": {"train": 1.0, "evaluate": 0.5, "finetune": 2.0}}
     record |= {"f1_interval": None if f1 is None else [f1 - 0.1, f1 + 0.1]}
     return TrialResult(name, point, tuple({**record, "rung": i, "step": 3 ** (i + 1)} for i in range(rungs)), 2)
 

@@ -27,7 +27,9 @@ finetune.grid.lr: {choice: ["1e-4", "3e-4"]}
 
 
 def test_the_text_of_a_sweep_is_that_of_its_tasks() -> None:
-    """The made set and its text go together, and neither goes with a user's own."""
+    """The made set and its text go together, and neither goes with a user's own; rungs share a budget."""
+    config = make_config(TEXT, search=SearchConfig(rungs=3, reduction=4, scheduler="asha"))
+    assert config.search.shares == [1 / 16, 1 / 4, 1.0]
     assert (make_config(TEXT).corpus, make_config(TEXT).tasks) == ("repair-notes", ("repair_notes",))
     with pytest.raises(OptionError, match=r"'notes.txt'; it must be repair-notes, or --tasks and --data yours\.$"):
         make_config(TEXT, corpus="notes.txt")
@@ -110,14 +112,8 @@ def test_what_is_prepared_is_counted_once() -> None:
     assert drawn == names, "whatever a searcher draws was prepared"
 
 
-def test_rungs_share_a_budget() -> None:
-    config = make_config(TEXT, search=SearchConfig(rungs=3, reduction=4, scheduler="asha"))
-    assert config.search.shares == [1 / 16, 1 / 4, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("space", "says"),
-    [
+def test_a_mistake_is_one_sentence() -> None:
+    for space, says in (
         ({"method.headz": {"choice": [1]}}, "'method.headz', which is no option; did you mean method.heads?"),
         ({"train.max_steps": {"choice": [1]}}, "'train.max_steps', which the sweep decides itself"),
         ({"scale.num_workers": {"choice": [2]}}, "which the sweep decides itself"),
@@ -131,31 +127,25 @@ def test_rungs_share_a_budget() -> None:
         ({"a": {"choice": {"x": {"method.heads": 1}}}, "method.heads": {"choice": [1]}}, "both set method.heads"),
         ({"method.heads": {"choice": [1], "if": {"kind": "x"}}}, "it must be values of dimensions above it"),
         ({"kind": {"choice": {"x": {"method.headz": 1}}}}, "did you mean method.heads?"),
-    ],
-)
-def test_a_mistake_is_one_sentence(space: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        read_space(space)
-    assert says in str(raised.value) and len(str(raised.value).splitlines()) == 1
+    ):
+        with pytest.raises(ConfigError) as raised:
+            read_space(space)
+        assert says in str(raised.value) and len(str(raised.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("point", "says"),
-    [
+def test_a_value_out_of_its_range_is_refused() -> None:
+    for point, says in (
         ({"method.heads": -1}, "--method.heads is -1"),
         ({"method.heads": "many"}, "many"),
         ({"optim.lr": 0.0}, "optim.lr"),
-    ],
-)
-def test_a_value_out_of_its_range_is_refused(point: dict[str, Any], says: str) -> None:
-    space = {name: {"choice": [value]} for name, value in point.items()}
-    with pytest.raises(ConfigError, match=says):
-        configure(make_config(space), read_space(space), point)
+    ):
+        space = {name: {"choice": [value]} for name, value in point.items()}
+        with pytest.raises(ConfigError, match=says):
+            configure(make_config(space), read_space(space), point)
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
+def test_a_wrong_option_is_refused() -> None:
+    for make, says in (
         (lambda: SearchConfig(objectives=("f2",)), r"--objectives is 'f2'; it must be one of f1"),
         (
             lambda: SearchConfig(objectives=("f1", "trainable"), scheduler="asha", rungs=2),
@@ -171,8 +161,6 @@ def test_a_value_out_of_its_range_is_refused(point: dict[str, Any], says: str) -
             lambda: make_config(TEXT, tasks=("ner", "rte"), data=("x",)),
             r"--data is 'x'; it must be as many as --tasks \(2\)",
         ),
-    ],
-)
-def test_a_wrong_option_is_refused(make: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        make()
+    ):
+        with pytest.raises(ConfigError, match=says):
+            make()

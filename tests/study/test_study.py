@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ DEFAULTS = "compare"
 SHIPPED = read_presets(find_preset(DEFAULTS))
 EXTENSIONS = ("lora", "fl_tuning", "af", "bottleneck", "exbert", "exbert_no_vocab")
 FIXED = ("full", "top_layers", "layer_norms", "biases")
+Make = Callable[..., StudyConfig]
 KEPT = ("full_kept", "af_kept", "af_words", "af_words_mask30")
 
 
@@ -107,9 +109,8 @@ def test_only_methods_that_keep_read_general_text() -> None:
     assert [(each.replay.frac, each.objective.keep) for each in methods.values()] == [(0.5, "kl"), (0.2, "replay")]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_a_mistake_is_one_sentence() -> None:
+    for flags, message in (
         ((), "--seconds is 0.0; it must be above 0 when --tokens is 0"),
         (("--seconds", "1", "--tokens", "5"), "--seconds is 1.0; it must be 0 when --tokens is 5"),
         (
@@ -142,12 +143,10 @@ def test_only_methods_that_keep_read_general_text() -> None:
         (("--seconds", "1", "--tokens_by_method", "{af: 9}"), "--tokens_by_method is 'af'; it must be left out"),
         (("--tokens", "9", "--tokens_by_method", "{af: 0}"), "--tokens_by_method.af is 0; it must be 1 or more"),
         (("--tokens", "9", "--tokens_by_method", "{af: many}"), "--tokens_by_method.af is 'many'; it must be a whole"),
-    ],
-)
-def test_a_mistake_is_one_sentence(flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        plan(configure(*flags))
-    assert message in str(error.value) and "\n" not in str(error.value)
+    ):
+        with pytest.raises(ConfigError) as error:
+            plan(configure(*flags))
+        assert message in str(error.value) and "\n" not in str(error.value)
 
 
 class FakeRuns:
@@ -192,22 +191,19 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     return fake
 
 
-def small(base: Path, corpus: Path, runs: Path, *flags: str) -> StudyConfig:
-    return configure(
-        *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", "s"),
+@pytest.fixture
+def small(tiny_base_folder: Path, text_file: Path, tmp_path: Path) -> Make:
+    """Makes a study of two methods and two seeds; a later flag takes the place of an earlier one."""
+    return lambda *flags: configure(
+        *("--base", str(tiny_base_folder), "--corpus", str(text_file), "--run.dir", str(tmp_path), "--run.name", "s"),
         *("--methods", "full,af", "--budget", "0.3", "--seeds", "2", "--train.seq_length", "32"),
         *("--train.global_batch_size", "8", "--train.eval_rows", "40", "--engine.precision", "fp32"),
         *(flags if {"--seconds", "--tokens"} & set(flags) else ("--seconds", "20", *flags)),
     )
 
 
-def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(
-    runs: FakeRuns,
-    tiny_base_folder: Path,
-    text_file: Path,
-    tmp_path: Path,
-) -> None:
-    folder = run_study(small(tiny_base_folder, text_file, tmp_path), SHIPPED)
+def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(runs: FakeRuns, small: Make, tmp_path: Path) -> None:
+    folder = run_study(small(), SHIPPED)
     assert runs.names == ["base", "full-seed0", "af-seed0", "full-seed1", "af-seed1"]
     for each in runs.made[1:]:
         assert (each.train.max_seconds, each.train.max_tokens, each.optim.schedule) == (20.0, 0, "wsd")
@@ -220,37 +216,25 @@ def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(
     assert (folder / "comparison.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_all_runs_read_as_much_of_the_documentation(runs: FakeRuns, tiny_base_folder: Path, tmp_path: Path) -> None:
+def test_all_runs_read_as_much_of_the_documentation(runs: FakeRuns, small: Make) -> None:
     """The run of one step that scores the base, too."""
-    run_study(small(tiny_base_folder, Path("package-docs"), tmp_path, "--tokens", "300000"), SHIPPED)
+    run_study(small("--corpus", "package-docs", "--tokens", "300000"), SHIPPED)
     assert {each.corpus for each in runs.made} == {"package-docs:2"} and len(runs.made) == 5
 
 
-def test_runs_end_by_their_tokens(runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path) -> None:
-    run_study(small(tiny_base_folder, text_file, tmp_path, "--tokens", "1001"), SHIPPED)
-    limits = {(each.train.max_tokens, each.train.max_seconds, each.optim.schedule) for each in runs.made[1:]}
-    assert limits == {(1001, 0.0, "wsd")}
-
-
-def test_a_method_may_read_another_number_of_tokens(
-    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
-) -> None:
+def test_a_method_may_read_another_number_of_tokens(runs: FakeRuns, small: Make) -> None:
     flags = ("--tokens", "1001", "--tokens_by_method", "{full: 1.2e3}")
-    folder = run_study(small(tiny_base_folder, text_file, tmp_path, *flags, "--seeds", "1"), SHIPPED)
+    folder = run_study(small(*flags, "--seeds", "1"), SHIPPED)
+    assert {(each.train.max_seconds, each.optim.schedule) for each in runs.made[1:]} == {(0.0, "wsd")}
     assert {each.method.name: each.train.max_tokens for each in runs.made[1:]} == {"full": 1200, "af": 1001}
     assert "1,001 tokens (full 1,200) per run" in (folder / "comparison.md").read_text()
     with pytest.raises(RunError, match=r"presets\.full\.tokens: 1200 -> 1300"):
-        run_study(small(tiny_base_folder, text_file, tmp_path, *flags[:3], "{full: 1300}"), SHIPPED)
-    run_study(small(tiny_base_folder, text_file, tmp_path, *flags, "--methods", "full,af,lora"), SHIPPED)
+        run_study(small(*flags[:3], "{full: 1300}"), SHIPPED)
+    run_study(small(*flags, "--methods", "full,af,lora"), SHIPPED)
 
 
-def test_the_same_command_goes_on_and_more_seeds_methods_and_budgets_may_come(
-    runs: FakeRuns,
-    tiny_base_folder: Path,
-    text_file: Path,
-    tmp_path: Path,
-) -> None:
-    config = small(tiny_base_folder, text_file, tmp_path)
+def test_the_same_command_goes_on_and_more_seeds_methods_and_budgets_may_come(runs: FakeRuns, small: Make) -> None:
+    config = small()
     runs.left = 3
     with pytest.raises(KeyboardInterrupt):
         run_study(config, SHIPPED)
@@ -263,14 +247,8 @@ def test_the_same_command_goes_on_and_more_seeds_methods_and_budgets_may_come(
     assert runs.names[10:] == ["af@0.2-seed0", "af@0.4-seed0"]
 
 
-def test_each_method_takes_its_best_rate(
-    runs: FakeRuns,
-    tiny_base_folder: Path,
-    text_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config = small(tiny_base_folder, text_file, tmp_path, "--rates", "0.1,1e-4,1e-3", "--seeds", "1")
+def test_each_method_takes_its_best_rate(runs: FakeRuns, small: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small("--rates", "0.1,1e-4,1e-3", "--seeds", "1")
     runs.left = 3
     with pytest.raises(KeyboardInterrupt):
         run_study(config, SHIPPED)
@@ -296,9 +274,9 @@ def test_each_method_takes_its_best_rate(
 
 
 def test_rates_that_all_diverge_and_a_damaged_record_are_one_sentence(
-    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
+    runs: FakeRuns, small: Make, tmp_path: Path
 ) -> None:
-    config = small(tiny_base_folder, text_file, tmp_path, "--rates", "0.1,0.2")
+    config = small("--rates", "0.1,0.2")
     with pytest.raises(TrainingError, match="training of full diverged at every rate of --rates"):
         run_study(config, SHIPPED)
     (tmp_path / "s" / "rates" / "full-0.1.json").write_text('{"full": [1, 2]}')
@@ -306,10 +284,8 @@ def test_rates_that_all_diverge_and_a_damaged_record_are_one_sentence(
         run_study(config, SHIPPED)
 
 
-def test_general_text_counts_once_a_method_reads_it(
-    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
-) -> None:
-    config = small(tiny_base_folder, text_file, tmp_path, "--seeds", "1")
+def test_general_text_counts_once_a_method_reads_it(runs: FakeRuns, small: Make, tmp_path: Path) -> None:
+    config = small("--seeds", "1")
     run_study(config, SHIPPED)
     general = write_corpus(tmp_path / "general.txt", 40)
     kept = replace(config, methods=("full", "af", "full_kept"), replay=replace(config.replay, corpus=str(general)))
@@ -326,13 +302,8 @@ def test_general_text_counts_once_a_method_reads_it(
             run_study(replace(kept, **texts), SHIPPED)
 
 
-def test_other_settings_are_refused(
-    runs: FakeRuns,
-    tiny_base_folder: Path,
-    text_file: Path,
-    tmp_path: Path,
-) -> None:
-    config = small(tiny_base_folder, text_file, tmp_path)
+def test_other_settings_are_refused(runs: FakeRuns, small: Make) -> None:
+    config = small()
     run_study(config, SHIPPED)
     with pytest.raises(RunError, match=r"seconds: 20\.0 -> 21\.0"):
         run_study(replace(config, seconds=21.0), SHIPPED)
@@ -346,13 +317,9 @@ def test_other_settings_are_refused(
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(
-    runs: FakeRuns,
-    tiny_base_folder: Path,
-    text_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    runs: FakeRuns, small: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = replace(small(tiny_base_folder, text_file, tmp_path / "runs"), dry_run=True)
+    config = replace(small("--run.dir", str(tmp_path / "runs")), dry_run=True)
     run_study(config, SHIPPED)
     shown = capsys.readouterr().out
     assert "2 methods, 2 seeds, 20 seconds per run: 4 runs" in shown and "heads 1, ffn_units" in shown
