@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SHAPE, make_random_model
+from finetuned_models import CPU, FP32
 from job_calls import call_job
 from labelled_fixtures import write, write_ner
 from made_data import write_relations
@@ -29,7 +30,6 @@ from domext_ray.config.finetune import (
     PlaceConfig,
     TrainingScaleConfig,
 )
-from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.ablation.report import draw_spans, format_spans, write_spans, write_sweep
 from domext_ray.downstream.ablation.spans import (
     SPANS,
@@ -58,7 +58,6 @@ from domext_ray.model.domext.layers_domext import AdapterPlace
 from domext_ray.options.build import dump_yaml
 from domext_ray.runs.run_directory import write_run
 
-CPU = torch.device("cpu")
 SIZES = (80, 40, 20)
 DESCRIPTIONS = {
     "bottlenecks": {"bottleneck_size": 4},
@@ -152,7 +151,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         labelled=LabelledConfig(max_length=32, stride=8),
         grid=GridConfig(lr=(2e-2,), batch_size=(8,), epochs=(5,)),
         optim=FinetuneOptimConfig(dropout=0.0),
-        engine=EngineConfig(precision="fp32"),
+        engine=FP32,
         num_resamples=100,
         export=False,
     )

@@ -11,15 +11,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import WORDS
+from finetuned_models import CPU, FP32
 from torch import Tensor
 
-from domext_ray.config.finetune import (
-    FULL,
-    FeaturesConfig,
-    FinetuneConfig,
-    FinetuneOptimConfig,
-    LabelledConfig,
-)
+from domext_ray.config.finetune import FULL, FeaturesConfig, FinetuneConfig, FinetuneOptimConfig, LabelledConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.export import save_fitted
@@ -33,9 +28,8 @@ from domext_ray.labelled.examples import Choice, LabelledSet, TaggedSentence
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification, StateBiLSTM
 
-CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(
-    engine=EngineConfig(precision="fp32"),
+    engine=FP32,
     features=FeaturesConfig(layers="1-2", hidden_size=64),
     labelled=LabelledConfig(max_length=32, stride=8),
 )
@@ -108,19 +102,19 @@ def make_bilstm(*, head_mix: bool) -> StateBiLSTM:
     return StateBiLSTM(DomextConfig(head_bilstm=6, head_layers=[1, 2, 3], head_mix=head_mix, **shape), 0.0).eval()
 
 
-@pytest.mark.parametrize("head_mix", [False, True])
 @torch.no_grad()
-def test_padding_changes_no_state(head_mix: bool) -> None:
-    bilstm = make_bilstm(head_mix=head_mix)
-    rows = [torch.randn(3, 1, length, 8) for length in (7, 4, 1)]
-    padded = torch.full((3, 3, 7, 8), 100.0)  # what is in padding must not matter, whatever it is
-    mask = torch.zeros(3, 7, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        padded[:, i, : row.shape[2]], mask[i, : row.shape[2]] = row[:, 0], 1
-    together = bilstm(list(padded), mask)
-    assert together.shape == (3, 7, 8)
-    for i, row in enumerate(rows):
-        torch.testing.assert_close(together[i, : row.shape[2]], bilstm(list(row))[0])
+def test_padding_changes_no_state() -> None:
+    for head_mix in (False, True):
+        bilstm = make_bilstm(head_mix=head_mix)
+        rows = [torch.randn(3, 1, length, 8) for length in (7, 4, 1)]
+        padded = torch.full((3, 3, 7, 8), 100.0)  # what is in padding must not matter, whatever it is
+        mask = torch.zeros(3, 7, dtype=torch.int64)
+        for i, row in enumerate(rows):
+            padded[:, i, : row.shape[2]], mask[i, : row.shape[2]] = row[:, 0], 1
+        together = bilstm(list(padded), mask)
+        assert together.shape == (3, 7, 8)
+        for i, row in enumerate(rows):
+            torch.testing.assert_close(together[i, : row.shape[2]], bilstm(list(row))[0])
 
 
 @torch.no_grad()
@@ -188,19 +182,14 @@ def test_a_layer_that_is_not_there_is_named(start: StartModel, task: Task) -> No
         make_model(start, task, config, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda: {"method": replace(FULL, bottleneck_size=8, trains="extensions")},
-            r"--method\.trains is 'extensions'",
-        ),
-        (lambda: {"method": MethodConfig(trains="layer_norms", heads=0, ffn_units=0)}, r"--method\.trains"),
-        (lambda: {"optim": FinetuneOptimConfig(top_layers=1, top_layers_lr=1e-3)}, r"--optim\.top_layers is 1"),
-        (lambda: {"engine": EngineConfig(activation_checkpointing=True)}, r"--engine\.activation_checkpointing"),
-        (lambda: {"head_bilstm": 6}, r"--head_bilstm is 6; it must be 0 with --features\.layers"),
-    ],
-)
-def test_what_does_not_go_with_features_is_refused(change: Callable[[], dict[str, Any]], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(CONFIG, **change())
+def test_what_does_not_go_with_features_is_refused() -> None:
+    changes: list[tuple[str, Callable[[], Any], str]] = [
+        ("method", lambda: replace(FULL, bottleneck_size=8, trains="extensions"), r"method\.trains is 'extensions'"),
+        ("method", lambda: MethodConfig(trains="layer_norms", heads=0, ffn_units=0), r"method\.trains"),
+        ("optim", lambda: FinetuneOptimConfig(top_layers=1, top_layers_lr=1e-3), r"optim\.top_layers is 1"),
+        ("engine", lambda: EngineConfig(activation_checkpointing=True), r"engine\.activation_checkpointing"),
+        ("head_bilstm", lambda: 6, r"head_bilstm is 6; it must be 0 with --features\.layers"),
+    ]
+    for name, make, message in changes:
+        with pytest.raises(ConfigError, match=f"--{message}"):
+            replace(CONFIG, **{name: make()})

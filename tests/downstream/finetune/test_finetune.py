@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
+from finetuned_models import CPU, FP32, FULL
 from job_calls import call_job
 from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.comparison import (
     check_comparable,
     compare_finetuned,
@@ -53,11 +52,11 @@ def config(ner: Path, tiny_base_folder: Path, tmp_path_factory: pytest.TempPathF
         data=str(ner),
         model=str(tiny_base_folder),
         run=PlaceConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
-        method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
+        method=FULL,
         labelled=LabelledConfig(max_length=32, stride=8),
         grid=GridConfig(lr=(6e-3, 1e-6), batch_size=(8,), epochs=(6,), restarts=2),
         optim=FinetuneOptimConfig(dropout=0.0),
-        engine=EngineConfig(precision="fp32"),
+        engine=FP32,
     )
 
 
@@ -68,6 +67,10 @@ def run_dir(config: FinetuneConfig, local_ray: None) -> Path:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_predictions(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
 
 
 def test_the_best_training_by_dev_is_scored(run_dir: Path) -> None:
@@ -94,9 +97,9 @@ def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir
     assert not [each for each in names if each.endswith(".tmp")]
     kept = {each.name for each in (run_dir / "trainings").iterdir() if each.is_dir()}
     assert kept == {"lr0.006-batch8-epochs6-seed0", "lr0.006-batch8-epochs6-seed1"}
-    predictions = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
+    predictions = read_predictions(run_dir)
     assert [sum(each["split"] == split for each in predictions) for split in ("dev", "test")] == [30, 30]
-    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    summary = read_json(run_dir / "summary.json")
     header = yaml.safe_load((run_dir / "export" / "README.md").read_text(encoding="utf-8").split("---")[1])
     results = {each["dataset"]["split"]: each["metrics"][0] for each in header["model-index"][0]["results"]}
     for split in ("dev", "test"):
@@ -110,10 +113,9 @@ def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir
 
 def test_the_export_alone_predicts_what_the_run_did(run_dir: Path, config: FinetuneConfig) -> None:
     """With the labelled set's test split read anew, as `predict --task ner` does."""
-    model = load_exported(run_dir, torch.device("cpu"))
+    model = load_exported(run_dir, CPU)
     found = model.predict(load_labelled(config).data.test).predictions
-    lines = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
-    written = [each["prediction"] for each in lines if each["split"] == "test"]
+    written = [each["prediction"] for each in read_predictions(run_dir) if each["split"] == "test"]
     assert [each["tags"] for each in found] == [each["tags"] for each in written]
     assert model.description.set_name == "made" and model.description.options.max_length == 32
 
@@ -154,9 +156,12 @@ def with_grid(config: FinetuneConfig, **grid: Any) -> FinetuneConfig:
 def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
     run_dir: Path, config: FinetuneConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A rate that diverges ends no other training; one that is left out, or comes back, is no other run."""
-    folder = Path(shutil.copytree(run_dir, tmp_path / "made"))
-    config = replace(config, run=replace(config.run, dir=str(tmp_path)))
+    """A rate that diverges ends no other training; one that is left out, or comes back, is no other run.
+
+    What remains with a useless rate is compared with the whole run in pairs: it is worse, and the interval says so.
+    """
+    folder = Path(shutil.copytree(run_dir, tmp_path / "poor"))
+    config = replace(config, run=replace(config.run, name="poor", dir=str(tmp_path)))
     kept = sorted((folder / "trainings").glob("lr0.006*.json"))
     times = {path: path.stat().st_mtime_ns for path in kept}
     grown = with_grid(config, lr="1e30,6e-3")
@@ -178,6 +183,18 @@ def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
     assert "1 of the chosen trainings were overtaken in an earlier grid" in capsys.readouterr().out
     summary = read_json(folder / "summary.json")
     assert summary["best"]["point"]["lr"] == 1e-6 and summary["failed"] == [] and len(summary["trainings"]) == 1
+    first, second = read_finetuned(run_dir), read_finetuned(folder)
+    check_comparable([first, second])
+    lines = compare_finetuned([first, second])
+    paired = lines[1].difference
+    assert paired is not None and paired.value < -0.5 and paired.high < 0.0
+    assert paired.p_value is None, "one run has one restart, which says nothing about chance"
+    assert read_json(run_dir / "summary.json")["warning"] == ""
+    assert summary["warning"].startswith("f1.micro of 0.0") and "raise --grid.epochs (now 6)" in summary["warning"]
+    table, trained = tabulate_finetuned([first, second], lines).show(), f"{first.num_trained:,}"
+    assert f"| made | {trained} | 2 |" in table and f"| poor | {trained} | 1 |" in table
+    assert f"{paired.value:+.3f}" in table and "difference to made" in table
+    assert "poor differs from made by more than chance, by intervals over what was scored" in table
 
 
 def test_a_training_that_stops_early_has_ended(
@@ -189,6 +206,7 @@ def test_a_training_that_stops_early_has_ended(
     summary, shown = read_json(folder / "summary.json"), capsys.readouterr().out
     (training,) = summary["trainings"]
     last, best = training["last_epoch"]["model"], training["best_epoch"]["model"]
+    assert not (folder / "export").exists()
     assert best == last - 1 < 39 and training["steps"] == last * 10 and training["epochs"] == 40
     (record,) = read_json(folder / "trainings" / "lr0.006-batch8-epochs40-seed0.json")["steps"]
     assert record["dev"] == max(record["dev_by_epoch"]["model"]) and len(record["dev_by_epoch"]["model"]) == last
@@ -250,12 +268,10 @@ def test_tensors_are_dropped_only_where_a_whole_point_is_better() -> None:
     assert find({0: 0.5, 2: 0.9, 1: 0.5, 3: 0.2}, (4, 5)) == [points[0], points[1]]
 
 
-@pytest.mark.parametrize(
-    ("option", "text"), [("lr", "1e-4,0.0001"), ("batch_size", "8, 16,8"), ("epochs", "3,3.0"), ("lr", "1e-4,1e-4")]
-)
-def test_a_point_given_twice_is_no_restart(option: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--{option} is '.*'; it must be different numbers"):
-        GridConfig(**{option: text})
+def test_a_point_given_twice_is_no_restart() -> None:
+    for option, text in (("lr", "1e-4,0.0001"), ("batch_size", "8, 16,8"), ("epochs", "3,3.0")):
+        with pytest.raises(ConfigError, match=rf"--{option} is '.*'; it must be different numbers"):
+            GridConfig(**{option: text})
 
 
 def test_an_equal_set_elsewhere_is_the_same_set(run_dir: Path, config: FinetuneConfig, tmp_path: Path) -> None:
@@ -264,28 +280,6 @@ def test_an_equal_set_elsewhere_is_the_same_set(run_dir: Path, config: FinetuneC
     other = write_ner(tmp_path / "other" / "made", seed=1)
     with pytest.raises(RunError, match="data_sha256"):
         run_finetuning(replace(config, data=str(other)))
-
-
-def test_two_models_are_compared_in_pairs(run_dir: Path, config: FinetuneConfig) -> None:
-    """The same model with a useless rate is worse, and the paired interval says so."""
-    poor = replace(
-        config, run=replace(config.run, name="poor"), grid=replace(config.grid, lr=(1e-6,), restarts=1), export=False
-    )
-    first, second = read_finetuned(run_dir), read_finetuned(run_finetuning(poor))
-    check_comparable([first, second])
-    lines = compare_finetuned([first, second])
-    paired = lines[1].difference
-    assert paired is not None and paired.value < -0.5 and paired.high < 0.0
-    assert paired.p_value is None, "one run has one restart, which says nothing about chance"
-    assert read_json(run_dir / "summary.json")["warning"] == ""
-    warning = read_json(config_dir(poor) / "summary.json")["warning"]
-    assert warning.startswith("f1.micro of 0.0") and "raise --grid.epochs (now 6)" in warning
-    table = tabulate_finetuned([first, second], lines).show()
-    trained = f"{first.num_trained:,}"
-    assert f"| made | {trained} | 2 |" in table and f"| poor | {trained} | 1 |" in table
-    assert f"{paired.value:+.3f}" in table and "difference to made" in table
-    assert "poor differs from made by more than chance, by intervals over what was scored" in table
-    assert not (config_dir(poor) / "export").exists()
 
 
 def config_dir(config: FinetuneConfig) -> Path:
@@ -313,27 +307,22 @@ def test_names_of_the_hub_make_one_folder(config: FinetuneConfig, ner: Path, tmp
     assert run_finetuning(run).parent == root and run_finetuning(run).name == "owner-made-tiny-bert"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_users_mistake_is_one_sentence(config: FinetuneConfig) -> None:
+    top = MethodConfig(name="t", trains="top_layers", top_layers=9, heads=0, ffn_units=0)
+    mistakes: list[tuple[dict[str, Any], str]] = [
         ({"task": "parsing"}, "parsing"),
         ({"data": ""}, "--data is empty"),
         ({"data": "no/such/folder"}, "no/such/folder"),
         ({"model": "no/such/model"}, "no/such/model"),
         ({"labelled": LabelledConfig(max_length=512)}, r"--labelled\.max_length is 512"),
         ({"labelled": LabelledConfig(max_length=32, stride=8, metric="accuracy")}, "accuracy"),
-        (
-            {"method": MethodConfig(name="t", trains="top_layers", top_layers=9, heads=0, ffn_units=0)},
-            "top_layers is 9",
-        ),
-    ],
-    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
-)
-def test_a_users_mistake_is_one_sentence(config: FinetuneConfig, changes: dict[str, Any], message: str) -> None:
-    poor = replace(config, run=replace(config.run, name="mistake"), **changes)
-    with pytest.raises((ConfigError, CorpusError, RunError, ValueError), match=message):
-        run_finetuning(poor)
-    assert not config_dir(poor).exists()
+        ({"method": top}, "top_layers is 9"),
+    ]
+    for changes, message in mistakes:
+        poor = replace(config, run=replace(config.run, name="mistake"), **changes)
+        with pytest.raises((ConfigError, CorpusError, RunError, ValueError), match=message):
+            run_finetuning(poor)
+        assert not config_dir(poor).exists()
 
 
 def test_a_step_may_have_a_rate_and_epochs_of_its_own(config: FinetuneConfig) -> None:
@@ -368,14 +357,14 @@ def test_the_time_left_counts_all_steps_of_a_task(tmp_path: Path, capsys: pytest
     assert "relations step 1/2" in (shown := capsys.readouterr().err) and "about 0:33 left" in shown
 
 
-@pytest.mark.parametrize("option", ["stage_lr", "stage_epochs"])
-def test_a_step_that_a_task_does_not_have_is_refused(config: FinetuneConfig, option: str) -> None:
-    wrong = replace(config.grid, **{option: "entities=1"})
-    with pytest.raises(ConfigError, match=rf"--grid\.{option} is .*; the steps of --task ner are model\."):
-        run_finetuning(replace(config, grid=wrong, run=replace(config.run, name="steps")))
-    for text in ("entities", "entities=0", "entities=many", "entities=1,entities=2"):
-        with pytest.raises(ConfigError, match=rf"--{option}[.\w]* is"):
-            replace(config.grid, **{option: text})
+def test_a_step_that_a_task_does_not_have_is_refused(config: FinetuneConfig) -> None:
+    for option in ("stage_lr", "stage_epochs"):
+        wrong = replace(config.grid, **{option: "entities=1"})
+        with pytest.raises(ConfigError, match=rf"--grid\.{option} is .*; the steps of --task ner are model\."):
+            run_finetuning(replace(config, grid=wrong, run=replace(config.run, name="steps")))
+        for text in ("entities", "entities=0", "entities=many", "entities=1,entities=2"):
+            with pytest.raises(ConfigError, match=rf"--{option}[.\w]* is"):
+                replace(config.grid, **{option: text})
 
 
 def test_the_job_ends_a_mistake_with_code_2(tmp_path: Path, ner: Path) -> None:

@@ -14,64 +14,24 @@ import pytest
 import torch
 import transformers
 import yaml
-from finetuned_models import fit
+from family_sets import EXAMPLES, STAGED, make_family_task
+from finetuned_models import BOTTLENECK, CPU, FP32, FULL, fit
 from lone_process import WITHOUT_PROJECT
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.export import export_stages, save_fitted
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
-from domext_ray.downstream.tasks.families import make_task
-from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
+from domext_ray.downstream.tasks.task import ONLY_STAGE
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS, is_plain
-from domext_ray.labelled.examples import (
-    AnnotatedText,
-    AnyExample,
-    Choice,
-    Entity,
-    LabelledSet,
-    LabelledText,
-    MarkedText,
-    MultiLabelText,
-    Question,
-    TaggedSentence,
-)
 from domext_ray.storage import Place
 
-EXAMPLES: dict[str, tuple[AnyExample, ...]] = {
-    "ner": (TaggedSentence("0", "t:1", ("the", "heart", "disease"), ("O", "B-Disease", "I-Disease")),),
-    "nested_ner": (AnnotatedText("0", "t:1", "the heart disease", (Entity(4, 17, "Disease"), Entity(4, 9, "Organ"))),),
-    "relation": (
-        MarkedText("0", "t:1", "the drug and the heart disease", Entity(4, 8, ""), Entity(17, 30, ""), "treats"),
-        MarkedText("1", "t:2", "the cell and the heart disease", Entity(4, 8, ""), Entity(17, 30, ""), "none"),
-    ),
-    "classification": (LabelledText("0", "t:1", "a cat", None, "a"), LabelledText("1", "t:2", "a tree", None, "b")),
-    "multilabel": (
-        MultiLabelText("0", "t:1", "a cat", None, ("a", "c")),
-        MultiLabelText("1", "t:2", "a tree", "a dog", ()),
-    ),
-    "regression": (
-        LabelledText("0", "t:1", "a cat", "a dog", "", 1.5),
-        LabelledText("1", "t:2", "a cat", "sun", "", 0.0),
-    ),
-    "qa": (Question("0", "t:1", "where is the cat", "the cat is in the garden", (Entity(11, 24, ""),)),),
-    "multiple_choice": (Choice("0", "t:1", "the cat", "can", ("run", "read a book", "write"), 0),),
-}
-LABELS = {
-    "ner": ("Disease",),
-    "nested_ner": ("Disease", "Organ"),
-    "relation": ("treats", "none"),
-    "classification": ("a", "b"),
-    "multilabel": ("a", "b", "c"),
-}
-BOTTLENECK = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
-FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
+FAMILIES = [each for each in EXAMPLES if each not in STAGED]
 
 LOAD_ALONE = (
     WITHOUT_PROJECT
@@ -100,15 +60,21 @@ def start(tiny_base_folder: Path) -> StartModel:
 
 
 def make_fitted(start: StartModel, family: str, method: MethodConfig) -> Fitted:
-    examples = EXAMPLES[family]
-    data = LabelledSet("made", examples, examples, examples, LABELS.get(family, ()))
-    task: Task = make_task(family, data, start.tokenizer, TaskOptions(max_length=32, stride=8)).stages[ONLY_STAGE]
-    config = FinetuneConfig(method=method, engine=EngineConfig(precision="fp32"))
-    fitted = prepare_task(start, task, config, Point(1e-3, 2, 1.0, 0), torch.device("cpu"), num_steps=2)
+    task = make_family_task(family, start.tokenizer).stages[ONLY_STAGE]
+    config = FinetuneConfig(method=method, engine=FP32)
+    fitted = prepare_task(start, task, config, Point(1e-3, 2, 1.0, 0), CPU, num_steps=2)
     with torch.no_grad():  # extensions that start at zero shall show
         for param in fitted.model.parameters():
             param.add_(torch.randn(param.shape, generator=torch.Generator().manual_seed(param.numel())) * 0.02)
     return replace(fitted, thresholds={"threshold": 0.25})
+
+
+def save_to(folder: Path, start: StartModel, family: str, method: MethodConfig) -> Fitted:
+    """Make a model of a family and export it."""
+    fitted = make_fitted(start, family, method)
+    folder.parent.mkdir(exist_ok=True)
+    save_fitted(start, "made", fitted, folder, {}, "")
+    return fitted
 
 
 def write_inputs(fitted: Fitted, folder: Path) -> Any:
@@ -127,10 +93,9 @@ def write_inputs(fitted: Fitted, folder: Path) -> Any:
 
 def test_a_plain_model_is_transformers_own(start: StartModel, tmp_path: Path) -> None:
     """A base without extensions needs no code of ours where transformers has the head."""
-    for family in EXAMPLES:
-        fitted = make_fitted(start, family, FULL)
+    for family in FAMILIES:
         folder = tmp_path / family
-        save_fitted(start, "made", fitted, folder, {}, "")
+        fitted = save_to(folder, start, family, FULL)
         has_class = fitted.task.head in PLAIN_HEADS
         assert is_plain(fitted.model) == has_class == (not (folder / "modeling_domext.py").exists())
         if has_class:
@@ -144,19 +109,13 @@ def test_a_plain_model_is_transformers_own(start: StartModel, tmp_path: Path) ->
 def test_every_family_loads_alone(start: StartModel, tiny_roberta_folder: Path, tmp_path: Path) -> None:
     roberta = load_start_model(str(tiny_roberta_folder))
     expected = {}
-    for family in (*EXAMPLES, "roberta"):
+    for family in (*FAMILIES, "roberta"):
         model, method = (roberta, FULL) if family == "roberta" else (start, BOTTLENECK)
-        fitted = make_fitted(model, "classification" if family == "roberta" else family, method)
-        save_fitted(model, "made", fitted, tmp_path / family, {}, "")
+        fitted = save_to(tmp_path / family, model, "classification" if family == "roberta" else family, method)
         expected[tmp_path / family] = write_inputs(fitted, tmp_path / family)
         assert (tmp_path / family / "modeling_domext.py").exists()
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", LOAD_ALONE, *map(str, expected)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    command = [sys.executable, "-I", "-c", LOAD_ALONE, *map(str, expected)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     for folder, logits in expected.items():
         found = load_file(folder / "found.safetensors")["logits"]
@@ -164,8 +123,7 @@ def test_every_family_loads_alone(start: StartModel, tiny_roberta_folder: Path, 
 
 
 def test_labels_and_thresholds_are_in_the_configuration(start: StartModel, tmp_path: Path) -> None:
-    fitted = make_fitted(start, "ner", FULL)
-    save_fitted(start, "made", fitted, tmp_path / "export", {}, "")
+    save_to(tmp_path / "export", start, "ner", FULL)
     config = AutoConfig.from_pretrained(tmp_path / "export")
     assert config.id2label == {0: "O", 1: "B-Disease", 2: "I-Disease"} and config.label2id["I-Disease"] == 2
     assert config.task_thresholds == {"threshold": 0.25} and config.architectures == ["BertForTokenClassification"]
@@ -180,9 +138,8 @@ def test_labels_and_thresholds_are_in_the_configuration(start: StartModel, tmp_p
 @pytest.mark.usefixtures("own_modules")
 def test_transformers_pipeline_gives_the_probabilities_of_several_labels(start: StartModel, tmp_path: Path) -> None:
     for method in (FULL, BOTTLENECK):
-        fitted = make_fitted(start, "multilabel", method)
         folder = tmp_path / method.name
-        save_fitted(start, "made", fitted, folder, {}, "")
+        fitted = save_to(folder, start, "multilabel", method)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         assert config["problem_type"] == "multi_label_classification"
         pipe = transformers.pipeline("text-classification", str(folder), trust_remote_code=True)
@@ -240,7 +197,7 @@ def test_half_an_export_of_several_models_predicts_nothing(
 ) -> None:
     (task, fitted), folder, real = fit(start, "relation_extraction", FULL), tmp_path / "export", Place.put
     export_stages(start, task, fitted, folder)
-    assert load_exported(folder, torch.device("cpu")).fitted.keys() == task.stages.keys()
+    assert load_exported(folder, CPU).fitted.keys() == task.stages.keys()
 
     def put(self: Place, *args: Any, **settings: Any) -> str:
         if str(self) == str(folder / "task.json"):
@@ -251,15 +208,14 @@ def test_half_an_export_of_several_models_predicts_nothing(
     with pytest.raises(RunError, match="killed"):
         export_stages(start, task, fitted, folder)
     with pytest.raises(RunError, match="half an export"):
-        load_exported(folder, torch.device("cpu"))
+        load_exported(folder, CPU)
 
 
 def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> None:
     """A plain one as a base, an extended one with its extension."""
     for method in (FULL, BOTTLENECK):
-        fitted = make_fitted(start, "classification", method)
         folder = tmp_path / method.name
-        save_fitted(start, "made", fitted, folder, {}, "")
+        fitted = save_to(folder, start, "classification", method)
         again = load_start_model(str(folder))
         own = dict(fitted.model.named_parameters())
         encoder = {name for name in own if name.startswith("bert.")}
@@ -271,12 +227,10 @@ def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> 
 
 def test_a_kept_head_goes_on(start: StartModel, tmp_path: Path) -> None:
     """Every tensor of an exported model of every family is the next fine-tuning's start."""
-    for family in EXAMPLES:
+    for family in FAMILIES:
         for method in (FULL, BOTTLENECK):
-            fitted = make_fitted(start, family, method)
             folder = tmp_path / family / method.name
-            folder.parent.mkdir(exist_ok=True)
-            save_fitted(start, "made", fitted, folder, {}, "")
+            fitted = save_to(folder, start, family, method)
             again = load_start_model(str(folder), keep_head=True)
             assert again.brings == fitted.task.head and again.sha256 != load_start_model(str(folder)).sha256
             model = build_task_model(again, fitted.task, FULL, dropout=0.0, seed=7)
@@ -288,9 +242,8 @@ def test_a_kept_head_goes_on(start: StartModel, tmp_path: Path) -> None:
 
 def test_a_kept_heads_labels_may_come_in_another_order(start: StartModel, tmp_path: Path) -> None:
     for family in ("ner", "nested_ner", "relation", "classification"):
-        fitted = make_fitted(start, family, FULL)
         folder = tmp_path / family
-        save_fitted(start, "made", fitted, folder, {}, "")
+        fitted = save_to(folder, start, family, FULL)
         again = load_start_model(str(folder), keep_head=True)
         task: Any = fitted.task
         if family == "ner":
@@ -310,7 +263,7 @@ def test_a_kept_heads_labels_may_come_in_another_order(start: StartModel, tmp_pa
 def test_a_head_that_does_not_fit_is_refused(start: StartModel, tiny_base_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--keep_head is True; it must be false with --model .*no task's head"):
         load_start_model(str(tiny_base_folder), keep_head=True)
-    save_fitted(start, "made", make_fitted(start, "classification", FULL), tmp_path / "export", {}, "")
+    save_to(tmp_path / "export", start, "classification", FULL)
     again = load_start_model(str(tmp_path / "export"), keep_head=True)
     with pytest.raises(ConfigError, match="kind SequenceClassification, and the task needs TokenClassification"):
         build_task_model(again, make_fitted(start, "ner", FULL).task, FULL, dropout=0.0, seed=0)

@@ -149,46 +149,29 @@ def test_an_extension_stands_on_those_of_the_model(
     assert fitted.model.config.adapters.keys() == ({"domain"} if kind == "lora" else {"domain", "task"})
 
 
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
+def test_what_the_model_cannot_take_is_refused(extended: StartModel, task: ClassificationTask) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({**MODULES, "module_ffn_size": 16}, "16 differ from the modules of --model, 8 and 12; give those to train"),
-        (
-            {**HEADS, "adapter": "domain"},
-            "--method.adapter 'domain' is the name of an adapter of --model that has other",
-        ),
+        ({**HEADS, "adapter": "domain"}, "'domain' is the name of an adapter of --model that has other"),
         ({"module_hidden_size": 6, "module_ffn_size": 8}, "--method.module_hidden_size is 6; it must be divisible by"),
         ({"trains": "biases"}, "--method.trains is biases; the base's layers have none"),
-    ],
-    ids=["modules", "adapter", "heads", "biases"],
-)
-def test_what_the_model_cannot_take_is_refused(
-    values: dict[str, Any], says: str, extended: StartModel, task: ClassificationTask
-) -> None:
-    config = copy.deepcopy(extended.config)
-    config.attention_bias = config.ffn_bias = config.norm_bias = "trains" not in values
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        build_task_model(replace(extended, config=config), task, make_method(**values), dropout=0.0, seed=0)
+    ]
+    for values, says in refused:
+        config = copy.deepcopy(extended.config)
+        config.attention_bias = config.ffn_bias = config.norm_bias = "trains" not in values
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            build_task_model(replace(extended, config=config), task, make_method(**values), dropout=0.0, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
+def test_what_would_not_train_is_refused() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"word_rows": 9}, "--method.word_rows is 9; it must be 0 in fine-tuning, which has no corpus"),
-        (
-            {**LORA, **HEADS, "trains": "adapter"},
-            "--trains is 'adapter'; it must be extensions with --method.lora_rank 3",
-        ),
-        (
-            {**MODULES, **HEADS, "trains": "adapter"},
-            "--trains is 'adapter'; it must be extensions or all with --method.mod",
-        ),
-    ],
-    ids=["words", "lora", "modules"],
-)
-def test_what_would_not_train_is_refused(values: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        FinetuneConfig(method=make_method(**values))
+        ({**LORA, **HEADS, "trains": "adapter"}, "it must be extensions with --method.lora_rank 3"),
+        ({**MODULES, **HEADS, "trains": "adapter"}, "it must be extensions or all with --method.mod"),
+    ]
+    for values, says in refused:
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            FinetuneConfig(method=make_method(**values))
 
 
 def test_merged_lora_is_what_peft_makes(

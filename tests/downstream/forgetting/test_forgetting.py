@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from checkpoint_runs import make_run
-from conftest import REPOSITORY, SHAPE, WORDS, make_random_model
+from conftest import SHAPE, WORDS, make_random_model
+from job_calls import call_job
 from matplotlib.image import imread
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, BertModel, BertTokenizer
 
@@ -117,9 +117,6 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / folder / "news.txt").write_text(f"the {folder} house\n")
     texts = choose_texts(str(tmp_path), PREPARE, num_texts=5, seed=0)
     assert {each.source for each in texts} == {str(tmp_path / each / "news.txt") for each in ("a", "b")}
-
-
-def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("no\nyes\n")
     with pytest.raises(CorpusError, match="has no text of 20 characters or more"):
         choose_texts(str(tmp_path / "short.txt"), PrepareConfig(), num_texts=5, seed=0)
@@ -143,8 +140,9 @@ def test_equal_tokenizers_get_the_very_same_masked_tokens(
 
 
 def test_differing_vocabularies_share_the_masked_words(
-    corpus: str, tiny_base_folder: Path, extended_base_folder: Path
+    corpus: str, tiny_base_folder: Path, extended_base_folder: Path, other_base_folder: Path
 ) -> None:
+    """A further model of a known tokenizer changes nothing."""
     texts = choose_texts(corpus, PREPARE, num_texts=60, seed=0)
     masks = build(texts, tiny_base_folder, extended_base_folder)
     assert masks.is_shared
@@ -164,17 +162,8 @@ def test_differing_vocabularies_share_the_masked_words(
         assert (NEW_WORD in other_tokens) == ("luconate" in "".join(tokens).replace("##", ""))
     assert 0 < num_hidden < len(seen)
     assert "one token in every vocabulary" in masks.describe()
-
-
-def test_adding_a_model_of_a_known_tokenizer_changes_nothing(
-    corpus: str, tiny_base_folder: Path, other_base_folder: Path, extended_base_folder: Path
-) -> None:
-    texts = choose_texts(corpus, PREPARE, num_texts=60, seed=0)
-    two, three = (
-        build(texts, tiny_base_folder, extended_base_folder),
-        build(texts, tiny_base_folder, extended_base_folder, other_base_folder),
-    )
-    assert {each: two.hash_rows(each) for each in two.rows} == {each: three.hash_rows(each) for each in three.rows}
+    three = build(texts, tiny_base_folder, extended_base_folder, other_base_folder)
+    assert {each: masks.hash_rows(each) for each in masks.rows} == {each: three.hash_rows(each) for each in three.rows}
 
 
 def test_long_texts_are_cut_at_the_same_character(tiny_base_folder: Path, extended_base_folder: Path) -> None:
@@ -203,27 +192,18 @@ def test_models_that_differ_too_much_are_refused(
 
 
 def test_other_kinds_of_tokenizers_are_compared_by_words(tiny_base_folder: Path, tiny_roberta_folder: Path) -> None:
-    """Byte-level BPE counts the space before a word to it, and spells it with a mark."""
-    words = load_tokenizer(tiny_roberta_folder).get_vocab()
+    """Whichever is named first: byte-level BPE counts the space before a word to it, and spells it with a mark.
+
+    WordPiece reads cat2dog as one word, byte-level BPE as three: the words behind it have other numbers.
+    """
+    words, rng = load_tokenizer(tiny_roberta_folder).get_vocab(), np.random.default_rng(1)
     common = [each for each in WORDS if f"Ġ{each}" in words]
-    rng = np.random.default_rng(1)
-    texts = [GeneralText(" ".join(["x", *rng.choice(common, size=12)]), "a", i) for i in range(20)]
-    masks = build(texts, tiny_base_folder, tiny_roberta_folder)
+    texts = [GeneralText(" ".join(["x", "cat2dog", *rng.choice(common, size=12)]), "a", i) for i in range(20)]
+    both = (tiny_base_folder, tiny_roberta_folder)
+    masks, swapped = (build(texts, *order) for order in (both, both[::-1]))
     scored, other_scored = unmask(masks, tiny_base_folder)[1], unmask(masks, tiny_roberta_folder)[1]
     assert scored == [[each.removeprefix("Ġ") for each in row] for row in other_scored]
-
-
-def test_the_drawn_words_do_not_depend_on_which_model_is_named_first(
-    tiny_base_folder: Path, tiny_roberta_folder: Path
-) -> None:
-    """WordPiece reads cat2dog as one word, byte-level BPE as three: the words behind it have other numbers."""
-    words = load_tokenizer(tiny_roberta_folder).get_vocab()
-    common = [each for each in WORDS if f"Ġ{each}" in words]
-    rng = np.random.default_rng(2)
-    texts = [GeneralText(" ".join(["cat2dog", *rng.choice(common, size=12)]), "a", i) for i in range(20)]
-    both = (tiny_base_folder, tiny_roberta_folder)
-    scored, swapped = (unmask(build(texts, *order), tiny_base_folder)[1] for order in (both, both[::-1]))
-    assert scored == swapped
+    assert scored == unmask(swapped, tiny_base_folder)[1]
 
 
 def test_predictions_are_those_of_transformers(corpus: str, tiny_base_folder: Path) -> None:
@@ -334,14 +314,12 @@ def test_models_without_a_head_are_refused(tiny_base_folder: Path, tmp_path: Pat
         load_masked_lm(str(tmp_path))
 
 
-def test_rows_must_fit_every_model(corpus: str, tiny_base_folder: Path, tmp_path: Path) -> None:
-    config = replace(make_config(corpus, tmp_path / "out", base=tiny_base_folder), max_length=129)
-    with pytest.raises(ConfigError, match="--max_length is 129; the model 'base' of --models has positions for 128"):
-        measure_forgetting(config)
-
-
-def test_a_damaged_prediction_is_told(corpus: str, tiny_base_folder: Path, tmp_path: Path) -> None:
+def test_rows_must_fit_every_model_and_a_damaged_prediction_is_told(
+    corpus: str, tiny_base_folder: Path, tmp_path: Path
+) -> None:
     config = make_config(corpus, tmp_path / "out", base=tiny_base_folder)
+    with pytest.raises(ConfigError, match="--max_length is 129; the model 'base' of --models has positions for 128"):
+        measure_forgetting(replace(config, max_length=129))
     measure_forgetting(config)
     (found,) = (tmp_path / "out" / "predicted").iterdir()
     found.write_bytes(b"nonsense")
@@ -362,9 +340,8 @@ def test_models_are_named() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_options_are_told(tiny_base_folder: Path, tmp_path: Path) -> None:
+    mistakes: list[tuple[dict[str, Any], str]] = [
         ({"models": ""}, "--models is ''"),
         ({"models": "a=x,a=y"}, "models of different names"),
         ({"models": "a=,b=y"}, "it must be models such as"),
@@ -372,26 +349,13 @@ def test_models_are_named() -> None:
         ({"mask_frac": 1.0}, "--mask_frac is 1.0; it must be between 0 and 1"),
         ({"num_texts": 0}, "--num_texts is 0; it must be 1 or more"),
         ({"seed": -1}, "--seed is -1"),
-    ],
-)
-def test_wrong_options_are_told(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ForgettingConfig(**{"models": "a=b", "corpus": "c", **options})
-
-
-def test_the_job_tells_a_mistake_in_one_sentence(
-    tiny_base_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    options = {"--models": tiny_base_folder, "--corpus": tmp_path / "missing.txt", "--output": tmp_path / "out"}
-    job = REPOSITORY / "jobs" / "evaluate_forgetting.py"
-    monkeypatch.setattr(sys, "argv", [str(job), *(str(each) for pair in options.items() for each in pair)])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(job), run_name="__main__")
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: --corpus")
+    ]
+    for options, message in mistakes:
+        with pytest.raises(ConfigError, match=message):
+            ForgettingConfig(**{"models": "a=b", "corpus": "c", **options})
+    flags = ("--models", str(tiny_base_folder), "--corpus", str(tmp_path / "no.txt"), "--output", str(tmp_path / "out"))
+    code, _, err = call_job("evaluate_forgetting", *flags)
+    assert code == 2 and err.splitlines()[-1].startswith("error: --corpus")
 
 
 def test_one_source_needs_no_table_of_its_own(tmp_path: Path, tiny_base_folder: Path) -> None:

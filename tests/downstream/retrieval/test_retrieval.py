@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from domext_ray.errors import BaseModelError, ConfigError, CorpusError
 
 DOCUMENTS = {"d1": "the cold river", "d2": "blood and heart disease", "d3": "a book of the school", "d4": "cell gene"}
 QUESTIONS = {"q1": "river water", "q2": "heart", "q3": "not judged", "q4": "cell protein"}
+TEST = "qrels/test.tsv"
 JUDGEMENTS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t2\nq2\td4\t1\nq4\td4\t1\nq4\td1\t0\n"
 
 
@@ -34,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     (place / CORPUS).write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
     asked = [{"_id": name, "text": text} for name, text in QUESTIONS.items()]
     (place / QUERIES).write_text("".join(json.dumps(each) + "\n" for each in asked), encoding="utf-8")
-    (place / "qrels" / "test.tsv").write_text(JUDGEMENTS, encoding="utf-8")
+    (place / TEST).write_text(JUDGEMENTS, encoding="utf-8")
     return place
 
 
@@ -60,8 +61,11 @@ def test_figures_are_scikit_learns() -> None:
 
 
 def test_a_query_does_not_find_itself_and_one_without_a_relevant_document_scores_nothing(folder: Path) -> None:
-    edit(QUERIES, lambda text: text + '{"_id": "d2", "text": "blood and heart disease"}\n')(folder)
-    edit("qrels/test.tsv", lambda text: text + "d2\td1\t1\nq3\td1\t0\n")(folder)
+    for name, more in (
+        (QUERIES, '{"_id": "d2", "text": "blood and heart disease"}\n'),
+        (TEST, "d2\td1\t1\nq3\td1\t0\n"),
+    ):
+        (folder / name).write_text((folder / name).read_text() + more)
     found = read_collection(folder, "test")
     assert found.query_ids == ["q1", "q2", "q3", "q4", "d2"] and found.own_places == [-1, -1, -1, -1, 2]
     rankings = np.array([[3, 0], [2, 0], [3, 1], [0, 3], [2, 3]])
@@ -84,12 +88,8 @@ def test_models_are_compared(folder: Path, tiny_base_folder: Path, tiny_roberta_
     config = RetrievalConfig(models=models, data=str(folder), output=str(tmp_path / "out"), batch_size=2)
     collection, found = evaluate_retrieval(config)
     text = write_retrieval(config, collection, found)
-    assert (
-        "3 queries, 4 documents" in text
-        and "| model | nDCG@10 (%) |" in text
-        and "| bert |" in text
-        and "points above bert" in text
-    )
+    for said in ("3 queries, 4 documents", "| model | nDCG@10 (%) |", "| bert |", "points above bert"):
+        assert said in text
     embed = TextEmbedding(load_start_model(str(tiny_base_folder)), normalize=True, max_length=256)
     order = np.argsort(-(embed(collection.queries) @ embed(collection.documents).T), axis=1)
     assert found[0].score.get("recall_at_1") == pytest.approx(
@@ -101,33 +101,32 @@ def test_models_are_compared(folder: Path, tiny_base_folder: Path, tiny_roberta_
     assert difference == pytest.approx(found[1].score.get(NDCG) - found[0].score.get(NDCG))
 
 
-def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_text(change((folder / name).read_text()), encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: (folder / QUERIES).unlink(), "has no queries.jsonl; give a folder in BEIR's layout"),
-        (lambda folder: (folder / "qrels" / "test.tsv").unlink(), "has no qrels/test.tsv"),
-        (edit(CORPUS, lambda text: ""), "corpus.jsonl is empty"),
-        (edit(CORPUS, lambda text: text + "{\n"), r"corpus.jsonl:5 is no JSON"),
-        (edit(CORPUS, lambda text: text + "[1]\n"), r'corpus.jsonl:5 is no object with "_id" and "text"'),
-        (edit(CORPUS, lambda text: text + '{"_id": 1, "text": "a"}\n'), "corpus.jsonl:5 has .* no string"),
-        (edit(CORPUS, lambda text: text + '{"_id": "d1", "text": "a"}\n'), "the id 'd1' a second time"),
-        (lambda folder: (folder / QUERIES).write_bytes(b"\xff\xfe"), "queries.jsonl is not UTF-8"),
-        (edit("qrels/test.tsv", lambda text: text + "q1 d1 1\n"), "test.tsv:7 has 1 fields between tabs"),
-        (edit("qrels/test.tsv", lambda text: text + "q9\td1\t1\n"), "test.tsv:7 names the query 'q9'"),
-        (edit("qrels/test.tsv", lambda text: text + "q1\td9\t1\n"), "test.tsv:7 names the document 'd9'"),
-        (edit("qrels/test.tsv", lambda text: text + "q1\td1\tx\n"), "test.tsv:7 has the judgement 'x'"),
-        (edit("qrels/test.tsv", lambda text: "a\tb\tc\nq1\td1\t0\n"), "judges no document relevant"),
-    ],
-)
-def test_a_malformed_folder_is_one_sentence(folder: Path, spoil: Callable[[Path], object], message: str) -> None:
-    spoil(folder)
-    with pytest.raises(CorpusError, match=message) as raised:
-        read_collection(folder, "test")
-    assert "\n" not in str(raised.value)
+def test_a_malformed_folder_is_one_sentence(folder: Path) -> None:
+    kept = {name: (folder / name).read_bytes() for name in (CORPUS, QUERIES, TEST)}
+    spoilt: list[tuple[str, Any, str]] = [  # a file, what it is replaced by or what is added, and what is said
+        (QUERIES, None, "has no queries.jsonl; give a folder in BEIR's layout"),
+        (TEST, None, "has no qrels/test.tsv"),
+        (CORPUS, b"", "corpus.jsonl is empty"),
+        (CORPUS, "{\n", r"corpus.jsonl:5 is no JSON"),
+        (CORPUS, "[1]\n", r'corpus.jsonl:5 is no object with "_id" and "text"'),
+        (CORPUS, '{"_id": 1, "text": "a"}\n', "corpus.jsonl:5 has .* no string"),
+        (CORPUS, '{"_id": "d1", "text": "a"}\n', "the id 'd1' a second time"),
+        (QUERIES, b"\xff\xfe", "queries.jsonl is not UTF-8"),
+        (TEST, "q1 d1 1\n", "test.tsv:7 has 1 fields between tabs"),
+        (TEST, "q9\td1\t1\n", "test.tsv:7 names the query 'q9'"),
+        (TEST, "q1\td9\t1\n", "test.tsv:7 names the document 'd9'"),
+        (TEST, "q1\td1\tx\n", "test.tsv:7 has the judgement 'x'"),
+        (TEST, b"a\tb\tc\nq1\td1\t0\n", "judges no document relevant"),
+    ]
+    for name, content, message in spoilt:
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(content if isinstance(content, bytes) else kept[name] + content.encode())
+        with pytest.raises(CorpusError, match=message) as raised:
+            read_collection(folder, "test")
+        assert "\n" not in str(raised.value)
+        (folder / name).write_bytes(kept[name])
 
 
 def test_options_outside_their_rules_are_refused(folder: Path) -> None:

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import WORDS
+from finetuned_models import CPU, FP32, FULL
 from labelled_fixtures import dump_lines, write
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
-from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.training import Point, fit_task
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.multilabel import MultiLabelTask
@@ -133,12 +132,8 @@ def test_the_baseline_is_the_best_constant(start: StartModel) -> None:
 def test_it_learns_several_labels(start: StartModel) -> None:
     """The loss is transformers' own, and dev chooses the threshold."""
     task = make_task(start)
-    config = FinetuneConfig(
-        method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
-        engine=EngineConfig(precision="fp32"),
-        optim=FinetuneOptimConfig(dropout=0.0),
-    )
-    fitted = fit_task(start, task, config, Point(5e-3, 8, 12.0, 0), torch.device("cpu"), lambda _: None)
+    config = FinetuneConfig(method=FULL, engine=FP32, optim=FinetuneOptimConfig(dropout=0.0))
+    fitted = fit_task(start, task, config, Point(5e-3, 8, 12.0, 0), CPU, lambda _: None)
     baseline = task.score(task.data.dev, task.predict_baseline(task.data.dev)).get("f1.micro")
     assert fitted.dev_scores[-1] > 0.85 > baseline
     assert fitted.thresholds == task.thresholds and 0.05 <= task.thresholds["threshold"] <= 0.95
