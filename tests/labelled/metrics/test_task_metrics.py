@@ -18,7 +18,6 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, precisi
 from domext_ray.labelled.examples import Entity
 from domext_ray.labelled.metrics.answer_metrics import segment_cjk
 from domext_ray.labelled.metrics.metrics import (
-    read_tags,
     score_answers,
     score_classes,
     score_entities,
@@ -58,15 +57,6 @@ def test_tags_score_as_in_seqeval_strict() -> None:
         assert score.primary == "f1.micro"
 
 
-def test_an_inner_tag_without_a_beginning_is_no_entity() -> None:
-    assert read_tags(("I-Drug", "B-Drug", "I-Drug", "I-Gene", "B-Gene", "B-Gene", "O")) == [
-        Entity(1, 3, "Drug"),
-        Entity(4, 5, "Gene"),
-        Entity(5, 6, "Gene"),
-    ]
-    assert read_tags(()) == []
-
-
 def test_entities_need_boundaries_and_type() -> None:
     gold = [[Entity(0, 4, "A"), Entity(0, 2, "A"), Entity(6, 8, "B")], []]
     predicted = [[Entity(0, 4, "A"), Entity(0, 2, "B"), Entity(6, 9, "B"), Entity(0, 4, "A")], [Entity(0, 1, "C")]]
@@ -100,9 +90,11 @@ def test_classes_score_as_in_scikit_learn() -> None:
         assert score.get("f1.positive") == pytest.approx(binary)
 
 
-def test_without_a_negative_class_micro_f1_is_accuracy() -> None:
+def test_without_a_negative_class_micro_f1_is_accuracy_and_without_an_example_there_is_none() -> None:
     score = score_classes(["a", "b", "b"], ["a", "b", "a"], ("a", "b"))
     assert score.get("f1.micro") == pytest.approx(score.get("accuracy")) == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="no example"):
+        score_classes([], [], ("a",))
     constant = score_classes(["a", "b", "b"], ["b", "b", "b"], ("a", "b"))
     assert constant.get("matthews") == 0.0
 
@@ -223,11 +215,6 @@ def test_terms() -> None:
     assert score.get("f1.micro") == pytest.approx(2 * 2 / (3 + 4))
     assert score.values["recall"] == {"micro": 0.5, "at_1": 0.5, "at_5": 1.0}
     assert score.primary == "f1.micro"
-
-
-def test_without_an_example_there_is_no_score() -> None:
-    with pytest.raises(ValueError, match="no example"):
-        score_classes([], [], ("a",))
 
 
 def make_scores() -> list[Score]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from labelled_fixtures import dump_lines, load, refuse, write
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.tokens import TokenClassificationTask
-from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnnotatedText, Entity, RawSentence, ScatteredEntity
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import make_description
@@ -123,5 +121,3 @@ def test_a_bad_line_of_brat_is_one_sentence(tmp_path: Path) -> None:
     write_brat(tmp_path / "train", notes="T1\tDisease 4 8\tgout\nT2 Disease 10 15 heart\n")
     message = refuse(tmp_path, "ner", {}, reader="brat")
     assert message.startswith("train/b.ann:2 has another layout: an entity is its id, a tab, its type and places")
-    with pytest.raises(ConfigError, match="group_field is 'who'; it must be left out with reader: brat"):
-        make_description("ner", "made", reader="brat", group_field="who")
