@@ -153,6 +153,8 @@ class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # 
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         outcome, self.trials, self.since[trial.trial_id] = self.running[trial.trial_id], trials, time.monotonic()
+        with self._keep_error():
+            self.ledger.write(outcome)  # its name is known from now on, and so is what it leaves before its first step
         step = len(outcome.steps), self.rules.num_steps
         trial.temporary_state.ray_actor.take.remote([self.pool], outcome.trial, *step)
 

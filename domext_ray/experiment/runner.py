@@ -1,9 +1,9 @@
 """Trials of an experiment: each has a name and a configuration, runs once, and leaves a record.
 
 Enters: trials, listed or drawn as workers come free, and what does a step of one. Leaves: FOLDER/NAME.json a trial, on
-a disk or in a bucket, written after each of its steps. A trial whose record has the hash of its configuration is what
-its record says; the same command goes on with the steps that are missing, and more trials may come at any time. What
-fails leaves its reason, and the others go on.
+a disk or in a bucket, written as it begins and after each of its steps. A trial whose record has the hash of its
+configuration is what its record says; the same command goes on with the steps that are missing, and more trials may
+come at any time. What fails leaves its reason, and the others go on.
 """
 
 from __future__ import annotations

@@ -153,15 +153,15 @@ class Stopping(Watch):
 @pytest.mark.usefixtures("local_ray")
 def test_ctrl_c_leaves_no_process_and_holds_no_cpus(tmp_path: Path) -> None:
     """A notebook goes on after it, and its next job needs them."""
+    ledger, trials = Ledger(Place(tmp_path / "records")), [Trial("a", {"value": 0, "sleeps": True})]
     pool, rules = Pool(partial(Stub, tmp_path), 1, 0.1), Rules("trying", lambda trial, n: "it died")
     with pytest.raises(KeyboardInterrupt):
-        trials = [Trial("a", {"value": 0, "sleeps": True})]
-        run_trials(pool, trials, Ledger(Place(tmp_path / "records")), Stopping(tmp_path / "pid"), rules)
+        run_trials(pool, trials, ledger, Stopping(tmp_path / "pid"), rules)
     pid, ends = int((tmp_path / "pid").read_text()), time.monotonic() + 30
     while psutil.pid_exists(pid) or ray.available_resources()["CPU"] < ray.cluster_resources()["CPU"]:
         assert time.monotonic() < ends
         time.sleep(0.1)
-    assert not (tmp_path / "records").exists()
+    assert ledger.list() == [Outcome(trials[0])], "it has begun, under a name that it keeps"
 
 
 def test_trials_run_in_this_process(tmp_path: Path) -> None:
