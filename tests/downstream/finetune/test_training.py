@@ -17,7 +17,7 @@ from finetuned_models import BOTTLENECK, CPU, FP32, FULL
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
-from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, restore_task
+from domext_ray.downstream.finetune.training import CPU_TOKENS, Fitted, Point, collate_passes, fit_task, restore_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
 from domext_ray.downstream.tasks.task import TaskOptions
@@ -170,6 +170,14 @@ def test_weights_and_smoothing_are_of_the_whole_batch(start: StartModel, task: C
         for found, expected in ((parts, whole), (usual_parts, usual)):
             torch.testing.assert_close(found[name], expected[name], atol=2e-5, rtol=1e-4, msg=name)
     assert not torch.allclose(whole["classifier.weight"], usual["classifier.weight"], atol=1e-4)
+
+
+def test_passes_of_a_step_are_bounded(task: ClassificationTask) -> None:
+    rows = task.encode(task.data.train, is_training=True) * 20
+    passes = collate_passes(task, rows, CPU)
+    assert sum(each.num_targets for each in passes) == len(rows)
+    assert max(each.inputs["input_ids"].numel() for each in passes) <= CPU_TOKENS < sum(row.length for row in rows)
+    assert {len(each.inputs["input_ids"]) for each in collate_passes(task, rows[:9], CPU, 4)} == {4, 1}
 
 
 def test_it_learns(start: StartModel, task: ClassificationTask) -> None:
