@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from benchmarks.output import Record, report, show_ratio
+from benchmarks.output import Record, show_ratio, show_tables, write
 from benchmarks.steps import (
     METHODS,
     VOCAB_SIZE,
@@ -47,8 +47,8 @@ GIB = 2**30
 
 
 def run_memory(options: argparse.Namespace) -> None:
-    """Measure every method and full training at the same batch and ZeRO stage; print and write."""
-    sizes, records = resolve(options, options.bases[0]), []
+    """Measure every method and full training at the same batch and ZeRO stage; write each as it comes."""
+    sizes, records = resolve(options, options.bases[0]), list[Record]()
     if sizes.threads:
         torch.set_num_threads(sizes.threads)
 
@@ -83,7 +83,8 @@ def run_memory(options: argparse.Namespace) -> None:
                 }
                 figures = {**ratio, "planned": planned, "parts": parts, "off_frac": off}
                 records.append(Record("memory", case, [row], "bytes", {method: own, "full training": full}, figures))
-    report(options, records, torch.device(options.device))
+                write(options, records[-1:], torch.device(options.device))
+    show_tables(records)
 
 
 def plan(options: argparse.Namespace, method: str, stage: int, length: int) -> dict[str, int]:

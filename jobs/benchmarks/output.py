@@ -71,19 +71,28 @@ class Record:
 
 
 def report(options: argparse.Namespace, records: Sequence[Record], device: torch.device) -> None:
-    """Print the records' table, say what disturbed them, and write each into a file of its own."""
-    noise = {each: {"others took": f"{each.others_frac:.0%}"} if each.is_disturbed else {} for each in records}
+    """Print the records' tables, and write each record into a file of its own."""
+    show_tables(records)
+    write(options, records, device)
+
+
+def show_tables(records: Sequence[Record]) -> None:
+    """Print a table per kind of record, and say what disturbed them."""
     for kind in dict.fromkeys(each.kind for each in records):
-        chosen = [each for each in records if each.kind == kind]
-        print(format_table([{**row, **noise[each]} for each in chosen for row in each.rows], is_padded=True))
-    if any(noise.values()):
+        rows = [row for each in records if each.kind == kind for row in _describe_rows(each)]
+        print(format_table(rows, is_padded=True))
+    if any(each.is_disturbed for each in records):
         print("disturbed: other programs took a share of this machine's processors meanwhile")
+
+
+def write(options: argparse.Namespace, records: Sequence[Record], device: torch.device) -> None:
+    """Write each record into a file of its own, with command, commit, versions and machine."""
     about = {"measured_at": _describe_commit(), "command": options.command, "versions": _describe_versions()}
     about |= {"machine": describe_machine(device)}
     for each in records:
         content = {"kind": each.kind, "case": hide_places(dict(each.case)), **about}
         content |= {"others_frac": each.others_frac, "is_disturbed": each.is_disturbed}
-        content |= {"rows": hide_places([{**row, **noise[each]} for row in each.rows])}
+        content |= {"rows": hide_places(_describe_rows(each))}
         content |= {
             "results": [{"name": name, "unit": each.unit, "values": [*of]} for name, of in each.results.items()]
         }
@@ -92,7 +101,12 @@ def report(options: argparse.Namespace, records: Sequence[Record], device: torch
             path = folder / name_record(content)
             folder.mkdir(parents=True, exist_ok=True)
             write_json(path, content)
-            print(f"written to {path}")
+            print(f"written to {path}", flush=True)
+
+
+def _describe_rows(record: Record) -> list[Row]:
+    noise = {"others took": f"{record.others_frac:.0%}"} if record.is_disturbed else {}
+    return [{**row, **noise} for row in record.rows]
 
 
 def describe_command(words: Sequence[str]) -> str:

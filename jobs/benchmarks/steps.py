@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from benchmarks.output import Record, report, show, show_ratio, show_spread
+from benchmarks.output import Record, show, show_ratio, show_spread, show_tables, write
 from benchmarks.rivals import (
     AdapterHub,
     AfEquations,
@@ -116,6 +116,7 @@ KINDS = {
 }
 """Operations by what their names have in them; the first that fits counts."""
 UNIT = "seconds per step"
+PROFILED_STEPS = 3
 
 
 Side = tuple[Callable[[], Seconds], Figures | None]
@@ -293,7 +294,8 @@ def measure_pair(options: argparse.Namespace, method: str, against: str, length:
         products = None if method == "frozen" else count_flops(loss, _to_rows(batch))
         weights = sum(each.numel() * each.element_size() for each in model.parameters())
         held = {"rival": _read_card(device) - before, "domext_ray": weights - _read_card(device)}
-        own = time_steps(make_own(options, method, batch, model), options.steps, device)
+        step = make_own(options, method, batch, model)
+        own = time_steps(step, options.steps, device)
         held["domext_ray"] += _read_card(device)
         sides = {"domext_ray": own, "rival": run_rival}
         for name, run in sides.items() if device.type == "cuda" else ():
@@ -303,7 +305,7 @@ def measure_pair(options: argparse.Namespace, method: str, against: str, length:
             seconds = take_turns(sides, options.repeats, options.warmup)
             took += [time_matmuls(products, device, bf16=loss.bf16)] if products else []
         if options.profile:
-            figures |= profile_steps(own, options.repeats, device)
+            figures |= profile_steps(step, device)
     median = statistics.median(each.wall for each in seconds["domext_ray"])
     figures["tokens_per_second"] = batch.input_ids.numel() / median
     for each in took[:1]:
@@ -357,16 +359,17 @@ def name_kind(operation: str) -> str:
     return next((kind for kind, names in KINDS.items() if any(each in operation.lower() for each in names)), "all else")
 
 
-def profile_steps(run: Callable[[], Any], repeats: int, device: torch.device) -> dict[str, Any]:
+def profile_steps(step: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     """Return what the time goes to by kind of operation, and the share of it in which no kernel runs.
 
     That is from the first kernel to the last; on a CPU, in which no operation of torch runs.
     """
     is_gpu = device.type == "cuda"
     kind = DeviceType.CUDA if is_gpu else DeviceType.CPU
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]) as seen:
-        for _ in range(repeats):
-            run()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
+    with profile(activities=activities, acc_events=True) as seen:
+        for _ in range(PROFILED_STEPS):
+            step()
         synchronize(device)
     times = Counter[str]()
     for each in seen.key_averages():
@@ -420,15 +423,17 @@ def list_pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def run_step(options: argparse.Namespace) -> None:
-    """Measure every pair on every base and length; print and write."""
-    records, resolved = [], [resolve(options, base) for base in options.bases]
+    """Measure every pair on every base and length; write each as it comes, and print tables of all."""
+    records, resolved = list[Record](), [resolve(options, base) for base in options.bases]
     configure_process(resolved[0])
     for chosen in resolved:
         for method, against in list_pairs(chosen):
             for length in chosen.lengths:
                 pair = measure_in_processes(chosen, method, against, length)
-                records += make_records(chosen, method, against, length, pair)
-    report(options, records, torch.device(options.device))
+                new = make_records(chosen, method, against, length, pair)
+                write(options, new, torch.device(options.device))
+                records += new
+    show_tables(records)
 
 
 def make_records(options: argparse.Namespace, method: str, against: str, length: int, pair: Pair) -> list[Record]:

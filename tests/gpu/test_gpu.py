@@ -175,6 +175,7 @@ def list_runs() -> dict[str, tuple[str, Callable[..., Any]]]:
         "recomputed": (af.slug, partial(step_row, af, activation_checkpointing=True)),
         "offloaded": (af.slug, partial(step_row, af, stage=1, offload=True)),
         "compiled": (af.slug, partial(step_row, af, compile=True)),
+        "compiled-bf16": (af.slug, partial(step_row, af, precision="bf16", compile=True)),
         "packed": ("packed", step_packed),
         # Last: ZeRO-3 leaves a product of its own in torch, whose gradients torch 2.11 compiles wrongly.
         **{
@@ -245,7 +246,7 @@ def references(results: dict[str, Any], places: Places, device: torch.device) ->
 def test_losses_are_the_cpus(
     name: str, results: dict[str, Any], references: dict[str, Any], device: torch.device
 ) -> None:
-    if name == "compiled" and not any(map(shutil.which, ("cc", "gcc", "clang", "g++", "clang++"))):
+    if name.startswith("compiled") and not any(map(shutil.which, ("cc", "gcc", "clang", "g++", "clang++"))):
         pytest.skip("torch.compile needs a C compiler, and finds none")
     found, expected = results[name], references[RUNS[name][0]]
     assert isinstance(found, list) and isinstance(expected, list), f"{found}\n{expected}"
