@@ -478,7 +478,8 @@ def describe_case(options: argparse.Namespace, length: int, rows: int) -> dict[s
     width = {} if options.hidden_size == 768 else {"hidden_size": options.hidden_size}
     process = {"process": "worker"} if getattr(options, "as_worker", False) else {}
     shape = {"layout": options.layout, "layers": options.layers, **width, "precision": options.precision}
-    return {**shape, "length": length, "rows": rows, **process}
+    dropout = {"dropout": f"{options.dropout:g}"} if options.dropout else {}
+    return {**shape, "length": length, "rows": rows, **dropout, **process}
 
 
 def name_case(case: dict[str, str | int]) -> str:
@@ -488,4 +489,5 @@ def name_case(case: dict[str, str | int]) -> str:
     layers = f", {case['layers']} layers{width}" if layout or width or case["layers"] != 12 else ""
     name = METHODS[str(case["method"])] + (f" ({case['sizes']})" if case["sizes"] else "") + layout + layers
     compiled = ", compiled" if "compiled" in case else ""
+    compiled += f", dropout {case['dropout']}" if "dropout" in case else ""
     return name + compiled + (", as a worker" if case.get("process") == "worker" else "")
