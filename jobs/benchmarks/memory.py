@@ -132,7 +132,8 @@ def run_rank(spec: str, folder: str, rank: str) -> None:
         torch.cuda.set_device(int(rank))
     device = torch.device("cuda", int(rank)) if options.device == "cuda" else torch.device("cpu")
     backend = "nccl" if options.device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=int(rank), world_size=options.ranks)
+    group = {"init_method": f"file://{folder}/store", "rank": int(rank), "world_size": options.ranks}
+    dist.init_process_group(backend, **group, device_id=device if options.device == "cuda" else None)
     options.device, rows = str(device), max(1, options.tokens // case["length"])
     small = {**vars(options), "layers": 1, "ffn_units": 8, "heads": 1, "new_words": 8, "accumulation_steps": 1}
     _train(argparse.Namespace(**small), case["method"], case["stage"], 16, 1)

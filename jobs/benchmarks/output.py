@@ -15,7 +15,7 @@ import shlex
 import shutil
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import distributions, version
 from pathlib import Path
@@ -198,7 +198,7 @@ def _fill(found: re.Match[str], records: Sequence[Content], document: str) -> st
     chosen = [
         each
         for each in records
-        if each["kind"] == kind and all(str(each["case"].get(name)) == value for name, value in conditions.items())
+        if each["kind"] == kind and conditions.items() <= _list_conditions(each, conditions).items()
     ]
     if not chosen:
         raise RunError(f"{where} asks for a record that {PUBLISHED} does not have; measure it with --publish.")
@@ -212,6 +212,12 @@ def _fill(found: re.Match[str], records: Sequence[Content], document: str) -> st
     if not isinstance(value, (int, float)):
         raise RunError(f"{where} names no figure; {COMMAND} takes: {', '.join(chosen[0]['figures'])}.")
     return f"{begin}{show(value)}{end}"
+
+
+def _list_conditions(record: Content, names: Iterable[str]) -> dict[str, str]:
+    """What a record says to a marker's conditions: its case, and cpu or cuda as its `device`."""
+    said = {"device": "cuda" if record["machine"].get("is_gpu") else "cpu", **record["case"]}
+    return {name: str(said.get(name)) for name in names}
 
 
 def _make_tables(records: Sequence[Content]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import multiprocessing
 import statistics
 from collections import Counter
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from benchmarks.output import Record, show, show_ratio, show_spread, show_tables, write
 from benchmarks.rivals import (
@@ -280,6 +282,7 @@ def make_rival(
 def measure_pair(options: argparse.Namespace, method: str, against: str, length: int) -> Pair:
     """Time a method and its rival in turn at one length; compare first what they compute."""
     join_alone()
+    gc.collect()  # else the last pair's models count as memory that is there, until they go in the middle of a step
     device = torch.device(options.device)
     batch = make_batch(count_rows(options, method, length), length, VOCAB_SIZE, device)
     figures: dict[str, Any] = {}
@@ -434,6 +437,8 @@ def run_step(options: argparse.Namespace) -> None:
                 write(options, new, torch.device(options.device))
                 records += new
     show_tables(records)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def make_records(options: argparse.Namespace, method: str, against: str, length: int, pair: Pair) -> list[Record]:

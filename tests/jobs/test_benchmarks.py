@@ -97,9 +97,8 @@ def test_a_watch_tells_own_work_from_that_of_others(tmp_path: Path) -> None:
 def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
     from benchmarks.output import update_documents
 
-    marked = (
-        "before\n<!-- benchmark: step layout=bert -->\n<!-- end -->\n<!-- figure: step ratio rows=4 --><!-- end --> x\n"
-    )
+    marked = "before\n<!-- benchmark: step layout=bert -->\n<!-- end -->\n"
+    marked += "<!-- figure: step ratio rows=4 device=cpu --><!-- end --> x\n"
     folder = make_repository(tmp_path, README=marked)
     records = folder / ".github" / "benchmarks"
     for rows, length in ((4, 512), (8, 128)):
@@ -117,7 +116,7 @@ def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
     ]
     assert lines[5].startswith("| AF Adapter | 8 | worker |")
     assert lines[6].startswith("| AF Adapter | 4 | – |")
-    assert "torch" in lines[8] and lines[-1] == "<!-- figure: step ratio rows=4 -->2.00<!-- end --> x"
+    assert "torch" in lines[8] and lines[-1] == "<!-- figure: step ratio rows=4 device=cpu -->2.00<!-- end --> x"
     assert update_documents(folder) == update_documents(folder, is_check=True) == []
 
 
@@ -131,6 +130,7 @@ def test_a_marker_that_nothing_fits_is_named(tmp_path: Path) -> None:
     for marker, says in (
         ("benchmark: step layout=roberta", "does not have; measure it with --publish"),
         ("benchmark: nothing", "does not have"),
+        ("benchmark: step device=cuda", "does not have"),
         ("figure: step speed rows=8", "names no figure; .* takes: ratio, .*tokens_per_second"),
         ("figure: step ratio", "fits 2 records; add a condition"),
     ):
