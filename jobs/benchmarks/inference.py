@@ -240,7 +240,7 @@ def run_serving(options: argparse.Namespace) -> None:
             scale=ServeScaleConfig(use_gpu=False, threads=options.threads),
         )
         seen: dict[str, list[Traffic]] = {OURS: [], RIVAL: []}
-        with Watch() as watch:
+        with Watch(every=2.0) as watch:
             for turn in range(options.repeats):
                 with start_serving(config):
                     seen[OURS].append(_warm_and_ask(load, options))
