@@ -43,7 +43,12 @@ def _find_export(config: ExportConfig, run: str) -> str:
 
 
 def _export_run(config: ExportConfig, run: str) -> str:
-    """Export a pre-training run's newest checkpoint, and return the folder."""
+    """Export a pre-training run's newest checkpoint, as a graph any model, and return the folder."""
+    if config.format == "onnx":
+        from domext_ray.inference.onnx_export import export_onnx
+
+        return export_onnx(config)
+
     import torch
 
     from domext_ray.export.adapter_folders import export_adapterhub, export_peft
@@ -72,6 +77,7 @@ EXPORT = Job(
     domext export_hf --run runs/af --output ~/models/clinic-bert
     domext export_hf --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
     domext export_hf --run runs/lora --format peft                # the updates, for peft
+    domext export_hf --run runs/clinic-ner --format onnx          # a graph for onnxruntime alone
     domext export_hf --run runs/af --push ORG/NAME                # says what the hub would get; nothing leaves
     domext export_hf --run runs/af-ner --push ORG/NAME --push_now true    # uploads it, private
 

@@ -66,10 +66,13 @@ class ExportConfig:
     run: Found[
         Annotated[str, filled("a run's directory, such as runs/af"), place("a run's directory", buckets=True)]
     ] = ""
-    # folder of the export, or s3://BUCKET/FOLDER; empty: RUN/export, RUN/adapterhub or RUN/peft, by the format
+    # folder of the export, or s3://BUCKET/FOLDER; empty: RUN/export, or RUN/FORMAT
     output: Annotated[str, place(buckets=True)] = ""
-    format: Literal["huggingface", "adapterhub", "peft"] = "huggingface"  # whole model; bottlenecks alone; LoRA alone
-    adapter: str = ""  # whose bottlenecks are exported (adapterhub); empty: the adapter that the run trained
+    # huggingface, onnx: the whole model; adapterhub: bottlenecks alone; peft: LoRA alone
+    format: Literal["huggingface", "onnx", "adapterhub", "peft"] = "huggingface"
+    # adapterhub: whose bottlenecks, empty: the run's own; onnx: the graph's adapters, by commas, empty: the only one
+    adapter: str = ""
+    int8: bool = False  # onnx: also a graph in int8, in the folder int8
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored (huggingface)
     # repository of the Hugging Face hub, ORG/NAME: says what would be uploaded; empty: nothing
     push: Annotated[str, AfterValidator(_check_repository)] = ""
@@ -79,7 +82,9 @@ class ExportConfig:
     def __post_init__(self) -> None:
         is_whole = self.format == "huggingface"
         require(is_whole or self.dtype == "float32", "dtype", self.dtype, f"float32 with --format {self.format}")
-        require(self.format == "adapterhub" or not self.adapter, "adapter", self.adapter, "left out but for adapterhub")
+        has_adapter = self.format in ("adapterhub", "onnx")
+        require(has_adapter or not self.adapter, "adapter", self.adapter, "left out but for adapterhub and onnx")
+        require(self.format == "onnx" or not self.int8, "int8", self.int8, "false but for onnx")
         require(bool(self.push) or not self.push_now, "push_now", self.push_now, "false without --push ORG/NAME")
 
     @property

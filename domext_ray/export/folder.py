@@ -25,14 +25,14 @@ from domext_ray.training.rebuild import RebuiltRun
 FORMAT = 3
 MARKER = "domext_export.json"
 _FIELDS: dict[str, Kind] = {"kind": str, "run": str, "step": int, "checkpoint_sha256": str, "files": dict}
-HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT = "huggingface", "fine_tuned", "adapterhub", "peft"
+HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT, ONNX = "huggingface", "fine_tuned", "adapterhub", "peft", "onnx"
 
 
 @dataclass(frozen=True)
 class ExportRecord:
     """What an export was made from."""
 
-    kind: str  # `HUGGINGFACE`, `FINE_TUNED`, `ADAPTERHUB` or `PEFT`
+    kind: str  # `HUGGINGFACE`, `FINE_TUNED`, `ADAPTERHUB`, `PEFT` or `ONNX`
     run: str = ""  # name of the pre-training run; empty: a model that was in memory, or a fine-tuned one
     step: int = 0  # optimiser steps of its checkpoint
     checkpoint_sha256: str = ""  # what the checkpoint's tensors are recognised by

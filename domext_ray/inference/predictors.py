@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
 from domext_ray.downstream.tasks.description import make_described_task
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.export.onnx_graph import OnnxModel, is_graph
 from domext_ray.inference.examples import list_fields, make_example
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
@@ -147,7 +149,8 @@ def find_model(config: PredictConfig) -> ModelPlace:
     if config.max_length > longest:
         raise ConfigError(f"--max_length is {config.max_length}; {config.model!r} takes rows of up to {longest}.")
     _make_fill_mask(masked_lm, tokenizer, config, device)
-    return ModelPlace(config.model, FILL_MASK, hash_model(masked_lm))
+    own = Path(config.model).expanduser()
+    return ModelPlace(config.model, FILL_MASK, hash_export(own) if is_graph(own) else hash_model(masked_lm))
 
 
 def does_task(config: PredictConfig) -> bool:
@@ -199,6 +202,8 @@ def find_adapter(model: str) -> tuple[AdapterBank, str] | None:
 
 def _load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
     found = find_adapter(model)
+    if found is None and is_graph(model):
+        return cast(DomextForMaskedLM, OnnxModel(Path(model).expanduser())), load_tokenizer(Path(model).expanduser())
     if found is None:
         return load_masked_lm(model, "--model")
     bank, name = found

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -19,16 +20,20 @@ from domext_ray.config.finetune import FULL
 from domext_ray.downstream.finetune.export import RECALL_ENCODER
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, predict_examples
 from domext_ray.downstream.start.head import find_head
-from domext_ray.downstream.start.model import NO_BILSTM, TRAININGS, StartModel, build_task_model, load_start_model
+from domext_ray.downstream.start.model import NO_BILSTM, TRAININGS, build_task_model, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
-from domext_ray.downstream.tasks.task import Prediction, StagedTask
+from domext_ray.downstream.tasks.task import Prediction, StagedTask, Task
 from domext_ray.downstream.tasks.task_file import TASK_FILE, read_task_file
 from domext_ray.errors import RunError
 from domext_ray.export.folder import check_whole
+from domext_ray.export.onnx_graph import OnnxModel, is_graph
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import hash_file, hash_values
+from domext_ray.vocabulary.tokenizer import load_tokenizer
+
+_DECIDING = ("json", "safetensors", "onnx", "onnx.data")
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def is_finetuned_model(folder: str | Path) -> bool:
 
 def hash_export(folder: Path) -> str:
     """Return the sha256 of the files of an export that decide what it predicts."""
-    paths = sorted(each for suffix in ("json", "safetensors") for each in folder.rglob(f"*.{suffix}"))
+    paths = sorted(each for suffix in _DECIDING for each in folder.rglob(f"*.{suffix}"))
     return hash_values({str(each.relative_to(folder)): hash_file(each) for each in paths})
 
 
@@ -111,25 +116,30 @@ def load_exported(folder: str | Path, device: torch.device, batch_tokens: int = 
     """
     folder = find_export(folder)
     content = read_task_file(folder)
-    description, starts = content.description, {name: _read_stage(folder / at) for name, at in content.stages.items()}
-    fault = f"{folder / TASK_FILE} has the models {', '.join(starts) or 'none'}; export the model again."
-    if not starts:
+    description, places = content.description, {name: folder / at for name, at in content.stages.items()}
+    fault = f"{folder / TASK_FILE} has the models {', '.join(places) or 'none'}; export the model again."
+    if not places:
         raise RunError(fault)
+    for each in places.values():
+        if not is_graph(each) and find_head(each) is None:
+            raise RunError(f"{each} holds no fine-tuned model, and {TASK_FILE} says that it does; export it again.")
     recalls = description.state.get("embedding_recall") is True
     embed = TextEmbedding(load_start_model(str(folder / RECALL_ENCODER))) if recalls else None
-    tokenizer = next(iter(starts.values())).tokenizer
+    tokenizer = load_tokenizer(next(iter(places.values())))
     task = make_described_task(description, tokenizer, embed)
-    if task.stages.keys() != starts.keys():
+    if task.stages.keys() != places.keys():
         raise RunError(fault)
     fitted = {}
     for name, stage in task.stages.items():
-        values = {each: getattr(starts[name].config, each) for each in NO_BILSTM}
-        model = build_task_model(starts[name], stage, FULL, dropout=0.0, seed=0, **values)
+        if is_graph(places[name]):
+            fitted[name] = Fitted.place(stage, OnnxModel(places[name]), torch.device("cpu"), bf16=False)
+            continue
+        model = _load_stage(places[name], stage)
         fitted[name] = Fitted.place(stage, model.eval().requires_grad_(False), device, bf16=has_bf16(device))
     return ExportedModel(description, task, fitted, tokenizer, batch_tokens)
 
 
-def _read_stage(folder: Path) -> StartModel:
-    if find_head(folder) is None:
-        raise RunError(f"{folder} holds no fine-tuned model, and {TASK_FILE} says that it does; export it again.")
-    return load_start_model(str(folder), keep_head=True)
+def _load_stage(folder: Path, stage: Task) -> Any:
+    start = load_start_model(str(folder), keep_head=True)
+    values = {each: getattr(start.config, each) for each in NO_BILSTM}
+    return build_task_model(start, stage, FULL, dropout=0.0, seed=0, **values)

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.data.sample import check_corpus
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
-from domext_ray.downstream.start.model import TRAININGS, load_start_model
+from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.intervals import Estimate
 from domext_ray.labelled.metrics.metrics import divide
@@ -66,15 +66,20 @@ def load_masked_lm(model: str, option: str = "--models") -> tuple[DomextForMaske
     if (Path(model).expanduser() / TRAININGS).is_dir():
         raise BaseModelError(f"{option} {model!r} is a fine-tuned run, which has no masked-LM head; give its start.")
     start = load_start_model(model, option=option)
+    return build_masked_lm(start, option), start.tokenizer
+
+
+def build_masked_lm(start: StartModel, option: str) -> DomextForMaskedLM:
+    """Build what `load_masked_lm` returns of a model that was read; BaseModelError: it predicts no masked word."""
     if not start.mlm_head:
-        raise BaseModelError(f"{option} {model!r} has no masked-LM head; give a pre-trained model.")
+        raise BaseModelError(f"{option} {start.id!r} has no masked-LM head; give a pre-trained model.")
     if start.config.causal:
-        raise BaseModelError(f"{option} {model!r} reads from left to right, so it predicts no masked word.")
+        raise BaseModelError(f"{option} {start.id!r} reads from left to right, so it predicts no masked word.")
     with torch.random.fork_rng(devices=[]):
         loaded = DomextForMaskedLM(start.config)
     loaded.load_state_dict({**start.tensors, **start.mlm_head}, strict=False)
     cast(nn.Module, loaded).float().eval().requires_grad_(False)
-    return loaded, start.tokenizer
+    return loaded
 
 
 def hash_model(model: DomextForMaskedLM) -> str:

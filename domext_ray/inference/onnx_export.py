@@ -1,0 +1,188 @@
+"""A model becomes a folder that onnxruntime runs: no torch, no transformers, no code of ours.
+
+Enters: a fine-tuning run or its export, a pre-training run, or an export or a base that fills masks. Leaves: a folder
+
+    model.onnx, tokenizer.json   what a program needs (`export.onnx_graph` says inputs and outputs)
+    labels.json                  of a task: labels in the order of the logits, and the thresholds that dev chose
+    README.md                    the card, with such a program
+    task.json and the like       what `domext predict` reads
+    int8/                        asked for: such a folder again, its matrices in int8
+
+A task of several models has a folder for each in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.config.jobs import ExportConfig
+from domext_ray.downstream.finetune.exported import find_export, is_finetuned_model, load_exported
+from domext_ray.downstream.forgetting.forgetting import build_masked_lm
+from domext_ray.downstream.start.model import TRAININGS, is_run, load_start_model, name_run
+from domext_ray.downstream.tasks.task_file import read_task_file, write_task_file
+from domext_ray.errors import ConfigError
+from domext_ray.export.card import Terms, read_terms, render_card
+from domext_ray.export.folder import ONNX, ExportRecord, check_target, new_export
+from domext_ray.export.model_folder import save_tokenizer
+from domext_ray.export.onnx_graph import GRAPH, is_graph, quantize_graph, require_onnx, write_graph
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.storage import write_json
+
+INT8, LABELS_FILE, MASKED_LM = "int8", "labels.json", "DomextForMaskedLM"
+_FEED = """import json
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("tokenizer.json")
+session = onnxruntime.InferenceSession("model.onnx")
+row = tokenizer.encode(TEXT)
+feed = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
+feed = {each.name: np.array([feed[each.name]]) for each in session.get_inputs() if each.name in feed}
+"""
+_RUN = 'labels, logits = json.load(open("labels.json"))["labels"], session.run(None, feed)[0]\n'
+_CLASSES = _RUN + "print(dict(zip(labels, logits[0].tolist())))\n"
+_PROGRAMS = {
+    MASKED_LM: (
+        '"The patient was given " + MASK + "."',
+        'feed["masked_positions"] = np.flatnonzero(feed["input_ids"] == tokenizer.token_to_id(MASK))\n'
+        "for scores in session.run(None, feed)[0]:\n"
+        "    print([tokenizer.id_to_token(each) for each in scores.argsort()[:-6:-1].tolist()])\n",
+    ),
+    "DomextForTokenClassification": (
+        '"a text"',
+        _RUN + "print(*zip(row.tokens, [labels[each] for each in logits[0].argmax(-1)]), sep='\\n')\n",
+    ),
+    "DomextForSpanClassification": (
+        '"a text"',
+        _RUN + "for kind, first, last in np.argwhere(logits[0] > 0):\n"
+        "    print(labels[kind], row.tokens[first : last + 1])\n",
+    ),
+    "DomextForSequenceClassification": ('"a text"', _CLASSES),
+    "DomextForRelationClassification": (
+        '"a text with its marks"',
+        'feed["entity_positions"] = np.array([[1, 5]])  # tokens that open the first and the second marked stretch\n'
+        + _CLASSES,
+    ),
+    "DomextForQuestionAnswering": (
+        '"a question", "a text"',
+        "first, last = (scores[0].argmax() for scores in session.run(None, feed))\n"
+        "print(row.tokens[first : last + 1])\n",
+    ),
+    "DomextForMultipleChoice": (
+        '"a text", "one answer"',
+        "feed = {name: each[:, None] for name, each in feed.items()}  # [rows, choices, tokens], here of one choice\n"
+        "print(session.run(None, feed)[0])\n",
+    ),
+}
+"""Of each head what its card's program reads, and what it does then."""
+
+
+def export_onnx(config: ExportConfig) -> str:
+    """Write a model's graphs, one per stage of its task.
+
+    Args:
+        config: the model, which of its adapters, and whether int8.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: a package is missing, or the model has what a graph cannot hold.
+        RunError: there is no such model, or the folder holds something that is no such export.
+        BaseModelError: the model is not to be had.
+    """
+    require_onnx()
+    run, folder = Path(config.run).expanduser(), os.path.expanduser(config.output)
+    if "://" in config.run:
+        raise ConfigError(f"--run is {config.run!r}; with --format onnx it must be on a disk: copy its export there.")
+    if is_graph(run):
+        raise ConfigError(f"--run {config.run!r} holds an ONNX graph; it must be what that was made from.")
+    if not folder and not is_run(run) and not (run / TRAININGS).is_dir():
+        raise ConfigError(f"--output is empty; it must be a folder, for --run {config.run!r} is no run's directory.")
+    folder = folder or os.path.join(run, config.folder_name)
+    check_target(folder, ONNX)
+    with new_export(folder, ExportRecord(ONNX), run) as temporary:
+        if is_finetuned_model(run):
+            _export_task(run, config, temporary)
+        else:
+            start = load_start_model(config.run, option="--run")
+            _write(build_masked_lm(start, "--run"), start.tokenizer, start.terms, config, temporary)
+        if config.int8:
+            _write_int8(temporary)
+    return folder
+
+
+def _export_task(run: Path, config: ExportConfig, folder: Path) -> None:
+    source = find_export(run)
+    content = read_task_file(source)
+    if content.description.state.get("embedding_recall"):
+        raise ConfigError(
+            f"--run {config.run!r} recalls terms by the vectors of a second model, which has no graph; "
+            "take --format huggingface."
+        )
+    exported = load_exported(source, torch.device("cpu"))
+    for name, fitted in exported.fitted.items():
+        place, own = folder / content.stages[name], fitted.model.config
+        place.mkdir(exist_ok=True)
+        _write(fitted.model, exported.tokenizer, read_terms(source / content.stages[name]), config, place)
+        labels = [own.id2label[each] for each in sorted(own.id2label)]
+        write_json(place / LABELS_FILE, {"labels": labels, "thresholds": fitted.task.thresholds})
+    write_task_file(folder, content)
+
+
+def _write(model: Any, tokenizer: PreTrainedTokenizerBase, terms: Terms, config: ExportConfig, folder: Path) -> None:
+    """Write graph, tokenizer and card of one model."""
+    own, name = cast(DomextConfig, model.config), name_run(Path(config.run).expanduser())
+    own.active_adapters = _choose_adapters(own, config)
+    save_tokenizer(tokenizer, folder, own.vocab_size)
+    write_graph(model, folder / GRAPH)
+    text, program = _PROGRAMS[type(model).__name__]
+    code = (_FEED + program).replace("TEXT", text).replace("MASK", repr(tokenizer.mask_token))
+    held = " and ".join(f"`{each}`" for each in own.active_adapters)
+    card = render_card(
+        f"{name}, for onnxruntime",
+        name,
+        terms,
+        {"library_name": "onnx", "tags": ["domext", "onnx"]},
+        sections=[
+            f"`{model.config.max_row_length:,}` tokens a row at most. Adapters in the graph: {held or 'none'}.",
+            f"## Loading\n\nonnxruntime, numpy and tokenizers are enough. In this folder:\n\n```python\n{code}```",
+        ],
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _choose_adapters(own: DomextConfig, config: ExportConfig) -> list[str]:
+    """Return the adapters of the graph: that is decided here, for no row can choose."""
+    known = ", ".join(own.adapters) or "none"
+    if config.adapter:
+        asked = config.adapter.split(",")
+        for each in asked:
+            if each not in own.adapters:
+                raise ConfigError(f"--adapter names {each!r}; the model's adapters are: {known}.")
+        return asked
+    active = [*(own.adapters if own.active_adapters is None else own.active_adapters)]
+    if any(each.router_words for each in own.adapters.values()):
+        raise ConfigError(
+            f"--adapter is empty, and the model's router sends each row to an adapter ({known}) or to the base; "
+            "a graph has the same adapters for all rows, so --adapter must name them."
+        )
+    if len(active) > 1:
+        raise ConfigError(f"--adapter is empty; the model has several adapters ({known}), so it must name the graph's.")
+    return active
+
+
+def _write_int8(folder: Path) -> None:
+    """Copy a folder of graphs into `INT8`, each graph with its matrices in int8."""
+    target, graphs = folder / INT8, sorted(folder.rglob(GRAPH))
+    shutil.copytree(folder, target, ignore=lambda _, names: [each for each in names if each.startswith(GRAPH)])
+    for each in graphs:
+        quantize_graph(each, target / each.relative_to(folder))
