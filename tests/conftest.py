@@ -12,6 +12,7 @@ from pathlib import Path
 # Before transformers is imported: no test may reach for the hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("RAY_AUTH_MODE", None)  # what a shell says of it is not what users get
 
 import numpy as np
 import pytest
@@ -69,6 +70,12 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _use_one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _keep_code_here(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Processes copy the code of exports into a folder that can be written, whatever HF_HOME says."""
+    os.environ["HF_MODULES_CACHE"] = str(tmp_path_factory.mktemp("modules"))
 
 
 @pytest.fixture(autouse=True)

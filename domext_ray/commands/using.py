@@ -43,7 +43,7 @@ def _find_export(config: ExportConfig, run: str) -> str:
 
 
 def _export_run(config: ExportConfig, run: str) -> str:
-    """Export a pre-training run's newest checkpoint, as a graph any model, and return the folder."""
+    """Export a pre-training run's newest checkpoint, or any model as a graph, and return the folder."""
     if config.format == "onnx":
         from domext_ray.inference.onnx_export import export_onnx
 

@@ -18,7 +18,16 @@ from domext_ray.corpus.manifest import MANIFEST, SPLITS, describe_fault, list_ha
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import DomextError, RunError
-from domext_ray.export.folder import MARKER, check_whole, find_faults, is_export, read_export_record
+from domext_ray.export.folder import (
+    ADAPTERHUB,
+    MARKER,
+    ONNX,
+    PEFT,
+    check_whole,
+    find_faults,
+    is_export,
+    read_export_record,
+)
 from domext_ray.files import read_json
 from domext_ray.report.summary import read_summary
 from domext_ray.report.tables import format_text
@@ -110,9 +119,10 @@ def _check_run(place: Place) -> Iterator[Finding]:
     if (place / "summary.json").is_file():
         read = (lambda path: read_finetune_summary(path.parent.local())) if is_tuned else read_summary
         yield _look("summary.json", "figures", read, place / "summary.json")
-    if is_export(place / "export"):
-        yield from _check_export(place / "export")
-    seen = (RUN, "summary.json", "checkpoints/", "tokenizer/", "export/")
+    exports = [each for each in ("export", ADAPTERHUB, PEFT, ONNX) if is_export(place / each)]
+    for each in exports:
+        yield from _check_export(place / each, each)
+    seen = (RUN, "summary.json", "checkpoints/", "tokenizer/", *(f"{each}/" for each in exports))
     yield from _check_files(place, [each for each in place.list_files() if not each.startswith(seen)], "other")
 
 

@@ -9,10 +9,11 @@ written are part of it. `max_length` in its metadata is the longest row.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,8 @@ from domext_ray.model.domext.layers_domext import take_tokens
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 
 GRAPH = "model.onnx"
+INT8 = "int8"
+"""Folder, in an ONNX folder, of the same in int8."""
 POSITIONS, ENTITIES = "masked_positions", "entity_positions"
 MAX_PROTOBUF_BYTES = 2**31 - 2**24
 """Weights above it go into a file beside the graph: protobuf holds 2 GiB, and the graph itself needs some."""
@@ -65,14 +68,13 @@ def write_graph(model: Any, path: Path) -> None:
     given, shapes = _make_inputs(model, names)
     is_answer = isinstance(model, DomextForQuestionAnswering)
     outputs = ["start_logits", "end_logits"] if is_answer else ["logits"]
-    num_bytes = sum(each.numel() * each.element_size() for each in model.state_dict().values())
     model.set_attn_implementation("sdpa")
     _shift_all_words(model)
+    num_bytes = sum(each.numel() * each.element_size() for each in model.state_dict().values())
     model.bert._build_masks = partial(_build_masks, config)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), _quiet_logger("torch.onnx"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            logging.getLogger("torch.onnx").setLevel(logging.ERROR)
             program = torch.onnx.export(
                 _Graph(model, names),
                 given,
@@ -93,14 +95,20 @@ def quantize_graph(source: Path, target: Path) -> None:
     """Write a graph whose matrices are int8, and whose products of them are, too (dynamic quantisation)."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    root = logging.getLogger()  # it says through it that a graph may be prepared, which gains nothing here
-    level = root.level
-    root.setLevel(logging.ERROR)
-    try:
-        is_large = source.with_name(f"{source.name}.data").exists()
+    is_large = source.with_name(f"{source.name}.data").exists()
+    with _quiet_logger(None):  # it advises to prepare graphs, which gains nothing here
         quantize_dynamic(source, target, weight_type=QuantType.QInt8, use_external_data_format=is_large)
+
+
+@contextlib.contextmanager
+def _quiet_logger(name: str | None) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
     finally:
-        root.setLevel(level)
+        logger.setLevel(level)
 
 
 class _Graph(nn.Module):
@@ -220,5 +228,6 @@ class OnnxModel(nn.Module):
 
 
 def is_graph(folder: str | Path) -> bool:
-    """Whether a folder holds a graph."""
-    return (Path(folder).expanduser() / GRAPH).is_file()
+    """Whether a folder holds a graph of this project; a base may have one of others beside its config.json."""
+    folder = Path(folder).expanduser()
+    return (folder / GRAPH).is_file() and not (folder / "config.json").is_file()

@@ -22,22 +22,22 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ExportConfig
-from domext_ray.downstream.finetune.exported import find_export, is_finetuned_model, load_exported
+from domext_ray.downstream.finetune.exported import find_export, holds_graphs, is_finetuned_model, load_exported
 from domext_ray.downstream.forgetting.forgetting import build_masked_lm
 from domext_ray.downstream.start.model import TRAININGS, is_run, load_start_model, name_run
+from domext_ray.downstream.tasks.description import WHOLE_TASK
 from domext_ray.downstream.tasks.task_file import read_task_file, write_task_file
 from domext_ray.errors import ConfigError
 from domext_ray.export.card import Terms, read_terms, render_card
-from domext_ray.export.folder import ONNX, ExportRecord, check_target, new_export
+from domext_ray.export.folder import ONNX, ExportRecord, new_export
 from domext_ray.export.model_folder import save_tokenizer
-from domext_ray.export.onnx_graph import GRAPH, is_graph, quantize_graph, require_onnx, write_graph
+from domext_ray.export.onnx_graph import GRAPH, INT8, quantize_graph, require_onnx, write_graph
 from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.storage import write_json
 
-INT8, LABELS_FILE, MASKED_LM = "int8", "labels.json", "DomextForMaskedLM"
-_FEED = """import json
-
-import numpy as np
+LABELS_FILE = "labels.json"
+_FEED = """import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
@@ -48,9 +48,10 @@ feed = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_
 feed = {each.name: np.array([feed[each.name]]) for each in session.get_inputs() if each.name in feed}
 """
 _RUN = 'labels, logits = json.load(open("labels.json"))["labels"], session.run(None, feed)[0]\n'
+_THRESHOLD = 'threshold = json.load(open("labels.json"))["thresholds"]["threshold"]\n'
 _CLASSES = _RUN + "print(dict(zip(labels, logits[0].tolist())))\n"
 _PROGRAMS = {
-    MASKED_LM: (
+    DomextForMaskedLM.__name__: (
         '"The patient was given " + MASK + "."',
         'feed["masked_positions"] = np.flatnonzero(feed["input_ids"] == tokenizer.token_to_id(MASK))\n'
         "for scores in session.run(None, feed)[0]:\n"
@@ -62,10 +63,15 @@ _PROGRAMS = {
     ),
     "DomextForSpanClassification": (
         '"a text"',
-        _RUN + "for kind, first, last in np.argwhere(logits[0] > 0):\n"
+        _RUN + _THRESHOLD + "for kind, first, last in np.argwhere(logits[0] > threshold):\n"
         "    print(labels[kind], row.tokens[first : last + 1])\n",
     ),
     "DomextForSequenceClassification": ('"a text"', _CLASSES),
+    "multi_label_classification": (
+        '"a text"',
+        _RUN + _THRESHOLD + "probabilities = 1 / (1 + np.exp(-logits[0]))\n"
+        "print([label for label, each in zip(labels, probabilities) if each > threshold])\n",
+    ),
     "DomextForRelationClassification": (
         '"a text with its marks"',
         'feed["entity_positions"] = np.array([[1, 5]])  # tokens that open the first and the second marked stretch\n'
@@ -83,6 +89,12 @@ _PROGRAMS = {
     ),
 }
 """Of each head what its card's program reads, and what it does then."""
+
+
+_INT8_CARD = (
+    "\n\nIts matrices are int8, and products of them are computed so (dynamic quantisation): check its figures on "
+    "examples of\nyour own.\n\n## Loading"
+)
 
 
 def export_onnx(config: ExportConfig) -> str:
@@ -103,12 +115,11 @@ def export_onnx(config: ExportConfig) -> str:
     run, folder = Path(config.run).expanduser(), os.path.expanduser(config.output)
     if "://" in config.run:
         raise ConfigError(f"--run is {config.run!r}; with --format onnx it must be on a disk: copy its export there.")
-    if is_graph(run):
+    if holds_graphs(run):
         raise ConfigError(f"--run {config.run!r} holds an ONNX graph; it must be what that was made from.")
     if not folder and not is_run(run) and not (run / TRAININGS).is_dir():
         raise ConfigError(f"--output is empty; it must be a folder, for --run {config.run!r} is no run's directory.")
     folder = folder or os.path.join(run, config.folder_name)
-    check_target(folder, ONNX)
     with new_export(folder, ExportRecord(ONNX), run) as temporary:
         if is_finetuned_model(run):
             _export_task(run, config, temporary)
@@ -134,33 +145,35 @@ def _export_task(run: Path, config: ExportConfig, folder: Path) -> None:
         place.mkdir(exist_ok=True)
         _write(fitted.model, exported.tokenizer, read_terms(source / content.stages[name]), config, place)
         labels = [own.id2label[each] for each in sorted(own.id2label)]
-        write_json(place / LABELS_FILE, {"labels": labels, "thresholds": fitted.task.thresholds})
+        tuned = {**content.description.thresholds.get(WHOLE_TASK, {}), **fitted.task.thresholds}
+        write_json(place / LABELS_FILE, {"labels": labels, "thresholds": tuned})
     write_task_file(folder, content)
 
 
 def _write(model: Any, tokenizer: PreTrainedTokenizerBase, terms: Terms, config: ExportConfig, folder: Path) -> None:
     """Write graph, tokenizer and card of one model."""
     own, name = cast(DomextConfig, model.config), name_run(Path(config.run).expanduser())
-    own.active_adapters = _choose_adapters(own, config)
+    own.active_adapters = _choose_adapters(own, config, is_masked_lm=isinstance(model, DomextForMaskedLM))
     save_tokenizer(tokenizer, folder, own.vocab_size)
     write_graph(model, folder / GRAPH)
-    text, program = _PROGRAMS[type(model).__name__]
-    code = (_FEED + program).replace("TEXT", text).replace("MASK", repr(tokenizer.mask_token))
+    text, program = _PROGRAMS.get(own.problem_type or "", _PROGRAMS[type(model).__name__])
+    code = ("import json\n\n" if "json." in program else "") + _FEED + program
+    code = code.replace("TEXT", text).replace("MASK", repr(tokenizer.mask_token))
     held = " and ".join(f"`{each}`" for each in own.active_adapters)
     card = render_card(
         f"{name}, for onnxruntime",
-        name,
+        config.run,
         terms,
         {"library_name": "onnx", "tags": ["domext", "onnx"]},
         sections=[
-            f"`{model.config.max_row_length:,}` tokens a row at most. Adapters in the graph: {held or 'none'}.",
+            f"Rows of at most {own.max_row_length:,} tokens. Adapters in the graph: {held or 'none'}.",
             f"## Loading\n\nonnxruntime, numpy and tokenizers are enough. In this folder:\n\n```python\n{code}```",
         ],
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _choose_adapters(own: DomextConfig, config: ExportConfig) -> list[str]:
+def _choose_adapters(own: DomextConfig, config: ExportConfig, *, is_masked_lm: bool) -> list[str]:
     """Return the adapters of the graph: that is decided here, for no row can choose."""
     known = ", ".join(own.adapters) or "none"
     if config.adapter:
@@ -170,9 +183,9 @@ def _choose_adapters(own: DomextConfig, config: ExportConfig) -> list[str]:
                 raise ConfigError(f"--adapter names {each!r}; the model's adapters are: {known}.")
         return asked
     active = [*(own.adapters if own.active_adapters is None else own.active_adapters)]
-    if any(each.router_words for each in own.adapters.values()):
+    if is_masked_lm and any(own.adapters[each].router_words for each in active):
         raise ConfigError(
-            f"--adapter is empty, and the model's router sends each row to an adapter ({known}) or to the base; "
+            f"--adapter is empty, and the model has a router, by which a row may have an adapter ({known}) or none; "
             "a graph has the same adapters for all rows, so --adapter must name them."
         )
     if len(active) > 1:
@@ -185,4 +198,7 @@ def _write_int8(folder: Path) -> None:
     target, graphs = folder / INT8, sorted(folder.rglob(GRAPH))
     shutil.copytree(folder, target, ignore=lambda _, names: [each for each in names if each.startswith(GRAPH)])
     for each in graphs:
-        quantize_graph(each, target / each.relative_to(folder))
+        place = target / each.relative_to(folder)
+        quantize_graph(each, place)
+        card = place.with_name("README.md")
+        card.write_text(card.read_text(encoding="utf-8").replace("\n\n## Loading", _INT8_CARD, 1), encoding="utf-8")

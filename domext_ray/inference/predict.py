@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from domext_ray.config.inference import FILL_MASK, PredictConfig
+from domext_ray.downstream.finetune.exported import holds_graphs
 from domext_ray.errors import ConfigError
 from domext_ray.inference.input_plan import InputPlan, plan_input
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
@@ -134,6 +135,12 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
     Raises:
         DomextError: any mistake of the user's.
     """
+    if holds_graphs(config.model):
+        if config.scale.use_gpu is True:
+            raise ConfigError(
+                f"--scale.use_gpu is True; {config.model!r} is an ONNX folder, so it must be auto or false."
+            )
+        config = replace(config, scale=replace(config.scale, use_gpu=False))
     config = resolve_gpu(config)
     model = find_model(config)
     rows = _plan_rows(config, model)

@@ -24,6 +24,7 @@ from domext_ray.downstream.finetune.exported import (
     Predicted,
     find_export,
     hash_export,
+    holds_graphs,
     is_finetuned_model,
     load_exported,
 )
@@ -31,7 +32,7 @@ from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
 from domext_ray.downstream.tasks.description import make_described_task
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.export.onnx_graph import OnnxModel, is_graph
+from domext_ray.export.onnx_graph import POSITIONS, OnnxModel, is_graph
 from domext_ray.inference.examples import list_fields, make_example
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
@@ -150,7 +151,7 @@ def find_model(config: PredictConfig) -> ModelPlace:
         raise ConfigError(f"--max_length is {config.max_length}; {config.model!r} takes rows of up to {longest}.")
     _make_fill_mask(masked_lm, tokenizer, config, device)
     own = Path(config.model).expanduser()
-    return ModelPlace(config.model, FILL_MASK, hash_export(own) if is_graph(own) else hash_model(masked_lm))
+    return ModelPlace(config.model, FILL_MASK, hash_export(own) if holds_graphs(own) else hash_model(masked_lm))
 
 
 def does_task(config: PredictConfig) -> bool:
@@ -167,7 +168,7 @@ def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDIC
     """Load a fine-tuned model: an export, a run that has one, or BANK:NAME; `batch_tokens` counts padding."""
     found = find_adapter(model)
     if found is None:
-        return load_exported(model, device, batch_tokens)
+        return load_exported(model, device, batch_tokens, takes_graphs=True)
     bank, name = found
     description = bank.describe(name).task
     assert description is not None, "of an adapter that does a task"
@@ -194,6 +195,13 @@ def _make_fill_mask(
     return FillMask(model, tokenizer, top_k=config.top_k, batch_tokens=tokens, max_length=config.max_length)
 
 
+def _load_masked_graph(model: str, folder: Path) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
+    graph = OnnxModel(folder) if is_graph(folder) else None
+    if graph is None or POSITIONS not in graph.inputs:
+        raise ConfigError(f"--model {model!r} fills no masks: it is the graph of a task; leave --task out.")
+    return cast(DomextForMaskedLM, graph), load_tokenizer(folder)
+
+
 def find_adapter(model: str) -> tuple[AdapterBank, str] | None:
     """Return the bank and the adapter of BANK:NAME; None: it is another kind of model."""
     folder, mark, name = model.rpartition(":")
@@ -202,8 +210,8 @@ def find_adapter(model: str) -> tuple[AdapterBank, str] | None:
 
 def _load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
     found = find_adapter(model)
-    if found is None and is_graph(model):
-        return cast(DomextForMaskedLM, OnnxModel(Path(model).expanduser())), load_tokenizer(Path(model).expanduser())
+    if found is None and holds_graphs(model):
+        return _load_masked_graph(model, Path(model).expanduser())
     if found is None:
         return load_masked_lm(model, "--model")
     bank, name = found

@@ -77,7 +77,7 @@ def run_memory(options: argparse.Namespace) -> None:
                     "ZeRO": str(stage),
                     "planned, GiB": f"{planned / GIB:.2f}",
                     "peak, GiB": f"{statistics.median(own) / GIB:.2f}",
-                    "off by": f"{off:+.0%}",
+                    "off by": f"{off:+.1%}",
                     "full training, GiB": f"{statistics.median(full) / GIB:.2f}",
                     "ratio": show_ratio(ratio),
                 }

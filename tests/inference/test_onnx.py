@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,18 +20,20 @@ from method_runs import build, make_places
 from methods import ROWS, Row, find_row
 from tiny_layouts import TINY_LAYOUTS
 
-from domext_ray.config.inference import PredictConfig
+from domext_ray.config.inference import InferenceScaleConfig, PredictConfig
 from domext_ray.config.jobs import ExportConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
-from domext_ray.downstream.finetune.exported import load_exported
+from domext_ray.downstream.finetune.exported import hash_export, load_exported
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.export import onnx_graph
 from domext_ray.export.model_folder import export_model
-from domext_ray.export.onnx_graph import GRAPH, OnnxModel, write_graph
-from domext_ray.inference.onnx_export import INT8, export_onnx
+from domext_ray.export.onnx_graph import GRAPH, INT8, OnnxModel, write_graph
+from domext_ray.inference.onnx_export import export_onnx
 from domext_ray.inference.predict import PredictPlan, plan_prediction
+from domext_ray.inference.predictors import load_task_model
 from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model, merge_extensions
@@ -65,11 +68,12 @@ def measure(model: Any, folder: Path) -> float:
     """The worst difference of scores, in rows of several lengths up to the longest, with padding and without."""
     graph, generator, worst = OnnxModel(folder), torch.Generator().manual_seed(1), 0.0
     longest = model.config.max_row_length
-    for rows, length in ((2, 9), (1, 40), (3, longest)):
+    for rows, length in ((2, 9), (1, 2), (1, 40), (3, longest)):
         ids = torch.randint(5, model.config.vocab_size, (rows, length), generator=generator)
         mask = torch.ones_like(ids)
         mask[1:, length // 2 :] = 0
-        places = torch.tensor([1, length // 2 - 1, length // 3])
+        places = torch.tensor([0, length // 2 - 1, length // 3])
+        places = torch.cat([places, places + (rows - 1) * length])  # of a row with padding, too
         with torch.no_grad():
             states = model.bert(ids, mask, pool=False).last_hidden_state.flatten(0, 1)[places]
             expected = model.cls.predictions(states, model.bert.embeddings.adapters)
@@ -144,13 +148,15 @@ def test_a_masked_lm_is_a_graph(places: Any, tmp_path: Path) -> None:
     ids = tokenizer.convert_tokens_to_ids(eval(printed))
     assert [tokenizer.decode([each]) for each in ids] == [each["token"] for each in found[0]["masks"][0]["fills"]]
     assert (folder / INT8 / GRAPH).stat().st_size < (folder / GRAPH).stat().st_size
+    assert "int8" in (folder / INT8 / "README.md").read_text() and "int8" not in (folder / "README.md").read_text()
+    assert "base_model" not in (folder / "README.md").read_text(), "a folder is no model of the hub"
 
 
 def test_a_fine_tuned_model_is_a_graph(tiny_base_folder: Path, tmp_path: Path) -> None:
     source = export_fitted(load_start_model(str(tiny_base_folder)), "ner", tmp_path / "export", BOTTLENECK)
     folder = export(source, tmp_path / "onnx")
     examples = draw_set("ner").test
-    expected, found = (load_exported(each, CPU).predict(examples).predictions for each in (source, folder))
+    expected, found = (load_task_model(str(each), CPU).predict(examples).predictions for each in (source, folder))
     check_close(found, expected)
     model = load_exported(source, CPU).fitted["model"].model
     tokenizer = load_tokenizer(source)
@@ -161,6 +167,45 @@ def test_a_fine_tuned_model_is_a_graph(tiny_base_folder: Path, tmp_path: Path) -
         (token, model.config.id2label[label])
         for token, label in zip(tokenizer.tokenize("a text", add_special_tokens=True), best, strict=True)
     ]
+
+
+def test_large_weights_stand_beside_a_graph(
+    tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_graph, "MAX_PROTOBUF_BYTES", 0)
+    folder = export(tiny_base_folder, tmp_path / "onnx", int8=True)
+    weights, alone = folder / f"{GRAPH}.data", hash_export(folder)
+    assert weights.is_file() and measure(load_masked_lm(str(tiny_base_folder))[0], folder) < TOLERANCE
+    assert (
+        OnnxModel(folder / INT8)(torch.arange(5, 15)[None], masked_positions=torch.tensor([3])).logits.isfinite().all()
+    )
+    shutil.rmtree(folder / INT8)
+    assert hash_export(folder) == alone, "the int8 graph is another model"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"1")
+    assert hash_export(folder) != alone
+
+
+def test_only_predict_takes_a_graph(places: Any, tmp_path: Path) -> None:
+    """And a foreign graph beside a base is none of ours."""
+    start = load_start_model(str(places.bert))
+    (tmp_path / "in.txt").write_text("the [MASK]\n")
+    given = {"input": str(tmp_path / "in.txt"), "output": str(tmp_path / "out")}
+    for family in ("classification", "ner", "relation_extraction"):
+        source = export_fitted(start, family, tmp_path / family, FULL, epochs=0.3)
+        folder = export(source, tmp_path / f"{family}-onnx")
+        with pytest.raises(ConfigError, match="fills no masks: it is the graph of a task; leave --task out"):
+            plan_prediction(PredictConfig(model=str(folder), task="fill_mask", **given))  # type: ignore[arg-type]
+        with pytest.raises(RunError, match="holds ONNX graphs, which domext predict alone takes"):
+            load_exported(folder, CPU)
+        with pytest.raises(ConfigError, match="holds an ONNX graph; it must be what that was made from"):
+            export(folder, tmp_path / "again")
+        with pytest.raises(
+            ConfigError, match=r"--scale\.use_gpu is True; .* is an ONNX folder, so it must be auto or false"
+        ):
+            plan_prediction(PredictConfig(model=str(folder), scale=InferenceScaleConfig(use_gpu=True), **given))  # type: ignore[arg-type]
+    base = shutil.copytree(places.bert, tmp_path / "base")
+    (base / GRAPH).write_bytes(b"of another exporter")
+    assert plan_prediction(PredictConfig(model=str(base), **given)).model.task == "fill_mask"  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -226,7 +271,7 @@ def test_every_family_is_a_graph(
     method = BOTTLENECK if family != "normalization" else FULL
     source = export_fitted(load_start_model(str(base)), family, tmp_path / "export", method)
     folder = export(source, tmp_path / "onnx")
-    task, other = load_exported(source, CPU), load_exported(folder, CPU)
+    task, other = load_exported(source, CPU), load_exported(folder, CPU, takes_graphs=True)
     examples = draw_set(family).test
     for name, fitted in ({} if family in STAGED else task.fitted).items():
         rows = fitted.task.encode(examples, is_training=False)
@@ -265,7 +310,8 @@ def test_what_a_graph_cannot_hold_is_said(places: Any, tmp_path: Path, monkeypat
     model, tokenizer = load_masked_lm(str(source))
     model.bert.set_router("domain", torch.zeros(5 + 2**16, dtype=torch.int32), 0.0)
     export_model(as_rebuilt(model, load_base(str(places.bert)), tokenizer, PretrainConfig()), tmp_path / "routed")
-    refuse(tmp_path / "routed", r"the model's router sends each row to an adapter \(domain\) or to the base")
+    refuse(tmp_path / "routed", r"the model has a router, by which a row may have an adapter \(domain\) or none")
+    export(tmp_path / "routed", tmp_path / "named", adapter="domain")
     model.detach_adapter("domain")
     for name in ("clinic", "law"):
         model.attach_adapter(name, bottleneck_size=4)

@@ -27,7 +27,7 @@ from domext_ray.downstream.tasks.task import Prediction, StagedTask, Task
 from domext_ray.downstream.tasks.task_file import TASK_FILE, read_task_file
 from domext_ray.errors import RunError
 from domext_ray.export.folder import check_whole
-from domext_ray.export.onnx_graph import OnnxModel, is_graph
+from domext_ray.export.onnx_graph import INT8, OnnxModel, is_graph
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import hash_file, hash_values
@@ -81,7 +81,8 @@ def is_finetuned_model(folder: str | Path) -> bool:
 
 def hash_export(folder: Path) -> str:
     """Return the sha256 of the files of an export that decide what it predicts."""
-    paths = sorted(each for suffix in _DECIDING for each in folder.rglob(f"*.{suffix}"))
+    found = (each for suffix in _DECIDING for each in folder.rglob(f"*.{suffix}"))
+    paths = sorted(each for each in found if INT8 not in each.relative_to(folder).parts)
     return hash_values({str(each.relative_to(folder)): hash_file(each) for each in paths})
 
 
@@ -102,19 +103,35 @@ def find_export(folder: str | Path) -> Path:
     return folder
 
 
-def load_exported(folder: str | Path, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
+def holds_graphs(folder: str | Path) -> bool:
+    """Whether a folder is an ONNX folder: of one model, or of a task of several."""
+    folder = Path(folder).expanduser()
+    return is_graph(folder) or ((folder / TASK_FILE).is_file() and any(map(is_graph, folder.iterdir())))
+
+
+def load_exported(
+    folder: str | Path,
+    device: torch.device,
+    batch_tokens: int = PREDICTION_TOKENS,
+    *,
+    takes_graphs: bool = False,
+) -> ExportedModel:
     """Load the models and the task of an exported folder, or of the export of a fine-tuning run.
 
     Args:
         folder: the export, or a fine-tuning run with one.
         device: where to predict.
         batch_tokens: tokens of a batch, padding counted.
+        takes_graphs: take an ONNX folder, too; it predicts on the CPU.
 
     Raises:
-        RunError: there is no fine-tuned model, it lacks a description that its task needs, or a file is damaged.
+        RunError: there is no fine-tuned model, it lacks a description that its task needs, or a file is damaged; or it
+            is an ONNX folder, which is not taken.
         BaseModelError: a model's files are not what its configuration says.
     """
     folder = find_export(folder)
+    if holds_graphs(folder) and not takes_graphs:
+        raise RunError(f"{folder} holds ONNX graphs, which domext predict alone takes; give what they were made from.")
     content = read_task_file(folder)
     description, places = content.description, {name: folder / at for name, at in content.stages.items()}
     fault = f"{folder / TASK_FILE} has the models {', '.join(places) or 'none'}; export the model again."
