@@ -47,9 +47,10 @@ from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place, Where, write_text
 from domext_ray.training.checkpoint import Checkpoint, choose_checkpoint, find_latest, list_steps
 from domext_ray.training.cost import estimate_memory, make_dry_run_model, measure_step_cost
+from domext_ray.training.crew import check_room
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import ORDER, Phase, make_phases, resolve_max_steps
-from domext_ray.training.pretrain import pretrain, reserve
+from domext_ray.training.pretrain import pretrain
 from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.run import Run
 from domext_ray.training.start import check_vocabulary
@@ -85,7 +86,7 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
     with lock_run(run_dir) as held:  # before Ray starts: storage that refuses is told within seconds
         start_ray()
         run = replace(run.at(held), config=resolve_workers(run.config))
-        reserve(run.config)
+        check_room(run.config)
         print(f"run directory: {held}", flush=True)
         if not held.is_local:
             print(f"prepared corpora: {run.paths.corpora}", flush=True)

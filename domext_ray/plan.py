@@ -113,7 +113,7 @@ def pin_corpus(config: ConfigT, run_dir: Where) -> ConfigT:
 
 def resolve_workers(config: PretrainConfig) -> PretrainConfig:
     """Settle `--scale.use_gpu auto` and `--engine.precision auto` once it is known; before Ray starts it may not be."""
-    return resolve_precision(resolve_gpu(config, config.scale.num_workers, "--scale.num_workers"))
+    return resolve_precision(resolve_gpu(config, config.scale.least_workers, "--scale.num_workers"))
 
 
 def load_run_base(config: PretrainConfig) -> Base | None:

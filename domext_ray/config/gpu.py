@@ -16,7 +16,7 @@ class GpuOptions:
 
     # a GPU for each process; auto: where there are GPUs, or a cluster can bring them
     use_gpu: Main[UseGpu] = free("auto")
-    # how long a job waits for GPUs that a cluster has too few of, before it gives up
+    # how long a job waits for GPUs, or for room, that a cluster has too little of, before it gives up
     wait: Time = free("10m")
 
     @property

@@ -27,10 +27,12 @@ from domext_ray.options.declare import (
     RunFolder,
     Share,
     ShareOrZero,
+    Workers,
     filled,
     free,
     option_group,
     place,
+    read_workers,
     require,
 )
 
@@ -274,7 +276,6 @@ class TrainConfig:
     eval_rows: PositiveInt = free(400)  # held-out rows of an evaluation, at most
     # of these rows both halves, or one: what is chosen by the first is reported on the second
     eval_half: Literal["both", "first", "second"] = free("both")
-    max_failures: NonNegativeInt = free(3)  # worker failures after which the job gives up
     # rate that a dry run assumes; 0: it times a few steps on this machine
     tokens_per_second: NonNegativeFloat = free(0.0)
     # or each worker's operations per second, 1e12: 400 is two fifths of an H100's peak
@@ -371,9 +372,23 @@ class EngineConfig:
 class ScaleConfig(GpuOptions):
     """Workers and what each of them gets."""
 
-    num_workers: Main[PositiveInt] = free(1)  # training processes (ranks)
+    # training processes (ranks); 1-8: as many of these as there is room for, now and whenever that changes
+    num_workers: Main[Workers] = free(1)
     # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
     cpus_per_worker: NonNegativeFloat = free(0.0)
+    max_failures: NonNegativeInt = free(3)  # deaths of workers after which the job gives up
+    # machines taken back after which it does, of spot nodes for example; any: it never does
+    max_preemptions: NonNegativeInt | Literal["any"] = free("any")
+
+    @property
+    def least_workers(self) -> int:
+        """The workers without which training does not start."""
+        return read_workers(self.num_workers)[0]
+
+    @property
+    def most_workers(self) -> int:
+        """The workers that training has where there is room."""
+        return read_workers(self.num_workers)[1]
 
 
 REPAIR_NOTES = "repair-notes"
@@ -501,7 +516,7 @@ class PretrainConfig:
         value, size = objective.group_rows, train.global_batch_size
         require(size % value == 0, "objective.group_rows", value, f"a divisor of --train.global_batch_size ({size})")
         rule = f"at most {size // value}, for each worker needs a group of --objective.group_rows"
-        require(self.scale.num_workers <= size // value, "scale.num_workers", self.scale.num_workers, rule)
+        require(self.scale.most_workers <= size // value, "scale.num_workers", self.scale.num_workers, rule)
         for name in ("micro_batch_size", "long_micro_batch_size"):
             rows = getattr(train, name)
             require(rows % value == 0, f"train.{name}", rows, f"a multiple of --objective.group_rows ({value})")
@@ -547,16 +562,16 @@ def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
     """
     size = train.global_batch_size
     rule = f"at most {size}, for each worker needs a row of --train.global_batch_size"
-    require(scale.num_workers <= size, "scale.num_workers", scale.num_workers, rule)
-    share = -(-size // scale.num_workers)
+    require(scale.most_workers <= size, "scale.num_workers", scale.num_workers, rule)
+    share = -(-size // scale.most_workers)
     rule = f"at most {share}, a worker's share of --train.global_batch_size ({size} rows)"
     for name in ("micro_batch_size", "long_micro_batch_size"):
         require(getattr(train, name) <= share, f"train.{name}", getattr(train, name), rule)
 
 
 def find_largest_share(config: PretrainConfig, num_workers: int = 0) -> int:
-    """Return the rows of a global batch that a worker has at most; `num_workers` 0: as many as the run has."""
-    group, number = config.objective.inseparable_rows, num_workers or config.scale.num_workers
+    """Return the rows of a global batch that a worker has at most; `num_workers` 0: of as many as the run may have."""
+    group, number = config.objective.inseparable_rows, num_workers or config.scale.most_workers
     return group * -(-(config.train.global_batch_size // group) // number)
 
 

@@ -10,6 +10,7 @@ may change when a run goes on).
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import re
 import typing
@@ -173,6 +174,7 @@ def read_layer_range(text: str) -> tuple[int, int]:
 
 
 _TIME, _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smh])"), {"s": 1.0, "m": 60.0, "h": 3600.0}
+_WORKERS = re.compile(r"\d{1,6}-\d{1,6}")
 _A_TIME = "a time, such as 90s, 15m or 2h"
 
 
@@ -205,6 +207,24 @@ def check_cadence(value: Any) -> int | str:
     return typing.cast("int | str", value)
 
 
+def read_workers(value: int | str) -> tuple[int, int]:
+    """Return the smallest and the largest number of `Workers`."""
+    least, _, most = str(value).partition("-")
+    return int(least), int(most or least)
+
+
+def check_workers(value: Any) -> int | str:
+    """Return a number, or a range of numbers that `read_workers` reads.
+
+    Raises:
+        ValueError: it is neither; its text is the rule.
+    """
+    is_range = isinstance(value, str) and _WORKERS.fullmatch(value) and int(value.split("-")[0]) >= 1
+    is_range = is_range and operator.lt(*read_workers(value))
+    _demand(is_range or (type(value) is int and value > 0), "a number, 1 or more, or a range of them, such as 1-8")
+    return typing.cast("int | str", value)
+
+
 def check_layer_range(text: str) -> str:
     """Return a text that is empty, or that `read_layer_range` reads."""
     _ = text and read_layer_range(text)
@@ -230,4 +250,6 @@ Time = Annotated[str, AfterValidator(check_time)]
 """How long something may take, such as 10m."""
 Cadence = Annotated[int | str, PlainValidator(check_cadence)]
 """How often something is done: every so many steps, such as 200, or after each such time, as 15m."""
+Workers = Annotated[int | str, PlainValidator(check_workers)]
+"""A number of processes, or a range of numbers, such as 1-8."""
 Identifier = Annotated[str, AfterValidator(check_identifier)]

@@ -129,7 +129,7 @@ def _find_rate(
     """
     if config.train.tokens_per_second:
         return StepCost(0.0, config.train.tokens_per_second), "--train.tokens_per_second"
-    measured, num_workers = measure(), config.scale.num_workers
+    measured, num_workers = measure(), config.scale.most_workers
     if config.train.teraflops and measured.flops_per_token:
         given = config.train.teraflops * 1e12 * num_workers / measured.flops_per_token
         return replace(measured, tokens_per_second=given), "--train.teraflops"

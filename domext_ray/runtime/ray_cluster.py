@@ -31,6 +31,7 @@ from domext_ray.runtime.machine import count_cpus, find_address, has_gpu_devices
 from domext_ray.runtime.ray_private import (
     ask_cluster_id,
     is_growing,
+    list_free_resources,
     read_autoscaler_state,
     read_resource_state,
     stay_on_localhost,
@@ -84,6 +85,7 @@ def start_ray() -> None:
         {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # of workers that there is room for
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default of later versions, without a warning
         }
     )
@@ -355,9 +357,10 @@ class Node:
         return min(number, int(self.gpus)) if with_gpu else number
 
 
-def list_nodes() -> list[Node]:
-    """Return the cluster's nodes; Ray is initialised."""
-    return [Node(each["Resources"].get("CPU", 0.0), each["Resources"].get("GPU", 0.0)) for each in _list_alive()]
+def list_nodes(*, free: bool = False) -> list[Node]:
+    """Return the cluster's nodes; `free`: with what nobody holds, of those that stay. Ray is initialised."""
+    resources = list_free_resources() if free else [each["Resources"] for each in _list_alive()]
+    return [Node(each.get("CPU", 0.0), each.get("GPU", 0.0)) for each in resources]
 
 
 def list_accelerators() -> list[str]:

@@ -29,6 +29,8 @@ REACHES = {
     "ray.autoscaler.v2.utils:is_autoscaler_v2": "whether a cluster grows",
     "ray.core.generated.autoscaler_pb2:GetClusterStatusReply": "what its autoscaler can bring",
     "ray._raylet:GcsClient": "the client that asks for it",
+    "ray.core.generated.autoscaler_pb2:NodeStatus": "nodes that are taken back",
+    "ray.train.v2._internal.execution.callback:WorkerCallback": "workers that heed SIGTERM",
     "ray._private.services:JEMALLOC_SO": "the allocator that Ray ships",
     "ray.serve._private.replica:add_port_to_grpc_server": "a replica that opens no port",
     "ray.serve.context:_get_global_client": "the address of a Serve that runs already",
@@ -104,6 +106,13 @@ def read_resource_state() -> Any:
     """Return what the autoscaler is told of tasks, actors and gangs that wait; Ray is initialised."""
     client = reach("ray._raylet:GcsClient")(address=ray.get_runtime_context().gcs_address)
     return reach("ray.autoscaler.v2.sdk:get_cluster_resource_state")(client)
+
+
+def list_free_resources() -> list[dict[str, float]]:
+    """Return what nobody holds of each node that stays: none that is dead, or is being taken back."""
+    statuses = reach("ray.core.generated.autoscaler_pb2:NodeStatus")
+    gone = {statuses.Value("DEAD"), statuses.Value("DRAINING")}
+    return [dict(each.available_resources) for each in read_resource_state().node_states if each.status not in gone]
 
 
 def is_growing() -> bool:

@@ -338,7 +338,7 @@ def estimate_memory(model: DryRunModel) -> dict[str, int]:
     plans = []
     for batch, rows in zip(model.batches, _list_rows(config), strict=True):
         accumulates, offload = count_passes(config, rows) > 1, engine.offload and is_on_gpu
-        sharding = Sharding(engine.zero_stage, config.scale.num_workers, accumulates, offload, is_on_gpu)
+        sharding = Sharding(engine.zero_stage, config.scale.most_workers, accumulates, offload, is_on_gpu)
         plans.append(plan_memory(model.objective, batch, sharding, recomputes=engine.activation_checkpointing))
     parts = max(plans, key=lambda each: sum(each.values()))
     if needs_teacher(config) and not config.method.keeps_base:

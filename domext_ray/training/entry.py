@@ -1,4 +1,4 @@
-"""What Ray Train's processes begin with: its controller, which decides on restarts, and each rank of a run.
+"""What Ray Train's processes begin with: its controller, and each rank of a run.
 
 The controller reads this file when it starts, and the ranks start after it. So torch, transformers and the model are
 imported by a rank alone, within `train_worker`: in both processes, one after the other, they would take seconds twice.
@@ -10,53 +10,29 @@ import pickle
 import platform
 from typing import Any
 
-from ray.exceptions import RayError
-from ray.train import UserCallback
-
-from domext_ray.errors import ConfigError, TrainingError, find_user_error
-from domext_ray.runs.events import notify_driver
-from domext_ray.storage import Where
+from domext_ray.errors import ConfigError
+from domext_ray.runtime.ray_private import reach
+from domext_ray.training.notices import Notices, end_heeding, heed_sigterm, is_told
 
 
-class RunFailures(UserCallback):
-    """Runs where Ray Train decides on restarts: a user's mistake ends the run, and a restart is said on the terminal.
+def make_heeding_callback() -> Any:
+    """Return what makes each worker heed SIGTERM: Ray Train calls it in the worker's main thread."""
 
-    Args:
-        run_dir: the run's directory.
-        max_failures: deaths of workers after which the run ends; machines that were taken back do not count.
-    """
+    class Heeding(reach("ray.train.v2._internal.execution.callback:WorkerCallback")):  # type: ignore[misc]
+        def after_init_train_context(self) -> None:
+            heed_sigterm()
 
-    def __init__(self, run_dir: Where, max_failures: int) -> None:
-        self.run_dir, self.max_failures, self.num_failures = run_dir, max_failures, 0
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Decide what a failed worker means; Ray Train never tries again after an error of this callback.
-
-        Raises:
-            DomextError: the user's mistake, or that workers died too often (memory, a lost node).
-        """
-        errors = {rank: getattr(each, "health_check_failure", None) or each for rank, each in worker_exceptions.items()}
-        for error in errors.values():
-            if (mistake := find_user_error(error)) is not None:
-                raise mistake
-        is_taken = any(getattr(each, "preempted", False) for each in errors.values())  # a spot machine, given back
-        self.num_failures += not is_taken
-        rank, ends = min(errors), self.num_failures > self.max_failures
-        reason = (str(errors[rank]).strip() or type(errors[rank]).__name__).splitlines()[0]
-        count = f"failure {self.num_failures} of at most {self.max_failures}"
-        told = f"{count}; the job gives up" if ends else f"{count} (--train.max_failures); all workers start again"
-        if is_taken:
-            told = "its machine was taken back; all workers start again"
-        notify_driver(self.run_dir, f"worker {rank} failed ({reason}): {told}.")
-        if ends and all(isinstance(each, RayError) for each in errors.values()):  # others are defects of the code
-            raise TrainingError(
-                f"workers died more than --train.max_failures ({self.max_failures}) times, the last time worker {rank} "
-                f"({' '.join(str(errors[rank]).split())}); the same command goes on from the newest checkpoint."
-            )
+    return Heeding()
 
 
-def train_worker(settings: dict[str, Any]) -> None:
-    """One rank of a run, as Ray Train starts it.
+def _is_taken() -> bool:
+    import ray.train
+
+    return ray.train.get_preemption_info() is not None
+
+
+def train_worker(settings: dict[str, Any]) -> str:
+    """One rank of a run, as Ray Train starts it; returns why it has ended (`training.notices`).
 
     It raises whatever is wrong, user's mistakes too: a rank that returned would leave the others waiting in
     `ray.train.report`, which knows no limit.
@@ -85,6 +61,9 @@ def train_worker(settings: dict[str, Any]) -> None:
         world_size=context.get_world_size(),
         device=ray.train.torch.get_device() if scale.uses_gpu else device,
         report=ray.train.report,
+        notices=Notices(is_told, _is_taken if settings["in_cluster"] else None),
     )
     worker.run()
     worker.close()
+    end_heeding()
+    return worker.end

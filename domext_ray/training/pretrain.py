@@ -1,8 +1,8 @@
 """Pre-training under Ray Train: the driver's function, and what starts its workers.
 
-Enters: a `Run`, prepared. Leaves, in the run directory: metrics.jsonl,
-what trackers keep, and checkpoints. A worker that dies is started again by Ray Train; a job that dies is started again
-by its user; both go on from the newest checkpoint that verifies.
+Enters: a `Run`, prepared. Leaves, in the run directory: metrics.jsonl, what trackers keep, and checkpoints. Workers
+that end before the run's limit are started again (crew.py), a job that dies by its user; both go on from the newest
+checkpoint that verifies.
 """
 
 from __future__ import annotations
@@ -15,34 +15,42 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.exceptions import RayError
+from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.stream import READ_CPUS
-from domext_ray.errors import ConfigError, RunError, StorageError, find_user_error
+from domext_ray.errors import RunError, StorageError, find_user_error
 from domext_ray.runs.attempts import Attempt
+from domext_ray.runs.events import notify_driver
+from domext_ray.runtime.machine import is_cluster
 from domext_ray.runtime.ray_cluster import (
     describe_nodes,
     describe_waiting,
-    find_shortage,
-    is_cluster,
     list_nodes,
     resolve_gpu,
     run_on_each_node,
-    share_cpus,
 )
-from domext_ray.runtime.stopping import Stopped, save_first, signal_name
+from domext_ray.runtime.stopping import Stopped, is_stopped, save_first, signal_name
 from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import describe_resumption, list_steps
+from domext_ray.training.crew import (
+    Growth,
+    Interruptions,
+    Resources,
+    ask_autoscaler,
+    check_room,
+    settle_workers,
+)
 from domext_ray.training.distillation import choose_snippets
-from domext_ray.training.entry import RunFailures, train_worker
+from domext_ray.training.entry import make_heeding_callback, train_worker
 from domext_ray.training.metrics import RunProgress, find_last_step
+from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD
 from domext_ray.training.run import Run
 
 COLLECTIVE_TIMEOUT_SECONDS = 300
 CROWDED_CPUS = 0.5
 """Workers that have less each, unless that is asked for, are too many for a machine."""
+PREEMPTIONS = {TAKEN: "a machine of the workers' is taken back", TOLD: "a worker was sent SIGTERM"}
 
 
 class _Trainer(TorchTrainer):
@@ -72,52 +80,93 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
         note_evaluation: called in a thread of the driver when the run has evaluated itself.
 
     Raises:
-        DomextError: a user's mistake, a loss that is not finite, or workers that died too often.
+        DomextError: a user's mistake, a loss that is not finite, workers that died too often, or no room for them.
         Stopped: a signal ended the training; the step under way was saved if there was time.
     """
     # Nodes with GPUs that the job waited for at its start may have gone while its text was prepared.
-    config, run_dir = resolve_gpu(run.config, run.config.scale.num_workers, "--scale.num_workers"), run.paths.run
-    attempt, resources = run_dir.fence, reserve(config)
+    config, run_dir = resolve_gpu(run.config, run.config.scale.least_workers, "--scale.num_workers"), run.paths.run
+    attempt = run_dir.fence
     assert isinstance(attempt, Attempt), "the run is held"
-    if resources["CPU"] < min(CROWDED_CPUS, config.scale.cpus_per_worker or 1.0):
-        print(
-            f"note: {config.scale.num_workers} workers have {resources['CPU']:g} CPUs each on "
-            f"{describe_nodes(list_nodes())}, and start and train slowly; lower --scale.num_workers.",
-            flush=True,
-        )
-    check_shared_storage(run_dir, run.inputs.domain.folder.parent)
+    check_room(config)
     if config.method.word_init == "distill":
         choose_snippets(run.inputs, config.seed)
-    trainer = _Trainer(
-        train_worker,
-        train_loop_config={"run": pickle.dumps(replace(run, base=None))},  # unpickled by those who train
-        scaling_config=ScalingConfig(
-            num_workers=config.scale.num_workers, use_gpu=config.scale.uses_gpu, resources_per_worker=resources
-        ),
-        run_config=RunConfig(
-            name=f"attempt-{attempt.number}-{uuid.uuid4().hex[:8]}",  # a known name would be gone on with
-            storage_path=str(run.paths.scratch / "ray"),
-            failure_config=FailureConfig(max_failures=config.train.max_failures),
-            callbacks=cast(Any, [RunFailures(run_dir, config.train.max_failures)]),  # typed as Ray Tune's
-        ),
-        torch_config=TorchConfig(
-            # What is counted on the host is added up there: no rank waits for its GPU to count.
-            backend="cpu:gloo,cuda:nccl" if config.scale.uses_gpu else "gloo",
-            timeout_s=COLLECTIVE_TIMEOUT_SECONDS,
-        ),
-    )
-    number = config.scale.num_workers
-    phase = f"starting {number} worker{'s' if number > 1 else ''}"
-    with RunProgress(run_dir / "metrics.jsonl", config.train, phase, describe_waiting, note_evaluation):
+    metrics = run_dir / "metrics.jsonl"
+    with RunProgress(metrics, config.train, "starting the workers", describe_waiting, note_evaluation):
         try:
             with save_first(*_plan_save(attempt)):
-                trainer.fit()
+                _train_to_the_end(replace(run, config=config, base=None), attempt)
         except KeyboardInterrupt:
             with contextlib.suppress(RunError, StorageError, OSError):  # another job has the run, or it is gone
                 attempt.shut_out_workers()  # a step under way shall not be saved behind the sentence
             raise Stopped(_describe_stop(run_dir)) from None
         except Exception as error:
             raise find_user_error(error) or error from None
+        finally:
+            with contextlib.suppress(RayError):
+                ask_autoscaler(None, {})
+
+
+def _train_to_the_end(run: Run, attempt: Attempt) -> None:
+    """Start workers, as many as there is room for, again and again until the run has reached its limit."""
+    scale, run_dir = run.config.scale, run.paths.run
+    interruptions, asked_with = Interruptions(run_dir, scale), 0
+    while True:
+        config, resources = settle_workers(run.config)
+        number = config.scale.num_workers
+        assert isinstance(number, int)
+        check_shared_storage(run_dir, run.inputs.domain.folder.parent)
+        if number != scale.num_workers:
+            notify_driver(run_dir, f"{number} of {scale.num_workers} workers train.")
+        if resources["CPU"] < min(CROWDED_CPUS, scale.cpus_per_worker or 1.0):
+            print(
+                f"note: {number} workers have {resources['CPU']:g} CPUs each on {describe_nodes(list_nodes())}, and "
+                "start and train slowly; lower --scale.num_workers.",
+                flush=True,
+            )
+        most = replace(scale, num_workers=number) if number <= asked_with else scale  # others took the room
+        try:
+            with Growth(most, number, resources, attempt.ask_to_end) as growth:
+                end = _launch(replace(run, config=config), attempt, resources)
+        except TrainingFailedError as failure:
+            interruptions.note_failure(failure)
+            asked_with = 0
+        else:
+            if end == LIMIT or is_stopped():
+                return
+            if end == ASKED:
+                notify_driver(run_dir, f"there is room for {growth.room} more; training starts again.")
+            else:
+                interruptions.note_preemption(PREEMPTIONS[end])
+            asked_with = number if end == ASKED else 0
+        attempt.shut_out_workers()  # one that was cut off may still be at work
+
+
+def _launch(run: Run, attempt: Attempt, resources: Resources) -> str:
+    """Train with a number of workers that is settled until they end; return why they did."""
+    scale = run.config.scale
+    never: Any = {"max_failures": 0, "controller_failure_limit": 0, "max_preemption_failures": 0}
+    trainer = _Trainer(
+        cast(Any, train_worker),
+        train_loop_config={"run": pickle.dumps(run), "in_cluster": is_cluster()},  # unpickled by those who train
+        scaling_config=ScalingConfig(
+            num_workers=scale.most_workers,
+            use_gpu=scale.uses_gpu,
+            resources_per_worker=dict(resources),
+            placement_strategy="PACK" if scale.uses_gpu else "SPREAD",  # its cards talk faster
+        ),
+        run_config=RunConfig(
+            name=f"attempt-{attempt.number}-{uuid.uuid4().hex[:8]}",  # a known name would be gone on with
+            storage_path=str(run.paths.scratch / "ray"),
+            failure_config=FailureConfig(**never),  # they start again from here, as many as there is room for
+            callbacks=cast(Any, [make_heeding_callback()]),  # typed as Ray Tune's
+        ),
+        torch_config=TorchConfig(
+            # What is counted on the host is added up there: no rank waits for its GPU to count.
+            backend="cpu:gloo,cuda:nccl" if scale.uses_gpu else "gloo",
+            timeout_s=COLLECTIVE_TIMEOUT_SECONDS,
+        ),
+    )
+    return str(cast(Any, trainer.fit()).return_value)
 
 
 def _plan_save(attempt: Attempt) -> tuple[Callable[[], bool], Callable[[], bool]]:
@@ -144,23 +193,6 @@ def _describe_stop(run_dir: Place) -> str:
         return f"stopped at step {saved:,} by {signal_name()}; the same command goes on from there."
     again = describe_resumption(run_dir / "checkpoints")
     return f"stopped at step {step:,} by {signal_name()}, before it was saved; the same command {again}."
-
-
-def reserve(config: PretrainConfig) -> dict[str, float]:
-    """Return the resources of one worker, or refuse more than the cluster has with the tasks that read for them."""
-    scale, nodes = config.scale, list_nodes()
-    number, with_gpu = scale.num_workers, scale.uses_gpu
-    cpus = scale.cpus_per_worker or share_cpus(
-        nodes, number, most=4.0 if with_gpu else 1.0, with_gpu=with_gpu, read_cpus=READ_CPUS
-    )
-    shortage = find_shortage(nodes, number, cpus or READ_CPUS, with_gpu=with_gpu, read_cpus=READ_CPUS)
-    if shortage:
-        each = f"{cpus or READ_CPUS:g} CPU{'' if cpus == 1 else 's'}{' and a GPU' if with_gpu else ''}"
-        raise ConfigError(
-            f"--scale.num_workers {number} needs {each} for each worker (--scale.cpus_per_worker), and on "
-            f"{describe_nodes(nodes)} {shortage}; lower one of the two, or add nodes."
-        )
-    return {"CPU": cpus, **({"GPU": 1.0} if with_gpu else {})}
 
 
 def check_shared_storage(where: Where, corpora: Where | None = None) -> None:

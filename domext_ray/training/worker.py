@@ -48,6 +48,7 @@ from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Score, Scores, build_evaluations, evaluate, evaluate_routed, measure_bits
 from domext_ray.training.losses import MaskedLoss, make_loss
 from domext_ray.training.metrics import MetricsLog
+from domext_ray.training.notices import ASK_SECONDS, ASKED, LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.phases import BatchMaker, count_epochs, make_phases
@@ -77,6 +78,7 @@ class PretrainWorker:
         world_size: number of ranks.
         device: where to train.
         report: takes the newest record after every checkpoint and evaluation, on every rank.
+        notices: where the rank hears that its machine is going.
     """
 
     def __init__(
@@ -87,10 +89,14 @@ class PretrainWorker:
         world_size: int = 1,
         device: torch.device,
         report: Callable[[dict[str, Any]], None] = lambda record: None,
+        notices: Notices | None = None,
     ) -> None:
         self.plan, self.config, self.run_dir = run, run.config, run.paths.run
         self.losses = name_losses(self.config.objective.kind)
         self.rank, self.world_size, self.device, self.report = rank, world_size, device, report
+        self.notices, self._ask_due = notices or Notices(), 0.0
+        self.end = ""
+        """Why this rank saves and ends, one of those of `training.notices`; empty: it goes on."""
         self._enter_phase("loading the model", LOADING)
         inputs = run.inputs
         self.manifest, self.tokenizer_dir = inputs.domain, inputs.tokenizer.local()
@@ -118,7 +124,7 @@ class PretrainWorker:
         shortest = zip(inputs.texts[0][1:], tokenizers, strict=True)
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
         self.num_skipped = self.num_unmasked = 0  # steps in a row
-        self._save_waits = self.is_stopping = False
+        self._save_waits = False
         # A thread writes checkpoints, one at a time; what its ranks exchange must not meet what steps exchange.
         self._saver = ThreadPoolExecutor(1, "saver")
         self._saving: tuple[int, Future[Place]] | None = None
@@ -219,21 +225,22 @@ class PretrainWorker:
             self._make_steps(last_step)
         finally:  # what was saved before a mistake is not lost with it
             self._finish_save()
-        if self.log is not None and self.is_stopping:
+        if self.log is not None and self.end:
             self.log.confirm_end()
+        self.end = LIMIT if self._is_done() else self.end
         self._enter_phase("ending the workers", WORKERS)
 
     def _make_steps(self, last_step: int) -> None:
         train, done, first = self.config.train, self._is_done(last_step), self.step + 1
         self._enter_phase("reading the first rows", FIRST_STEP)
         self._since = time.perf_counter()
-        while not done and not self.is_stopping:
+        while not done and not self.end:
             before = self.clock
             record = self._train_step()
             if self._saving is not None and self._saving[1].done():
                 self._finish_save()
             done = self._is_done(last_step)
-            ends, evaluates = done or self.is_stopping, done or self._is_due(train.evaluate_every, before)
+            ends, evaluates = done or bool(self.end), done or self._is_due(train.evaluate_every, before)
             self._save_waits |= self._is_due(train.save_every, before)
             if record is None and not (ends or evaluates or self._save_waits or self.step == first):
                 continue
@@ -289,8 +296,8 @@ class PretrainWorker:
     def _look_ahead(self) -> tuple[list[Any], list[int], float]:
         """Take the next step's micro batches, what they count over all ranks, and the seconds that this took to come.
 
-        Rank 0's clock is added up with the counts, and whether it was asked to end. All are tensors of the CPU, whose
-        ranks talk while their GPUs are at the step before.
+        Rank 0's clock is added up with the counts, and whether a rank was asked or told to end. All are tensors of the
+        CPU, whose ranks talk while their GPUs are at the step before.
         """
         started = time.perf_counter()
         micro_batches, tokens_here = next(self.batches, ([], []))  # no more behind the last step
@@ -298,6 +305,8 @@ class PretrainWorker:
         here = [
             self.seconds if self.rank == 0 else 0.0,
             self.log is not None and self.log.is_stopping,
+            self.notices.is_told(),
+            self.rank == 0 and self.notices.is_taken is not None and time.monotonic() >= self._ask_due,
             sum(each.num_masked for each in micro_batches),
             sum(tokens_here),
             sum(each.num_pairs for each in micro_batches),
@@ -306,8 +315,11 @@ class PretrainWorker:
         ]
         sums = torch.tensor(here, dtype=torch.float64)
         self.engine.sum_over_ranks(sums)
-        self.clock, asked, *counts = sums.tolist()
-        self.is_stopping = asked > 0
+        self.clock, asked, told, asks, *counts = sums.tolist()
+        taken = False
+        if asks and self.notices.is_taken is not None:
+            taken, self._ask_due = self.notices.is_taken(), time.monotonic() + ASK_SECONDS
+        self.end = ASKED if asked else TOLD if told else TAKEN if taken else ""
         return micro_batches, [*map(int, counts)], waited
 
     def _train_step(self) -> dict[str, Any] | None:

@@ -41,6 +41,7 @@ from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.engine import Engine, TensorState, TrainState, join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.losses import make_loss
+from domext_ray.training.notices import Notices
 from domext_ray.training.objective import to_batch
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.start import build_run_model
@@ -170,7 +171,7 @@ def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> P
         rooflines={},
         rank=0,
         reads_late=True,
-        is_stopping=False,
+        notices=Notices(),
         step=0,
         seconds=0.0,
         clock=0.0,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import REPOSITORY
+from job_processes import kill_job
 
 START_SECONDS = 240
 OBJECT_STORE_BYTES = 150_000_000
@@ -34,7 +35,10 @@ class Cluster:
     dashboard: str
     token: str
     environment: dict[str, str]
-    add: Callable[..., None] = field(default=lambda *options: None)
+    add: Callable[..., str] = field(default=lambda *options: "")
+    """Start a node with options of `ray start`; returns its id."""
+    kill: Callable[[str], None] = field(default=lambda node: None)
+    """SIGKILL everything of a node that was added, by its id."""
 
     def call(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -100,18 +104,31 @@ def run_raylets(cpus: Sequence[int]) -> Iterator[Cluster]:
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(*options: str) -> None:
-        own = folder / str(len(processes))  # as on a machine of its own: raylets delete each other's files otherwise
-        with (folder / f"raylet-{len(processes)}.log").open("wb") as log:
+        own = folder / str(time.monotonic_ns())  # or raylets delete each other's files
+        with (folder / f"raylet-{own.name}.log").open("wb") as log:
             command = ["ray", "start", *options, *shared, "--temp-dir", str(own)]
             processes.append(
                 subprocess.Popen(command, env=started.environment, stdout=log, stderr=log, start_new_session=True)
             )
 
-    def join(*options: str) -> None:
-        start("--address", started.address, *options)
-        wait_for(lambda: len(started.list("nodes")) == len(processes), processes, folder)
+    def list_ids() -> set[str]:
+        return {each["node_id"] for each in started.list("nodes") if each["state"] == "ALIVE"}
 
-    started = replace(started, add=join)
+    def join(*options: str) -> str:
+        before = list_ids()
+        start("--address", started.address, *options)
+        wait_for(lambda: bool(list_ids() - before), processes[-1:], folder)
+        (node,) = list_ids() - before
+        added[node] = processes[-1]
+        return node
+
+    def kill(node: str) -> None:
+        process = added.pop(node)
+        kill_job(process)
+        processes.remove(process)
+
+    added: dict[str, subprocess.Popen[bytes]] = {}
+    started = replace(started, add=join, kill=kill)
     try:
         start(
             *("--head", "--port", str(port), "--dashboard-port", str(dashboard), "--num-cpus", str(cpus[0])),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import FEW_SENTENCES, write_corpus
 from job_processes import find_workers, heed_signals, kill_job
-from lone_process import WITHOUT_PROJECT
+from lone_process import check_export
 from object_store import BUCKET, KEYS, Proxy, serve_objects, use_objects
 
 from domext_ray.pipeline import is_finished
@@ -166,20 +166,6 @@ def test_a_run_in_a_bucket_is_stopped_and_saved(
     saved = max(list_steps(run / "checkpoints"))
     assert f"stopped at step {saved} by SIGTERM; the same command goes on from there." in job.said
     assert [each["step"] for each in read_metrics(run / "metrics.jsonl")][-1] == saved
-
-
-def check_export(export: Place) -> None:
-    """Load an export where there is torch and transformers and nothing else."""
-    code = f"""{WITHOUT_PROJECT}
-import sys
-import transformers as tf
-model = tf.AutoModelForMaskedLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-tokenizer = tf.AutoTokenizer.from_pretrained(sys.argv[1])
-print(tuple(model(**tokenizer("the river and the town", return_tensors="pt")).logits.shape))
-"""
-    command = [sys.executable, "-c", code, str(export.local())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    assert done.returncode == 0 and done.stdout.startswith("(1, "), done.stderr
 
 
 def test_storage_that_refuses(tiny_base_folder: Path, corpus: Path, tmp_path: Path, proxy: Proxy) -> None:

@@ -233,11 +233,30 @@ def test_killed_worker_and_killed_job_leave_the_same_losses(
     find_workers(process, "TrainWorker")[0].kill()
     wait_for_step(run, 13, process)
     said = (run / EVENTS).read_text(encoding="utf-8")  # which the driver's terminal shows
-    assert "worker 0 failed (" in said and "failure 1 of at most 3 (--train.max_failures); all workers start" in said
+    assert "worker 0 failed (" in said and "failure 1 of at most 3 (--scale.max_failures); all workers start" in said
     kill_job(process)
     assert count_steps(run) < NUM_STEPS
     train_here(command)
     assert read_losses(run, NUM_STEPS) == read_losses(undisturbed, NUM_STEPS)
+
+
+@pytest.mark.jobs
+def test_workers_of_which_one_is_sent_sigterm_save_the_next_step(
+    undisturbed: Path, tiny_base_folder: Path, corpus_file: Path
+) -> None:
+    """As a machine does that goes down: whichever rank hears of it, all save at one step, and nothing is lost."""
+    options = ("--scale.num_workers", "2", "--scale.max_failures", "0", "--train.save_every", "1000")
+    command = build_command(tiny_base_folder, corpus_file, undisturbed.parent, "told", *options)
+    run = undisturbed.parent / "told"
+    process = start_job([*command, *LONG_EVALUATIONS])
+    for number, step in enumerate((3, 12)):
+        wait_for_step(run, step, process)
+        find_workers(process, "TrainWorker")[number].terminate()
+    assert process.wait(600) == 0
+    said = [json.loads(line) for line in (run / EVENTS).read_text(encoding="utf-8").splitlines()]
+    assert sum(each.get("note", "").startswith("a worker was sent SIGTERM; ") for each in said) == 2
+    assert sum(each.get("phase", "").startswith("saving the checkpoint") for each in said) == 3  # and at the end
+    np.testing.assert_allclose(read_losses(run, NUM_STEPS), read_losses(undisturbed, NUM_STEPS), atol=1e-4)
 
 
 @pytest.mark.jobs

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from conftest import FEW_SENTENCES, write_corpus
 from ray.exceptions import RayActorError
-from ray.train import ScalingConfig
+from ray.train import ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
@@ -19,10 +19,11 @@ from domext_ray.errors import RunError, TrainingError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EVENTS, EventReader
+from domext_ray.runtime.ray_cluster import Node
 from domext_ray.storage import Place, write_text
 from domext_ray.training import pretrain as pretrain_module
 from domext_ray.training.checkpoint import MANIFEST, list_steps
-from domext_ray.training.entry import RunFailures
+from domext_ray.training.crew import ENOUGH_CPUS, Interruptions, count_room, fit_workers
 from domext_ray.training.metrics import MetricsLog
 from domext_ray.training.pretrain import _plan_save, _Trainer, check_shared_storage
 
@@ -99,33 +100,70 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
     assert "start again" not in said + capfd.readouterr().err
 
 
-def test_a_dead_worker_is_said_and_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
-    failures, reader = RunFailures(tmp_path, max_failures=1), EventReader(tmp_path)
+def test_what_ends_workers_is_said_counted_and_limited(tmp_path: Path) -> None:
+    own, reader = Interruptions(tmp_path, ScaleConfig(max_failures=1, max_preemptions=2)), EventReader(tmp_path)
+
+    def fail(failures: dict[int, Exception]) -> list[str]:
+        own.note_failure(cast(Any, WorkerGroupError("", failures)))
+        return [each.text for each in reader.read()]
+
     death = RayActorError("The actor died.\n\tits pid: 1")
-    failures.after_exception(None, {1: RayActorError(preempted=True)})  # which does not count
-    assert [each.text for each in reader.read()] == [
-        f"worker 1 failed ({death.BASE_ERROR_MSG}): its machine was taken back; all workers start again."
+    assert fail({1: RayActorError(preempted=True)}) == [  # which is no failure
+        f"worker 1 failed ({death.BASE_ERROR_MSG}): its machine was taken back; training starts again."
     ]
-    failures.after_exception(None, {1: WorkerHealthCheckFailedError("A worker health check failed.", death)})
+    (first,) = fail({1: WorkerHealthCheckFailedError("A worker health check failed.", death)})
+    assert first.startswith("worker 1 failed (The actor experienced an error") and first.endswith(
+        "failure 1 of at most 1 (--scale.max_failures); all workers start again."
+    )
     died_again = WorkerHealthCheckFailedError("A worker health check failed.", death)
     with pytest.raises(TrainingError) as raised:
-        failures.after_exception(None, {0: died_again, 1: death})
+        fail({0: died_again, 1: death})
     said = str(raised.value)
-    assert said.startswith("workers died more than --train.max_failures (1) times, the last time worker 0 (The actor")
+    assert said.startswith("workers died more than --scale.max_failures (1) times, the last time worker 0 (The actor")
     assert said.endswith("; the same command goes on from the newest checkpoint.") and "\n" not in said
-    first, second = (each.text for each in reader.read())
-    assert first.startswith("worker 1 failed (The actor experienced an error") and first.endswith(
-        "failure 1 of at most 1 (--train.max_failures); all workers start again."
-    )
+    (second,) = (each.text for each in reader.read())
     assert second.startswith("worker 0 failed (") and second.endswith("failure 2 of at most 1; the job gives up.")
     assert not {"\n", "\t"} & set(first + second)
-    failures.after_exception(None, {0: KeyError("a defect")})  # which keeps its traceback
+    with pytest.raises(WorkerGroupError):  # a defect keeps its traceback
+        fail({0: KeyError("a defect")})
     assert [each.text for each in reader.read()] == [
         "worker 0 failed ('a defect'): failure 3 of at most 1; the job gives up."
     ]
     with pytest.raises(RunError, match="no space"):
-        failures.after_exception(None, {0: death, 1: RunError("no space.")})
+        fail({0: death, 1: RunError("no space.")})
     assert reader.read() == []
+    own.note_preemption("a worker was sent SIGTERM")
+    assert [each.text for each in reader.read()] == ["a worker was sent SIGTERM; training starts again."]
+    with pytest.raises(TrainingError, match=r"^machines were taken back more than --scale.max_preemptions \(2\)"):
+        own.note_preemption("a worker was sent SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("workers", "nodes", "number", "cpus"),
+    [
+        (4, [Node(2, 0)], 4, 0.37),  # as asked, though they are crowded
+        ("1-8", [Node(1, 0)] * 3, 3, 0.5),
+        ("1-8", [Node(2, 0)], 2, 0.75),
+        ("1-8", [Node(64, 0)], 8, 1.0),
+        ("2-3", [Node(1, 0)] * 8, 3, 0.5),
+        ("3-8", [Node(1, 0)], 3, 0.16),  # the least
+        ("5-8", [Node(0, 0)], 0, 0.0),
+        ("1-2", [], 0, 0.0),
+    ],
+)
+def test_as_many_workers_as_there_is_room_for(workers: Any, nodes: list[Node], number: int, cpus: float) -> None:
+    scale = ScaleConfig(num_workers=workers, use_gpu=False)
+    found, resources = fit_workers(scale, nodes)
+    assert (found, resources.get("CPU", 0.0)) == (number, cpus)
+    if found < scale.most_workers and found > scale.least_workers:
+        free = [Node(each.cpus - resources["CPU"] * (found / len(nodes)), 0) for each in nodes]
+        assert count_room(free, max(ENOUGH_CPUS, resources["CPU"]), with_gpu=False) == 0, "it would start anew for ever"
+
+
+def test_every_gpu_has_a_worker_and_a_card_that_is_held_has_none() -> None:
+    scale = ScaleConfig(num_workers="1-8", use_gpu=True)
+    assert fit_workers(scale, [Node(8, 1), Node(8, 2), Node(8, 0)]) == (3, {"CPU": 3.75, "GPU": 1.0})
+    assert fit_workers(scale, [Node(8, 0)])[0] == 0
 
 
 def test_nodes_that_do_not_share_a_disk_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
