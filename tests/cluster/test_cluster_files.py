@@ -43,7 +43,14 @@ RAY_UP = ("ray-aws.yaml", "ray-gcp.yaml")
 RAY_JOBS = ("kuberay/rayjob-pretrain-af.yaml", "kuberay/rayjob-sweep.yaml")
 RAY_SERVICE = "kuberay/rayservice.yaml"
 RAY_CLUSTERS = ("kuberay/raycluster.yaml", *RAY_JOBS, RAY_SERVICE)
-PLAIN = ("Dockerfile", "Dockerfile.dockerignore", "constraints.txt", "kuberay/storage.yaml", "runtime_env.yaml")
+PLAIN = (
+    "Dockerfile",
+    "Dockerfile.dockerignore",
+    "constraints.txt",
+    "drain_node.py",
+    "kuberay/storage.yaml",
+    "runtime_env.yaml",
+)
 FILES = (*RAY_UP, *RAY_CLUSTERS, *PLAIN, "slurm.sbatch")
 JOBS = {"pretrain_af": AF, "sweep": SWEEP}
 """What each file in jobs/ carries out."""
