@@ -197,6 +197,7 @@ def test_kuberay_takes_the_file(name: str) -> None:
     assert {*document["spec"]} <= {*KNOWN.get(kind, KNOWN["cluster"]).split()}
     assert {*cluster} <= {*KNOWN["cluster"].split()} and {*cluster["headGroupSpec"]} <= {*KNOWN["head"].split()}
     assert "enableInTreeAutoscaling" not in cluster, "its head needs a token of Kubernetes"
+    assert "<<:" not in read_text(name), "strict readers refuse the keys that a merge brings twice"
     pods = list_pods(name)
     for pod in pods.values():
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
