@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -15,6 +15,21 @@ import kubernetes_validate
 import pytest
 import tomllib
 import yaml
+from cluster_files import (
+    BUCKET,
+    CLUSTER,
+    EIGHT_GPUS,
+    RAY_CLUSTERS,
+    RAY_JOBS,
+    RAY_SERVICE,
+    RAY_UP,
+    SHARED,
+    SWEEP_JOB,
+    list_pods,
+    read_cluster_spec,
+    read_text,
+    read_yaml,
+)
 from command_lines import read_ray_command
 from conftest import REPOSITORY, write_corpus
 from packaging.requirements import Requirement
@@ -23,10 +38,9 @@ from ray.runtime_env import RuntimeEnv
 from ray.scripts.scripts import cli
 from ray.serve.schema import ServeDeploySchema
 
-from domext_ray.commands.job import configure
+from domext_ray.commands.job import Job, configure
 from domext_ray.commands.measuring import SWEEP
 from domext_ray.commands.pretraining import AF
-from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.serve import ServeConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.options.build import from_dict
@@ -36,20 +50,22 @@ from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space
 from domext_ray.serving.deployment import build_service
 
-CLUSTER = REPOSITORY / "cluster"
-SHARED = "/mnt/domext"
-"""Where every node sees the shared storage; on Slurm that is the site's affair."""
-RAY_UP = ("ray-aws.yaml", "ray-gcp.yaml")
-RAY_JOBS = ("kuberay/rayjob-pretrain-af.yaml", "kuberay/rayjob-sweep.yaml")
-RAY_SERVICE = "kuberay/rayservice.yaml"
-RAY_CLUSTERS = ("kuberay/raycluster.yaml", *RAY_JOBS, RAY_SERVICE)
-PLAIN = ("Dockerfile", "Dockerfile.dockerignore", "constraints.txt", "kuberay/storage.yaml", "runtime_env.yaml")
+PLAIN = (
+    "Dockerfile",
+    "Dockerfile.dockerignore",
+    "constraints.txt",
+    "drain_node.py",
+    "kuberay/policies.yaml",
+    "kuberay/storage.yaml",
+    "runtime_env.yaml",
+)
 FILES = (*RAY_UP, *RAY_CLUSTERS, *PLAIN, "slurm.sbatch")
-JOBS = {"pretrain_af": AF, "sweep": SWEEP}
+JOBS: dict[str, Job[Any]] = {"pretrain_af": AF, "sweep": SWEEP}
 """What each file in jobs/ carries out."""
 SHOWN = (*RAY_UP, "kuberay/raycluster.yaml", *RAY_JOBS, "runtime_env.yaml", "slurm.sbatch")
 """Files that show or run commands of Ray or of a job."""
 MEBIBYTES = {"Gi": 2**10, "Ti": 2**20}
+read_options = runpy.run_path(str(CLUSTER / "drain_node.py"))["read_options"]
 
 
 KNOWN = {
@@ -67,19 +83,6 @@ KNOWN = {
 """The fields that KubeRay knows."""
 KINDS = {**dict.fromkeys(RAY_JOBS, "RayJob"), RAY_SERVICE: "RayService"}
 """What each of KubeRay's files is, but for the plain cluster."""
-
-
-def read_text(name: str) -> str:
-    return (CLUSTER / name).read_text(encoding="utf-8")
-
-
-def read_yaml(name: str) -> Any:
-    return yaml.safe_load(read_text(name))
-
-
-def read_cluster_spec(name: str) -> dict[str, Any]:
-    spec = read_yaml(name)["spec"]
-    return spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
 
 
 def read_pins() -> dict[str, str]:
@@ -109,6 +112,11 @@ def list_commands(name: str) -> list[list[str]]:
     return [each for each in commands if each and each[0] in ("python", "ray")]
 
 
+def list_jobs(name: str) -> list[list[str]]:
+    """List those of a file's commands that are jobs."""
+    return [each for each in list_commands(name) if each[0] == "python" and "/drain_node.py" not in each[1]]
+
+
 def run_linter(name: str, *arguments: str) -> None:
     command = [str(Path(sys.executable).parent / name), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -133,6 +141,7 @@ def test_the_image_is_built_from_what_is_there() -> None:
         "pyproject.toml",
         project["name"],
         "cluster/constraints.txt",
+        "cluster/drain_node.py",
     }
     assert needed <= set(copied)
     assert 'pip install --no-cache-dir -c cluster/constraints.txt ".[serve]"' in text
@@ -153,49 +162,122 @@ def test_ray_up_takes_the_file() -> None:
         for kind in ("initialization_commands", "head_setup_commands", "head_start_ray_commands"):
             script = "\n".join(prepared[kind])
             assert subprocess.run(["bash", "-n", "-c", script], timeout=120).returncode == 0
-        assert any(re.search(rf"mount -t nfs.* {SHARED}$", each) for each in config["initialization_commands"])
-        assert f"-v {SHARED}:{SHARED}" in config["docker"]["run_options"]
+        options = config["docker"]["run_options"]
+        assert {"--user $(id -u):0", "-v /etc/passwd:/etc/passwd:ro"} <= {*options}, (
+            "who owns the token, and has a name"
+        )
+
+
+def test_workers_of_ray_up_are_spot_machines_that_reach_the_bucket_and_heed_notices() -> None:
+    aws, google = (read_yaml(name) for name in RAY_UP)
+    head, worker = (each["node_config"] for each in aws["available_node_types"].values())
+    assert worker["InstanceMarketOptions"] == {"MarketType": "spot"} and "InstanceMarketOptions" not in head
+    assert head["IamInstanceProfile"] == worker["IamInstanceProfile"] == {"Name": "INSTANCE_PROFILE"}
+    head, worker = (each["node_config"] for each in google["available_node_types"].values())
+    assert worker["scheduling"]["provisioningModel"] == "SPOT" and "scheduling" not in head
+    assert [each["email"] for each in worker["serviceAccounts"]] == ["SERVICE_ACCOUNT"]
+    for config, notice in ((aws, 120), (google, 30)):
+        assert config["available_node_types"]["gpu"]["min_workers"] == config["max_workers"], "nobody asks for more"
+        assert not any("drain_node" in each for each in config["head_start_ray_commands"]), "the driver is on the head"
+        command = config["worker_start_ray_commands"][-1]
+        found = re.fullmatch(
+            r"setsid nohup python /opt/domext_ray/cluster/drain_node.py (.*) >/tmp/\S+ 2>&1 &", command
+        )
+        assert found
+        options = read_options(found[1].split())
+        assert options.watch == config["provider"]["type"] and options.seconds < notice
 
 
 @pytest.mark.parametrize("name", RAY_CLUSTERS)
 def test_kuberay_takes_the_file(name: str) -> None:
-    """Its fields are known, its pods are Kubernetes', share storage, and have room for the object store."""
+    """Its fields are known, its pods are Kubernetes', and have room for the object store and time to save."""
     document, cluster, kind = read_yaml(name), read_cluster_spec(name), KINDS.get(name, "RayCluster")
     assert document.keys() == {"apiVersion", "kind", "metadata", "spec"} and document["metadata"].keys() == {"name"}
     assert (document["apiVersion"], document["kind"]) == ("ray.io/v1", kind)
     assert {*document["spec"]} <= {*KNOWN.get(kind, KNOWN["cluster"]).split()}
     assert {*cluster} <= {*KNOWN["cluster"].split()} and {*cluster["headGroupSpec"]} <= {*KNOWN["head"].split()}
-    assert all({*group} <= {*KNOWN["workers"].split()} for group in cluster["workerGroupSpecs"])
-    claim = read_yaml("kuberay/storage.yaml")["metadata"]["name"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
+    assert "enableInTreeAutoscaling" not in cluster, "its head needs a token of Kubernetes"
+    assert "<<:" not in read_text(name), "strict readers refuse the keys that a merge brings twice"
+    pods = list_pods(name)
+    for pod in pods.values():
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
-        options = [text for name, value in group["rayStartParams"].items() for text in (f"--{name}", value)]
-        read_ray_command(["start", *options])
         (container,) = pod["spec"]["containers"]
-        places = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
-        volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
-        assert volumes[places[SHARED]]["persistentVolumeClaim"] == {"claimName": claim}
-        shm = volumes[places["/dev/shm"]]["emptyDir"]
-        memory = container["resources"]["limits"]["memory"]
-        size, whole = (int(each[:-2]) * MEBIBYTES[each[-2:]] for each in (shm["sizeLimit"], memory))
-        assert shm["medium"] == "Memory" and 0.3 * whole <= size < whole, "Ray's object store takes 30 % of the memory"
         assert container["resources"]["requests"] == container["resources"]["limits"]
+    if name in RAY_JOBS:
+        assert pods["submitter"]["spec"]["restartPolicy"] == "Never"
+    check_node(pods["head"], cluster["headGroupSpec"])
+    for group in cluster["workerGroupSpecs"]:
+        assert {*group} <= {*KNOWN["workers"].split()}
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        pod = pods[group["groupName"]]["spec"]
+        check_node(pods[group["groupName"]], group)
+        assert pod["tolerations"][0] == {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+        program, script, *options = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert (program, script) == ("python", "/opt/domext_ray/cluster/drain_node.py")
+        assert read_options(options).seconds < pod["terminationGracePeriodSeconds"]
+
+
+def check_node(pod: dict[str, Any], group: dict[str, Any]) -> None:
+    """A node's parameters are options of `ray start`, and it has room for the object store."""
+    options = [text for name, value in group["rayStartParams"].items() for text in (f"--{name}", value)]
+    read_ray_command(["start", *options])
+    (container,) = pod["spec"]["containers"]
+    places = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    shm = {each["name"]: each for each in pod["spec"]["volumes"]}[places["/dev/shm"]]["emptyDir"]
+    memory = container["resources"]["limits"]["memory"]
+    size, whole = (int(each[:-2]) * MEBIBYTES[each[-2:]] for each in (shm["sizeLimit"], memory))
+    assert shm["medium"] == "Memory" and 0.3 * whole <= size < whole, "Ray's object store takes 30 % of the memory"
+
+
+def test_spot_machines_are_a_group_of_their_own() -> None:
+    for name in {*RAY_CLUSTERS} - {EIGHT_GPUS}:
+        steady, spot = (list_pods(name)[each]["spec"] for each in ("gpu", "spot"))
+        (key,) = spot.pop("nodeSelector")
+        assert [each["key"] for each in spot.pop("tolerations")] == ["nvidia.com/gpu", key]
+        assert steady.pop("tolerations") and spot == steady
+
+
+def take_out(pod: dict[str, Any], name: str) -> None:
+    """Take out of a pod what the sweep's and the service's have beside the others', and check that it is there."""
+    spec = pod["spec"]
+    (container,) = spec["containers"]
+    if name == SWEEP_JOB:
+        claim = read_yaml("kuberay/storage.yaml")["metadata"]["name"]
+        assert spec["volumes"].pop() == {"name": "shared", "persistentVolumeClaim": {"claimName": claim}}
+        assert container["volumeMounts"].pop() == {"name": "shared", "mountPath": SHARED}
+        if container["name"] != "ray-job-submitter":
+            assert container["env"].pop() == {"name": "HF_HOME", "value": f"{SHARED}/huggingface"}
+    elif container["name"] != "ray-job-submitter":
+        assert container.pop("envFrom") == [{"secretRef": {"name": "domext-s3"}}]
+    if name == RAY_SERVICE:
+        token = container["env"].pop()
+        assert token["name"] == "DOMEXT_SERVE_TOKEN" and "secretKeyRef" in token["valueFrom"]
+        assert container["ports"].pop() == {"name": "serve", "containerPort": 8000}
+        if not container["ports"]:
+            del container["ports"]
 
 
 def test_all_kuberay_files_describe_the_same_cluster() -> None:
-    first, *others, service = (read_cluster_spec(name) for name in RAY_CLUSTERS)
-    assert all(each == first for each in others)
-    service = json.loads(json.dumps(service))  # anchors of YAML are one object
-    for group in (service["headGroupSpec"], *service["workerGroupSpecs"]):  # which also have the token and the port
-        (container,) = group["template"]["spec"]["containers"]
-        token = container["env"].pop()
-        assert token["name"] == "DOMEXT_SERVE_TOKEN" and "secretKeyRef" in token["valueFrom"]
-        port = container["ports"].pop()
-        assert port == {"name": "serve", "containerPort": 8000}
-        if not container["ports"]:
-            del container["ports"]
-    assert service == first
+    """But for the disk of a sweep, the token and the port of a service, and the size of a pod with eight GPUs."""
+    found = {name: list_pods(name) for name in RAY_CLUSTERS}
+    for name, pods in found.items():
+        for pod in pods.values():
+            take_out(pod, name)
+            del pod["metadata"]["name"]
+    eight = found.pop(EIGHT_GPUS)
+    first = found[RAY_CLUSTERS[0]]
+    (container,) = eight["gpu"]["spec"]["containers"]
+    (usual,) = first["gpu"]["spec"]["containers"]
+    each, one = container["resources"]["limits"], usual["resources"]["limits"]
+    assert [float(each[key].rstrip("Gi")) / float(one[key].rstrip("Gi")) for key in ("cpu", "memory")] == [8, 8]
+    assert (each["nvidia.com/gpu"], one["nvidia.com/gpu"]) == (8, 1)
+    container["resources"], eight["gpu"]["spec"]["volumes"] = usual["resources"], first["gpu"]["spec"]["volumes"]
+    submitter = eight["submitter"]
+    assert (eight["head"], eight["gpu"]) == (first["head"], first["gpu"])
+    for name, pods in found.items():
+        assert pods.pop("submitter", submitter) == submitter and pods == first
+        groups = [{**each, "template": None} for each in read_cluster_spec(name)["workerGroupSpecs"]]
+        assert groups == [{**each, "template": None} for each in read_cluster_spec(RAY_CLUSTERS[0])["workerGroupSpecs"]]
 
 
 def test_ray_serve_takes_the_application() -> None:
@@ -204,7 +286,7 @@ def test_ray_serve_takes_the_application() -> None:
     module, _, function = application.import_path.partition(":")
     assert getattr(importlib.import_module(module), function) is build_service
     options = from_dict(ServeConfig, application.args)
-    assert options.bank.startswith(f"{SHARED}/") and options.replicas == 2 and options.scale.use_gpu is True
+    assert options.bank.startswith(f"{BUCKET}/") and options.replicas == 2 and options.scale.use_gpu is True
 
 
 def test_kubernetes_takes_the_storage() -> None:
@@ -241,25 +323,26 @@ def test_the_batch_script_starts_raylets_with_rays_options() -> None:
 @pytest.mark.parametrize("name", SHOWN)
 def test_commands_of_jobs_are_read_by_their_jobs(name: str, tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus.txt", 400)
-    commands = [each for each in list_commands(name) if each[0] == "python"]
+    commands = list_jobs(name)
     assert commands
     for _, script, *options in commands:
         path = Path(script.removeprefix("/opt/domext_ray/"))
         assert (REPOSITORY / path).is_file(), "the image has the repository's jobs"
         job = JOBS[path.stem]
-        config = configure(job, read_flags(job.config_class, options))
+        flags = [re.sub("^(s3|gs)://BUCKET", str(tmp_path), each) for each in options]
+        config = configure(job, read_flags(job.config_class, flags))
         assert Path(config.run.dir).is_absolute() or (name, config.run.dir) == ("slurm.sbatch", "$PWD/runs")
         if isinstance(config, SweepConfig):
             assert choose_points(config, read_space(config.space))[0]
         else:
             here = ["--corpus", str(tmp_path / "corpus.txt"), "--run.dir", str(tmp_path), "--dry_run", "true"]
-            run_pretraining(configure(job, read_flags(job.config_class, [*options, *here])))
-        check_resources(name, config)
+            run_pretraining(configure(job, read_flags(job.config_class, [*flags, *here])))
+        check_resources(name, config.scale.use_gpu, options)
 
 
-def check_resources(name: str, config: PretrainConfig) -> None:
-    """The GPUs of the nodes that a file describes are as many as its job asks for."""
-    assert config.scale.use_gpu
+def check_resources(name: str, use_gpu: Any, options: list[str]) -> None:
+    """The GPUs of the nodes that a file describes are as many as its job asks for at most."""
+    assert use_gpu
     if name in RAY_CLUSTERS:
         nodes = [
             (group["replicas"], group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
@@ -274,17 +357,18 @@ def check_resources(name: str, config: PretrainConfig) -> None:
         nodes = [(int(number), int(gpus))]
     else:
         return
-    assert sum(number * gpus for number, gpus in nodes) >= config.scale.num_workers
-    if not isinstance(config, SweepConfig):
-        assert config.scale.num_workers > 1, "an example for a cluster uses it"
+    if "--scale.num_workers" in options:  # of a sweep each trial is one
+        most = int(options[options.index("--scale.num_workers") + 1].rpartition("-")[2])
+        assert 1 < most <= sum(number * gpus for number, gpus in nodes), "an example for a cluster uses it"
 
 
-def test_what_lasts_is_on_the_shared_storage() -> None:
-    for name in FILES:
+def test_what_lasts_is_in_the_bucket_or_on_the_shared_disk() -> None:
+    """A bucket, on Google Cloud its own kind; a disk for the sweep; whatever Slurm's site has."""
+    for name in {*FILES} - {"constraints.txt", "slurm.sbatch"}:
         places = re.findall(r"(?:--run\.dir |HF_HOME(?:=|: |, value: ))([^\s,}]+)", read_text(name))
-        if name not in ("constraints.txt", "slurm.sbatch"):
-            assert all(each.startswith(f"{SHARED}/") for each in places), name
-            assert places or name in PLAIN, name
+        kept = {SWEEP_JOB: SHARED, "ray-gcp.yaml": "gs://BUCKET"}.get(name, BUCKET)
+        assert all(each.startswith(f"{kept}/") for each in places), name
+        assert places or name in (*PLAIN, RAY_SERVICE), name
 
 
 def test_versions_agree() -> None:
@@ -317,7 +401,7 @@ def test_no_cluster_sends_usage_statistics() -> None:
 
 
 def test_files_hold_no_secret_and_list_what_is_filled_in() -> None:
-    placeholders = "IMAGE|VM_IMAGE|PROJECT|FILE_SHARE|FILE_SYSTEM|STORAGE_CLASS|PARTITION|ACCOUNT"
+    placeholders = "IMAGE|VM_IMAGE|PROJECT|BUCKET|INSTANCE_PROFILE|SERVICE_ACCOUNT|STORAGE_CLASS|PARTITION|ACCOUNT"
     for name in FILES:
         text = read_text(name)
         assert not re.search(r"\b(?=\w*\d)[0-9a-f]{32,}\b|AKIA|BEGIN [A-Z ]*PRIVATE KEY|0\.0\.0\.0", text), name
