@@ -319,7 +319,7 @@ class PretrainWorker:
         taken = False
         if asks and self.notices.is_taken is not None:
             taken, self._ask_due = self.notices.is_taken(), time.monotonic() + ASK_SECONDS
-        self.end = ASKED if asked else TOLD if told else TAKEN if taken else ""
+        self.end = self.end or (ASKED if asked else TOLD if told else TAKEN if taken else "")
         return micro_batches, [*map(int, counts)], waited
 
     def _train_step(self) -> dict[str, Any] | None:

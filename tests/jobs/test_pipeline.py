@@ -238,6 +238,8 @@ def test_killed_worker_and_killed_job_leave_the_same_losses(
     assert count_steps(run) < NUM_STEPS
     train_here(command)
     assert read_losses(run, NUM_STEPS) == read_losses(undisturbed, NUM_STEPS)
+    newest = max(each.name for each in (run / "checkpoints").iterdir())
+    assert newest == f"step-{NUM_STEPS:08d}-0003", "workers that start again are an attempt of their own"
 
 
 @pytest.mark.jobs

@@ -46,6 +46,35 @@ def build_command(base: Path, texts: Path, runs: Path, name: str, *flags: str) -
     ]
 
 
+@pytest.fixture(scope="module")
+def alone(local_ray: None, tiny_base_folder: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one text by one worker."""
+    runs = tmp_path_factory.mktemp("alone")
+    train_here(build_command(tiny_base_folder, texts, runs, "alone", *RUNS["one text"], "--replay.corpus", "none"))
+    return runs / "alone"
+
+
+def check_equal(run: Path, expected: Path, loss: str = "mlm_loss") -> None:
+    """Every step read the same rows, and has the same loss."""
+    losses = [read_losses(each, NUM_STEPS, loss) for each in (run, expected)]
+    np.testing.assert_allclose(*losses, atol=1e-4)
+    lines = [(each / "metrics.jsonl").read_text().splitlines() for each in (run, expected)]
+    tokens = [[json.loads(line).get("train/tokens") for line in each] for each in lines]
+    assert tokens[0] == tokens[1], "the rows of every step"
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_number_of_workers_falls_and_rises(
+    stage: int, alone: Path, tiny_base_folder: Path, texts: Path, tmp_path: Path
+) -> None:
+    """4, 2, 3, 1, 4: none of them but 2 and 1 divides the batch."""
+    options = (*RUNS["one text"], "--replay.corpus", "none", "--engine.zero_stage", str(stage))
+    for max_steps, workers in ((3, 4), (6, 2), (8, 3), (10, 1), (NUM_STEPS, 4)):
+        scale = ("--scale.num_workers", str(workers), "--train.max_steps", str(max_steps))
+        train_here(build_command(tiny_base_folder, texts, tmp_path, "cut", *options, *scale))
+    check_equal(tmp_path / "cut", alone)
+
+
 @pytest.mark.parametrize("kind", RUNS)
 def test_three_five_and_two_workers_make_one_workers_steps(
     kind: str, local_ray: None, tiny_base_folder: Path, texts: Path, tmp_path: Path
@@ -57,10 +86,4 @@ def test_three_five_and_two_workers_make_one_workers_steps(
     for max_steps, workers, stage in ((4, 3, 3), (8, 5, 0), (NUM_STEPS, 2, 2)):
         scale = ("--scale.num_workers", str(workers), "--engine.zero_stage", str(stage))
         train_here(build_command(*places, "cut", *RUNS[kind], *general, *scale, "--train.max_steps", str(max_steps)))
-    expected, found = (read_losses(tmp_path / name, NUM_STEPS, loss) for name in ("alone", "cut"))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-    tokens = [
-        [json.loads(line).get("train/tokens") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("alone", "cut")
-    ]
-    assert tokens[0] == tokens[1], "the rows of every step"
+    check_equal(tmp_path / "cut", tmp_path / "alone", loss)

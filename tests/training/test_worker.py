@@ -40,6 +40,7 @@ from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.metrics import read_metrics
+from domext_ray.training.notices import LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.router import RouterRecord, save_routers
 from domext_ray.training.run import Run
@@ -265,6 +266,33 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
     assert read_progress(tmp_path) == undisturbed
     tensors = find_latest(tmp_path / "checkpoints").state.tensors
     assert all(torch.equal(tensors[name].param, value) for name, value in kept.items())
+
+
+def test_a_rank_that_hears_that_its_machine_goes_saves_and_says_why(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, asked = start(), list[int]()
+    worker.notices = Notices(is_told=lambda: worker.step >= 3)
+    worker.run()
+    assert (worker.end, list_steps(tmp_path / "checkpoints")) == (TOLD, [3])
+
+    def is_taken() -> bool:
+        asked.append(worker.step)
+        return worker.step >= 6
+
+    monkeypatch.setattr("domext_ray.training.worker.ASK_SECONDS", 0.0)
+    worker = start()
+    worker.notices = Notices(is_taken=is_taken)
+    worker.run()
+    assert (worker.end, list_steps(tmp_path / "checkpoints")[-1], asked) == (TAKEN, 6, [3, 4, 5, 6])
+    monkeypatch.setattr("domext_ray.training.worker.ASK_SECONDS", 3600.0)
+    worker, asked[:] = start(), []
+    worker.notices = Notices(is_taken=is_taken)
+    worker.run()
+    assert (worker.end, asked) == (TAKEN, [6]), "the first look is before the first step"
+    worker = start()
+    worker.run()
+    assert (worker.end, read_steps(tmp_path)) == (LIMIT, [*range(17)])
 
 
 def test_a_phase_of_long_rows_begins_with_the_first_of_its_order(start: Start, task: Run) -> None:
