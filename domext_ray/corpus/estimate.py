@@ -12,16 +12,19 @@ of which there are a bounded number, is asked for every training document as it 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.corpus.index import HELD_OUT, TRAIN, DocumentIndex
 from domext_ray.corpus.pairs import choose_rows
 from domext_ray.corpus.rows import RowSettings, count_han
-from domext_ray.corpus.shards import CHINESE_FRAC, hash_document, split_documents
+from domext_ray.corpus.shards import CHINESE_FRAC, hash_document
 from domext_ray.data.sample import Sample, choose_evenly
 from domext_ray.data.split import resolve_held_out_by
 
@@ -127,12 +130,13 @@ def count_near_duplicates(sample: Sample, prepare: PrepareConfig) -> NearDuplica
     documents = [each for place in sample.places for each in place.documents]
     if not documents:
         return None
-    hashes = bytearray(b"".join(map(hash_document, documents)))
-    groups = bytearray(b"".join(place.groups for place in sample.places))
-    own = replace(prepare, held_out_by=resolve_held_out_by(sample.files, prepare))
-    keep, is_held_out = split_documents(hashes, groups, [place.files for place in sample.places], own)
-    held_out = [documents[i] for i in np.flatnonzero(keep & is_held_out)[:MAX_HELD_OUT]]
-    train = [documents[i] for i in np.flatnonzero(keep & ~is_held_out)]
+    with tempfile.TemporaryDirectory() as folder:
+        index = DocumentIndex(Path(folder))
+        index.add(b"".join(map(hash_document, documents)), b"".join(place.groups for place in sample.places))
+        own = replace(prepare, held_out_by=resolve_held_out_by(sample.files, prepare))
+        index.choose([place.files for place in sample.places], own)
+        train, held_out = ([documents[i] for i in np.flatnonzero(index.uses == use)] for use in (TRAIN, HELD_OUT))
+    held_out = held_out[:MAX_HELD_OUT]
     return NearDuplicates(len(find_similar(held_out, train)), len(held_out), len(train)) if held_out else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,11 +37,13 @@ class DocumentHashes:
         return len(self.train) + len(self.held_out)
 
 
-def write_hashes(folder: Place, hashes: np.ndarray, is_train: np.ndarray, is_held_out: np.ndarray) -> None:
-    """Write the hashes of a corpus, unsigned integers of 8 bytes [documents], of which some train or are held out."""
-    for split, chosen in zip(SPLITS, (is_train, is_held_out), strict=True):
-        with new_file(folder / _NAME.format(split), is_flushed=False) as temporary:
-            np.save(temporary, np.sort(hashes[chosen].astype("<u8")))
+def write_hashes(folder: Place, split: str, number: int, parts: Iterable[np.ndarray]) -> None:
+    """Write the hashes of the documents of a split, so many in all, uint64, sorted from each part to the next."""
+    with new_file(folder / _NAME.format(split), is_flushed=False) as temporary, temporary.open("wb") as file:
+        header = {"descr": "<u8", "fortran_order": False, "shape": (number,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for each in parts:
+            each.astype("<u8").tofile(file)
 
 
 def read_hashes(folder: Place) -> DocumentHashes:

@@ -1,8 +1,8 @@
 """Read tasks -> documents, once each -> token rows -> Arrow shards and a manifest, on Ray.
 
 Two passes over the text, both in tasks of bounded size. The first hashes every document and its group (8 bytes each,
-which with a few flags is all that the driver keeps): the first of equal documents in canonical order stays, and `split`
-says which are held out, so that a duplicate cannot cross the split. The second tokenises the documents that stay and
+which the driver keeps in files, see `index`): the first of equal documents in canonical order stays, and `split` says
+which are held out, so that a duplicate cannot cross the split. The second tokenises the documents that stay and
 writes one shard a task and split.
 The folder, on a disk or in a bucket, is named after the fingerprint of everything that decides its rows. The manifest
 comes last: until then it is work, whose finished parts a second start takes over (see `runtime.tasks`). On a disk only
@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.corpus.index import DocumentIndex
 from domext_ray.corpus.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -41,21 +42,14 @@ from domext_ray.corpus.manifest import (
     remember_shards,
     write_manifest,
 )
-from domext_ray.corpus.overlap import read_hashes, write_hashes
+from domext_ray.corpus.overlap import read_hashes
 from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, choose_rows
 from domext_ray.corpus.rows import NO_TOKEN, RowSettings, count_han, load_jieba
 from domext_ray.data.documents import read_documents, read_grouped
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.ray_tasks import run_read_tasks
 from domext_ray.data.sources import ReadTask, Sources, resolve_sources
-from domext_ray.data.split import (
-    describe_split,
-    hold_out_blocks,
-    hold_out_files,
-    hold_out_hashes,
-    require_held_out_group,
-    resolve_held_out_by,
-)
+from domext_ray.data.split import describe_split, resolve_held_out_by
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import lock_work
@@ -195,23 +189,34 @@ def _build(
     sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Place, fingerprint: str
 ) -> dict[str, Any]:
     """Run both passes; return the manifest's record of what was found."""
+    with folder.scratch() as scratch:
+        return _write_documents(sources, prepare, settings, folder, fingerprint, DocumentIndex(scratch))
+
+
+def _write_documents(
+    sources: Sources,
+    prepare: PrepareConfig,
+    settings: RowSettings,
+    folder: Place,
+    fingerprint: str,
+    index: DocumentIndex,
+) -> dict[str, Any]:
     read = Records(folder / "parts" / "hashes", fingerprint)
-    hashes, groups, files, lost, han_frac = _hash_pass(sources, prepare, read)
-    keep, is_held_out = split_documents(hashes, groups, files, prepare)
+    files, lost, han_frac = _hash_pass(sources, prepare, read, index)
+    index.choose(files, prepare)
     counts = [sum(number for _, number in task) for task in files]
-    num_documents = int(keep.sum())
+    num_dropped, *num_of_splits = index.count()
+    num_documents = sum(num_of_splits)
     dropped = lost.counts
-    dropped["duplicate"] = len(keep) - num_documents
+    dropped["duplicate"] = num_dropped
     lost.require_text(sources.spec, num_documents, prepare)
     reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
     if not num_documents:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
     if prepare.group_field:
-        require_held_out_group(_to_words(groups)[keep], prepare)
-    use = keep.astype(np.uint8) + (keep & is_held_out)  # 0: dropped, 1: train, 2: held out
-    _require_both_splits(sources, num_documents, [(use == code).any() for code in (1, 2)])
-    write_hashes(folder, np.frombuffer(hashes, dtype=">u8"), use == 1, use == 2)
-    del hashes, groups
+        index.require_held_out_group(prepare)
+    _require_both_splits(sources, num_documents, num_of_splits)
+    index.write_hashes(folder)
     is_chinese = prepare.chinese_words and han_frac >= CHINESE_FRAC
     if is_chinese:
         load_jieba()  # a missing package is reported before the work, not within it
@@ -225,7 +230,7 @@ def _build(
     token_counts = np.zeros(0, dtype=np.int64)
 
     def find_plan(number: int) -> bytes:
-        return use[ends[number] - counts[number] : ends[number]].tobytes()
+        return index.uses[ends[number] - counts[number] : ends[number]].tobytes()
 
     for result in run_read_tasks(write, sources, "tokenising", kept, find_plan):
         for name, records in written.items():
@@ -253,30 +258,7 @@ def _build(
     }
 
 
-def _to_words(hashes: bytes | bytearray) -> np.ndarray:
-    return np.frombuffer(hashes, dtype=">u8").astype(np.uint64)
-
-
-def split_documents(
-    hashes: bytearray, groups: bytearray, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return which documents stay, and which are held out if they stay, bool [D] each.
-
-    Their hashes, and those of their groups, come in order, and path and number of documents of every file of a task;
-    `held_out_by` is resolved.
-    """
-    keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
-    if prepare.held_out_by == "file":
-        parts = [each for task in files for each in task]
-        is_held_out = hold_out_files(keep, np.frombuffer(hashes, dtype=">u8"), parts, prepare.held_out_frac)
-    elif prepare.held_out_by == "block":
-        is_held_out = hold_out_blocks(keep, prepare.held_out_frac)
-    elif prepare.held_out_by == "group":
-        is_held_out = hold_out_hashes(_to_words(groups), prepare.held_out_frac)
-    return keep, is_held_out
-
-
-def _require_both_splits(sources: Sources, num_documents: int, has_any: Sequence[bool]) -> None:
+def _require_both_splits(sources: Sources, num_documents: int, has_any: Sequence[float]) -> None:
     for split, is_there in zip(("training", "held-out"), has_any, strict=True):
         if not is_there:
             raise CorpusError(
@@ -296,19 +278,17 @@ def _require_partners(sources: Sources, prepare: PrepareConfig, num_used: Counte
 
 
 def _hash_pass(
-    sources: Sources, prepare: PrepareConfig, kept: Records
-) -> tuple[bytearray, bytearray, list[list[tuple[str, int]]], Dropped, float]:
-    """Hashes of all documents and of their groups, their number by task and file, what was dropped, share of Han."""
-    hashes, groups, files, dropped = bytearray(), bytearray(), [], Dropped()
-    num_chars = num_han = 0
+    sources: Sources, prepare: PrepareConfig, kept: Records, index: DocumentIndex
+) -> tuple[list[list[tuple[str, int]]], Dropped, float]:
+    """Fill the index; return numbers of documents by task and file, what was dropped, and the share of Han."""
+    files, dropped, num_chars, num_han = [], Dropped(), 0, 0
     results = run_read_tasks(functools.partial(_hash_task, prepare), sources, "reading", kept)
     for task, result in zip(sources.tasks, results, strict=True):
-        hashes += result["hashes"]
-        groups += result["groups"]
+        index.add(result["hashes"], result["groups"])
         files.append([(file.path, number) for file, number in zip(task.files, result["counts"], strict=True)])
         dropped.merge(result["dropped"])
         num_chars, num_han = num_chars + result["num_chars"], num_han + result["num_han"]
-    return hashes, groups, files, dropped, num_han / max(num_chars, 1)
+    return files, dropped, num_han / max(num_chars, 1)
 
 
 def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes) -> dict[str, Any]:
@@ -336,25 +316,6 @@ def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes)
 def hash_document(document: str) -> bytes:
     """Return the hash by which documents are told apart, which `read_hashes` returns, too."""
     return hashlib.blake2b(document.encode(), digest_size=16).digest()[:HASH_BYTES]
-
-
-def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return which documents are the first of their kind, and which are held out by their hash; bool [D] each.
-
-    Works through the hashes by their first byte, so that sorting takes no second copy of them.
-    """
-    words = np.frombuffer(hashes, dtype=">u8")
-    first_bytes = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)[:, 0]
-    keep = np.zeros(len(words), dtype=bool)
-    is_held_out = np.zeros(len(words), dtype=bool)
-    for byte in range(256):
-        places = np.flatnonzero(first_bytes == byte)
-        own = words[places].astype(np.uint64)
-        is_held_out[places] = hold_out_hashes(own, held_out_frac)
-        order = np.argsort(own, kind="stable")  # equal hashes stay in canonical order
-        is_repeated = np.diff(own[order]) == 0
-        keep[places[order[~np.concatenate([[False], is_repeated])[: len(order)]]]] = True
-    return keep, is_held_out
 
 
 def _find_part_fault(folder: Place, result: dict[str, Any]) -> str:

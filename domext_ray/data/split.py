@@ -8,8 +8,10 @@ whose they are (`--prepare.group_field`), a hash of the group alone decides, so 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,6 +20,8 @@ from domext_ray.config.pretrain import MOST_HELD_OUT, PrepareConfig
 from domext_ray.data.files import TEXT, SourceFile
 from domext_ray.errors import CorpusError
 
+CHUNK = 2**20
+"""Documents that are worked through at a time: a corpus may have billions."""
 BLOCK_DOCUMENTS = 64
 MIN_BLOCKS = 4
 """A small corpus holds out this many blocks of fewer documents, so that they come from several places of it."""
@@ -50,26 +54,37 @@ def describe_split(files: Sequence[SourceFile], prepare: PrepareConfig, held_out
     }.get(held_out_by, "")
 
 
-def hold_out_blocks(keep: np.ndarray, held_out_frac: float) -> np.ndarray:
+def hold_out_blocks(keep: np.ndarray, held_out_frac: float, is_held_out: np.ndarray) -> None:
     """Choose blocks of neighbours, one in each of equal stretches of the corpus, at a place that is drawn.
 
     Args:
-        keep: bool [D], documents that stay, in order; returned are, likewise, those that are held out.
+        keep: bool [D], documents that stay, in order.
         held_out_frac: share of them that is held out.
+        is_held_out: bool [D], false; those that are held out become true.
     """
-    kept = np.flatnonzero(keep)
-    num_held_out = round(len(kept) * held_out_frac)
+    num_kept = int(np.count_nonzero(keep))
+    num_held_out = round(num_kept * held_out_frac)
     num_blocks = max(num_held_out // BLOCK_DOCUMENTS, min(num_held_out, MIN_BLOCKS))
-    is_held_out = np.zeros(len(keep), dtype=bool)
-    if not num_blocks:
-        return is_held_out
-    stretches = np.linspace(0, len(kept), num_blocks + 1).astype(np.int64)
-    ends = np.linspace(0, num_held_out, num_blocks + 1).astype(np.int64)
-    draws = np.random.default_rng(len(kept)).random(num_blocks)
-    for first, end, size, draw in zip(stretches[:-1], stretches[1:], np.diff(ends), draws, strict=True):
-        start = first + int(draw * (end - first - size + 1))
-        is_held_out[kept[start : start + size]] = True
-    return is_held_out
+    stretches = np.linspace(0, num_kept, num_blocks + 1).astype(np.int64)
+    sizes = np.diff(np.linspace(0, num_held_out, num_blocks + 1).astype(np.int64))
+    draws = np.random.default_rng(num_kept).random(num_blocks)
+    starts = stretches[:-1] + (draws * (np.diff(stretches) - sizes + 1)).astype(np.int64)
+    before, block = 0, 0
+    for own in list_chunks(len(keep)):
+        kept = np.flatnonzero(keep[own]) + own.start
+        end = before + len(kept)
+        while block < num_blocks and starts[block] < end:
+            is_held_out[kept[max(starts[block] - before, 0) : starts[block] + sizes[block] - before]] = True
+            if starts[block] + sizes[block] > end:
+                break  # the rest of it is in the next chunk
+            block += 1
+        before = end
+
+
+def list_chunks(number: int) -> Iterator[slice]:
+    """Yield the chunks of so many documents."""
+    for start in range(0, number, CHUNK):
+        yield slice(start, min(start + CHUNK, number))
 
 
 def hold_out_hashes(hashes: np.ndarray, held_out_frac: float) -> np.ndarray:
@@ -81,55 +96,66 @@ def _to_uniform(hashes: np.ndarray) -> np.ndarray:
     return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def require_held_out_group(groups: np.ndarray, prepare: PrepareConfig) -> None:
+def require_held_out_group(groups: Iterable[np.ndarray], prepare: PrepareConfig) -> None:
     """Refuse a corpus of which no group is held out, and say which share would do.
 
     Args:
-        groups: uint64 [D], hashes of the groups of the documents that stay.
+        groups: hashes of the groups of the documents that stay, unsigned integers of 8 bytes, in parts.
         prepare: what a group is, and the share of them that is held out.
     """
-    lowest = float(_to_uniform(groups).min(initial=1.0))
-    if lowest >= prepare.held_out_frac:
-        needed = math.floor(100 * lowest + 1) / 100
-        advice = f"give {needed:g} or more" if needed < MOST_HELD_OUT else "give rows of more groups"
-        raise CorpusError(
-            f"--prepare.held_out_frac is {prepare.held_out_frac:g}, and the hash of none of the "
-            f"{len(np.unique(groups)):,} different {prepare.group_field!r} falls into that share, so none is held out; "
-            f"{advice}."
-        )
+    lowest, different = 1.0, np.zeros(0, dtype=np.uint64)
+    for own in groups:
+        lowest = min(lowest, float(_to_uniform(own.astype(np.uint64)).min(initial=1.0)))
+        if lowest < prepare.held_out_frac:
+            return
+        different = np.union1d(different, own.astype(np.uint64))
+    needed = math.floor(100 * lowest + 1) / 100
+    advice = f"give {needed:g} or more" if needed < MOST_HELD_OUT else "give rows of more groups"
+    raise CorpusError(
+        f"--prepare.held_out_frac is {prepare.held_out_frac:g}, and the hash of none of the "
+        f"{len(different):,} different {prepare.group_field!r} falls into that share, so none is held out; {advice}."
+    )
 
 
 def hold_out_files(
-    keep: np.ndarray, draws: np.ndarray, files: Sequence[tuple[str, int]], held_out_frac: float
-) -> np.ndarray:
+    keep: np.ndarray,
+    draws: np.ndarray,
+    files: Sequence[tuple[str, int]],
+    held_out_frac: float,
+    is_held_out: np.ndarray,
+) -> None:
     """Choose whole files, in the order of a hash of their content, while they fit into the share.
 
     Args:
         keep: bool [D], documents that stay, in order.
-        draws: uint64 [D], hashes of the documents.
+        draws: unsigned integers of 8 bytes [D], hashes of the documents.
         files: path and number of documents of each part of a file, in order.
         held_out_frac: share of the documents that is held out, as nearly as files allow: at least one file's.
+        is_held_out: bool [D], false; documents that are held out become true.
 
     Raises:
         CorpusError: fewer than two files have documents.
     """
+    ends = itertools.accumulate(number for _, number in files)
+    parts = [(path, slice(end - number, end)) for (path, number), end in zip(files, ends, strict=True)]
     numbers: dict[str, int] = {}
-    of_document = np.repeat([numbers.setdefault(path, len(numbers)) for path, _ in files], [size for _, size in files])
-    sizes = np.bincount(of_document[keep], minlength=len(numbers))
-    used = np.flatnonzero(sizes)
+    sizes, hashes = Counter[int](), Counter[int]()
+    for path, own in parts:
+        number, kept = numbers.setdefault(path, len(numbers)), keep[own]
+        sizes[number] += int(np.count_nonzero(kept))
+        hashes[number] ^= int(np.bitwise_xor.reduce(draws[own][kept].astype(np.uint64)))
+    used = [each for each in numbers.values() if sizes[each]]
     if len(used) < 2:
         raise CorpusError(
             f"--prepare.held_out_by is 'file' and the documents are of {len(used)} file; give two or more files, or "
             "--prepare.held_out_by block."
         )
-    hashes = np.zeros(len(numbers), dtype=np.uint64)
-    np.bitwise_xor.at(hashes, of_document[keep], draws[keep])
-    wanted, taken = held_out_frac * keep.sum(), 0
-    chosen = np.zeros(len(numbers), dtype=bool)
-    for file in used[np.argsort(hashes[used], kind="stable")]:
+    wanted, taken, chosen = held_out_frac * sizes.total(), 0, set[int]()
+    for file in sorted(used, key=lambda each: hashes[each]):
         if taken < wanted and taken + sizes[file] <= 1.5 * wanted:
-            chosen[file] = True
-            taken += int(sizes[file])
-    if not taken:
-        chosen[used[np.argmin(sizes[used])]] = True
-    return keep & chosen[of_document]
+            chosen.add(file)
+            taken += sizes[file]
+    chosen = chosen or {min(used, key=lambda each: sizes[each])}
+    for path, own in parts:
+        if numbers[path] in chosen:
+            is_held_out[own] = keep[own]

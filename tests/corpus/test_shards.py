@@ -24,6 +24,7 @@ from transformers import BertTokenizer
 from domext_ray import storage
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus import shards
+from domext_ray.corpus.index import HELD_OUT, TRAIN, DocumentIndex
 from domext_ray.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest
 from domext_ray.corpus.rows import SCHEMA, load_jieba
 from domext_ray.corpus.shards import prepare_corpus
@@ -172,19 +173,47 @@ def test_documents_of_any_size_of_task_split_alike(local_ray: None, tokenizer_di
         assert read_numbers(found[0], split) == read_numbers(found[1], split)
 
 
-def test_choose_documents_keeps_the_first_of_equals() -> None:
+HOLD_OUT = {"document": {}, "block": {}, "file": {}, "group": {"group_field": "patient"}}
+
+
+@pytest.mark.parametrize("by", HOLD_OUT)
+def test_any_number_of_documents_at_a_time_are_chosen_alike(
+    by: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of equals stays, whatever is worked through at a time, and into however many files it is divided."""
     rng = np.random.default_rng(0)
     distinct = rng.integers(0, 256, (500, 8), dtype=np.uint8)
     distinct[:50, :7] = distinct[50:100, :7]  # equal in the bytes that sort first
-    drawn = rng.integers(0, 500, 3000)
-    keep, is_held_out = shards._choose_documents(distinct[drawn].tobytes(), 0.3)
+    drawn, groups = rng.integers(0, 500, 3000), rng.integers(0, 256, (40, 8), dtype=np.uint8)[np.arange(3000) // 75]
+    files = [[("a", 700), ("b", 300)], [("b", 900)], [("c", 1100)]]
+    prepare = replace(PREPARE, held_out_by=by, held_out_frac=0.3, **HOLD_OUT[by])
+    found = []
+    for chunk, bucket in ((2**22, 2**20), (70, 100), (1, 2999), (5000, 1)):
+        monkeypatch.setattr("domext_ray.data.split.CHUNK", chunk)
+        monkeypatch.setattr("domext_ray.corpus.index.BUCKET", bucket)
+        folder = tmp_path / f"{chunk}-{bucket}"
+        folder.mkdir()
+        index = DocumentIndex(folder)
+        for first, end in ((0, 1000), (1000, 1000), (1000, 3000)):
+            index.add(distinct[drawn[first:end]].tobytes(), groups[first:end].tobytes())
+        index.choose(files, prepare)
+        index.write_hashes(Place(folder))
+        found.append(
+            [index.uses.tobytes(), *((folder / f"documents-{each}.npy").read_bytes() for each in shards.SPLITS)]
+        )
+        assert (
+            sum(each.name.startswith("near-") for each in folder.iterdir())
+            == {2**20: 0, 100: 32, 2999: 2, 1: 256}[bucket]
+        )
+    assert all(each == found[0] for each in found)
     firsts = np.zeros(3000, dtype=bool)
     firsts[np.unique(drawn, return_index=True)[1]] = True
-    np.testing.assert_array_equal(keep, firsts)
-    for i in range(500):
-        assert len(set(is_held_out[drawn == i])) <= 1
-    assert 0.2 < is_held_out.mean() < 0.4
-    assert shards._choose_documents(b"", 0.3)[0].shape == (0,)
+    np.testing.assert_array_equal(index.keep, firsts)
+    assert 0.05 < (index.uses == HELD_OUT).sum() / firsts.sum() < 0.5
+    assert index.count() == [3000 - firsts.sum(), (index.uses == TRAIN).sum(), (index.uses == HELD_OUT).sum()]
+    for split, use in zip(shards.SPLITS, (TRAIN, HELD_OUT), strict=True):
+        words = np.load(folder / f"documents-{split}.npy")
+        np.testing.assert_array_equal(words, np.sort(index.hashes[index.uses == use].astype(np.uint64)))
 
 
 def test_a_corpus_without_use_leaves_nothing(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
@@ -468,13 +497,16 @@ def test_blocks_are_held_out_whole() -> None:
     """The share is exact, held-out lines stand in runs, and these come from all over the text."""
     for num_lines in (400, 40_000):
         keep = np.random.default_rng(0).random(num_lines) < 0.9
-        is_held_out = hold_out_blocks(keep, 0.02)
+        is_held_out = np.zeros(num_lines, dtype=bool)
+        hold_out_blocks(keep, 0.02, is_held_out)
         assert not (is_held_out & ~keep).any()
         assert is_held_out.sum() == round(keep.sum() * 0.02)
         runs = np.flatnonzero(np.diff(is_held_out[keep].astype(int)) == 1)
         assert len(runs) == (4 if num_lines == 400 else keep.sum() * 0.02 // 64)
         assert runs.max() - runs.min() > 0.5 * keep.sum()
-    assert not hold_out_blocks(np.ones(20, dtype=bool), 0.02).any()
+    few = np.zeros(20, dtype=bool)
+    hold_out_blocks(~few, 0.02, few)
+    assert not few.any()
 
 
 def test_whole_files_are_held_out(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
