@@ -1,4 +1,4 @@
-r"""A file, or the lines that begin in a range of its bytes -> its rows, in order.
+r"""A file, or the lines or row groups that begin in a range of its bytes -> its rows, in order.
 
 Enters: a `SourceFile`, and which fields are wanted. Leaves: a `Row` for each line, object or row of a table: its number
 and fields, or what is wrong with it. Rows are read one by one, since the CSV and JSON readers of Arrow and `datasets`
@@ -77,7 +77,7 @@ def read_rows(
         file: of any kind.
         fields: of a table these columns are read, as far as it has them.
         check: see `CheckColumns`.
-        start: of a file of lines, the first byte; only lines that begin there or later are read.
+        start: of a file of lines or row groups, the first byte; only those that begin there or later are read.
         end: the byte after the range; -1: to the end.
         max_bytes: of the longest line, so that memory stays bounded; of a CSV characters of the longest cell.
         only_texts: nothing but texts and names is wanted of JSON: numbers may have thousands of digits, of which the
@@ -88,7 +88,7 @@ def read_rows(
     """
     with name_unreadable(file):
         if file.kind in (PARQUET, ARROW):
-            yield from read_columns(file, fields, check)
+            yield from read_columns(file, fields, check, start, end)
         else:
             with open_stream(file) as stream:
                 if not start:
@@ -238,7 +238,9 @@ def _read_table(
             yield Row(number, found, "bad_csv", "has {} columns, the header {}".format(*found))
 
 
-def read_columns(file: SourceFile, fields: Sequence[str] | None, check: CheckColumns) -> Iterator[Row]:
+def read_columns(
+    file: SourceFile, fields: Sequence[str] | None, check: CheckColumns, start: int = 0, end: int = -1
+) -> Iterator[Row]:
     """Yield the rows of a Parquet or Arrow file; arguments as of `read_rows`, without fields all columns are read."""
     with open_file(file) as source:
         if file.kind == PARQUET:
@@ -249,7 +251,8 @@ def read_columns(file: SourceFile, fields: Sequence[str] | None, check: CheckCol
         check(schema.names, schema)
         wanted = [each for each in schema.names if fields is None or each in fields]
         if file.kind == PARQUET:
-            batches = parquet.iter_batches(batch_size=_BATCH_ROWS, columns=wanted)
+            groups = [i for i, first in enumerate(_list_groups(parquet)) if start <= first and not 0 <= end <= first]
+            batches = parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=wanted)
         number = 0
         for batch in batches:
             columns = {name: _to_values(batch.column(i)) for i, name in enumerate(batch.schema.names) if name in wanted}
@@ -258,6 +261,13 @@ def read_columns(file: SourceFile, fields: Sequence[str] | None, check: CheckCol
                 values = {name: column[i] for name, column in columns.items()}
                 bad = [each for each in values.values() if type(each) is UnicodeDecodeError]
                 yield Row(number, values, *_name_byte(bad[0])) if bad else Row(number, values)
+
+
+def _list_groups(parquet: pq.ParquetFile) -> Iterator[int]:
+    """Yield the first byte of every row group."""
+    for number in range(parquet.num_row_groups):
+        first = parquet.metadata.row_group(number).column(0)
+        yield min(each for each in (first.dictionary_page_offset, first.data_page_offset) if each is not None)
 
 
 def _open_arrow(source: Any) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:

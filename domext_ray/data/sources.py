@@ -1,8 +1,9 @@
 """The files of a corpus -> read tasks.
 
 Enters: `--corpus` (see `domext_ray.data.files`). Leaves: read tasks of bounded size whose documents come in one
-canonical order, and a fingerprint of the content, which nothing is read for until somebody asks. A large plain file is
-cut into byte ranges whose places depend on its size alone, so neither the number of CPUs nor their speed changes a row.
+canonical order, and a fingerprint of the content, which nothing is read for until somebody asks. A large file of lines
+or row groups (Parquet) is cut into byte ranges whose places depend on its size alone, so neither the number of CPUs nor
+their speed changes a row: a range has the lines, or the row groups, that begin in it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.files import LINES, TEXT, SourceFile, find_files, fingerprint_files
+from domext_ray.data.files import LINES, PARQUET, TEXT, SourceFile, find_files, fingerprint_files
 from domext_ray.data.package_docs import write_docs
 from domext_ray.storage import Place, Where, hash_text
 
@@ -28,7 +29,7 @@ class ReadTask:
 
     Args:
         files: files read whole, in order; one file when it is a byte range.
-        start: first byte of a range (0 for whole files).
+        start: first byte of a range (0 for whole files); what begins before it is another task's.
         end: byte after the range; -1 for whole files.
     """
 
@@ -89,16 +90,16 @@ def resolve_sources(spec: str, prepare: PrepareConfig, folder: Where | None = No
         CorpusError: an entry that names nothing, a file of an unknown kind, or files that are all empty.
     """
     files = [write_docs(each, folder) for each in find_files(spec)[0]]
-    return Sources(spec, tuple(cut_tasks(files, prepare)), Place(folder) if folder else None)
+    return Sources(spec, tuple(cut_tasks(files, prepare, (*LINES, PARQUET))), Place(folder) if folder else None)
 
 
-def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig) -> Iterator[ReadTask]:
-    """Cut large plain files into ranges and join small files, in order."""
+def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig, kinds: Sequence[str] = LINES) -> Iterator[ReadTask]:
+    """Cut large files of some kinds into ranges and join small files, in order."""
     task_bytes = max(prepare.shard_bytes, -(-sum(each.size for each in files) // MOST_TASKS))
     group: list[SourceFile] = []
     group_bytes = 0
     for file in files:
-        is_cut = file.kind in LINES and not file.is_gzip
+        is_cut = file.kind in kinds and not file.is_gzip
         is_cut = is_cut and file.size > task_bytes and (file.kind != TEXT or prepare.document != "file")
         if group and (is_cut or group_bytes + file.size > task_bytes):
             yield ReadTask(tuple(group))

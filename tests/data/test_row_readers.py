@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data.files import SourceFile, find_files
 from domext_ray.data.readers import Row, read_lines, read_rows
+from domext_ray.data.sources import cut_tasks
 from domext_ray.errors import CorpusError
 
 
@@ -129,3 +131,20 @@ def test_a_range_begins_at_the_first_line_in_it(tmp_path: Path) -> None:
     for start, texts in ((0, ["one", "two", "", "four"]), (1, ["two", "", "four"]), (5, ["two", "", "four"]), (11, [])):
         rows = list(read_rows(file, (), accept, start=start, max_bytes=99))
         assert [(each.number, each.value["text"]) for each in rows] == list(enumerate(texts, 1))
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_ranges_of_a_table_read_each_row_group_once(dictionary: bool, tmp_path: Path) -> None:
+    """A range reads the groups that begin in it, and finds them without reading others."""
+    path, texts = tmp_path / "a.parquet", [f"row {number}" for number in range(1000)]
+    pq.write_table(pa.table({"n": range(1000), "text": texts}), path, row_group_size=37, use_dictionary=dictionary)
+    file = SourceFile(str(path), "parquet", path.stat().st_size)
+    for step in (97, 1000, 8192, file.size):
+        ranges = [(start, min(start + step, file.size)) for start in range(0, file.size, step)]
+        found = [[*read_rows(file, ("text",), accept, start=start, end=end, max_bytes=99)] for start, end in ranges]
+        assert [each.value["text"] for own in found for each in own] == texts
+        assert all([each.number for each in own] == [*range(1, len(own) + 1)] for own in found)
+    assert sum(map(bool, found)) == 1
+    tasks = [*cut_tasks([file], PrepareConfig(shard_bytes=4096), ("parquet",))]
+    assert len(tasks) == -(-file.size // 4096) and [each.end for each in tasks][-1] == file.size
+    assert [each.end for each in cut_tasks([file], PrepareConfig(shard_bytes=4096))] == [-1], "not of a sample"
