@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
 from lone_process import check_export
@@ -75,14 +78,36 @@ class Submitted:
         return self.log.read_text()
 
 
-def test_nodes_come_and_go(cluster: Cluster, tiny_base_folder: Path, tmp_path: Path) -> None:
-    corpus = f"{BUCKET}/texts/corpus.txt"
-    Place(corpus).put(write_corpus(tmp_path / "corpus.txt", 3000))
-    run, alone = Place(f"{BUCKET}/elastic/moving"), Place(f"{BUCKET}/elastic/alone")
-    nodes = [cluster.add("--num-cpus", "1") for _ in range(3)]
-    undisturbed = Submitted(cluster, list_command(tiny_base_folder, corpus, "alone"), tmp_path / "alone.log")
-    undisturbed.wait()
+@pytest.fixture(scope="module")
+def corpus(bucket: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = f"{BUCKET}/texts/corpus.txt"
+    Place(place).put(write_corpus(tmp_path_factory.mktemp("text") / "corpus.txt", 3000))
+    return place
 
+
+@pytest.fixture(scope="module")
+def alone(corpus: str, tiny_base_folder: Path) -> Place:
+    """A run of one worker on a Ray of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = list_command(tiny_base_folder, corpus, "alone")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return Place(f"{BUCKET}/elastic/alone")
+
+
+def check_equal(run: Place, alone: Place) -> None:
+    """Every step was made once, of the same rows, and has the same loss."""
+    found = [read_metrics(each / "metrics.jsonl") for each in (run, alone)]
+    tokens, losses = (
+        [[each.get(name) for each in own] for own in found] for name in ("train/tokens", "train/mlm_loss")
+    )
+    assert tokens[0] == tokens[1] and len(tokens[0]) == NUM_STEPS + 1
+    assert losses[0][1:] == pytest.approx(losses[1][1:], abs=1e-4)
+
+
+def test_nodes_come_and_go(cluster: Cluster, tiny_base_folder: Path, corpus: str, alone: Place, tmp_path: Path) -> None:
+    run = Place(f"{BUCKET}/elastic/moving")
+    nodes = [cluster.add("--num-cpus", "1") for _ in range(3)]
     command = list_command(tiny_base_folder, corpus, "moving", "--scale.num_workers", "1-3")
     job = Submitted(cluster, command, tmp_path / "moving.log")
     said = EventReader(run, from_start=True)
@@ -120,8 +145,27 @@ def test_nodes_come_and_go(cluster: Cluster, tiny_base_folder: Path, tmp_path: P
     job.wait_until(lambda: has_said("training starts again.") and has_said("there is room for "))
     assert step() < NUM_STEPS, "it grew before its end"
     print(job.wait())
-    losses = [[each.get("train/mlm_loss") for each in read_metrics(each / "metrics.jsonl")] for each in (run, alone)]
-    tokens = [[each.get("train/tokens") for each in read_metrics(each / "metrics.jsonl")] for each in (run, alone)]
-    assert tokens[0] == tokens[1] and len(tokens[0]) == NUM_STEPS + 1
-    assert losses[0][1:] == pytest.approx(losses[1][1:], abs=1e-4)
+    check_equal(run, alone)
     check_export(run / "export")
+
+
+def test_a_node_that_does_not_answer_is_left_behind(
+    cluster: Cluster, tiny_base_folder: Path, corpus: str, alone: Place, tmp_path: Path
+) -> None:
+    """All of a node is frozen, as one is whose network is gone; when it is back, the run has gone on without it."""
+    run = Place(f"{BUCKET}/elastic/frozen")
+    nodes = [cluster.add("--num-cpus", "1") for _ in range(2)]
+    job = Submitted(
+        cluster, list_command(tiny_base_folder, corpus, run.name, "--scale.num_workers", "1-2"), tmp_path / "job.log"
+    )
+    job.wait_until(lambda: find_last_step(run / "metrics.jsonl") >= 40)
+    frozen = cluster.list_processes(nodes[0])
+    for each in frozen:
+        each.suspend()
+    job.wait_until(lambda: "1 of 1-2 workers train." in job.log.read_text())
+    for each in frozen:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.resume()
+    said = job.wait()
+    assert "failure 1 of at most 3" in said and "failure 2" not in said
+    check_equal(run, alone)

@@ -92,8 +92,25 @@ def find_left(folder: Path) -> list[psutil.Process]:
     return left
 
 
-def train(command: list[str], folder: Path, address: str, faults: list[dict[str, Any]], draw: random.Random) -> int:
-    """Give a job again until it ends well; return how often. `folder` counts its calls and keeps what it says."""
+def train(
+    command: list[str],
+    folder: Path,
+    address: str,
+    faults: list[dict[str, Any]],
+    draw: random.Random,
+    *,
+    mistakes: bool = False,
+) -> int:
+    """Give a job again until it ends well; return how often.
+
+    Args:
+        command: of the job.
+        folder: counts its calls and keeps what it says.
+        address: of the S3 server.
+        faults: what happens to it.
+        draw: says how long what a dead driver has started goes on beside the next one.
+        mistakes: it may also end with a sentence and code 2 or 3, and is given again.
+    """
     home = folder / "home"
     home.mkdir(parents=True)
     path = os.pathsep.join([str(INJECT), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
@@ -115,12 +132,14 @@ def train(command: list[str], folder: Path, address: str, faults: list[dict[str,
             code = 1
         left = find_left(folder)
         said = log.read_text()
-        if code == 0 or code != -9 or "Traceback" in said:
+        if code not in ((-9, 2, 3) if mistakes else (-9,)) or "Traceback" in said:
             for each in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()
             assert code == 0 and "Traceback" not in said, f"{folder}: {code}\n{said[-6000:]}"
             return number
+        is_sentence = said.splitlines()[-1].startswith("error: ") if code > 0 else True
+        assert is_sentence, said[-6000:]
     raise AssertionError("it was given a thousand times")
 
 

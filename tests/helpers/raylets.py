@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from conftest import REPOSITORY
 from job_processes import kill_job
 
@@ -39,6 +40,8 @@ class Cluster:
     """Start a node with options of `ray start`; returns its id."""
     kill: Callable[[str], None] = field(default=lambda node: None)
     """SIGKILL everything of a node that was added, by its id."""
+    list_processes: Callable[[str], list[psutil.Process]] = field(default=lambda node: [])
+    """All processes of such a node."""
 
     def call(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -127,8 +130,12 @@ def run_raylets(cpus: Sequence[int]) -> Iterator[Cluster]:
         kill_job(process)
         processes.remove(process)
 
+    def list_processes(node: str) -> list[psutil.Process]:
+        own = psutil.Process(added[node].pid)
+        return [own, *own.children(recursive=True)]
+
     added: dict[str, subprocess.Popen[bytes]] = {}
-    started = replace(started, add=join, kill=kill)
+    started = replace(started, add=join, kill=kill, list_processes=list_processes)
     try:
         start(
             *("--head", "--port", str(port), "--dashboard-port", str(dashboard), "--num-cpus", str(cpus[0])),

@@ -1,0 +1,65 @@
+"""A disk that is full at any write, and storage that is slow: one sentence or none, and the same command goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_tiny_base, write_corpus
+from kills import describe_run, list_command, train
+from object_store import serve_objects, use_objects
+
+from domext_ray.storage import Place
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
+FULL = ("domext_ray.storage:flush_files", "shutil:move")
+"""Where bytes reach the disk, and where a file that was made beside its place gets there."""
+CASES: dict[str, list[dict[str, Any]]] = {
+    **{
+        f"full disk, write {call} of {point}": [{"point": point, "call": call, "action": "full_disk"}]
+        for point in FULL
+        for call in (1, 4, 9, 15, 22)
+    },
+    "slow saves": [
+        {"point": "domext_ray.training.checkpoint:_write_files", "call": n, "action": "sleep"} for n in (2, 3)
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serve_objects() as address, pytest.MonkeyPatch.context() as patch:
+        use_objects(address, patch)
+        yield address
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("faults")
+    make_tiny_base(made / "base")
+    write_corpus(made / "corpus.txt", 900)
+    return made
+
+
+def run(folder: Path, name: str, address: str, faults: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
+    """Train until it ends well; return what it has left, and how often its command was given."""
+    place = Place(folder / name / "runs" / "run")
+    command = list_command(folder / "base", folder / "corpus.txt", place, 1)
+    times = train(command, folder / name / "own", address, faults, random.Random(0), mistakes=True)
+    return describe_run(place), times
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path, server: str) -> dict[str, Any]:
+    return run(folder, "alone", server, [])[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_is_one_sentence_and_the_same_command_goes_on(
+    name: str, folder: Path, server: str, undisturbed: dict[str, Any]
+) -> None:
+    found, times = run(folder, name.replace(" ", "-").replace(":", "-"), server, CASES[name])
+    assert found == undisturbed and times == (2 if name.startswith("full") else 1)
