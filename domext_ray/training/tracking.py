@@ -1,4 +1,4 @@
-"""Where figures go beside a run's own files: TensorBoard, MLflow, Trackio; `TRACKERS` has a row for each.
+"""Where figures go beside a run's own files: TensorBoard, MLflow, Trackio, Prometheus; a row of `TRACKERS` each.
 
 Enters: records, as metrics.jsonl has them. Leaves: what each tracker makes of them, and in trackers/ what it calls the
 run, so that a resumed run goes on under the same name.
@@ -206,7 +206,44 @@ class Trackio(Tracker):
         self.run.finish()
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "trackio": Trackio}
+class Prometheus(Tracker):
+    """Gauges of the Ray that trains, which Prometheus reads of each node: the newest step, and when it was saved."""
+
+    GAUGES: ClassVar = {
+        "step": ("step", "Steps made."),
+        "throughput/tokens_per_second": ("tokens_per_second", "Tokens per second of the newest step."),
+        "time/step_seconds": ("step_seconds", "Seconds of the newest step."),
+        "data/wait_seconds": ("data_wait_seconds", "Seconds that the newest step waited for its rows."),
+    }
+
+    def __init__(self, run: Tracked) -> None:
+        from ray.util.metrics import Gauge
+
+        def make(name: str, about: str) -> Any:
+            gauge = Gauge(f"domext_{name}", about, tag_keys=("run",))
+            gauge.set_default_tags({"run": run.folder.name})
+            return gauge
+
+        self.gauges = {key: make(*described) for key, described in self.GAUGES.items()}
+        self.saved = make("saved_time_seconds", "When the newest checkpoint was begun, in seconds since 1970.")
+
+    def write(self, records: Sequence[Record]) -> None:
+        for key in self.gauges.keys() & records[-1].keys():
+            self.gauges[key].set(records[-1][key])
+
+    def publish(self) -> None:
+        self.saved.set(time.time())
+
+    def close(self) -> None:
+        pass
+
+
+TRACKERS: dict[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+    "prometheus": Prometheus,
+}
 """By their names in --run.trackers."""
 
 

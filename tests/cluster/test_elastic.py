@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
 from lone_process import check_export
 from object_store import BUCKET, serve_objects, use_objects
-from raylets import Cluster, run_raylets
+from raylets import Cluster, find_port, run_raylets
 
 from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place
@@ -50,7 +52,7 @@ def list_command(base: Path, corpus: str, name: str, *options: str) -> list[str]
         *("--train.max_steps", str(NUM_STEPS), "--train.global_batch_size", "8", "--train.seq_length", "32"),
         *("--train.save_every", str(SAVE_EVERY), "--train.evaluate_every", "2000", "--train.eval_rows", "16"),
         *("--train.general_probe", str(FEW_SENTENCES), "--train.dropout", "0", "--engine.precision", "fp32"),
-        *("--method.ffn_units", "8", "--optim.lr", "1e-3", "--replay.corpus", "none", "--run.trackers", "[]"),
+        *("--method.ffn_units", "8", "--optim.lr", "1e-3", "--replay.corpus", "none", "--run.trackers", "prometheus"),
         *("--scale.use_gpu", "false", *options),
     ]
 
@@ -105,9 +107,16 @@ def check_equal(run: Place, alone: Place) -> None:
     assert losses[0][1:] == pytest.approx(losses[1][1:], abs=1e-4)
 
 
+def find_gauges(ports: list[int]) -> dict[str, float]:
+    """What Prometheus finds of a run on nodes, by the ports of their counters."""
+    pages = [urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode() for port in ports]
+    return {name: float(value) for name, value in re.findall(r"^ray_domext_(\w+)\{.*\} (\S+)$", "\n".join(pages), re.M)}
+
+
 def test_nodes_come_and_go(cluster: Cluster, tiny_base_folder: Path, corpus: str, alone: Place, tmp_path: Path) -> None:
     run = Place(f"{BUCKET}/elastic/moving")
-    nodes = [cluster.add("--num-cpus", "1") for _ in range(3)]
+    ports = [find_port() for _ in range(3)]
+    nodes = [cluster.add("--num-cpus", "1", "--metrics-export-port", str(port)) for port in ports]
     command = list_command(tiny_base_folder, corpus, "moving", "--scale.num_workers", "1-3")
     job = Submitted(cluster, command, tmp_path / "moving.log")
     said = EventReader(run, from_start=True)
@@ -119,6 +128,13 @@ def test_nodes_come_and_go(cluster: Cluster, tiny_base_folder: Path, corpus: str
     def has_said(part: str) -> bool:
         sentences.extend(each.text for each in said.read())
         return any(part in each for each in sentences)
+
+    # Prometheus reads of a node how the run is.
+    job.wait_until(lambda: len(find_gauges(ports)) == 5)
+    gauges = find_gauges(ports)
+    assert (
+        gauges["tokens_per_second"] > 0 and gauges["step"] > 0 and abs(gauges["saved_time_seconds"] - time.time()) < 600
+    )
 
     # A node is taken back, with notice: nothing is lost.
     job.wait_until(lambda: step() >= 40)
