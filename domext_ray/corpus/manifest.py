@@ -156,7 +156,10 @@ def find_shard_fault(manifest: Manifest) -> str:
     for place in hashes:
         if place.name not in there:
             return describe_fault(place)
-    found = hash_files(hashes, manifest.folder / HASHES) if manifest.folder.is_local else {}
+    try:
+        found = hash_files(hashes, manifest.folder / HASHES) if manifest.folder.is_local else {}
+    except FileNotFoundError as error:  # its name is a folder's, or a link's to nothing
+        return describe_fault(Place(error.filename))
     changed = (place for place, sha256 in hashes.items() if found.get(str(place), sha256) != sha256)
     return next(map(describe_fault, changed), "")
 
