@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from domext_ray.errors import RunError
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place, Where, parse_json
 
 Kind = type | tuple[type, ...]
 NUMBER: Kind = (int, float)
@@ -38,7 +38,7 @@ def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = No
     Raises:
         RunError: it is missing or damaged, lacks a value, or has another format.
     """
-    values = _read(path, remedy, json.loads, "JSON object", {"format": int} if format else {})
+    values = _read(path, remedy, parse_json, "JSON object", {"format": int} if format else {})
     if format and values["format"] != format:  # before what another format need not have
         raise RunError(f"{path} has format {values['format']}, and this version reads {format}; {remedy}.")
     check_values(path, values, "JSON object", remedy, expected or {})

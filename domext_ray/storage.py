@@ -351,8 +351,9 @@ def hash_files(
     settled = time.time() - SETTLED_SECONDS  # a clock may not tell when what is newer changes again
     states = {path: [each.size, each.modified] for path, each in infos.items() if each and each.modified < settled}
     known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, json.JSONDecodeError):  # there is none yet, or a power cut has left a part
-        known = json.loads(memory.read_bytes()) if memory else {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # there is none yet, or a power cut has left a part
+        found = parse_json(memory.read_bytes()) if memory else {}
+        known = {path: each for path, each in dict(found).items() if isinstance(each, list) and len(each) == 3}
     fresh = [path for path in infos if path not in states or known.get(path, [])[:2] != states[path]]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         found = given or dict(zip(fresh, pool.map(hash_file, fresh), strict=True))
@@ -373,6 +374,21 @@ def map_file(where: Where) -> memoryview:
     with _open_file(Place(where).local()) as file:
         is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
         return memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Return what JSON says that anybody may have written.
+
+    Raises:
+        JSONDecodeError: it is none, or not read: it is nested too deeply, or has a number of too many digits.
+    """
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        fault = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise json.JSONDecodeError(fault, "", 0) from error
 
 
 def hash_text(text: str) -> str:

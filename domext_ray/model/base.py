@@ -7,7 +7,6 @@ BERT's, and `build.detach` maps them back.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,11 @@ from domext_ray.model.base_folder import SHIPPED_BASE, find_local_base
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
+from domext_ray.storage import parse_json
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
+_SIZE_ERRORS = (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError)
+"""What torch raises where a size is none that a tensor can have."""
 SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -134,7 +136,7 @@ def _read_config(folder: Path, base: str) -> tuple[DomextConfig, Layout]:
     """Return the shape that config.json describes, and the layout."""
     path = folder / "config.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BaseModelError(f"{path} is not valid JSON ({error}).") from error
     if not isinstance(values, dict):
@@ -179,7 +181,7 @@ def _list_weight_files(folder: Path, base: str) -> list[Path]:
         index = folder / f"{name}.index.json"
         if index.is_file():
             try:
-                shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                shards = set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values())
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise BaseModelError(f"{index} is no index of weight files; save the checkpoint again.") from error
             return [folder / Path(each).name for each in sorted(shards)]
