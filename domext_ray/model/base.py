@@ -226,8 +226,14 @@ def _untie(tensors: dict[str, Tensor], names: dict[str, str], base: str) -> None
 def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str) -> None:
     """Refuse tensors that are not those of the model that config.json describes; heads may be absent."""
     absent = tuple(head for head in HEADS[:2] if not any(name.startswith(head) for name in tensors))
-    with torch.device("meta"):
-        model = (DomextForPreTraining if config.has_pooler else DomextForMaskedLM)(config)
+    try:
+        if config.num_hidden_layers > len(tensors):  # no need to make a million
+            raise ValueError(f"{config.num_hidden_layers} layers of {len(tensors)} tensors")
+        with torch.device("meta"):
+            model = (DomextForPreTraining if config.has_pooler else DomextForMaskedLM)(config)
+    except _SIZE_ERRORS as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise BaseModelError(f"--base {base!r} has sizes in its config.json that no model has ({reason}).") from error
     expected = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(absent)}
     found = {name: tuple(each.shape) for name, each in tensors.items()}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
