@@ -19,6 +19,8 @@ _STORAGE_ADVICE = {
     errno.EFBIG: "lift the limit on the size of files",
 }
 """What to do about an error of the operating system that is no defect of this library."""
+_MAX_CHARS = 4000
+"""Of a sentence: a file may have a value of megabytes where a name is expected."""
 
 
 class DomextError(ValueError):
@@ -26,6 +28,10 @@ class DomextError(ValueError):
 
     exit_code = 2
     """Of a job that ends with it."""
+
+    def __str__(self) -> str:
+        text = " ".join(super().__str__().splitlines())  # of a name or a value with line breaks in it
+        return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS // 2]} … {text[-_MAX_CHARS // 4 :]}"
 
 
 class ConfigError(DomextError):

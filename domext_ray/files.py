@@ -16,12 +16,14 @@ from typing import Any
 import yaml
 
 from domext_ray.errors import RunError
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place, Where, parse_json
 
 Kind = type | tuple[type, ...]
 NUMBER: Kind = (int, float)
 ASSETS = Path(__file__).parent / "assets"
 """What comes with the package beside its code."""
+MAX_YAML_VALUES = 100_000
+"""What a person writes has fewer."""
 
 
 def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = None, format: int = 0) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = No
     Raises:
         RunError: it is missing or damaged, lacks a value, or has another format.
     """
-    values = _read(path, remedy, json.loads, "JSON object", {"format": int} if format else {})
+    values = _read(path, remedy, parse_json, "JSON object", {"format": int} if format else {})
     if format and values["format"] != format:  # before what another format need not have
         raise RunError(f"{path} has format {values['format']}, and this version reads {format}; {remedy}.")
     check_values(path, values, "JSON object", remedy, expected or {})
@@ -45,7 +47,43 @@ def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = No
 
 def read_yaml(path: Where, remedy: str) -> dict[str, Any]:
     """Read a file that holds one YAML mapping of plain values, as `read_json` does; no tag makes an object."""
-    return _read(path, remedy, yaml.safe_load, "YAML mapping", {})
+    return _read(path, remedy, _load_yaml, "YAML mapping", {})
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Reads YAML that anybody may have written: no more than `MAX_YAML_VALUES`, and a bad one is a ValueError.
+
+    An alias counts as all that it stands for: a few aliases of aliases could make any number of values.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._num_values = 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Make a node, as the class that this one is of does."""
+        before, is_alias = self._num_values, self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if is_alias and node not in self._sizes:
+            raise RecursionError("a value that stands within itself")
+        self._num_values += self._sizes[node] if is_alias else 1
+        self._sizes.setdefault(node, self._num_values - before)
+        if self._num_values > MAX_YAML_VALUES:
+            raise yaml.YAMLError(f"it has more than {MAX_YAML_VALUES:,} values")
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Make a node's value, as the class that this one is of does."""
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError) as error:  # of !!int '', !!bool x or 1:0:0 … :0.5
+            raise ValueError(f"{node.tag} is none") from error
+
+
+def _load_yaml(text: str) -> Any:
+    return PlainLoader(text).get_single_data()
 
 
 def _read(

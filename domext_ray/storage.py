@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from domext_ray.bucket import NEW, Bucket, Info, find_cache
 from domext_ray.errors import RunError, StorageError, name_file
@@ -32,6 +32,8 @@ __all__ = ["NEW", "Info", "find_cache"]  # of a bucket, for those who know place
 
 SCHEMES = ("s3", "gs")
 HASH_THREADS, SETTLED_SECONDS = 8, 2.0
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+"""What a disk answers where a name has no file: nothing at all, a folder, or a link to itself."""
 
 
 class Fence(Protocol):
@@ -52,14 +54,16 @@ class _Disk:
     def info(self, key: str) -> Info | None:
         try:
             found = os.stat(key)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                return None
+            raise
         return (
             None if os.path.isdir(key) else Info(found.st_size, f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime)
         )
 
     def read(self, key: str, start: int = 0) -> bytes:
-        with open(key, "rb") as file:
+        with _open_file(key) as file:
             file.seek(start)
             return file.read()
 
@@ -324,7 +328,7 @@ def write_json(where: Where, values: Mapping[str, Any], *, sort_keys: bool = Fal
 def hash_file(where: Where) -> str:
     """Return the sha256 of a file, hexadecimal."""
     digest = hashlib.sha256()
-    with Place(where).local().open("rb") as file:
+    with _open_file(Place(where).local()) as file:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
@@ -347,8 +351,9 @@ def hash_files(
     settled = time.time() - SETTLED_SECONDS  # a clock may not tell when what is newer changes again
     states = {path: [each.size, each.modified] for path, each in infos.items() if each and each.modified < settled}
     known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, json.JSONDecodeError):  # there is none yet, or a power cut has left a part
-        known = json.loads(memory.read_bytes()) if memory else {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # there is none yet, or a power cut has left a part
+        found = parse_json(memory.read_bytes()) if memory else {}
+        known = {path: each for path, each in dict(found).items() if isinstance(each, list) and len(each) == 3}
     fresh = [path for path in infos if path not in states or known.get(path, [])[:2] != states[path]]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         found = given or dict(zip(fresh, pool.map(hash_file, fresh), strict=True))
@@ -366,9 +371,24 @@ def map_file(where: Where) -> memoryview:
     Raises:
         FileNotFoundError: there is none.
     """
-    with Place(where).local().open("rb") as file:
+    with _open_file(Place(where).local()) as file:
         is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
         return memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Return what JSON says that anybody may have written.
+
+    Raises:
+        JSONDecodeError: it is none, or not read: it is nested too deeply, or has a number of too many digits.
+    """
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        fault = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise json.JSONDecodeError(fault, "", 0) from error
 
 
 def hash_text(text: str) -> str:
@@ -470,6 +490,16 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:  # somebody else's
         pass
     return True
+
+
+def _open_file(path: str | Path) -> IO[bytes]:
+    """Open a file of a disk; what is none is a FileNotFoundError, as in a bucket."""
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise FileNotFoundError(errno.ENOENT, error.strerror, str(path)) from error
 
 
 def _link(source: Path, target: Path) -> None:

@@ -47,7 +47,7 @@ from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exp
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.errors import DomextError, RunError
-from domext_ray.files import read_json
+from domext_ray.files import read_json, read_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -105,7 +105,9 @@ class AdapterBank:
         if not (place / BANK).is_file():
             raise RunError(f"{place} is no adapter bank: it has no {BANK}; give a folder that domext bank made.")
         header, own = _read_hashed(place / BANK, "make the bank again"), place / BASE_FOLDER
-        base = base or (own.read_text().strip() if own.is_file() else header["base"])
+        if not base:
+            remedy = "delete it, and say where the base is (--base)"
+            base = read_text(own, remedy).strip() if own.is_file() else header["base"]
         return cls(place, base, header["base_sha256"], header["shape"])
 
     @cached_property

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError
+from domext_ray.storage import parse_json
 
 
 def check_early(config: PretrainConfig) -> None:
@@ -57,7 +57,7 @@ def _check_base(config: PretrainConfig) -> None:
         raise BaseModelError(f"--base {config.base!r}: {error}") from error
     num_heads = None
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a damaged file is told when it is read in full
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         num_heads = values.get("num_attention_heads", values.get("n_heads"))
     if isinstance(num_heads, int) and num_heads > 0:
         config.method.check_heads(num_heads)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -17,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.storage import Place, Where, hash_file, hash_files, hash_values, map_file, write_json
+from domext_ray.storage import Place, Where, hash_file, hash_files, hash_values, map_file, parse_json, write_json
 
 FORMAT_VERSION = 3
 
@@ -127,9 +126,9 @@ def read_manifest(folder: Where) -> Manifest:
     """
     path, fault = Place(folder) / MANIFEST, ""
     try:
-        record = json.loads(path.read_bytes())
+        record = parse_json(path.read_bytes())
         if record["format"] != FORMAT_VERSION:
-            fault = f"has format {record['format']}, this version reads {FORMAT_VERSION}"
+            fault = f"has format {record['format']!r}, this version reads {FORMAT_VERSION}"
         elif record.pop("sha256") != hash_values(record):
             fault = "is damaged (it is not what was written: its sha256 is another)"
     except FileNotFoundError as error:
@@ -138,7 +137,7 @@ def read_manifest(folder: Where) -> Manifest:
         raise CorpusError(
             f"{path} may be read by its owner only, for held-out text is beside it; give another --prepare.cache_dir."
         ) from error
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         fault = f"is damaged ({error})"
     if fault:
         raise CorpusError(f"{path} {fault}; delete its folder and prepare the corpus again.")
@@ -156,7 +155,10 @@ def find_shard_fault(manifest: Manifest) -> str:
     for place in hashes:
         if place.name not in there:
             return describe_fault(place)
-    found = hash_files(hashes, manifest.folder / HASHES) if manifest.folder.is_local else {}
+    try:
+        found = hash_files(hashes, manifest.folder / HASHES) if manifest.folder.is_local else {}
+    except FileNotFoundError as error:  # its name is a folder's, or a link's to nothing
+        return describe_fault(Place(error.filename))
     changed = (place for place, sha256 in hashes.items() if found.get(str(place), sha256) != sha256)
     return next(map(describe_fault, changed), "")
 

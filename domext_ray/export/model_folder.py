@@ -24,6 +24,7 @@ from domext_ray.errors import RunError
 from domext_ray.export.card import build_card
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, check_target, new_export
 from domext_ray.export.vector_layout import write_vector_layout
+from domext_ray.files import read_json
 from domext_ray.model import domext as code_room
 from domext_ray.model.base import POOLER
 from domext_ray.model.build import detach, merge_extensions, name_plain
@@ -76,7 +77,9 @@ def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32) 
     """
     check_target(folder, HUGGINGFACE)
     run, path = rebuild_run(where), Place(where) / "summary.json"
-    summary = json.loads(path.read_text()) if path.is_file() else {}
+    summary = (
+        read_json(path, "delete it: the card is then without figures", {"train.steps": int}) if path.is_file() else {}
+    )
     if summary and summary["train"]["steps"] != run.step:  # they would be another model's figures
         summary = {}
     merge_extensions(cast(nn.Module, run.model))

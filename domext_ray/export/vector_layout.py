@@ -13,6 +13,7 @@ from pathlib import Path
 
 from domext_ray.config.vectors import Pooling
 from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.storage import parse_json
 
 _POOLING_FILE = Path("1_Pooling", "config.json")
 
@@ -38,7 +39,7 @@ def write_vector_layout(folder: Path, config: DomextConfig, pooling: Pooling) ->
 def read_pooling(folder: Path) -> Pooling:
     """Return how an export, or a base that has such files, makes vectors; the mean where nothing says."""
     with contextlib.suppress(OSError, ValueError):
-        values = json.loads((folder / _POOLING_FILE).read_text(encoding="utf-8"))
-        if values.get("pooling_mode_cls_token") or values.get("pooling_mode") == "cls":
+        values = parse_json((folder / _POOLING_FILE).read_text(encoding="utf-8"))
+        if isinstance(values, dict) and (values.get("pooling_mode_cls_token") or values.get("pooling_mode") == "cls"):
             return "cls"
     return "mean"

@@ -24,7 +24,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
 from domext_ray.labelled.set_description import SetDescription, list_shipped, read_description
-from domext_ray.storage import write_text
+from domext_ray.storage import parse_json, write_text
 
 Fields = Mapping[str, Any]
 _ROLES = ("text", "pair")
@@ -131,7 +131,7 @@ def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields
         content = stream.read() if file.suffix == ".json" else b""
     if content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
         try:
-            found = json.loads(content)
+            found = parse_json(content)
         except ValueError as error:
             raise CorpusError(f"{file.path} is no JSON ({error}); give the benchmark's own test file.") from error
     else:

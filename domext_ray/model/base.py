@@ -7,7 +7,6 @@ BERT's, and `build.detach` maps them back.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,11 @@ from domext_ray.model.base_folder import SHIPPED_BASE, find_local_base
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
+from domext_ray.storage import parse_json
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
+_SIZE_ERRORS = (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError)
+"""What torch raises where a size is none that a tensor can have."""
 SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -134,7 +136,7 @@ def _read_config(folder: Path, base: str) -> tuple[DomextConfig, Layout]:
     """Return the shape that config.json describes, and the layout."""
     path = folder / "config.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BaseModelError(f"{path} is not valid JSON ({error}).") from error
     if not isinstance(values, dict):
@@ -179,7 +181,7 @@ def _list_weight_files(folder: Path, base: str) -> list[Path]:
         index = folder / f"{name}.index.json"
         if index.is_file():
             try:
-                shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                shards = set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values())
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise BaseModelError(f"{index} is no index of weight files; save the checkpoint again.") from error
             return [folder / Path(each).name for each in sorted(shards)]
@@ -224,8 +226,14 @@ def _untie(tensors: dict[str, Tensor], names: dict[str, str], base: str) -> None
 def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str) -> None:
     """Refuse tensors that are not those of the model that config.json describes; heads may be absent."""
     absent = tuple(head for head in HEADS[:2] if not any(name.startswith(head) for name in tensors))
-    with torch.device("meta"):
-        model = (DomextForPreTraining if config.has_pooler else DomextForMaskedLM)(config)
+    try:
+        if config.num_hidden_layers > len(tensors):  # no need to make a million
+            raise ValueError(f"{config.num_hidden_layers} layers of {len(tensors)} tensors")
+        with torch.device("meta"):
+            model = (DomextForPreTraining if config.has_pooler else DomextForMaskedLM)(config)
+    except _SIZE_ERRORS as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise BaseModelError(f"--base {base!r} has sizes in its config.json that no model has ({reason}).") from error
     expected = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(absent)}
     found = {name: tuple(each.shape) for name, each in tensors.items()}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))

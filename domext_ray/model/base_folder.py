@@ -7,6 +7,7 @@ from pathlib import Path
 
 from domext_ray.errors import BaseModelError
 from domext_ray.files import ASSETS
+from domext_ray.options.declare import check_place
 
 SHIPPED_BASE = "general-mini"
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -22,6 +23,10 @@ def find_local_base(base: str) -> Path | None:
     Raises:
         BaseModelError: it does not exist, or is no base's folder.
     """
+    try:
+        check_place(base)
+    except ValueError as error:
+        raise BaseModelError(f"--base is {base!r}; it must be {error}, or a hub id.") from None
     folder = ASSETS / SHIPPED_BASE if base == SHIPPED_BASE else Path(base).expanduser()
     if base == SHIPPED_BASE and not folder.is_dir():
         raise BaseModelError(

@@ -182,9 +182,12 @@ def convert(option: Option, value: Any) -> Any:
     """Turn what was given into the option's kind where that can be; pydantic refuses the rest.
 
     Raises:
-        OptionError: a text is not of one line, a number is too long, or a name stands twice.
+        OptionError: a text is not of one line, a number is too long, a list is in itself, or a name stands twice.
     """
-    value = _to_plain(value)
+    try:
+        value = _to_plain(value)
+    except RecursionError:
+        raise OptionError(option.name, value, "plain values, with no list within itself") from None
     if option.is_list:
         words = () if option.kind is Literal else option.choices  # beside a list, such as all or none
         if isinstance(value, str) and value not in words:
@@ -213,17 +216,18 @@ def _demand(condition: bool, option: str, value: object, rule: str) -> None:
 
 
 def _to_plain(value: Any) -> Any:
-    """A number of NumPy or torch becomes Python's own, and a path a text."""
+    """A number or an array of NumPy or torch becomes Python's own, and a path a text."""
     if isinstance(value, list | tuple):
         return [_to_plain(each) for each in value]
-    is_number = hasattr(value, "item") and getattr(value, "ndim", None) == 0
-    return os.fspath(value) if isinstance(value, os.PathLike) else value.item() if is_number else value
+    is_array = hasattr(value, "tolist")
+    return os.fspath(value) if isinstance(value, os.PathLike) else value.tolist() if is_array else value
 
 
 def _convert_scalar(option: Option, value: Any) -> Any:
     if not isinstance(value, str):
         if option.item is int and isinstance(value, float) and value.is_integer():
-            return int(value)
+            value = int(value)
+        _demand_short(option, value, value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return str(value) if option.item is str and is_number else value
     if option.item is bool:
@@ -240,8 +244,13 @@ def _convert_scalar(option: Option, value: Any) -> Any:
     number = to_number(value)
     if not isinstance(number, float) or not number.is_integer():
         return value
-    _demand(abs(number) < 2**63, option.name, value, "a whole number below 2^63")
+    _demand_short(option, number, value)
     return int(Decimal(value.strip()))  # 1e5 is 100000
+
+
+def _demand_short(option: Option, number: Any, value: Any) -> None:
+    is_long = option.item is int and isinstance(number, int | float) and abs(number) >= 2**63
+    _demand(not is_long, option.name, value, "a whole number below 2^63")
 
 
 _KIND_RULES = {int: "a whole number", float: "a number", bool: "true or false", str: 'a text ("" is an empty one)'}
@@ -281,7 +290,7 @@ def _describe_kind(option: Option, kind: Any, value: Any) -> str:
         return f"one of {', '.join(option.choices)}"
     if kind is dict:
         return "a mapping, such as '{name: {option: value}}'"
-    return ", ".join([*option.choices, _KIND_RULES[kind]])
+    return ", ".join([*option.choices, _KIND_RULES.get(kind, "under a name that is a text")])
 
 
 def _describe_limits(limits: Mapping[str, float], broken: Mapping[str, float], *, is_whole: bool) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 import yaml
 
 from domext_ray.errors import ConfigError
+from domext_ray.files import PlainLoader
 
-_MAX_YAML_BYTES, _MAX_YAML_VALUES = 2**20, 100_000
-"""A longer file was meant for another option; and a few aliases of aliases could make any number of values."""
+_MAX_YAML_BYTES = 2**20
+"""A longer file was meant for another option."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,10 @@ def parse_yaml(text: str, name: str) -> Node:
     Raises:
         ConfigError: it is no YAML, or has a tag or a key twice; with the line.
     """
+    if len(text) > _MAX_YAML_BYTES:
+        raise ConfigError(f"{name} is above 1 MB; it must be a YAML file of options.")
     try:
-        loader = yaml.SafeLoader(text)
+        loader = PlainLoader(text)
         node = loader.get_single_node()
         return Node(None, None, 1) if node is None else _YamlReader(loader, name).read(node)
     except yaml.MarkedYAMLError as error:
@@ -97,16 +100,11 @@ class _YamlReader:
 
     _TAG = "tag:yaml.org,2002:"
 
-    def __init__(self, loader: yaml.SafeLoader, name: str) -> None:
-        self.loader, self.name, self.num_values = loader, name, 0
+    def __init__(self, loader: PlainLoader, name: str) -> None:
+        self.loader, self.name = loader, name
 
     def read(self, node: yaml.Node) -> Node:
         line, kind = node.start_mark.line + 1, node.tag.removeprefix(self._TAG)
-        self.num_values += 1
-        if self.num_values > _MAX_YAML_VALUES:
-            raise ConfigError(
-                f"{self.name} has more than {_MAX_YAML_VALUES:,} values; it must be a YAML file of options."
-            )
         if isinstance(node, yaml.MappingNode) and kind == "map":
             pairs = list(self._read_pairs(node))
             value = {key: each.value for key, _, each in pairs}

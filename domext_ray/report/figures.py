@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from domext_ray.config.mixture import DOMAIN as DOMAIN_PART
+from domext_ray.files import NUMBER
 from domext_ray.intervals import Estimate, subtract
 from domext_ray.progress import format_seconds
 from domext_ray.report.tables import NONE, Rows, format_text
@@ -75,13 +76,19 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         measured["routed"] = routed
     if parts := _measure_parts(records):
         measured["parts"] = parts
-    if steps := [each for each in records if find_losses(each, TRAIN)]:
+    if steps := [each for each in records if find_losses(each, TRAIN) and _is_timed(each)]:
         measured["train"] = _measure_steps(steps)
     return measured
 
 
 def _pair(before: float | None, after: float | None) -> dict[str, float | None]:
     return {"before": before, "after": after}
+
+
+def _is_timed(record: Mapping[str, Any]) -> bool:
+    """Whether a step's line has what all lines of steps have, and nobody has edited it."""
+    figures = [record.get(name) for name in ("train/tokens", "time/seconds", "data/wait_seconds")]
+    return all(isinstance(each, NUMBER) for each in figures) and record["time/seconds"] > 0
 
 
 def _measure_steps(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -106,7 +113,7 @@ def _measure_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
     found: dict[str, dict[str, list[tuple[int, Any]]]] = {}
     for each in records:
         for key in each:
-            if key.startswith("parts/"):
+            if key.startswith("parts/") and key.count("/") == 2:
                 _, part, figure = key.split("/")
                 values = found.setdefault(part, defaultdict(list))[figure]
                 values += [(each["step"], each[key])] if each[key] is not None else []

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.errors import DomextError, RunError, StorageError
+from domext_ray.files import Kind, check_values
 from domext_ray.progress import StatusLine
-from domext_ray.storage import NEW, Place, Where, hash_text
+from domext_ray.storage import NEW, Place, Where, hash_text, parse_json
 
 BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
 """How often a job shows that it lives; an attempt that has not for so long may be taken over."""
@@ -30,6 +31,8 @@ LEFTOVER_SECONDS = 7 * 86_400.0
 """How long work that nobody came back for is kept."""
 ATTEMPTS, RUN = "attempts", "run.json"
 _FINISHED = "manifest.json"
+_OWNER: dict[str, Kind] = {"who": str, "machine": str, "pid": int, "started": str}
+_NAME = re.compile(r"\d{6,18}\.json")
 _WORK = re.compile(r"(words-)?[0-9a-f]{16}")
 
 
@@ -230,7 +233,7 @@ def _take(run: Place, owner: Mapping[str, Any], purpose: str) -> Attempt:
 
 
 def _list_attempts(run: Place) -> list[str]:
-    return [each for each in (run / ATTEMPTS).list_names() if each.endswith(".json")]
+    return [each for each in (run / ATTEMPTS).list_names() if _NAME.fullmatch(each)]
 
 
 def _begin(run: Place, names: list[str], owner: Mapping[str, Any]) -> Attempt:
@@ -247,7 +250,9 @@ def _find_holder(newest: Place) -> dict[str, Any] | None:
     """Who is at work, as far as an attempt tells; None: it has ended, or its job is dead."""
     holder: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):  # it has gone since, or a disk has lost it
-        holder = json.loads(newest.read_bytes())
+        found = parse_json(newest.read_bytes())
+        check_values(newest, found, "JSON object", "", _OWNER)
+        holder = found
     info, is_here = newest.info(), holder.get("machine") == _describe_process()["machine"]
     if info is None or holder.get("ended") or (is_here and _find_start(holder["pid"]) != holder["started"]):
         return None

@@ -16,7 +16,8 @@ import time
 from dataclasses import dataclass
 
 from domext_ray.errors import StorageError
-from domext_ray.storage import Log, Place, Where
+from domext_ray.files import NUMBER, check_values
+from domext_ray.storage import Log, Place, Where, parse_json
 
 EVENTS = "events.jsonl"
 STAGES = {
@@ -112,8 +113,10 @@ class EventReader:
         self._place += len(added)
         events = []
         for line in added.splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # cut short by a full disk, or by two writers
-                said = json.loads(line)
-                text = said.get("phase", said.get("note"))
-                events.append(Event(text, "phase" in said, said["seconds"], said.get("stage", "")))
+            with contextlib.suppress(ValueError):  # cut short by a full disk, or by two writers
+                said = parse_json(line)
+                check_values(self.path, said, "event", "", {"seconds": NUMBER})
+                text, stage = said.get("phase", said.get("note")), said.get("stage", "")
+                check_values(self.path, {"text": text, "stage": stage}, "event", "", {"text": str, "stage": str})
+                events.append(Event(text, "phase" in said, said["seconds"], stage))
         return events

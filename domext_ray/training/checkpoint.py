@@ -19,7 +19,6 @@ workers, and the other ranks take rank 0's or none.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import socket
 import time
@@ -36,7 +35,7 @@ from torch import Tensor
 
 from domext_ray.errors import DomextError, RunError, StorageError, TrainingError
 from domext_ray.model.build import Extensions
-from domext_ray.storage import Place, Where, hash_file, hash_values, write_json
+from domext_ray.storage import Place, Where, hash_file, hash_values, parse_json, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
 FORMAT = 3
@@ -330,13 +329,13 @@ def _open(path: Place, *, hashes: bool = True) -> Checkpoint | str:
     """Return a checkpoint whose files are what its manifest states, or what is wrong with it."""
     name = MANIFEST
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = parse_json((path / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
-            return f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}"
+            return f"{MANIFEST} has format {manifest['format']!r}, this version reads {FORMAT}"
         if manifest["sha256"] != hash_values({name: manifest[name] for name in manifest.keys() - {"sha256"}}):
             return f"{MANIFEST} differs from its own sha256"
         if manifest["step"] != _order(path)[1]:
-            return f"its manifest is one of step {manifest['step']}"
+            return f"its manifest is one of step {manifest['step']!r}"
         found = Checkpoint(path, *(manifest[each] for each in STATED))
         for name, stated in found.files.items():
             info = (path / name).info()
@@ -350,6 +349,6 @@ def _open(path: Place, *, hashes: bool = True) -> Checkpoint | str:
         return f"{name} is missing"
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is damaged ({error!r})"
     return found

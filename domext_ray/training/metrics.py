@@ -21,7 +21,7 @@ from domext_ray.progress import StallTimer, StatusLine, format_seconds
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader, notify_driver
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
-from domext_ray.storage import Log, Place, Where
+from domext_ray.storage import Log, Place, Where, parse_json
 from domext_ray.training.tracking import Tracked, Tracking
 
 REFRESH_SECONDS, TAIL_BYTES = 0.5, 32_768
@@ -44,8 +44,9 @@ def read_metrics(where: Where, num_bytes: int = 0) -> list[dict[str, Any]]:
     content = path.read_bytes(max(0, info.size - num_bytes) if num_bytes else 0) if info else b""
     for line in content.split(b"\n"):
         with contextlib.suppress(ValueError):  # no JSON, or no UTF-8
-            record = json.loads(line)
-            if isinstance(record, dict) and "step" in record:
+            record = parse_json(line)
+            is_whole = isinstance(record, dict) and type(record.get("step")) is int
+            if is_whole and not any(isinstance(each, list | dict) for each in record.values()):
                 records.append(record)
     return records
 

@@ -35,7 +35,7 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place, Where, parse_json
 from domext_ray.training.run import Run
 from domext_ray.training.writing import Writer
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -230,7 +230,7 @@ def read_routers(run_dir: Where) -> dict[str, tuple[Tensor, RouterRecord]]:
         return {}
     try:
         with safe_open(path.local(), "pt") as file:
-            records = {name: RouterRecord(**json.loads(text)) for name, text in file.metadata().items()}
+            records = {name: RouterRecord(**parse_json(text)) for name, text in file.metadata().items()}
             return {name: (file.get_tensor(name), record) for name, record in records.items()}
     except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); {_REMEDY}.") from error

@@ -7,14 +7,13 @@ appended to.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import parse_json, write_json, write_text
 from domext_ray.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily, make_refusal, tokenizer_family
 from domext_ray.vocabulary.statistics import format_table
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, replace_folder
@@ -80,10 +79,10 @@ def load_extension(folder: Path) -> ExtensionVocabulary | None:
     if not path.exists():
         return None
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
         if record["format"] != FORMAT_VERSION:
             raise CorpusError(
-                f"{path} has format {record['format']}, this version reads {FORMAT_VERSION}; make it again."
+                f"{path} has format {record['format']!r}, this version reads {FORMAT_VERSION}; make it again."
             )
         words, first_id = tuple(record["words"]), record["first_id"]
         family = tokenizer_family((path.parent / "tokenizer.json").read_text(encoding="utf-8"))
@@ -93,7 +92,7 @@ def load_extension(folder: Path) -> ExtensionVocabulary | None:
         return ExtensionVocabulary(Path(folder), words, first_id, record["base"], record["base_fingerprint"])
     except CorpusError:
         raise
-    except (KeyError, TypeError, AttributeError, OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raises nothing else
         raise CorpusError(
             f"{path} is damaged ({' '.join(str(error).split())[:200]}); make the folder again."
         ) from error
@@ -103,7 +102,7 @@ def find_made(folder: Path, made_from: dict[str, Any], known: BaseVocabulary) ->
     """Return the vocabulary of a folder when it is what would be made now; see `save_extension`."""
     try:
         made = load_extension(folder)
-        if made is None or json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))["made_from"] != made_from:
+        if made is None or parse_json((folder / RECORD_FILE).read_text(encoding="utf-8"))["made_from"] != made_from:
             return None
     except (CorpusError, KeyError):  # damaged: it is made anew
         return None

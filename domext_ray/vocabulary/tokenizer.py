@@ -21,7 +21,7 @@ from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.storage import Place, Where, write_json
+from domext_ray.storage import Place, Where, parse_json, write_json
 from domext_ray.vocabulary.family import Groups, add_groups
 
 _FILES = re.compile(
@@ -163,7 +163,7 @@ def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
 
     def read(name: str) -> Any:
         path = folder / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     try:
         if (folder / "tokenizer.json").is_file():
@@ -253,7 +253,7 @@ def learn_wordpiece(
 def _is_learned_from(path: Path, record: dict[str, Any]) -> bool:
     """Whether a vocabulary's record says the same."""
     try:
-        return bool(json.loads(path.read_text(encoding="utf-8")) == record)
+        return bool(parse_json(path.read_text(encoding="utf-8")) == record)
     except (FileNotFoundError, ValueError):  # damaged: it is learned anew
         return False
 

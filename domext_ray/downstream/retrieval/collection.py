@@ -9,14 +9,12 @@ Source: Thakur et al. 2021, "BEIR", arXiv 2104.08663.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.storage import hash_file
+from domext_ray.storage import hash_file, parse_json
 
 CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
 
@@ -100,7 +98,7 @@ def _read_texts(path: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     for place, line in _read_lines(path):
         try:
-            record: Any = json.loads(line)
+            record = parse_json(line)
         except ValueError as error:
             raise CorpusError(f"{place} is no JSON ({error}); give an object per line.") from error
         if not isinstance(record, dict) or not {"_id", "text"} <= record.keys():

@@ -6,7 +6,6 @@ Enters: a checkpoint's folder. Leaves: its head's tensors, in the order of the t
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
 from domext_ray.model.base import read_weights
+from domext_ray.storage import parse_json
 
 _FAMILY = re.compile("^(Domext|Bert|Roberta)(?=For)")  # their heads have the same tensors
 _ENCODERS = ("bert.", "roberta.")
@@ -114,7 +114,7 @@ def fit_head(head: StartHead, task: Task, expected: Mapping[str, Tensor]) -> dic
 def read_config(folder: Path) -> dict[str, Any]:
     """Return a checkpoint's config.json; empty where there is none that can be read."""
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # what reads the model says what is wrong with it
     return values if isinstance(values, dict) else {}
