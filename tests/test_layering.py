@@ -53,8 +53,8 @@ ROOMS = (
 )
 """The rooms: folders of the package, and modules at its root. One may import only those before it; jobs import all."""
 
-DOOR = ("storage", "bucket")
-"""What alone may rename, lock, append or map files."""
+DOOR = ("storage", "bucket", "corpus.index")
+"""What alone may rename, lock, append or map files; the last one maps those of a folder that goes with its job."""
 
 EXPORTED = (
     "model.domext.configuration_domext",
@@ -75,8 +75,10 @@ RESTRICTED = {
         "experiment.on_tune",
         "data.ray_tasks",
         "corpus.",
+        "training.crew",
         "training.entry",
         "training.pretrain",
+        "training.tracking",
         "search.resources",
         "serving.deployment",
         "serving.serve",

@@ -372,7 +372,7 @@ class EngineConfig:
 class ScaleConfig(GpuOptions):
     """Workers and what each of them gets."""
 
-    # training processes (ranks); 1-8: as many of these as there is room for, now and whenever that changes
+    # training processes (ranks), or a range, 1-8: as there is room
     num_workers: Main[Workers] = free(1)
     # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
     cpus_per_worker: NonNegativeFloat = free(0.0)
