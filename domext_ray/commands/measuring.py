@@ -59,7 +59,7 @@ def _check_sets(config: SweepConfig) -> None:
 
 
 DECIDED = (
-    *("train.max_", "train.long_", "optim.decay_steps", "optim.warmup_steps", "scale.num_workers"),
+    *("train.max_", "train.long_", "optim.decay_steps", "optim.warmup_steps", "scale.num_workers", "scale.max_"),
     *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.keep_head"),
     *("finetune.run.", "finetune.scale.", "finetune.dry_run", "finetune.export"),
     *(f"finetune.{each}" for each in NOT_FINE_TUNING),
