@@ -45,7 +45,7 @@ def fit_workers(scale: ScaleConfig, nodes: list[Node]) -> tuple[int, Resources]:
         )
         is_chosen = number <= room or number == scale.least_workers
         if is_chosen and cpus and not find_shortage(nodes, number, cpus, with_gpu=with_gpu, read_cpus=READ_CPUS):
-            return number, {"CPU": cpus, **({"GPU": 1.0} if with_gpu else {})}
+            return number, _make_resources(scale, cpus)
     return 0, {}
 
 
@@ -60,19 +60,29 @@ def check_room(config: PretrainConfig) -> None:
     Raises:
         ConfigError: even the least are more.
     """
-    nodes = list_nodes()
-    if not fit_workers(config.scale, nodes)[0] and not (is_cluster() and is_growing()):
-        raise ConfigError(f"{_describe_shortage(config.scale, nodes)}; lower one of the two, or add nodes.")
+    scale, nodes = config.scale, list_nodes()
+    if not fit_workers(scale, nodes)[0] and not (is_cluster() and is_growing()):
+        shortage = find_shortage(
+            nodes,
+            scale.least_workers,
+            scale.cpus_per_worker or READ_CPUS,
+            with_gpu=scale.uses_gpu,
+            read_cpus=READ_CPUS,
+        )
+        raise ConfigError(
+            f"{_describe_need(scale)}, and on {describe_nodes(nodes)} "
+            f"{shortage or 'they leave no room for a reading task'}; lower one of the two, or add nodes."
+        )
 
 
-def _describe_shortage(scale: ScaleConfig, nodes: list[Node]) -> str:
-    number, with_gpu, cpus = scale.least_workers, scale.uses_gpu, scale.cpus_per_worker or READ_CPUS
-    each = f"{cpus:g} CPU{'' if cpus == 1 else 's'}{' and a GPU' if with_gpu else ''}"
-    shortage = find_shortage(nodes, number, cpus, with_gpu=with_gpu, read_cpus=READ_CPUS)
-    return (
-        f"--scale.num_workers {scale.num_workers} needs {each} for each worker (--scale.cpus_per_worker), and on "
-        f"{describe_nodes(nodes)} {shortage or 'there is no room for a reading task beside them'}"
-    )
+def _describe_need(scale: ScaleConfig) -> str:
+    cpus = scale.cpus_per_worker or READ_CPUS
+    each = f"{cpus:g} CPU{'' if cpus == 1 else 's'}{' and a GPU' if scale.uses_gpu else ''}"
+    return f"--scale.num_workers {scale.num_workers} needs {each} for each worker (--scale.cpus_per_worker)"
+
+
+def _make_resources(scale: ScaleConfig, cpus: float) -> Resources:
+    return {"CPU": cpus, **({"GPU": 1.0} if scale.uses_gpu else {})}
 
 
 def settle_workers(config: PretrainConfig) -> tuple[PretrainConfig, Resources]:
@@ -92,8 +102,8 @@ def settle_workers(config: PretrainConfig) -> tuple[PretrainConfig, Resources]:
         waited, before = time.monotonic() - started, number
         if not number and waited > scale.wait_seconds:
             raise RunError(
-                f"{_describe_shortage(scale, nodes)} that others do not hold, after --scale.wait {scale.wait}; the "
-                "same command goes on."
+                f"{_describe_need(scale)}, and free are {describe_nodes(nodes) or 'no nodes'} after --scale.wait "
+                f"{scale.wait}; wait longer, add nodes, or lower one of the two, and the same command goes on."
             )
         if not number and waited >= (said + 1) * SAY_SECONDS:
             said += 1
@@ -102,21 +112,17 @@ def settle_workers(config: PretrainConfig) -> tuple[PretrainConfig, Resources]:
                 f"{describe_nodes(nodes)}; {waited:.0f} of {scale.wait_seconds:g} s (--scale.wait)",
                 flush=True,
             )
-        least = {"CPU": scale.cpus_per_worker or ENOUGH_CPUS, **({"GPU": 1.0} if scale.uses_gpu else {})}
-        ask_autoscaler(scale, resources or least)
+        ask_autoscaler(scale.most_workers, resources or _make_resources(scale, scale.cpus_per_worker or ENOUGH_CPUS))
         time.sleep(LOOK_SECONDS)
 
 
-def ask_autoscaler(scale: ScaleConfig | None, resources: Resources) -> None:
-    """Ask a cluster that grows for as many workers as a run may have; None: for none any more.
+def ask_autoscaler(number: int, resources: Resources) -> None:
+    """Ask a cluster that grows for room for so many workers; 0: for none any more.
 
-    Asked again and again: Ray Train asks for those that a run has, and the last word counts.
+    Asked again and again: Ray Train asks for as many as a run has, and the last word counts.
     """
     if is_cluster() and is_growing():
-        least = (
-            {"CPU": scale.cpus_per_worker or ENOUGH_CPUS, **({"GPU": 1.0} if scale.uses_gpu else {})} if scale else {}
-        )
-        request_resources(bundles=[{**least, **resources}] * (scale.most_workers if scale else 0))
+        request_resources(bundles=[dict(resources)] * number)
 
 
 class Growth:
@@ -151,7 +157,7 @@ class Growth:
         since = time.monotonic()
         while not self._has_ended.wait(LOOK_SECONDS):
             try:
-                ask_autoscaler(self.scale, self.resources)
+                ask_autoscaler(self.scale.most_workers, self.resources)
                 room = count_room(list_nodes(free=True), self._cpus, with_gpu=self.scale.uses_gpu)
                 if not room:
                     since = time.monotonic()

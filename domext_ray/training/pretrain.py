@@ -103,7 +103,7 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
             raise find_user_error(error) or error from None
         finally:
             with contextlib.suppress(RayError):
-                ask_autoscaler(None, {})
+                ask_autoscaler(0, {})
 
 
 def _train_to_the_end(run: Run, attempt: Attempt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,3 +102,47 @@ def test_a_job_waits_for_the_gpus_of_its_cluster(cluster: Cluster) -> None:
     )
     cluster.add("--num-cpus", "1", "--num-gpus", "1")  # it joins while the job waits
     assert "uses GPUs: True" in read(waits)
+
+
+SETTLE = """
+import sys
+import ray
+from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
+from domext_ray.errors import DomextError
+from domext_ray.runtime import ray_cluster
+from domext_ray.training import crew
+crew.SAY_SECONDS = 2.0
+ray_cluster.start_ray()
+number = int(sys.argv[1]) if sys.argv[1].isdigit() else sys.argv[1]
+config = PretrainConfig(scale=ScaleConfig(num_workers=number, use_gpu=False, wait=sys.argv[2], cpus_per_worker=0.5))
+
+@ray.remote(num_cpus=float(sys.argv[3]), scheduling_strategy="SPREAD")
+class Other:
+    def wait(self): ...
+
+others = [Other.remote() for _ in range(2)]
+ray.get([each.wait.remote() for each in others])
+try:
+    crew.check_room(config)
+    found, resources = crew.settle_workers(config)
+    print(found.scale.num_workers, resources)
+except DomextError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_job_waits_for_room_that_others_hold_and_no_longer() -> None:
+    with run_raylets([0, 1, 1]) as cluster:
+        cluster.environment["RAY_ADDRESS"] = cluster.address
+        assert read(start(cluster, SETTLE, "1-8", "10m", "0.2")) == ["2 {'CPU': 0.5}"]
+        *said, refused = read(start(cluster, SETTLE, "2", "5s", "0.8"))
+        assert len(said) == 2 and re.fullmatch(
+            r"waiting for room for 2 workers: free are 2 nodes of 0\.2 CPUs.*; \d of 5 s \(--scale\.wait\)", said[0]
+        )
+        need = "--scale.num_workers 2 needs 0.5 CPUs for each worker (--scale.cpus_per_worker)"
+        free = "free are 2 nodes of 0.2 CPUs and 1 node of 0 CPUs after --scale.wait 5s"
+        rest = "wait longer, add nodes, or lower one of the two, and the same command goes on."
+        assert refused == f"refused: {need}, and {free}; {rest}"
+        (refused,) = read(start(cluster, SETTLE, "5-8", "10m", "0.2"))
+        room = "on 2 nodes of 1 CPU and 1 node of 0 CPUs there is room for 4"
+        assert refused.endswith(f"{room}; lower one of the two, or add nodes.")
