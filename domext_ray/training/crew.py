@@ -135,7 +135,7 @@ class Growth:
         ask_to_end: asks them.
     """
 
-    def __init__(self, scale: ScaleConfig, number: int, resources: Resources, ask_to_end: Callable[[], object]) -> None:
+    def __init__(self, scale: ScaleConfig, number: int, resources: Resources, ask_to_end: Callable[[], None]) -> None:
         self.scale, self.number, self.resources, self._ask_to_end = scale, number, resources, ask_to_end
         self._cpus = max(scale.cpus_per_worker or ENOUGH_CPUS, resources["CPU"])
         self.room = 0
@@ -162,9 +162,8 @@ class Growth:
                 if not room:
                     since = time.monotonic()
                 elif time.monotonic() - since >= GROW_SECONDS:
-                    self._ask_to_end()
                     self.room = min(room, self.scale.most_workers - self.number)
-                    return
+                    return self._ask_to_end()
             except (RayError, RunError, OSError):  # the cluster, or the run's storage, does not answer just now
                 since = time.monotonic()
 

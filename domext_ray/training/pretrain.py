@@ -128,6 +128,8 @@ def _train_to_the_end(run: Run, attempt: Attempt) -> None:
             with Growth(most, number, resources, attempt.ask_to_end) as growth:
                 end = _launch(replace(run, config=config), attempt, resources)
         except TrainingFailedError as failure:
+            if is_stopped():
+                return
             interruptions.note_failure(failure)
             asked_with = 0
         else:
