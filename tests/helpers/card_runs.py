@@ -172,6 +172,8 @@ def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> P
         rank=0,
         reads_late=True,
         notices=Notices(),
+        end="",
+        _ask_due=0.0,
         step=0,
         seconds=0.0,
         clock=0.0,
