@@ -47,7 +47,7 @@ from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place, Where, write_text
 from domext_ray.training.checkpoint import Checkpoint, choose_checkpoint, find_latest, list_steps
 from domext_ray.training.cost import estimate_memory, make_dry_run_model, measure_step_cost
-from domext_ray.training.crew import check_room
+from domext_ray.training.elastic import check_room
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import ORDER, Phase, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain

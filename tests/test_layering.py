@@ -75,7 +75,7 @@ RESTRICTED = {
         "experiment.on_tune",
         "data.ray_tasks",
         "corpus.",
-        "training.crew",
+        "training.elastic",
         "training.entry",
         "training.pretrain",
         "training.tracking",

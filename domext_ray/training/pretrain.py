@@ -1,7 +1,7 @@
 """Pre-training under Ray Train: the driver's function, and what starts its workers.
 
 Enters: a `Run`, prepared. Leaves, in the run directory: metrics.jsonl, what trackers keep, and checkpoints. Workers
-that end before the run's limit are started again (crew.py), a job that dies by its user; both go on from the newest
+that end before the run's limit are started again (elastic.py), a job that dies by its user; both go on from the newest
 checkpoint that verifies.
 """
 
@@ -33,7 +33,8 @@ from domext_ray.runtime.ray_cluster import (
 from domext_ray.runtime.stopping import Stopped, is_stopped, save_first, signal_name
 from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import describe_resumption, list_steps
-from domext_ray.training.crew import (
+from domext_ray.training.distillation import choose_snippets
+from domext_ray.training.elastic import (
     Growth,
     Interruptions,
     Resources,
@@ -41,7 +42,6 @@ from domext_ray.training.crew import (
     check_room,
     settle_workers,
 )
-from domext_ray.training.distillation import choose_snippets
 from domext_ray.training.entry import make_heeding_callback, train_worker
 from domext_ray.training.metrics import RunProgress, find_last_step
 from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD
@@ -154,7 +154,7 @@ def _launch(run: Run, attempt: Attempt, resources: Resources) -> str:
             num_workers=scale.most_workers,
             use_gpu=scale.uses_gpu,
             resources_per_worker=dict(resources),
-            placement_strategy="PACK" if scale.uses_gpu else "SPREAD",  # its cards talk faster
+            placement_strategy="PACK" if scale.uses_gpu else "SPREAD",  # cards of one node talk faster
         ),
         run_config=RunConfig(
             name=f"attempt-{attempt.number}-{uuid.uuid4().hex[:8]}",  # a known name would be gone on with

@@ -26,7 +26,7 @@ from domext_ray.training.metrics import find_last_step, read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 NUM_STEPS, SAVE_EVERY = 4000, 100
-IMPATIENT = "from domext_ray.training import crew; crew.GROW_SECONDS = 5.0; "
+IMPATIENT = "from domext_ray.training import elastic; elastic.GROW_SECONDS = 5.0; "
 PATIENCE_SECONDS = 400
 
 

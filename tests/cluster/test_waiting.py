@@ -110,8 +110,8 @@ import ray
 from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
 from domext_ray.errors import DomextError
 from domext_ray.runtime import ray_cluster
-from domext_ray.training import crew
-crew.SAY_SECONDS = 2.0
+from domext_ray.training import elastic
+elastic.SAY_SECONDS = 2.0
 ray_cluster.start_ray()
 number = int(sys.argv[1]) if sys.argv[1].isdigit() else sys.argv[1]
 config = PretrainConfig(scale=ScaleConfig(num_workers=number, use_gpu=False, wait=sys.argv[2], cpus_per_worker=0.5))
@@ -123,8 +123,8 @@ class Other:
 others = [Other.remote() for _ in range(2)]
 ray.get([each.wait.remote() for each in others])
 try:
-    crew.check_room(config)
-    found, resources = crew.settle_workers(config)
+    elastic.check_room(config)
+    found, resources = elastic.settle_workers(config)
     print(found.scale.num_workers, resources)
 except DomextError as error:
     print("refused:", error)

@@ -23,7 +23,7 @@ from domext_ray.runtime.ray_cluster import Node
 from domext_ray.storage import Place, write_text
 from domext_ray.training import pretrain as pretrain_module
 from domext_ray.training.checkpoint import MANIFEST, list_steps
-from domext_ray.training.crew import ENOUGH_CPUS, Interruptions, count_room, fit_workers
+from domext_ray.training.elastic import ENOUGH_CPUS, Interruptions, count_room, fit_workers
 from domext_ray.training.metrics import MetricsLog
 from domext_ray.training.pretrain import _plan_save, _Trainer, check_shared_storage
 
