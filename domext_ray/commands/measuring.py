@@ -49,7 +49,7 @@ export/; the same command goes on where it stopped.""",
 )
 
 
-def _check_sets(config: SweepConfig) -> None:
+def _check_sets(config: SweepConfig | StudyConfig) -> None:
     """Refuse a task, a place or a text that does not exist."""
     from domext_ray.labelled.set_description import find_set
 
@@ -58,11 +58,15 @@ def _check_sets(config: SweepConfig) -> None:
         find_set(task, data)
 
 
+NOT_OF_SEVERAL_SETS = (
+    *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.keep_head"),
+    *("finetune.run.", "finetune.dry_run", "finetune.export"),
+    *(f"finetune.{each}" for each in NOT_FINE_TUNING),
+)
+"""What a sweep and a study decide for their fine-tunings, or these do not read."""
 DECIDED = (
     *("train.max_", "train.long_", "optim.decay_steps", "optim.warmup_steps", "scale.num_workers", "scale.max_"),
-    *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.keep_head"),
-    *("finetune.run.", "finetune.scale.", "finetune.dry_run", "finetune.export"),
-    *(f"finetune.{each}" for each in NOT_FINE_TUNING),
+    *("finetune.scale.", *NOT_OF_SEVERAL_SETS),
 )
 """What a sweep decides for its trials."""
 
@@ -182,24 +186,26 @@ COMPARE = Job(
     """Compare methods with one trainable budget and one training time, several seeds each.
 
     domext compare --seconds 90                            # the small base and corpus that ship
-    domext compare --base BASE --corpus 'texts/*.txt' --methods full,lora,af,bottleneck --budget 0.17 \\
-        --seconds 600 --seeds 3 --run.name study
+    domext compare --base BASE --corpus 'texts/*.txt' --methods full,lora,af --seconds 600 --run.name study
     domext compare --corpus 'texts/*.txt' --replay.corpus general.txt --methods full,full_kept,af_words \\
         --rates 3e-4,1e-3,3e-3 --retention 'other/*.txt' --seconds 600
-    domext compare --tokens 1000000 --presets '{exbert: {vocab: {size: 5000}}}' --dry_run true
+    domext compare --corpus 'texts/*.txt' --tokens 2000000 --methods full,exbert --tasks ner --data sets/ner
 
 Makes RUN.DIR/RUN.NAME with a run for each method and seed, comparison.md, comparison.png and results.json: bits per
-character gained on held-out text of the domain against points of general accuracy lost. Every run ends at rate 0 when
-its --seconds or --tokens are spent. The same command goes on where it stopped; more --methods, --budgets or --seeds may
-come later. Each method is options of a training job under a name: in the preset compare, in a file of your own
-(--config, `presets:`), or in --presets. Methods whose presets have objective.keep, keep_weight or replay read the
-general text of --replay.corpus, and no other method does.""",
+character gained on held-out text of the domain against points of general accuracy lost, and with --tasks what the base
+and all models score after fine-tuning. Runs end at rate 0 when their --seconds or --tokens are spent. The same command
+goes on where it stopped; more --methods, --budgets or --seeds may come later. A method is options of a training job
+under a name: in the preset compare, in --presets or in a --config file. Methods whose presets have objective.keep,
+keep_weight or replay read the general text of --replay.corpus, and no other method does.""",
     StudyConfig,
     _compare,
     "compare",
     main=("replay.corpus",),
-    reads=("-train.max_", "-train.long_", "-optim.lr", "-optim.schedule", "-optim.decay_steps"),
-    check=lambda config: check_text("corpus", config.corpus),
+    reads=(
+        *("-train.max_", "-train.long_", "-optim.lr", "-optim.schedule", "-optim.decay_steps"),
+        *(f"-{each}" for each in NOT_OF_SEVERAL_SETS),
+    ),
+    check=_check_sets,
 )
 
 

@@ -173,6 +173,7 @@ Model = Found[
 ]
 FULL = MethodConfig(name="full", trains="all", adapter="task", heads=0, ffn_units=0)
 """Every parameter trains."""
+SetPlaces = tuple[Annotated[str, place("hub names, or folders")], ...]
 
 
 @option_group
@@ -235,6 +236,31 @@ class FinetuneConfig:
             ("engine.activation_checkpointing", self.engine.activation_checkpointing),
         ):
             require(not value, option, value, f"{type(value)(0)!r} with --features.layers")
+
+
+class SeveralSets:
+    """What a sweep and a study have in common: several labelled sets, and options of fine-tuning that hold for all."""
+
+    tasks: tuple[str, ...]
+    data: tuple[str, ...]
+    finetune: FinetuneConfig
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where the tasks' sets are."""
+        return self.data or ("",) * len(self.tasks)
+
+    def check_sets(self, owner: str, decided: tuple[str, ...]) -> None:
+        """Refuse sets without places, the same one twice, and options of fine-tuning that `owner` decides itself."""
+        for name in ("task", "data", "model", "model_step", "keep_head", "run", *decided):
+            value = getattr(self.finetune, name)
+            require(
+                value == getattr(FinetuneConfig(), name), f"finetune.{name}", value, f"left out: {owner} decides it"
+            )
+        rule = f"as many as --tasks ({len(self.tasks)})"
+        require(not self.data or len(self.data) == len(self.tasks), "data", self.data, rule)
+        pairs = list(zip(self.tasks, self.places, strict=True))
+        require(len(set(pairs)) == len(pairs), "tasks", self.tasks, "different tasks, or of different --data")
 
 
 BOTTLENECK = MethodConfig(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from domext_ray.config.finetune import FinetuneConfig, SetPlaces, SeveralSets
 from domext_ray.config.gpu import UseGpu
 from domext_ray.config.pretrain import (
     Base,
@@ -161,7 +162,7 @@ class ForgettingConfig:
 
 
 @option_group
-class StudyConfig:
+class StudyConfig(SeveralSets):
     """Several methods at an equal trainable budget and for an equal time, several seeds each.
 
     All further sections hold for every method; what a method's preset says goes first. General text (--replay.corpus)
@@ -172,7 +173,7 @@ class StudyConfig:
     methods: Main[Annotated[tuple[str, ...], SOME, DIFFERENT]] = free(
         ("full", "lora", "fl_tuning", "af", "bottleneck", "exbert")
     )
-    # trainable share of base and extension, where a method has a size; 0: the presets' own sizes
+    # share that trains, where a method has a size; 0: the presets' own sizes
     budget: Main[ShareOrZero] = 0.17
     # several such shares, in the place of --budget: a sized method runs at each
     budgets: Main[Annotated[tuple[Share, ...], DIFFERENT]] = free(())
@@ -187,6 +188,9 @@ class StudyConfig:
     tune_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     retention: Main[str] = free("")  # general text that no model was trained on: what each model still predicts of it
     retention_texts: Count = free(10_000)  # texts that are drawn from it
+    # labelled sets to fine-tune all models on: families, described sets, YAML
+    tasks: Main[tuple[str, ...]] = free(())
+    data: Main[SetPlaces] = free(())  # folders (or hub names) of the tasks' sets
     presets: Main[dict[str, Any]] = free(dict)  # further methods: options by name
     # general-mini (ships with the package), a folder, or a hub id
     base: Main[Base] = "general-mini"
@@ -200,9 +204,11 @@ class StudyConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)  # of every model, on every set of --tasks
 
     def __post_init__(self) -> None:
         self._check_lengths()
+        self.check_sets("the study", ("dry_run", "export"))
         require_disk("run.dir", self.run.dir)
         require(self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")
         require(self.base != "none", "base", self.base, "a name, a folder or a hub id")

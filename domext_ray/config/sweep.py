@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
-from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.finetune import FinetuneConfig, SetPlaces, SeveralSets
 from domext_ray.config.pretrain import REPAIR_NOTES, Corpus, OptimConfig, PretrainConfig, TrainConfig
 from domext_ray.options.declare import (
     DIFFERENT,
@@ -19,7 +19,6 @@ from domext_ray.options.declare import (
     Main,
     free,
     option_group,
-    place,
     require,
     require_disk,
     whole,
@@ -84,7 +83,7 @@ class SearchConfig:
 
 
 @option_group
-class SweepConfig(PretrainConfig):
+class SweepConfig(SeveralSets, PretrainConfig):
     """Search a space for downstream F1: a trial pre-trains, fine-tunes and is scored on dev; test is never read.
 
     All options of a training job hold for every trial, unless the space has them.
@@ -95,7 +94,7 @@ class SweepConfig(PretrainConfig):
     # several, whose mean is F1: families, described sets, YAML files
     tasks: Main[Annotated[tuple[str, ...], SOME]] = ("repair_notes",)
     # folders (or hub names) of the tasks' sets; empty: repair_notes, which ships
-    data: Main[tuple[Annotated[str, place("hub names, or folders")], ...]] = ()
+    data: Main[SetPlaces] = ()
     space: Main[dict[str, Any]] = whole(dict)  # option -> choice, int or float; see the presets sweeps/…
     budget: BudgetConfig = whole(lambda: BudgetConfig(steps=300))
     search: SearchConfig = whole(SearchConfig, by="file")
@@ -117,21 +116,10 @@ class SweepConfig(PretrainConfig):
             value = getattr(self.optim, name)
             require(value == getattr(OptimConfig, name), f"optim.{name}", value, "left out: --budget rules")
         require(not self.train.long_seq_length, "train.long_seq_length", self.train.long_seq_length, "0 here")
-        for name in ("task", "data", "model", "model_step", "keep_head", "run", "scale"):
-            value = getattr(self.finetune, name)
-            default = getattr(FinetuneConfig(), name)
-            require(value == default, f"finetune.{name}", value, "left out: the sweep decides it")
-        require(
-            not self.data or len(self.data) == len(self.tasks),
-            "data",
-            self.data,
-            f"as many as --tasks ({len(self.tasks)})",
-        )
+        self.check_sets("the sweep", ("scale",))
         is_shipped = self.tasks == ("repair_notes",)
         needed = f"{REPAIR_NOTES}, or --tasks and --data yours" if is_shipped else "a text of the field of --tasks"
         require(is_shipped == (self.corpus == REPAIR_NOTES), "corpus", self.corpus, needed)
-        pairs = list(zip(self.tasks, self.places, strict=True))
-        require(len(set(pairs)) == len(pairs), "tasks", self.tasks, "different tasks, or of different --data")
 
     @property
     def set_names(self) -> tuple[str, ...]:
@@ -141,11 +129,6 @@ class SweepConfig(PretrainConfig):
             task if names.count(task) == 1 else f"{task} {place}"
             for task, place in zip(names, self.places, strict=True)
         )
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Where their sets are."""
-        return self.data or ("",) * len(self.tasks)
 
     @property
     def common(self) -> PretrainConfig:

@@ -98,6 +98,16 @@ def route_runs(runs: MethodRuns, retained: Mapping[int, float]) -> MethodRuns:
 
 
 @dataclass(frozen=True)
+class SetScores:
+    """What the base and all methods score on one labelled set, or on the mean of several."""
+
+    name: str  # of the set
+    metric: str  # what dev chose by, such as f1.micro
+    split: str  # test or, where there is none, dev
+    samples: Mapping[str, Sample]  # by method, the base first
+
+
+@dataclass(frozen=True)
 class MethodResult:
     """A method's figures over seeds."""
 
@@ -141,6 +151,7 @@ class Study:
     setting: str  # one sentence on what all have in common
     seconds: float  # of training that were wanted; 0: runs were ended by tokens
     left_out: Mapping[str, str] = field(default_factory=dict)  # why a method does not run at a budget, by its name
+    scores: tuple[SetScores, ...] = ()  # by labelled set, then their mean
 
     @property
     def comparable(self) -> tuple[MethodResult, ...]:
@@ -182,6 +193,7 @@ def make_study(
     setting: str,
     seconds: float,
     left_out: Mapping[str, str] | None = None,
+    scores: tuple[SetScores, ...] = (),
 ) -> Study:
     """Turn summaries into gains and losses; the arguments are those of `Study`.
 
@@ -197,7 +209,7 @@ def make_study(
         kept |= {TEXT: [runs.retained[seed] for seed in runs.summaries]} if base.retained else {}
         lost = {name: over_seeds([100 * (was - each) for each in kept[name]]) for name, was in base.measures.items()}
         results.append(MethodResult(runs, gained, lost, _count_word_gain(base, runs)))
-    return Study(base, tuple(results), setting, seconds, left_out or {})
+    return Study(base, tuple(results), setting, seconds, left_out or {}, scores)
 
 
 def _count_word_gain(base: BaseFigures, runs: MethodRuns) -> Sample | None:

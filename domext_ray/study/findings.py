@@ -10,8 +10,15 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-from domext_ray.intervals import Sample
-from domext_ray.report.compare import Line, correct_lines, describe_differences, describe_unequal_texts, tabulate
+from domext_ray.intervals import Sample, compare
+from domext_ray.report.compare import (
+    Line,
+    compare_with_first,
+    correct_lines,
+    describe_differences,
+    describe_unequal_texts,
+    tabulate,
+)
 from domext_ray.report.page import fill_text
 from domext_ray.report.tables import NONE, format_markdown
 from domext_ray.study.figures import (
@@ -19,6 +26,7 @@ from domext_ray.study.figures import (
     PROBE,
     TEXT,
     MethodResult,
+    SetScores,
     Study,
     estimate,
     find_front,
@@ -29,6 +37,7 @@ from domext_ray.study.figures import (
 TIME_TOLERANCE = 0.1
 """Training seconds may miss the wanted ones by this share before a sentence says so."""
 _BITS, _ACCURACY = ("domain", "bits_per_character"), ("general", "mlm_accuracy")
+_PARAMETER_BYTES = 4  # fp32, of what trained: all that has to be kept beside the base
 _LOST = {PROBE: "points_lost", TEXT: "text_points_lost"}
 """What results.json calls points lost, by measure."""
 
@@ -44,7 +53,8 @@ def format_study(study: Study) -> str:
         "comparison.md",
         setting=study.setting,
         cost=tabulate_cost(study),
-        measures=list_measures(study),
+        measures=[*list_measures(study), *list_scores(study)],
+        is_fine_tuned=bool(study.scores),
         base=base,
         moved=[each.name for each in results if _starts_elsewhere(each, study)],
         num_seeds=len(results[0].gained.values),
@@ -76,10 +86,12 @@ def tabulate_cost(study: Study) -> str:
         "rate",
         "tokens read",
         "seconds",
+        "memory (MB)",
+        "to keep (MB)",
         "bits per character",
         "general accuracy (%)",
     )
-    rows = [("the base", "0", *[NONE] * 4, f"{base.bits:.3f}", f"{100 * base.accuracy:.1f}")]
+    rows = [("the base", "0", *[NONE] * 6, f"{base.bits:.3f}", f"{100 * base.accuracy:.1f}")]
     for each in study.results:
         seconds = each.read("train", "wall_seconds")
         rows.append(
@@ -90,6 +102,8 @@ def tabulate_cost(study: Study) -> str:
                 f"{each.runs.learning_rate:g}",
                 f"{each.read('train', 'tokens').mean:,.0f}",
                 f"{seconds.mean:.0f}" + ("" if seconds.sd is None else f" ± {seconds.sd:.0f}"),
+                f"{each.read('train', 'peak_memory_mb').mean:,.0f}",
+                f"{each.read('parameters', 'trainable').mean * _PARAMETER_BYTES / 1e6:,.1f}",
                 f"{each.read(*_BITS, 'before').mean:.3f} → {each.read(*_BITS, 'after').mean:.3f}",
                 f"{100 * each.read(*_ACCURACY, 'before').mean:.1f} → {100 * each.read(*_ACCURACY, 'after').mean:.1f}",
             )
@@ -140,6 +154,25 @@ def _tabulate(
     }
 
 
+def list_scores(study: Study) -> list[dict[str, Any]]:
+    """Return tables as `list_measures` does: each set's figures against the base's, the last also against full's."""
+    found = [_tabulate_scores(each, next(iter(each.samples))) for each in study.scores]
+    if study.scores and study.rival is not None:
+        found.append(_tabulate_scores(study.scores[-1], study.rival.name))
+    return found
+
+
+def _tabulate_scores(scores: SetScores, reference: str) -> dict[str, Any]:
+    names = sorted(scores.samples, key=lambda each: each != reference)
+    lines = compare_with_first(names, [scores.samples[each] for each in names], [()] * len(names))
+    return {
+        "title": f"{scores.metric} on {scores.split} after fine-tuning, {scores.name}, against {reference}",
+        "table": tabulate(lines, "mean", names="method").show(),
+        "verdict": describe_differences(lines),
+        "front": [],
+    }
+
+
 def _starts_elsewhere(result: MethodResult, study: Study) -> bool:
     bits, accuracy = result.read(*_BITS, "before").mean, result.read(*_ACCURACY, "before").mean
     return abs(bits - study.base.bits) > 1e-3 or abs(accuracy - study.base.accuracy) > 1e-3
@@ -170,7 +203,8 @@ def to_results(study: Study) -> dict[str, Any]:
             }
             for first, second in combinations(study.results, 2)
         },
-        "verdicts": {each["title"]: each["verdict"] for each in list_measures(study)},
+        "verdicts": {each["title"]: each["verdict"] for each in (*list_measures(study), *list_scores(study))},
+        "tasks": {each.name: _describe_scores(each) for each in study.scores},
     }
 
 
@@ -193,6 +227,20 @@ def _describe_method(result: MethodResult, rival: MethodResult | None) -> dict[s
         "share_of_full_training": None if share is None else _describe(share),
         **{f"general_accuracy_{when}": _describe(result.read(*_ACCURACY, when)) for when in ("before", "after")},
         **{_LOST[name]: _describe(lost) for name, lost in result.lost.items()},
+    }
+
+
+def _describe_scores(scores: SetScores) -> dict[str, Any]:
+    first = next(iter(scores.samples.values()))
+    differences = {name: compare(first, each) for name, each in scores.samples.items() if each is not first}
+    return {
+        "metric": scores.metric,
+        "split": scores.split,
+        "methods": {name: _describe(each) for name, each in scores.samples.items()},
+        "differences_to_base": {
+            name: {"mean": each.value, "interval": each.interval, "p_value": each.p_value}
+            for name, each in differences.items()
+        },
     }
 
 

@@ -6,41 +6,75 @@ Enters: a `Study`. Leaves: a PNG, legible on a light page and on a dark one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from domext_ray.intervals import Sample
+from domext_ray.intervals import Estimate, compare
+from domext_ray.report.compare import compare_with_first, draw_lines
 from domext_ray.report.plots import COLORS as RUN_COLORS
 from domext_ray.report.plots import DASHED, GRID, MUTED, new_picture
-from domext_ray.study.figures import PROBE, TEXT, MethodResult, Study, estimate, find_front
+from domext_ray.study.figures import PROBE, TEXT, WITH_ROUTER, MethodResult, SetScores, Study, estimate, find_front
 
 COLORS = (*RUN_COLORS[:-2], "#0f8b8d", "#9a4fb5", *RUN_COLORS[-2:])
 TITLES = {PROBE: "Everyday English (general probe)", TEXT: "General text"}
 
 
 def draw_study(study: Study, path: Path) -> None:
-    """Draw bits gained over points lost as a PNG: a point a method with its interval, a small mark a seed."""
-    measures = list(study.base.measures)
-    with new_picture(path, (1.0 + 7.2 * len(measures), 6.2)) as figure:
-        panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
-        for axes, measure in zip(panels, measures, strict=True):
-            _draw_panel(axes, study, measure)
-            _label_budgets(axes, study.results, measure)
-        panels[0].set_ylabel("bits per character gained in the domain (up is better)")
+    """Draw what was gained over points lost as a PNG: a point a method with its interval, a small mark a seed.
+
+    A panel per measure of forgetting has bits gained; where models were fine-tuned, a last one has F1 gained.
+    """
+    panels = [
+        _Panel(measure, "bits per character gained in the domain (up is better)") for measure in study.base.measures
+    ]
+    if study.scores:
+        scores = study.scores[-1]
+        panels.append(
+            _Panel(panels[-1].measure, f"points gained after fine-tuning: {scores.name} (up is better)", scores)
+        )
+    with new_picture(path, (1.0 + 7.2 * len(panels), 6.2)) as figure:
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            _draw_panel(axes, study, panel)
         colors = _choose_colors(study.results).items()
         names = [Line2D([], [], color=color, marker="o", linestyle="none", label=name) for name, color in colors]
         figure.legend(handles=names, loc="outside right upper")
         figure.legend(handles=_make_key(study), loc="outside lower center", ncols=3)
 
 
-def _draw_panel(axes: Axes, study: Study, measure: str) -> None:
-    axes.set(title=TITLES[measure], xlabel="accuracy lost (points; left is better)")
+@dataclass(frozen=True)
+class _Panel:
+    """What a panel shows: what was lost from left to right, and what was gained, bits or points of a set's figure."""
+
+    measure: str
+    label: str
+    scores: SetScores | None = None
+
+    def read_gain(self, result: MethodResult) -> tuple[np.ndarray, Estimate]:
+        """Return a method's gain by seed, and its mean with an interval."""
+        if self.scores is None:
+            return result.gained.values, estimate(result.gained)
+        base, *_ = self.scores.samples.values()
+        own = self.scores.samples[result.name.removesuffix(WITH_ROUTER)]  # a router sends a model's own texts to it
+        return 100 * (own.values - base.mean), compare(base, own).scale(100)
+
+
+def draw_scores(scores: SetScores, path: Path) -> None:
+    """Draw what fine-tuned models score, and their differences to the base, as a PNG."""
+    lines = compare_with_first([*scores.samples], [*scores.samples.values()], [()] * len(scores.samples))
+    draw_lines(lines, path, f"After fine-tuning: {scores.name}", f"{scores.metric} on {scores.split}")
+
+
+def _draw_panel(axes: Axes, study: Study, panel: _Panel) -> None:
+    measure = panel.measure
+    axes.set(title=TITLES[measure], xlabel="accuracy lost (points; left is better)", ylabel=panel.label)
     axes.margins(0.14, 0.12)
     axes.axvline(0.0, color=GRID, linewidth=2.0, zorder=0)
-    front = find_front(study.comparable, measure)
+    front = find_front(study.comparable, measure) if panel.scores is None else []
     if len(front) > 1:
         line = [(each.lost[measure].mean, each.gained.mean) for each in front]
         axes.plot(*zip(*line, strict=True), color=MUTED, linewidth=1.4, linestyle=DASHED, zorder=1)
@@ -48,11 +82,14 @@ def _draw_panel(axes: Axes, study: Study, measure: str) -> None:
     for family, color in colors.items():
         own = [each for each in study.results if each.runs.family_name == family]
         sized = sorted((each for each in own if each.runs.budget), key=lambda each: each.runs.budget or 0.0)
-        means = [(each.lost[measure].mean, each.gained.mean) for each in sized]
+        means = [(each.lost[measure].mean, panel.read_gain(each)[1].value) for each in sized]
         if len(sized) > 1:
             axes.plot(*zip(*means, strict=True), color=color, linewidth=1.0, alpha=0.5, zorder=1)
+            for each, place in zip(sized, means, strict=True):
+                style: dict[str, Any] = {"textcoords": "offset points", "color": color, "size": "small"}
+                axes.annotate(f"{100 * (each.runs.budget or 0.0):.3g} %", place, (7, 7), **style)
         for each in own:
-            _draw_method(axes, each, measure, color, is_open=each not in study.comparable)
+            _draw_method(axes, each, panel, color, is_open=each not in study.comparable)
 
 
 def _choose_colors(results: Sequence[MethodResult]) -> dict[str, str]:
@@ -60,15 +97,16 @@ def _choose_colors(results: Sequence[MethodResult]) -> dict[str, str]:
     return {family: COLORS[i % len(COLORS)] for i, family in enumerate(families)}
 
 
-def _draw_method(axes: Axes, result: MethodResult, measure: str, color: str, *, is_open: bool) -> None:
+def _draw_method(axes: Axes, result: MethodResult, panel: _Panel, color: str, *, is_open: bool) -> None:
     """The mean with its interval, and each seed; a square has a fixed size, a circle the budget's."""
-    lost = result.lost[measure]
-    axes.scatter(lost.values, result.gained.values, s=14, color=color, alpha=0.45, linewidths=0, zorder=2)
+    lost, (values, gained) = result.lost[panel.measure], panel.read_gain(result)
+    if len(values) == len(lost.values):
+        axes.scatter(lost.values, values, s=14, color=color, alpha=0.45, linewidths=0, zorder=2)
     axes.errorbar(
         lost.mean,
-        result.gained.mean,
-        xerr=_half(lost),
-        yerr=_half(result.gained),
+        gained.value,
+        xerr=_half(estimate(lost)),
+        yerr=_half(gained),
         fmt="o" if result.runs.budget else "s",
         color=color,
         markerfacecolor="white" if is_open else color,
@@ -78,9 +116,8 @@ def _draw_method(axes: Axes, result: MethodResult, measure: str, color: str, *, 
     )
 
 
-def _half(sample: Sample) -> float:
+def _half(found: Estimate) -> float:
     """Half the width of a mean's interval; 0 where seeds are too few for one."""
-    found = estimate(sample)
     return found.high - found.value if found.interval else 0.0
 
 
@@ -106,15 +143,3 @@ def _make_key(study: Study) -> list[Line2D]:
     if any(len(find_front(study.comparable, each)) > 1 for each in study.base.measures):
         key.append(Line2D([], [], color=MUTED, linewidth=1.4, linestyle=DASHED, label="Pareto front"))
     return key
-
-
-def _label_budgets(axes: Axes, results: Sequence[MethodResult], measure: str) -> None:
-    """Write beside each point of a line of several budgets which one it is."""
-    colors = _choose_colors(results)
-    for each in results:
-        family = each.runs.family_name
-        if each.runs.budget and sum(other.runs.family_name == family for other in results) > 1:
-            style: dict[str, Any] = {"textcoords": "offset points", "color": colors[family], "size": "small"}
-            axes.annotate(
-                f"{100 * each.runs.budget:.3g} %", (each.lost[measure].mean, each.gained.mean), (7, 7), **style
-            )

@@ -40,7 +40,7 @@ from domext_ray.storage import write_json, write_text
 from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_configs, plan_arms
 from domext_ray.study.figures import MethodRuns, Study, make_base_figures, make_study, route_runs
 from domext_ray.study.findings import format_study, to_results
-from domext_ray.study.picture import draw_study
+from domext_ray.study.picture import draw_scores, draw_study
 from domext_ray.study.runs import (
     BASE,
     Workplace,
@@ -54,6 +54,7 @@ from domext_ray.study.runs import (
     train_run,
     try_rates,
 )
+from domext_ray.study.tasks import check_sets, count_trainings, finetune_seed, read_scores
 from domext_ray.training.evaluate import read_probe
 
 DEFAULT_NAME = "comparison"
@@ -101,6 +102,7 @@ def _check_inputs(config: StudyConfig, strictest: PretrainConfig, paths: RunPath
     """Read the beginnings of all texts that the study trains on and asks for."""
     read_probe(config.train.general_probe)
     check_texts(strictest)
+    check_sets(config)
     if not config.retention:
         return
     for option, place in (("run.dir", str(paths.run)), ("base", config.base)):
@@ -118,13 +120,15 @@ def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths)
     goal = f"{config.seconds:g} seconds" if config.seconds else _describe_tokens(config)
     hours = f", {share * config.seconds / 3600:.1f} hours of training" if config.seconds else ""
     tried = f" and {num_tried} that try rates" if num_tried else ""
+    tuned = count_trainings(config, len(arms))
+    follows = f"; {tuned} fine-tunings follow" if tuned else ""
     kept = [3 * each.counts.trainable * config.run.keep_checkpoints + each.counts.total for each in arms.values()]
     disk = f"checkpoints and exports take about {4 * config.seeds * sum(kept) / 1e9:.2f} GB of disk"
     return "\n".join(
         [
             describe_arms(arms, tunes=bool(config.rates)),
-            f"{len(arms)} methods, {config.seeds} seeds, {goal} per run: {num_runs} runs{tried}{hours}; starts and "
-            f"evaluations come on top; {disk}",
+            f"{len(arms)} methods, {config.seeds} seeds, {goal} per run: {num_runs} runs{tried}{hours}{follows}; "
+            f"starts and evaluations come on top; {disk}",
             f"study directory: {paths.run}",
             "dry run: nothing was started",
         ]
@@ -141,7 +145,7 @@ def _describe_identity(
 ) -> dict[str, Any]:
     """What may not change in a study's directory; further methods, budgets and seeds may come."""
     identity = identity_of(config)
-    del identity["replay"]  # counts once a method reads general text
+    del identity["replay"], identity["finetune"]  # that counts once a method reads general text; this in its own runs
     own = {name: config.count_tokens(name) for name in presets if config.tokens}
     texts = {"corpus": config.corpus}
     if general := strictest.replay.corpus:
@@ -180,6 +184,7 @@ def _run_all(
         for k, arm in enumerate(ready, start=i * len(ready) + 1):
             print(f"\n[{k} of {config.seeds * len(ready)}] {arm.name}, seed {seed}", flush=True)
             is_new |= train_run(place, limit_run(config, arm.config), name_run(arm.name, seed), seed)
+        is_new |= finetune_seed(place, [each.name for each in ready], i)
         if is_new or i == config.seeds - 1:
             text = _write_results(place, ready, range(config.seed, seed + 1), rates, left_out)
     print(f"\n{text}\ntable: {folder / 'comparison.md'}\npicture: {folder / 'comparison.png'}")
@@ -199,6 +204,8 @@ def _write_results(
     write_json(folder / "results.json", {"seeds": list(seeds), **asked, **to_results(study)})
     write_text(folder / "comparison.md", text)
     draw_study(study, folder / "comparison.png")
+    if study.scores:
+        draw_scores(study.scores[-1], folder / "tasks.png")
     return text
 
 
@@ -231,7 +238,8 @@ def _read_study(
         kept = {seed: accuracies[name_run(each.name, seed)] for seed in seeds} if asks else {}
         runs.insert(runs.index(each) + 1, route_runs(each, kept))
     base = make_base_figures(read_summary(place.locate(BASE) / "summary.json"), retained)
-    return make_study(base, runs, describe_setting(place.config, len(seeds)), place.config.seconds, left_out)
+    scores = read_scores(place, [arm.name for arm in arms], seeds)
+    return make_study(base, runs, describe_setting(place.config, len(seeds)), place.config.seconds, left_out, scores)
 
 
 def _describe_tokens(config: StudyConfig) -> str:

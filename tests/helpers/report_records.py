@@ -48,6 +48,7 @@ SUMMARY: dict[str, Any] = {
         "tokens_per_second": 8990.4,
         "data_wait_frac": 0.0041,
         "wall_seconds": 90.0,
+        "peak_memory_mb": 1234.5,
     },
     "evaluation": {"domain_tokens": 5000, "domain_characters": 9000, "general_words": 3940},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import subprocess
@@ -18,15 +19,21 @@ import pytest
 from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
 from given_options import parse_config
 from job_processes import kill_job, start_job
+from labelled_fixtures import write_ner
 from report_records import SUMMARY
 
+from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.downstream.finetune import comparison
+from domext_ray.downstream.finetune.comparison import write_resamples
 from domext_ray.errors import ConfigError, CorpusError, DivergenceError, RunError, TrainingError
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, new_export
+from domext_ray.intervals import Sample, compare
 from domext_ray.runs.run_directory import resolve_paths, write_config
 from domext_ray.study import runs as study_runs
+from domext_ray.study import tasks as study_tasks
 from domext_ray.study.arms import choose_presets, keeps, make_configs, read_presets
 from domext_ray.study.study import run_study
 
@@ -302,6 +309,104 @@ def test_general_text_counts_once_a_method_reads_it(runs: FakeRuns, small: Make,
             run_study(replace(kept, **texts), SHIPPED)
 
 
+class FakeFinetunings:
+    """Stands for `run_finetuning`: writes what a study reads; dev likes 1e-3 most, and `af` scores 0.1 more."""
+
+    def __init__(self) -> None:
+        self.made: list[FinetuneConfig] = []
+
+    def __call__(self, config: FinetuneConfig) -> Path:
+        self.made.append(config)
+        folder = Path(config.run.dir) / config.run.name
+        (folder / "trainings").mkdir(parents=True, exist_ok=True)
+        seeds = [config.seed + i for i in range(config.grid.restarts)]
+        values = [0.5 + 0.1 * config.run.name.startswith("af") + 0.01 * seed for seed in seeds]
+        drawn = np.random.default_rng(0).normal(0.0, 0.01, (len(seeds), 200)) + np.array(values)[:, None]
+        write_resamples(folder, {"test": drawn})
+        lr = 1e-3 if 1e-3 in config.grid.lr else config.grid.lr[0]
+        summary = {
+            **{"set": {"name": config.task, "sha256": config.data}, "metric": "f1.micro", "dev": {}},
+            **{"test": {"clusters": 50}, "restarts": {"seeds": seeds, "test": {"values": values}}},
+            "best": {"point": {"lr": lr, "batch_size": config.grid.batch_size[0], "epochs": config.grid.epochs[0]}},
+        }
+        (folder / "summary.json").write_text(json.dumps(summary))
+        return folder
+
+    def list_new(self) -> list[str]:
+        """What was made since it was last asked, by set, with rates and restarts."""
+        names = [f"{Path(each.run.dir).name}/{each.run.name} {each.grid.lr} {each.grid.restarts}" for each in self.made]
+        self.made.clear()
+        return names
+
+
+def test_models_are_fine_tuned_where_dev_chose_once(
+    runs: FakeRuns, small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = FakeFinetunings()
+    monkeypatch.setattr(study_tasks, "run_finetuning", tuned)
+    monkeypatch.setattr(
+        comparison, "read_finetune_summary", lambda folder: json.loads((folder / "summary.json").read_text())
+    )
+    places = [str(write_ner(tmp_path / name, (8, 4, 4))) for name in ("one", "two")]
+    sets = ("--tasks", "ner,ner", "--data", ",".join(places))
+    config = small(*sets, "--finetune.grid.lr", "1e-4,1e-3", "--finetune.grid.restarts", "2")
+    folder = run_study(config, SHIPPED)
+    once = ["base (0.0001, 0.001) 1", "base (0.001,) 4"]
+    first = [f"{name}-seed0 {point}" for name in ("full", "af") for point in ("(0.0001, 0.001) 1", "(0.001,) 2")]
+    second = [f"{name}-seed1 (0.001,) 2" for name in ("full", "af")]
+    by_set = [[f"ner-{i}/{each}" for each in own] for own in ([*once, *first], second) for i in (0, 1)]
+    assert tuned.list_new() == list(itertools.chain(*by_set))
+    results = json.loads((folder / "results.json").read_text())
+    assert list(results["tasks"]) == ["ner-0", "ner-1", "mean of 2 sets"]
+    mean = results["tasks"]["mean of 2 sets"]
+    assert mean["methods"]["base"]["values"] == pytest.approx([0.5, 0.51, 0.52, 0.53]), "its restarts"
+    assert mean["methods"]["af"]["values"] == pytest.approx([0.605, 0.605]), "each of its models once"
+    assert mean["differences_to_base"]["af"]["mean"] == pytest.approx(0.09)
+    text = (folder / "comparison.md").read_text()
+    assert "f1.micro on test after fine-tuning" in text and "against full" in text
+    assert (folder / "tasks.png").read_bytes()[:4] == b"\x89PNG"
+    run_study(replace(config, seeds=3), SHIPPED)
+    assert sorted({each.partition("/")[2] for each in tuned.list_new() if "seed2" in each or "base" in each}) == [
+        *("af-seed2 (0.001,) 2", "base (0.001,) 6", "full-seed2 (0.001,) 2")
+    ], "the point is known"
+
+
+def test_sets_of_a_study_are_read_before_anything_is_trained(runs: FakeRuns, small: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing', which does not exist"):
+        run_study(small("--tasks", "ner", "--data", str(tmp_path / "nothing")), SHIPPED)
+    for flags, message in (
+        (("--tasks", "ner", "--data", "a,b"), "--data is 'a,b'; it must be as many as --tasks (1)"),
+        (("--finetune.model", "x"), "--finetune.model is 'x'; it must be left out: the study decides it"),
+        (("--finetune.export", "false"), "--finetune.export is False; it must be left out: the study decides it"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            small(*flags)
+        assert message in str(error.value)
+    assert not runs.made
+
+
+def test_intervals_of_fine_tuned_models_hold_the_true_difference() -> None:
+    """Seeds of pre-training, restarts and documents vary; pooled restarts would be too sure of a method."""
+    generator, hits, pooled = np.random.default_rng(0), 0, 0
+    for _ in range(300):
+        documents = generator.normal(0.0, 0.1, 60)
+        rows = generator.integers(60, size=(200, 60))
+        noise = documents[rows].mean(axis=1), documents.mean()
+
+        def draw(seed: float, noise: tuple[np.ndarray, float] = noise) -> Sample:
+            values = 0.6 + seed + generator.normal(0.0, 0.004, 2)
+            return Sample(values + noise[1], values[:, None] + noise[0], 60)
+
+        models = [draw(seed) for seed in generator.normal(0.02, 0.015, 4)]
+        base = draw(0.0)
+        found = compare(base, study_tasks.over_models(models))
+        hits += found.low <= 0.02 <= found.high
+        values, drawn = (np.concatenate([getattr(each, name) for each in models]) for name in ("values", "drawn"))
+        found = compare(base, Sample(values, drawn, 60))
+        pooled += found.low <= 0.02 <= found.high
+    assert hits / 300 > 0.92 > pooled / 300, (hits, pooled)
+
+
 def test_other_settings_are_refused(runs: FakeRuns, small: Make) -> None:
     config = small()
     run_study(config, SHIPPED)
@@ -345,6 +450,8 @@ def build_command(base: Path, corpus: Path, folder: Path) -> list[str]:
         *("--train.global_batch_size", "8", "--train.eval_rows", "40", "--engine.precision", "fp32"),
         *("--train.save_every", "5", "--train.general_probe", str(FEW_SENTENCES), "--optim.warmup_steps", "3"),
         *("--replay.corpus", str(general), "--rates", "1e-3,3e-3", "--retention", str(other)),
+        *("--tasks", "ner", "--data", str(write_ner(corpus.parent / "ner")), "--finetune.grid.lr", "1e-3,3e-3"),
+        *("--finetune.grid.epochs", "1", "--finetune.labelled.max_length", "32"),
     ]
 
 
@@ -398,6 +505,11 @@ def check_found(folder: Path, found: list[dict[str, Any]]) -> None:
         rates = [each["train/lr"] for each in records if "train/lr" in each]
         assert max(rates) == pytest.approx(own["learning_rate"]), "its own rate"
         assert rates[-1] < max(rates) / 3, "of twenty steps, and a fall over the last fifth, the last has a quarter"
+    assert found[0]["tasks"] == found[1]["tasks"] and set(found[0]["tasks"]["ner"]["methods"]) == {
+        "base",
+        *found[0]["methods"],
+    }
+    assert (folder / "tasks" / "ner" / "exbert-seed0" / "report.html").exists()
     asked = json.loads((folder / "retention" / "results.json").read_text())
     assert asked["shared_words"] and len(asked["models"]) == 3 and asked["scored_tokens"] > 50
     assert found[0]["base"]["text_accuracy"] == asked["models"]["base"]["accuracy"]
