@@ -24,7 +24,7 @@ from domext_ray.inputs import check_texts, count_words, get_or_build_tokenizer, 
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
-from domext_ray.plan import count_run, describe_run, identify_run, plan_run, resolve_workers
+from domext_ray.plan import count_run, describe_run, identify_run, plan_run, resolve_workers, warn_of_rate
 from domext_ray.report.compare import write_index
 from domext_ray.report.examples import make_examples
 from domext_ray.report.figures import describe_times, format_summary
@@ -80,6 +80,8 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
         return run_dir
     samples = check_texts(run.config)
     run = replace(run, goes_on_from=_look_back(run_dir))
+    if run.base is not None:
+        warn_of_rate(run.config.optim, run.base, "--optim.lr")
     if config.dry_run:
         print(_forecast(run, samples))
         return run_dir

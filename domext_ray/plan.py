@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import GENERAL
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import OptimConfig, PretrainConfig
 from domext_ray.corpus.shards import identify_corpus
 from domext_ray.data.files import pin_entries
 from domext_ray.data.sources import resolve_sources
@@ -67,6 +67,17 @@ def plan_run(config: PretrainConfig) -> Run:
     run = Run(config, paths, base_sha256, shape, count_run(config, base, shape), base, start)
     check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths)})
     return run
+
+
+def warn_of_rate(optim: OptimConfig, base: Base, option: str) -> None:
+    """Say so where a preset's rate was chosen for bases of another size; `option` is the one that gives another."""
+    width = base.config.hidden_size
+    if optim.lr_width and not optim.lr_width / 2 < width < optim.lr_width * 2:
+        print(
+            f"warning: the preset has rates for bases of width {optim.lr_width}, and {base.id!r} has {width}; give "
+            f"{option}, or a preset for bases of that width (domext presets lists them).",
+            flush=True,
+        )
 
 
 def identify_run(run: Run) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from domext_ray.extensions.table import MAIN_SIZES
 from domext_ray.options.build import build
 from domext_ray.options.declare import ConfigT
 from domext_ray.options.kinds import suggest
-from domext_ray.options.read import PRESET, Given, Settings, read_file
+from domext_ray.options.read import PRESET, Given, Setting, Settings, read_file
 
 FOLDER = Path(__file__).resolve().parents[1] / "presets"
 
@@ -75,7 +75,8 @@ def configure(config_class: type[ConfigT], preset: str, given: Given) -> ConfigT
             raise ConfigError(f"--config names {given.config!r}, which does not exist; did you mean --preset {near}?")
         layers.append(read_file(config_class, Path(given.config)))
     layers += [given.settings]
-    config = build(config_class, layers)
+    own = [{"optim.lr_width": Setting(0), **each} if "optim.lr" in each else each for each in layers[1:]]
+    config = build(config_class, [layers[0], *own])  # the width is of the preset's rate alone
     method = getattr(config, "method", None)
     if method is not None:
         _check_name(method, isinstance(config, PretrainConfig) and config.vocab.extends_base, layers)

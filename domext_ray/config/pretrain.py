@@ -317,6 +317,8 @@ class OptimConfig:
     """
 
     lr: Main[Annotated[float, Field(gt=0.0)]] = 4e-4  # peak learning rate
+    # width of the bases that a preset's rate was chosen for; of a base half or twice as wide a job warns; 0: not known
+    lr_width: CountOrZero = free(0)
     schedule: Literal["linear", "cosine", "wsd"] = "linear"  # after the warm-up; wsd: stable, then decay
     # with --optim.schedule wsd: share of the budget in which the rate falls
     decay_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2

@@ -92,6 +92,7 @@ def _read_preset(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> P
     try:
         made = from_dict(PretrainConfig, merge_options(to_dict(common), named))
         check_limits(made.train, made.optim)
+        made = replace(made, optim=replace(made.optim, lr_width=0))  # the study warns of it, once
     except ConfigError as error:
         raise ConfigError(f"the preset {name!r} cannot be used: {' '.join(str(error).split())}") from error
     if name in KNOWN_METHODS and name not in list_names(made.method, made.vocab.extends_base):
