@@ -74,7 +74,7 @@ BERT = _make_method(
     """BERT pre-training: every parameter trains, from random weights (--base none) or on from a base.
 
     domext pretrain bert --base none --vocab.size 8192 --corpus 'texts/*.txt' --run.name small-bert
-    domext pretrain bert --base bert-base-uncased --corpus 'texts/*.txt'        # continued pre-training""",
+    domext pretrain bert --preset bert_base --corpus 'texts/*.txt'              # continued pre-training""",
     ("vocab.size", "objective.whole_word"),
     reads=(),
 )
@@ -83,7 +83,7 @@ BOTTLENECK = _make_method(
     "bottleneck",
     """Houlsby's bottleneck adapters: two per layer, with shifts of its LayerNorms, beside a frozen base.
 
-    domext pretrain bottleneck --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic
+    domext pretrain bottleneck --preset bottleneck_base --corpus 'texts/*.txt' --run.name clinic
     domext pretrain bottleneck … --method.bottleneck_size 8 --method.layers 6-11 --method.init paper
     domext pretrain bottleneck … --init_from runs/clinic --method.adapter cardiology --run.name clinic-2
                                             # a second adapter; the first one is frozen now""",
@@ -94,7 +94,7 @@ EXBERT = _make_method(
     "exbert",
     """exBERT: new words of the domain, and a gated extension module beside every frozen layer.
 
-    domext pretrain exbert --base bert-base-uncased --corpus 'texts/*.txt' --vocab.size 5000 --run.name clinic
+    domext pretrain exbert --preset exbert_base --corpus 'texts/*.txt' --vocab.size 5000 --run.name clinic
     domext pretrain exbert … --vocab.size 0 --vocab.words runs/words         # words of domext build_vocab
     domext pretrain exbert … --vocab.size 0 --vocab.words runs/clinic/tokenizer --init_from runs/clinic \\
         --method.trains all --run.name clinic-2         # second stage: every parameter trains
@@ -107,7 +107,7 @@ LORA = _make_method(
     "lora",
     """LoRA: low-rank updates of a frozen base's matrices, through peft; the exported model has them merged.
 
-    domext pretrain lora --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic
+    domext pretrain lora --preset lora_base --corpus 'texts/*.txt' --run.name clinic
     domext pretrain lora … --method.lora_rank 8 --method.lora_targets query,value""",
     ("method.lora_rank", "method.lora_targets"),
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ PRETRAINING = [path for path in sorted(PRESETS.rglob("*.yaml")) if path.stem not
 DRY_RUN = ("af_words", "exbert", "bert")
 """What all others do, too: new words, modules beside a base, and none of them."""
 MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.stem.startswith("masks_")}
+BASE_SIZE = [path for path in PRETRAINING if path.stem.endswith("_base")]
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +127,50 @@ def test_ablations_of_one_table_differ_in_one_thing() -> None:
 
 
 @pytest.mark.parametrize(
+def test_presets_at_base_size_differ_in_method_words_and_rate_only() -> None:
+    configs = {path.stem: parse_config(PretrainConfig, path.stem) for path in BASE_SIZE}
+    assert len(configs) == 6 and all(each.optim.lr_width == 768 for each in configs.values())
+    plain, shared = PretrainConfig(), {}
+    for name, config in configs.items():
+        if name == "af_routed_base":  # what it keeps to on general text is part of the method
+            keep, weight = plain.objective.keep, plain.objective.keep_weight
+            objective = replace(config.objective, keep=keep, keep_weight=weight)
+            config = replace(config, objective=objective, replay=plain.replay)
+        optim = replace(config.optim, lr=plain.optim.lr)
+        shared[name] = replace(config, method=plain.method, vocab=plain.vocab, optim=optim)
+    for name, config in shared.items():
+        assert not describe_difference(to_dict(shared["bert_base"]), to_dict(config)), name
+
+
+@pytest.mark.parametrize("path", BASE_SIZE, ids=lambda path: path.stem)
+def test_a_preset_at_base_size_says_where_its_rate_and_its_papers_setting_are(path: Path) -> None:
+    lines = [line.lstrip("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    comment = " ".join(lines)
+    assert "The rate is" in comment and "not tuned here" in comment and re.search(r"et al\. \(?20\d\d", comment)
+    if path.stem != "af_routed_base":  # which no paper has
+        setting = re.search(r"The paper's own setting: (--.*?)\. domext", comment)
+        assert setting is not None
+        shared, own = (parse_config(PretrainConfig, path.stem, flags) for flags in ([], shlex.split(setting[1])))
+        assert own != shared and own.optim.lr == shared.optim.lr
+
+
+def test_a_presets_rate_beside_a_base_of_another_size_is_a_warning(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--base", "general-mini"]
+    warning = (
+        "warning: the preset has rates for bases of width 768, and 'general-mini' has 256; give --optim.lr, or a "
+        "preset for bases of that width (domext presets lists them).\n"
+    )
+    for preset, flags, is_warned in (
+        ("bottleneck_base", [], True),
+        ("bottleneck_base", ["--optim.lr", "1e-3"], False),
+        ("bottleneck", [], False),
+    ):
+        run_pretraining(parse_config(PretrainConfig, preset, [*options, *own, *flags]))
+        assert (warning in capsys.readouterr().out) == is_warned, (preset, flags)
+
+
     "path",
     [pytest.param(each, marks=() if each.stem == "af_mini" else pytest.mark.slow, id=each.stem) for each in SWEEPS],
 )
@@ -146,6 +194,7 @@ def test_a_file_changes_a_preset_option_by_option_and_flags_change_the_file(tmp_
         "corpus: 'package-docs' -> 'notes.txt'",
         "optim.lr: 0.001 -> 0.0003",
         "train.max_steps: 450 -> 7",
+        "optim.lr_width: 256 -> 0",
     ]
 
 
