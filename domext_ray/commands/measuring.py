@@ -186,7 +186,7 @@ COMPARE = Job(
     """Compare methods with one trainable budget and one training time, several seeds each.
 
     domext compare --seconds 90                            # the small base and corpus that ship
-    domext compare --base BASE --corpus 'texts/*.txt' --methods full,lora,af --seconds 600 --run.name study
+    domext compare --preset compare_base --corpus 'texts/*.txt' --methods full,lora,af --seconds 3600
     domext compare --corpus 'texts/*.txt' --replay.corpus general.txt --methods full,full_kept,af_words \\
         --rates 3e-4,1e-3,3e-3 --retention 'other/*.txt' --seconds 600
     domext compare --corpus 'texts/*.txt' --tokens 2000000 --methods full,exbert --tasks ner --data sets/ner
@@ -195,7 +195,7 @@ Makes RUN.DIR/RUN.NAME with a run for each method and seed, comparison.md, compa
 character gained on held-out text of the domain against points of general accuracy lost, and with --tasks what the base
 and all models score after fine-tuning. Runs end at rate 0 when their --seconds or --tokens are spent. The same command
 goes on where it stopped; more --methods, --budgets or --seeds may come later. A method is options of a training job
-under a name: in the preset compare, in --presets or in a --config file. Methods whose presets have objective.keep,
+under a name: in the preset compare (compare_base for a BERT-base), in --presets or in a --config file. Methods whose presets have objective.keep,
 keep_weight or replay read the general text of --replay.corpus, and no other method does.""",
     StudyConfig,
     _compare,

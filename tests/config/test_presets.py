@@ -31,6 +31,7 @@ PRESETS = FOLDER
 OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
     "ablate": (AblateConfig, ["--study", "size"]),
     "compare": (StudyConfig, ["--tokens", "1000"]),
+    "compare_base": (StudyConfig, ["--tokens", "1000"]),
     "finetune": (FinetuneConfig, []),
     "vocab": (PretrainConfig, ["--vocab.size", "50"]),
 }
@@ -39,8 +40,8 @@ SWEEPS = sorted((PRESETS / "sweeps").glob("*.yaml"))
 PRETRAINING = [path for path in sorted(PRESETS.rglob("*.yaml")) if path.stem not in OTHER_JOBS and path not in SWEEPS]
 DRY_RUN = ("af_words", "exbert", "bert")
 """What all others do, too: new words, modules beside a base, and none of them."""
-MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.stem.startswith("masks_")}
 BASE_SIZE = [path for path in PRETRAINING if path.stem.endswith("_base")]
+MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.stem.startswith("masks_")}
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,6 @@ def test_ablations_of_one_table_differ_in_one_thing() -> None:
     assert left_to_right.objective == ObjectiveConfig(kind="causal")
 
 
-@pytest.mark.parametrize(
 def test_presets_at_base_size_differ_in_method_words_and_rate_only() -> None:
     configs = {path.stem: parse_config(PretrainConfig, path.stem) for path in BASE_SIZE}
     assert len(configs) == 6 and all(each.optim.lr_width == 768 for each in configs.values())
@@ -171,6 +171,7 @@ def test_a_presets_rate_beside_a_base_of_another_size_is_a_warning(
         assert (warning in capsys.readouterr().out) == is_warned, (preset, flags)
 
 
+@pytest.mark.parametrize(
     "path",
     [pytest.param(each, marks=() if each.stem == "af_mini" else pytest.mark.slow, id=each.stem) for each in SWEEPS],
 )
@@ -193,8 +194,8 @@ def test_a_file_changes_a_preset_option_by_option_and_flags_change_the_file(tmp_
     assert sorted(describe_difference(to_dict(plain), to_dict(found))) == [
         "corpus: 'package-docs' -> 'notes.txt'",
         "optim.lr: 0.001 -> 0.0003",
-        "train.max_steps: 450 -> 7",
         "optim.lr_width: 256 -> 0",
+        "train.max_steps: 450 -> 7",
     ]
 
 
