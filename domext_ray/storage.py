@@ -347,7 +347,9 @@ def hash_files(
     Raises:
         OSError: a file cannot be read.
     """
-    infos = {str(place): Place(place).info() for place in places}
+    paths = [*map(str, places)]
+    with ThreadPoolExecutor(HASH_THREADS) as pool:  # a shared file system takes a request for each
+        infos = dict(zip(paths, pool.map(lambda path: Place(path).info(), paths), strict=True))
     settled = time.time() - SETTLED_SECONDS  # a clock may not tell when what is newer changes again
     states = {path: [each.size, each.modified] for path, each in infos.items() if each and each.modified < settled}
     known: dict[str, Any] = {}

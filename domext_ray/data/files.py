@@ -11,11 +11,13 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -45,6 +47,7 @@ LOCAL = ("", "file")
 HUB, _HUB_NAME = "hf", r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_ENTRY = re.compile(rf"({_HUB_NAME}|[\w-][\w.-]*)(?::([^@:/]+))?(?:@(.+))?")
 _DOCS_ENTRY = rf"{PACKAGE_DOCS}(:(all|[1-9]\d*))?"
+LISTING_THREADS = 16
 _GZIP = ".gz"
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD_BYTES = 2**16
@@ -111,7 +114,9 @@ def find_files(spec: str) -> tuple[list[SourceFile], list[str]]:
     """
     files: dict[tuple[str, str], SourceFile] = {}
     repeated: dict[str, None] = {}
-    for each in (file for entry in split_paths(spec) for file in _find_files(entry)):
+    with ThreadPoolExecutor(LISTING_THREADS) as pool:  # what is elsewhere takes a request for each entry
+        found = list(itertools.chain.from_iterable(pool.map(_find_files, split_paths(spec))))
+    for each in found:
         key = ("", os.path.realpath(each.path)) if each.scheme in LOCAL else (each.scheme, each.path)
         if key in files:
             repeated[each.path] = None

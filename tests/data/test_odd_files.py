@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import threading
 from pathlib import Path
 
 import datasets
@@ -15,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.data import files
 from domext_ray.data.documents import read_documents
 from domext_ray.data.dropped import Dropped
-from domext_ray.data.files import find_files
+from domext_ray.data.files import SourceFile, find_files
 from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
@@ -283,6 +285,25 @@ def test_a_list_of_globs_is_looked_for_once_each(tmp_path: Path, monkeypatch: py
         Path(each).write_text(SENTENCE)
     assert split_paths(",".join([*names, *entries])) == [*names, *entries]
     assert len(found) <= 2 * 75  # a glob or two for each comma, however many of them are of one name
+
+
+def test_entries_are_looked_for_side_by_side_and_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{tmp_path}/{i:02}.txt" for i in reversed(range(40))]
+    for each in names:
+        Path(each).write_text(SENTENCE)
+    together, original = threading.Barrier(4), files._find_files
+
+    def find(entry: str) -> list[SourceFile]:
+        together.wait(120)
+        return original(entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_find_files", find)
+        assert [each.path for each in find_files(",".join(names))[0]] == names
+    for each in (names[7], names[30]):
+        Path(each).unlink()
+    with pytest.raises(CorpusError, match=f"{names[7]}' names no file"):
+        find_files(",".join(names))
 
 
 def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
