@@ -195,8 +195,8 @@ Makes RUN.DIR/RUN.NAME with a run for each method and seed, comparison.md, compa
 character gained on held-out text of the domain against points of general accuracy lost, and with --tasks what the base
 and all models score after fine-tuning. Runs end at rate 0 when their --seconds or --tokens are spent. The same command
 goes on where it stopped; more --methods, --budgets or --seeds may come later. A method is options of a training job
-under a name: in the preset compare (compare_base for a BERT-base), in --presets or in a --config file. Methods whose presets have objective.keep,
-keep_weight or replay read the general text of --replay.corpus, and no other method does.""",
+under a name: in the preset compare, for a BERT-base in compare_base, in --presets or a --config file. Methods whose
+presets have objective.keep, keep_weight or replay read the general text of --replay.corpus, no other method does.""",
     StudyConfig,
     _compare,
     "compare",

@@ -19,8 +19,8 @@ from domext_ray.data.files import LINES, PARQUET, TEXT, SourceFile, find_files, 
 from domext_ray.data.package_docs import write_docs
 from domext_ray.storage import Place, Where, hash_text
 
-MOST_TASKS = 8192
-"""Read tasks of a corpus, by and large: beyond 64 GiB, with the usual --prepare.shard_bytes, they grow with it."""
+MOST_TASKS = 4096
+"""Read tasks of a corpus, by and large: beyond 32 GiB, with the usual --prepare.shard_bytes, they grow with it."""
 
 
 @dataclass(frozen=True)

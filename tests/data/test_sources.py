@@ -23,7 +23,7 @@ from domext_ray.data import sources
 from domext_ray.data.documents import clean_text, read_documents
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import SourceFile
-from domext_ray.data.sources import ReadTask, Sources, resolve_sources
+from domext_ray.data.sources import ReadTask, Sources, cut_tasks, resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
 
@@ -110,6 +110,11 @@ def test_tasks_grow_with_a_corpus_and_small_ones_stay_as_they_are(
     large = PrepareConfig(shard_bytes=16_384)
     assert resolve_sources(str(tmp_path), large) == resolve_sources(str(tmp_path), large)
     assert max(each.num_bytes for each in resolve_sources(str(tmp_path), large).tasks) == 16_384
+
+
+def test_a_terabyte_has_a_few_thousand_tasks_of_bounded_size() -> None:
+    tasks = [*cut_tasks([SourceFile("terabyte.txt", "text", 10**12)], PrepareConfig())]
+    assert len(tasks) == sources.MOST_TASKS and max(each.num_bytes for each in tasks) < 250 * 10**6
 
 
 @pytest.mark.parametrize("document", ["line", "blank_line"])
