@@ -10,7 +10,6 @@ from domext_ray.commands.early import check_text
 from domext_ray.commands.job import NOT_FINE_TUNING, Job
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import CompareConfig, ForgettingConfig, StudyConfig
-from domext_ray.config.presets import find_preset
 from domext_ray.config.retrieval import RetrievalConfig
 from domext_ray.config.sweep import SweepConfig
 
@@ -174,13 +173,6 @@ paired.""",
 )
 
 
-def _compare(config: StudyConfig) -> None:
-    from domext_ray.study.arms import read_presets
-    from domext_ray.study.study import run_study
-
-    run_study(config, read_presets(find_preset(COMPARE.preset)))
-
-
 COMPARE = Job(
     "compare",
     """Compare methods with one trainable budget and one training time, several seeds each.
@@ -198,7 +190,7 @@ goes on where it stopped; more --methods, --budgets or --seeds may come later. A
 under a name: in the preset compare, for a BERT-base in compare_base, in --presets or a --config file. Methods whose
 presets have objective.keep, keep_weight or replay read the general text of --replay.corpus, no other method does.""",
     StudyConfig,
-    _compare,
+    "study.study:run_study",
     "compare",
     main=("replay.corpus",),
     reads=(

@@ -1,6 +1,6 @@
 """Presets become arms: what a study trains side by side, each at one size, with or without general text.
 
-Enters: a `StudyConfig` and the methods' presets. Leaves: an `Arm` per method, and of those that have a size one per
+Enters: a `StudyConfig`. Leaves: an `Arm` per method, and of those that have a size one per
 budget, with its parameters counted. Nothing is started or written.
 """
 
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from domext_ray.config.jobs import StudyConfig, check_limits
 from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
@@ -40,18 +37,13 @@ class Arm:
     counts: ParameterCounts
 
 
-def read_presets(path: Path) -> dict[str, Any]:
-    """Read the presets of a study's YAML file: options of a training job by the method's name."""
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))["presets"])
-
-
-def choose_presets(config: StudyConfig, shipped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def choose_presets(config: StudyConfig) -> dict[str, dict[str, Any]]:
     """Return the presets of the methods that are compared.
 
     Raises:
         ConfigError: a method has no preset, or a preset says what a study decides.
     """
-    presets = merge_options(shipped, config.presets)
+    presets = config.presets
     for name in config.methods:
         if name not in presets:
             raise ConfigError(

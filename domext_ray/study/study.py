@@ -1,6 +1,6 @@
 """Several methods at equal trainable budgets and for an equal time, several seeds each: what `domext compare` calls.
 
-Enters: a `StudyConfig` and the methods' presets. Leaves: the study directory RUN.DIR/RUN.NAME with a run directory for
+Enters: a `StudyConfig`. Leaves: the study directory RUN.DIR/RUN.NAME with a run directory for
 every method, budget and seed, comparison.md, comparison.png and results.json. The same command goes on where it
 stopped.
 
@@ -61,12 +61,11 @@ DEFAULT_NAME = "comparison"
 Rates = Mapping[str, Mapping[float, float | None]]
 
 
-def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
+def run_study(config: StudyConfig) -> Path:
     """Train every method on every seed and compare them.
 
     Args:
         config: the study; with `dry_run` everything is checked and the plan printed, and nothing is started or written.
-        shipped: presets that `config.presets` adds to, or changes option by option.
 
     Returns:
         The study's directory.
@@ -74,7 +73,7 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
     Raises:
         DomextError: any mistake of the user's, before anything is written where that can be known.
     """
-    presets = choose_presets(config, shipped)
+    presets = choose_presets(config)
     configs = [each for name, preset in presets.items() for each in make_configs(config, name, preset).values()]
     paths = _resolve_study_paths(config)
     ends = [limit_run(config, each) for each in configs]

@@ -9,13 +9,14 @@ import pytest
 from given_options import parse_config
 
 from domext_ray.config.jobs import StudyConfig
-from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.options.build import describe_difference, to_dict
-from domext_ray.study.arms import choose_presets, keeps, make_configs, read_presets
+from domext_ray.study.arms import choose_presets, keeps, make_configs
 from domext_ray.study.study import run_study
 
-SHIPPED, BASE_SIZE = (read_presets(find_preset(name)) for name in ("compare", "compare_base"))
+SHIPPED, BASE_SIZE = (
+    parse_config(StudyConfig, name, ("--seconds", "9")).presets for name in ("compare", "compare_base")
+)
 ALONE = {
     **{"full": "bert_base", "lora": "lora_base", "bottleneck": "bottleneck_base", "exbert": "exbert_base"},
     **{"af": "af_base", "af_routed": "af_routed_base"},
@@ -28,7 +29,7 @@ def arms() -> dict[str, PretrainConfig]:
     """All methods of the study, resolved."""
     flags = ("--tokens", "1000", "--budget", "0", "--replay.corpus", "self", "--methods", ",".join(BASE_SIZE))
     config = parse_config(StudyConfig, "compare_base", flags)
-    presets = choose_presets(config, SHIPPED)
+    presets = choose_presets(config)
     assert presets == BASE_SIZE and BASE_SIZE.keys() == SHIPPED.keys(), "nothing is taken over from compare"
     return {name: make_configs(config, name, preset)[name] for name, preset in presets.items()}
 
@@ -66,7 +67,7 @@ def test_rates_for_bases_of_another_size_are_a_warning(
     (tmp_path / "text.txt").write_text("The old tree is near the small house.\nA river sees the house.\n" * 20)
     given = ("--base", str(tiny_base_folder), "--corpus", str(tmp_path / "text.txt"), "--run.dir", str(tmp_path))
     shape = ("--methods", "full,biases", "--tokens", "1000", "--train.seq_length", "32", "--dry_run")
-    run_study(parse_config(StudyConfig, "compare_base", (*given, *shape, *flags)), SHIPPED)
+    run_study(parse_config(StudyConfig, "compare_base", (*given, *shape, *flags)))
     shown = capsys.readouterr().out
     assert shown.count("warning: the preset has rates for bases of width 768, and") == is_warned
     assert ("give --rates, or a preset for bases of that width" in shown) == is_warned

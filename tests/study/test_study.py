@@ -24,7 +24,6 @@ from report_records import SUMMARY
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import StudyConfig
-from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.finetune import comparison
 from domext_ray.downstream.finetune.comparison import write_resamples
@@ -34,11 +33,11 @@ from domext_ray.intervals import Sample, compare
 from domext_ray.runs.run_directory import resolve_paths, write_config
 from domext_ray.study import runs as study_runs
 from domext_ray.study import tasks as study_tasks
-from domext_ray.study.arms import choose_presets, keeps, make_configs, read_presets
+from domext_ray.study.arms import choose_presets, keeps, make_configs
 from domext_ray.study.study import run_study
 
 DEFAULTS = "compare"
-SHIPPED = read_presets(find_preset(DEFAULTS))
+SHIPPED = parse_config(StudyConfig, DEFAULTS, ("--seconds", "9")).presets
 EXTENSIONS = ("lora", "fl_tuning", "af", "bottleneck", "exbert", "exbert_no_vocab")
 FIXED = ("full", "top_layers", "layer_norms", "biases")
 Make = Callable[..., StudyConfig]
@@ -60,7 +59,7 @@ def configure(*flags: str) -> StudyConfig:
 
 
 def plan(config: StudyConfig) -> dict[str, PretrainConfig]:
-    presets = choose_presets(config, SHIPPED)
+    presets = choose_presets(config)
     return {arm: each for name, preset in presets.items() for arm, each in make_configs(config, name, preset).items()}
 
 
@@ -210,7 +209,7 @@ def small(tiny_base_folder: Path, text_file: Path, tmp_path: Path) -> Make:
 
 
 def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(runs: FakeRuns, small: Make, tmp_path: Path) -> None:
-    folder = run_study(small(), SHIPPED)
+    folder = run_study(small())
     assert runs.names == ["base", "full-seed0", "af-seed0", "full-seed1", "af-seed1"]
     for each in runs.made[1:]:
         assert (each.train.max_seconds, each.train.max_tokens, each.optim.schedule) == (20.0, 0, "wsd")
@@ -225,32 +224,32 @@ def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(runs: FakeRuns, sm
 
 def test_all_runs_read_as_much_of_the_documentation(runs: FakeRuns, small: Make) -> None:
     """The run of one step that scores the base, too."""
-    run_study(small("--corpus", "package-docs", "--tokens", "300000"), SHIPPED)
+    run_study(small("--corpus", "package-docs", "--tokens", "300000"))
     assert {each.corpus for each in runs.made} == {"package-docs:2"} and len(runs.made) == 5
 
 
 def test_a_method_may_read_another_number_of_tokens(runs: FakeRuns, small: Make) -> None:
     flags = ("--tokens", "1001", "--tokens_by_method", "{full: 1.2e3}")
-    folder = run_study(small(*flags, "--seeds", "1"), SHIPPED)
+    folder = run_study(small(*flags, "--seeds", "1"))
     assert {(each.train.max_seconds, each.optim.schedule) for each in runs.made[1:]} == {(0.0, "wsd")}
     assert {each.method.name: each.train.max_tokens for each in runs.made[1:]} == {"full": 1200, "af": 1001}
     assert "1,001 tokens (full 1,200) per run" in (folder / "comparison.md").read_text()
     with pytest.raises(RunError, match=r"presets\.full\.tokens: 1200 -> 1300"):
-        run_study(small(*flags[:3], "{full: 1300}"), SHIPPED)
-    run_study(small(*flags, "--methods", "full,af,lora"), SHIPPED)
+        run_study(small(*flags[:3], "{full: 1300}"))
+    run_study(small(*flags, "--methods", "full,af,lora"))
 
 
 def test_the_same_command_goes_on_and_more_seeds_methods_and_budgets_may_come(runs: FakeRuns, small: Make) -> None:
     config = small()
     runs.left = 3
     with pytest.raises(KeyboardInterrupt):
-        run_study(config, SHIPPED)
+        run_study(config)
     runs.left = 10**6
-    run_study(config, SHIPPED)
+    run_study(config)
     assert runs.names[3:] == ["full-seed1", "af-seed1"], "nothing that is finished is made again"
-    run_study(replace(config, seeds=3, methods=("full", "af", "biases")), SHIPPED)
+    run_study(replace(config, seeds=3, methods=("full", "af", "biases")))
     assert runs.names[5:] == ["biases-seed0", "biases-seed1", "full-seed2", "af-seed2", "biases-seed2"]
-    run_study(replace(config, seeds=1, budgets=(0.2, 0.4)), SHIPPED)
+    run_study(replace(config, seeds=1, budgets=(0.2, 0.4)))
     assert runs.names[10:] == ["af@0.2-seed0", "af@0.4-seed0"]
 
 
@@ -258,9 +257,9 @@ def test_each_method_takes_its_best_rate(runs: FakeRuns, small: Make, capsys: py
     config = small("--rates", "0.1,1e-4,1e-3", "--seeds", "1")
     runs.left = 3
     with pytest.raises(KeyboardInterrupt):
-        run_study(config, SHIPPED)
+        run_study(config)
     runs.left = 10**6
-    folder = run_study(config, SHIPPED)
+    folder = run_study(config)
     tried = [f"rate-{name}-{rate}" for name in ("full", "af") for rate in ("0.0001", "0.001", "0.1")]
     assert runs.names == ["base", *tried, "full-seed0", "af-seed0"], "what was tried is not tried again"
     assert {each.train.max_seconds for each in runs.made[1:7]} == {10.0}
@@ -277,7 +276,7 @@ def test_each_method_takes_its_best_rate(runs: FakeRuns, small: Make, capsys: py
     assert "Of the rates 0.0001, 0.001, 0.1 each method has the one after which" in shown
     assert "| full | 2,632,704 | 32.1% (fixed) | 0.001 |" in shown
     with pytest.raises(RunError, match=r"rates: \[0.1, 0.0001, 0.001\] -> \[0.0001, 0.001\]"):
-        run_study(replace(config, rates=(1e-4, 1e-3)), SHIPPED)
+        run_study(replace(config, rates=(1e-4, 1e-3)))
 
 
 def test_rates_that_all_diverge_and_a_damaged_record_are_one_sentence(
@@ -285,28 +284,28 @@ def test_rates_that_all_diverge_and_a_damaged_record_are_one_sentence(
 ) -> None:
     config = small("--rates", "0.1,0.2")
     with pytest.raises(TrainingError, match="training of full diverged at every rate of --rates"):
-        run_study(config, SHIPPED)
+        run_study(config)
     (tmp_path / "s" / "rates" / "full-0.1.json").write_text('{"full": [1, 2]}')
     with pytest.raises(RunError, match=r"full-0\.1\.json .*; delete it: the same command runs that trial again"):
-        run_study(config, SHIPPED)
+        run_study(config)
 
 
 def test_general_text_counts_once_a_method_reads_it(runs: FakeRuns, small: Make, tmp_path: Path) -> None:
     config = small("--seeds", "1")
-    run_study(config, SHIPPED)
+    run_study(config)
     general = write_corpus(tmp_path / "general.txt", 40)
     kept = replace(config, methods=("full", "af", "full_kept"), replay=replace(config.replay, corpus=str(general)))
-    run_study(kept, SHIPPED)
+    run_study(kept)
     assert runs.names[3:] == ["full_kept-seed0"] and runs.made[-1].replay.corpus == str(general)
     write_corpus(general, 40, seed=1)
     with pytest.raises(RunError, match="replay_fingerprint"):
-        run_study(kept, SHIPPED)
+        run_study(kept)
     for texts, message in (
         ({"replay": replace(config.replay, corpus="no.txt")}, "--replay"),
         ({"retention": "no"}, "--retention"),
     ):
         with pytest.raises(CorpusError, match=message):
-            run_study(replace(kept, **texts), SHIPPED)
+            run_study(replace(kept, **texts))
 
 
 class FakeFinetunings:
@@ -350,7 +349,7 @@ def test_models_are_fine_tuned_where_dev_chose_once(
     places = [str(write_ner(tmp_path / name, (8, 4, 4))) for name in ("one", "two")]
     sets = ("--tasks", "ner,ner", "--data", ",".join(places))
     config = small(*sets, "--finetune.grid.lr", "1e-4,1e-3", "--finetune.grid.restarts", "2")
-    folder = run_study(config, SHIPPED)
+    folder = run_study(config)
     once = ["base (0.0001, 0.001) 1", "base (0.001,) 4"]
     first = [f"{name}-seed0 {point}" for name in ("full", "af") for point in ("(0.0001, 0.001) 1", "(0.001,) 2")]
     second = [f"{name}-seed1 (0.001,) 2" for name in ("full", "af")]
@@ -365,7 +364,7 @@ def test_models_are_fine_tuned_where_dev_chose_once(
     text = (folder / "comparison.md").read_text()
     assert "f1.micro on test after fine-tuning" in text and "against full" in text
     assert (folder / "tasks.png").read_bytes()[:4] == b"\x89PNG"
-    run_study(replace(config, seeds=3), SHIPPED)
+    run_study(replace(config, seeds=3))
     assert sorted({each.partition("/")[2] for each in tuned.list_new() if "seed2" in each or "base" in each}) == [
         *("af-seed2 (0.001,) 2", "base (0.001,) 6", "full-seed2 (0.001,) 2")
     ], "the point is known"
@@ -373,7 +372,7 @@ def test_models_are_fine_tuned_where_dev_chose_once(
 
 def test_sets_of_a_study_are_read_before_anything_is_trained(runs: FakeRuns, small: Make, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing', which does not exist"):
-        run_study(small("--tasks", "ner", "--data", str(tmp_path / "nothing")), SHIPPED)
+        run_study(small("--tasks", "ner", "--data", str(tmp_path / "nothing")))
     for flags, message in (
         (("--tasks", "ner", "--data", "a,b"), "--data is 'a,b'; it must be as many as --tasks (1)"),
         (("--finetune.model", "x"), "--finetune.model is 'x'; it must be left out: the study decides it"),
@@ -409,15 +408,15 @@ def test_intervals_of_fine_tuned_models_hold_the_true_difference() -> None:
 
 def test_other_settings_are_refused(runs: FakeRuns, small: Make) -> None:
     config = small()
-    run_study(config, SHIPPED)
+    run_study(config)
     with pytest.raises(RunError, match=r"seconds: 20\.0 -> 21\.0"):
-        run_study(replace(config, seconds=21.0), SHIPPED)
+        run_study(replace(config, seconds=21.0))
     with pytest.raises(RunError, match=r"presets\.af\.optim\.lr: 0\.001 -> 0\.5"):
-        run_study(replace(config, presets={"af": {"optim": {"lr": 0.5}}}), SHIPPED)
+        run_study(small("--presets", "{af: {optim: {lr: 0.5}}}"))
     with pytest.raises(RunError, match=r"train\.eval_rows: 40 -> 41"):
-        run_study(replace(config, train=replace(config.train, eval_rows=41)), SHIPPED)
+        run_study(replace(config, train=replace(config.train, eval_rows=41)))
     num_made = len(runs.made)
-    run_study(replace(config, presets={"lora": {"optim": {"lr": 0.5}}}), SHIPPED)  # not a method of this study
+    run_study(small("--presets", "{lora: {optim: {lr: 0.5}}}"))  # not a method of this study
     assert len(runs.made) == num_made
 
 
@@ -425,13 +424,13 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     runs: FakeRuns, small: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = replace(small("--run.dir", str(tmp_path / "runs")), dry_run=True)
-    run_study(config, SHIPPED)
+    run_study(config)
     shown = capsys.readouterr().out
     assert "2 methods, 2 seeds, 20 seconds per run: 4 runs" in shown and "heads 1, ffn_units" in shown
     assert not runs.made and not (tmp_path / "runs").exists()
     with pytest.raises(ConfigError, match="the method 'af' does not fit"):
-        run_study(replace(config, budget=0.001), SHIPPED)
-    run_study(replace(config, budgets=(0.001, 0.3, 0.5), rates=(1e-4, 1e-3)), SHIPPED)
+        run_study(replace(config, budget=0.001))
+    run_study(replace(config, budgets=(0.001, 0.3, 0.5), rates=(1e-4, 1e-3)))
     shown = capsys.readouterr().out
     assert "note: af@0.001 is left out: --method.trainable_budget is 0.001" in shown
     assert "3 methods, 2 seeds, 20 seconds per run: 6 runs and 6 that try rates, 0.1 hours of training" in shown
