@@ -36,7 +36,7 @@ def _find_export(config: ExportConfig, run: str) -> str:
 
     if not is_export(run) and not (Place(run) / TRAININGS).is_dir():
         return ""
-    for option, default in (("output", ""), ("format", "huggingface"), ("dtype", "float32")):
+    for option, default in (("output", ""), ("format", "huggingface"), ("dtype", "float32"), ("scale", 1.0)):
         value = getattr(config, option)
         require(value == default, option, value, f"left out with --push: {run} is exported already")
     return run if is_export(run) else os.path.join(run, "export")
@@ -58,14 +58,14 @@ def _export_run(config: ExportConfig, run: str) -> str:
 
     folder = os.path.expanduser(config.output) or os.path.join(run, config.folder_name)
     if config.format == "huggingface":
-        export_run(run, folder, getattr(torch, config.dtype))
+        export_run(run, folder, getattr(torch, config.dtype), config.scale)
         return folder
     check_target(folder, config.format)
     rebuilt = rebuild_run(run)
     if config.format == "peft":
-        export_peft(rebuilt, folder)
+        export_peft(rebuilt, folder, config.scale)
     else:
-        export_adapterhub(rebuilt, config.adapter or rebuilt.config.method.adapter, folder)
+        export_adapterhub(rebuilt, config.adapter or rebuilt.config.method.adapter, folder, config.scale)
     return folder
 
 
@@ -75,6 +75,7 @@ EXPORT = Job(
 
     domext export_hf --run runs/af                          # the model, for torch and transformers alone
     domext export_hf --run runs/af --output ~/models/clinic-bert
+    domext export_hf --run runs/af --scale 0.7 --output clinic-70     # less of the domain, more of the base
     domext export_hf --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
     domext export_hf --run runs/lora --format peft                # the updates, for peft
     domext export_hf --run runs/clinic-ner --format onnx          # a graph for onnxruntime alone

@@ -35,6 +35,7 @@ from domext_ray.options.declare import (
     Length,
     Main,
     ModelPlace,
+    Scale,
     Share,
     ShareOrZero,
     check_different,
@@ -75,6 +76,7 @@ class ExportConfig:
     adapter: str = ""
     int8: bool = False  # onnx: also a graph in int8, in the folder int8
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored (huggingface)
+    scale: Scale = 1.0  # what the adapter adds, times this: 1: as it was trained; 0: the base
     # repository of the Hugging Face hub, ORG/NAME: says what would be uploaded; empty: nothing
     push: Annotated[str, AfterValidator(_check_repository)] = ""
     push_now: bool = False  # upload it, with the token in the environment variable HF_TOKEN
@@ -86,6 +88,10 @@ class ExportConfig:
         has_adapter = self.format in ("adapterhub", "onnx")
         require(has_adapter or not self.adapter, "adapter", self.adapter, "left out but for adapterhub and onnx")
         require(self.format == "onnx" or not self.int8, "int8", self.int8, "false but for onnx")
+        rule = (
+            f"a folder of its own with --scale {self.scale:g}: RUN/{self.folder_name} is of the model as it was trained"
+        )
+        require(bool(self.output) or self.scale == 1, "output", self.output, rule)
         require(bool(self.push) or not self.push_now, "push_now", self.push_now, "false without --push ORG/NAME")
 
     @property

@@ -68,6 +68,21 @@ class MethodConfig(MethodOptions):
         """Whether the base's parameters stay as they are, each in its own matrix."""
         return self.trains in ("extensions", "adapter") and not self.train_heads and not self.is_merged
 
+    def refuse_scale(self, *, has_words: bool, has_modules: bool = False) -> str:
+        """Say with what a run's extensions have no scale, at whose 0 its base is; empty: they have one.
+
+        Args:
+            has_words: there are new words.
+            has_modules: there are gated modules of an earlier run.
+        """
+        if has_words:
+            return "with new words (--vocab.size, --vocab.words), which have no scale"
+        if has_modules or self.module_hidden_size:
+            return "with gated modules (--method.module_hidden_size), which have no scale"
+        if self.trains not in ("extensions", "adapter"):
+            return f"with --method.trains {self.trains}, which changes the base itself"
+        return "with --method.train_heads, which changes the base itself" if self.train_heads else ""
+
     @property
     def is_sized(self) -> bool:
         """Whether the method has a size from which the number of its trainable parameters follows."""

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from domext_ray.errors import RunError
-from domext_ray.export.card import name_base, read_terms, render_card
+from domext_ray.export.card import describe_scale, name_base, read_terms, render_card
 from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, new_export
 from domext_ray.export.model_folder import save_model, save_tokenizer
 from domext_ray.extensions.lora import build_lora_config
@@ -38,8 +38,8 @@ _INSTEAD = {
 }
 
 
-def export_adapterhub(run: RebuiltRun, adapter: str, folder: Where) -> None:
-    """Write an adapter's bottlenecks in AdapterHub's format; `run` has its model in fp32.
+def export_adapterhub(run: RebuiltRun, adapter: str, folder: Where, scale: float = 1.0) -> None:
+    """Write an adapter's bottlenecks in AdapterHub's format, at a scale; `run` has its model in fp32.
 
     The folder holds adapter/ and README.md, and base/ where the model's encoder or head is not the base's own: the base
     with the adapter's shifts added to its LayerNorms.
@@ -75,12 +75,12 @@ def export_adapterhub(run: RebuiltRun, adapter: str, folder: Where) -> None:
                 tensors[name] = tensor.detach().float()
         if (shift := adapters[adapter].norm) is not None:  # the forward pass adds them, too
             for kind, values in sublayer.LayerNorm.named_parameters():
-                values.data += getattr(shift, kind)
+                values.data.add_(getattr(shift, kind), alpha=scale)
     for each in config.adapters:
         plain.bert.detach_adapter(each)
     with new_export(folder, ExportRecord.of(ADAPTERHUB, run), base.folder) as temporary:
         (temporary / "adapter").mkdir()
-        described = _describe_adapter(config, layout, adapter, name_base(base.id))
+        described = _describe_adapter(config, layout, adapter, name_base(base.id), scale)
         write_json(temporary / "adapter" / "adapter_config.json", described, sort_keys=True)
         save_file(tensors, temporary / "adapter" / "adapter.safetensors")
         if has_base := bool(_find_changed(plain, base)):
@@ -89,11 +89,13 @@ def export_adapterhub(run: RebuiltRun, adapter: str, folder: Where) -> None:
         number = "Two adapters" if sizes.bottleneck_place == "both" else "An adapter"
         what = f"{number} of width {sizes.bottleneck_size} a layer (Houlsby et al. 2019), in the format of AdapterHub's"
         title = f"Bottleneck adapter {adapter}"
-        _write_card(temporary, base, title, "adapters", f"adapters=={ADAPTERS_VERSION}", f"{what} library", has_base)
+        _write_card(
+            temporary, base, title, "adapters", f"adapters=={ADAPTERS_VERSION}", f"{what} library", has_base, scale
+        )
 
 
-def export_peft(run: RebuiltRun, folder: Where) -> None:
-    """Write a model's LoRA in peft's format; `run` has its model in fp32, LoRA not merged.
+def export_peft(run: RebuiltRun, folder: Where, scale: float = 1.0) -> None:
+    """Write a model's LoRA in peft's format, at a scale; `run` has its model in fp32, LoRA not merged.
 
     Raises:
         RunError: as of `export_adapterhub`.
@@ -110,6 +112,8 @@ def export_peft(run: RebuiltRun, folder: Where) -> None:
     found = get_peft_model_state_dict(run.model, save_embedding_layers=False)
     tensors = {f"base_model.model.{layout.name_plain(name)}": each.contiguous() for name, each in found.items()}
     config = build_lora_config(method)
+    if scale != 1:
+        config.lora_alpha *= scale
     config.base_model_name_or_path, config.inference_mode = name_base(base.id), True
     kind = layout.config_class.model_type
     loads_into = {
@@ -119,10 +123,14 @@ def export_peft(run: RebuiltRun, folder: Where) -> None:
     with new_export(folder, ExportRecord.of(PEFT, run), base.folder) as temporary:
         config.save_pretrained(temporary, auto_mapping_dict=loads_into)
         save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
-        _write_card(temporary, base, f"LoRA of rank {method.lora_rank}", "peft", "peft", "In peft's format", False)
+        _write_card(
+            temporary, base, f"LoRA of rank {method.lora_rank}", "peft", "peft", "In peft's format", False, scale
+        )
 
 
-def _write_card(folder: Path, base: Base, title: str, library: str, package: str, what: str, has_base: bool) -> None:
+def _write_card(
+    folder: Path, base: Base, title: str, library: str, package: str, what: str, has_base: bool, scale: float
+) -> None:
     name = name_base(base.id)
     card = render_card(
         f"{title} on {name}",
@@ -132,7 +140,7 @@ def _write_card(folder: Path, base: Base, title: str, library: str, package: str
         relation="adapter",
         library=library,
         package=package,
-        what=what,
+        what=f"{what}, at the scale {said}" if (said := describe_scale(scale)) else what,
         has_base=has_base,
         name=name,
     )
@@ -165,7 +173,9 @@ def _find_changed(model: DomextForMaskedLM, base: Base) -> list[str]:
     )
 
 
-def _describe_adapter(config: DomextConfig, layout: Layout, adapter: str, base_name: str) -> dict[str, Any]:
+def _describe_adapter(
+    config: DomextConfig, layout: Layout, adapter: str, base_name: str, scale: float
+) -> dict[str, Any]:
     """Return adapter_config.json of AdapterHub's library: its DoubleSeqBnConfig, every choice spelt out."""
     sizes = config.adapters[adapter]
     layers = range(sizes.first_layer, sizes.last_layer + 1)
@@ -184,7 +194,7 @@ def _describe_adapter(config: DomextConfig, layout: Layout, adapter: str, base_n
             "ln_after": False,
             "init_weights": "houlsby",
             "is_parallel": sizes.bottleneck_parallel,
-            "scaling": 1.0,
+            "scaling": scale,
             "use_gating": False,
             "dropout": 0.0,
             "inv_adapter": None,

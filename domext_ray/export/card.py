@@ -109,12 +109,12 @@ def render_card(
     return card.render(data=data.to_yaml(), title=title, terms=terms.describe(), **values)
 
 
-def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
-    """Return the card of a pre-trained model, with the figures of its summary.json; an empty one has none."""
+def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) -> str:
+    """Return the card of a pre-trained model, with the figures of its summary.json, at a scale of 1; empty: none."""
     config, shape = run.config, cast(DomextConfig, run.model.config)
     makes_vectors = config.objective.makes_vectors
-    rows, results = _list_figures(summary)
-    facts = [each for each in _list_facts(run, summary).items() if all(each)]
+    rows, results = _list_figures(summary if scale == 1 else {})
+    facts = [each for each in {**_list_facts(run, summary), "Scale": describe_scale(scale)}.items() if all(each)]
     hub = [match[1] for each in split_paths(config.corpus) if (match := re.match(r"hf://([^:@]+)", each))]
     kind = "sentence-similarity" if makes_vectors else "masked-lm"
     used = [each.citation for each in EXTENSIONS if each.describe(shape, config.method)]
@@ -183,6 +183,11 @@ def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
         "Peak learning rate": f"{config.optim.lr:g}",
         "Seed": f"{config.seed}",
     }
+
+
+def describe_scale(scale: float) -> str:
+    """Say by what all is multiplied that was added to a base; empty: it is as it was trained."""
+    return "" if scale == 1 else f"{scale:g} (1: as it was trained, 0: the base)"
 
 
 def _describe_adapter(name: str, adapter: AdapterConfig) -> str:

@@ -27,7 +27,7 @@ from domext_ray.export.vector_layout import write_vector_layout
 from domext_ray.files import read_json
 from domext_ray.model import domext as code_room
 from domext_ray.model.base import POOLER
-from domext_ray.model.build import detach, merge_extensions, name_plain
+from domext_ray.model.build import detach, merge_extensions, name_plain, scale_extensions
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.layouts import find_layout
@@ -63,17 +63,19 @@ def map_head(name: str) -> dict[str, str]:
     return AUTO_MAP | ({HEAD_AUTO_CLASSES[name]: f"heads_domext.{name}"} if name in HEAD_AUTO_CLASSES else {})
 
 
-def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32) -> Where:
+def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Where:
     """Rebuild the model of a run's newest checkpoint, export it as a Hugging Face folder, and return that.
 
     Args:
         where: the run's directory; its summary.json, where training has ended, gives the card its figures.
         folder: where to; made if missing.
         dtype: how the tensors are stored.
+        scale: of what the run's method adds, see `scale_extensions`.
 
     Raises:
         RunError: see `rebuild_run`, or `folder` holds something that is no export, or the disk refuses.
         BaseModelError: the base is not to be had.
+        ConfigError: what the run's method adds has no scale but 1.
     """
     check_target(folder, HUGGINGFACE)
     run, path = rebuild_run(where), Place(where) / "summary.json"
@@ -82,21 +84,28 @@ def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32) 
     )
     if summary and summary["train"]["steps"] != run.step:  # they would be another model's figures
         summary = {}
-    merge_extensions(cast(nn.Module, run.model))
-    export_model(run, folder, dtype, summary)
+    model = cast(nn.Module, run.model)
+    if scale != 1:
+        scale_extensions(model, run.config.method, scale)
+    merge_extensions(model)
+    export_model(run, folder, dtype, summary, scale)
     return folder
 
 
 def export_model(
-    run: RebuiltRun, folder: Where, dtype: torch.dtype = torch.float32, summary: Mapping[str, Any] | None = None
+    run: RebuiltRun,
+    folder: Where,
+    dtype: torch.dtype = torch.float32,
+    summary: Mapping[str, Any] | None = None,
+    scale: float = 1.0,
 ) -> None:
-    """Write a run's model, its LoRA merged; `summary` gives the card its figures. See `export_run`."""
+    """Write a run's model, its LoRA merged; `summary` and `scale` are told on its card. See `export_run`."""
     config, record = cast(DomextConfig, run.model.config), ExportRecord.of(HUGGINGFACE, run)
     with new_export(folder, record, run.base.folder if run.base else None) as temporary:
         save_tokenizer(run.tokenizer, temporary, config.vocab_size)
         save_model(run.model, temporary, dtype)
         write_vector_layout(temporary, config, run.config.objective.pooling)
-        (temporary / "README.md").write_text(build_card(run, summary or {}), encoding="utf-8")
+        (temporary / "README.md").write_text(build_card(run, summary or {}, scale), encoding="utf-8")
 
 
 def save_with_code(model: Any, folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from domext_ray.extensions.options import MethodOptions
 
@@ -64,6 +64,9 @@ class Extension:
     def merge(self, model: nn.Module) -> None:
         """Move what `attach` added into the base's matrices."""
 
+    def scale(self, model: nn.Module, method: MethodOptions, scale: float) -> None:
+        """Multiply by `scale`, 0 or more, what a method adds of it; 1 is the start. ValueError: it has no scale."""
+
     def describe(self, shape: Any, method: MethodOptions) -> str:
         """Say on a model's card what it has of it; empty: nothing."""
         raise NotImplementedError
@@ -102,6 +105,10 @@ class AdapterPart(Extension):
     def get_values(self, method: MethodOptions) -> dict[str, Any]:
         """Return its values of the `AdapterConfig` that a method adds."""
         return {name: getattr(method, option) for name, option in {self.size: self.size, **self.values}.items()}
+
+    def scale(self, model: nn.Module, method: MethodOptions, scale: float) -> None:
+        if self.is_in(method):  # all parts of an adapter have one scale
+            cast(Any, model).set_adapter_scale(method.adapter, scale)
 
     def describe_part(self, adapter: Any) -> str:
         """Say what it adds to a layer, or to the model, without the paper's name; called where the adapter has it."""

@@ -59,6 +59,13 @@ class Lora(Extension):
                 module.merge(safe_merge=True)
                 model.set_submodule(name, module.get_base_layer())
 
+    def scale(self, model: nn.Module, method: MethodOptions, scale: float) -> None:
+        from peft.tuners.lora import LoraLayer
+
+        for module in model.modules() if method.lora_rank else ():
+            if isinstance(module, LoraLayer):
+                module.set_scale("default", scale)
+
     def describe(self, shape: Any, method: MethodOptions) -> str:
         rank, targets = method.lora_rank, ",".join(method.lora_targets)
         return f"LoRA's updates of rank {rank} ({targets})" if rank else ""

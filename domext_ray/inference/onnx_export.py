@@ -28,7 +28,7 @@ from domext_ray.downstream.start.model import TRAININGS, is_run, load_start_mode
 from domext_ray.downstream.tasks.description import WHOLE_TASK
 from domext_ray.downstream.tasks.task_file import read_task_file, write_task_file
 from domext_ray.errors import ConfigError
-from domext_ray.export.card import Terms, read_terms, render_card
+from domext_ray.export.card import Terms, describe_scale, read_terms, render_card
 from domext_ray.export.folder import ONNX, ExportRecord, new_export
 from domext_ray.export.model_folder import save_tokenizer
 from domext_ray.export.onnx_graph import GRAPH, INT8, quantize_graph, require_onnx, write_graph
@@ -117,6 +117,11 @@ def export_onnx(config: ExportConfig) -> str:
         raise ConfigError(f"--run is {config.run!r}; with --format onnx it must be on a disk: copy its export there.")
     if holds_graphs(run):
         raise ConfigError(f"--run {config.run!r} holds an ONNX graph; it must be what that was made from.")
+    if config.scale != 1 and not is_run(run):
+        raise ConfigError(
+            f"--scale is {config.scale:g}; it must be 1 unless --run is a pre-training run's directory "
+            f"({config.run!r} is not)."
+        )
     if not folder and not is_run(run) and not (run / TRAININGS).is_dir():
         raise ConfigError(f"--output is empty; it must be a folder, for --run {config.run!r} is no run's directory.")
     folder = folder or os.path.join(run, config.folder_name)
@@ -124,7 +129,7 @@ def export_onnx(config: ExportConfig) -> str:
         if is_finetuned_model(run):
             _export_task(run, config, temporary)
         else:
-            start = load_start_model(config.run, option="--run")
+            start = load_start_model(config.run, option="--run", scale=config.scale)
             _write(build_masked_lm(start, "--run"), start.tokenizer, start.terms, config, temporary)
         if config.int8:
             _write_int8(temporary)
@@ -160,13 +165,14 @@ def _write(model: Any, tokenizer: PreTrainedTokenizerBase, terms: Terms, config:
     code = ("import json\n\n" if "json." in program else "") + _FEED + program
     code = code.replace("TEXT", text).replace("MASK", repr(tokenizer.mask_token))
     held = " and ".join(f"`{each}`" for each in own.active_adapters)
+    scaled = f" Scale: {said}." if (said := describe_scale(config.scale)) else ""
     card = render_card(
         f"{name}, for onnxruntime",
         config.run,
         terms,
         {"library_name": "onnx", "tags": ["domext", "onnx"]},
         sections=[
-            f"Rows of at most {own.max_row_length:,} tokens. Adapters in the graph: {held or 'none'}.",
+            f"Rows of at most {own.max_row_length:,} tokens. Adapters in the graph: {held or 'none'}.{scaled}",
             f"## Loading\n\nonnxruntime, numpy and tokenizers are enough. In this folder:\n\n```python\n{code}```",
         ],
     )

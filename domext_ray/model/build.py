@@ -18,8 +18,9 @@ from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, MLM_HEAD, POOLER, Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, complete_adapter
-from domext_ray.model.domext.layers_domext import VARLEN
+from domext_ray.model.domext.layers_domext import VARLEN, AdapterPlace, DeltaProjection, NormShift
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
+from domext_ray.model.domext.words_domext import HeadShift, WordShift
 from domext_ray.model.layouts import find_layout
 from domext_ray.runtime.device import has_bf16
 
@@ -381,6 +382,35 @@ def merge_extensions(model: nn.Module) -> None:
     """Move the extensions that wrap the base's matrices, such as LoRA, into these; others stay."""
     for extension in EXTENSIONS:
         extension.merge(model)
+
+
+def scale_extensions(model: nn.Module, method: MethodConfig, scale: float) -> None:
+    """Multiply what a method adds to a frozen base by a scale, 0 or more, until another one is set.
+
+    Raises:
+        ConfigError: the method trains the base itself, or the model has new words or gated modules.
+    """
+    shape = cast(DomextConfig, model.config)
+    if rule := method.refuse_scale(has_words=shape.extension_vocab_size > 0, has_modules=shape.module_hidden_size > 0):
+        raise ConfigError(f"--scale is {scale:g}; it must be 1 {rule}.")
+    for extension in EXTENSIONS:
+        extension.scale(model, method, scale)
+
+
+def fold_scales(model: nn.Module) -> None:
+    """Multiply the scales of a model's adapters into their tensors, so that they are 1 again: training knows no others.
+
+    What an adapter adds is linear in the tensors of its output projections and of its shifts.
+    """
+    adapters = cast(DomextConfig, model.config).adapters
+    for place in model.modules():
+        parts = place.adapters.items() if isinstance(place, AdapterPlace) else ()
+        for module, scale in ((each, adapters[name].scale) for name, part in parts for each in part.modules()):
+            if scale != 1 and isinstance(module, (DeltaProjection, HeadShift, NormShift, WordShift)):
+                for param in module.parameters(recurse=False):
+                    param.data *= scale
+    for name in adapters:
+        cast(Any, model).set_adapter_scale(name, 1.0)
 
 
 def name_unwrapped(name: str) -> str:

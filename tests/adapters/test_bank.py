@@ -182,6 +182,7 @@ def test_a_loaded_adapter_is_the_model_that_was_added(
     cases = [(MASKED_LM, SHIFTS), *((each, EVERYTHING) for each in ARCHITECTURES)]
     if base_name == BASES[0]:
         cases += [*product(ARCHITECTURES, (BOTTLENECK, VARIANT)), (TOKENS, SHIFTS), (SEQUENCES, SHIFTS)]
+        cases.append((MASKED_LM, {**SHIFTS, "scale": 0.5}))
     batch = make_batch(base, 4)
     for i, (architecture, sizes) in enumerate(cases):
         model = make_model(base, architecture, sizes=sizes)
@@ -276,12 +277,12 @@ def test_a_mixed_batch_is_each_row_through_its_own_model(
 ) -> None:
     base = load_base(str(request.getfixturevalue(base_name)))
     bank = AdapterBank.create(tmp_path / "bank", base.id)
-    kinds = {"law": MASKED_LM, "art": TOKENS, "zoo": SEQUENCES, "sea": SEQUENCES, "sky": MASKED_LM}
-    models = {}
+    kinds = {"law": MASKED_LM, "art": TOKENS, "zoo": SEQUENCES, "sea": SEQUENCES, "sky": MASKED_LM, "dim": MASKED_LM}
+    sizes, models = {"zoo": EVERYTHING, "sky": SHIFTS, "dim": {**SHIFTS, "scale": 0.5}}, {}
     for seed, (name, kind) in enumerate(kinds.items()):
-        models[name] = make_model(base, kind, seed, sizes={"zoo": EVERYTHING, "sky": SHIFTS}.get(name, BOTTLENECK))
+        models[name] = make_model(base, kind, seed, sizes=sizes.get(name, BOTTLENECK))
         bank.add(name, models[name], "own")
-    names = ["zoo", "law", "sea", "art", "zoo", "sky", "law", "art"]
+    names = ["zoo", "law", "sea", "art", "zoo", "sky", "dim", "law", "art"]
     if base.has_mlm_head:
         names.insert(3, "__base__")
         models["__base__"] = make_plain(base)

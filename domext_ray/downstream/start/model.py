@@ -30,7 +30,9 @@ from domext_ray.model.build import (
     choose_attention,
     describe_extensions,
     describe_method,
+    fold_scales,
     merge_extensions,
+    scale_extensions,
 )
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -55,7 +57,7 @@ class StartModel:
         id: what the user called it.
         kind: "run", "export", "base", or "adapter" of a bank.
         config: its shape and extensions.
-        tensors: fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates merged.
+        tensors: fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates and scales merged.
         tokenizer: its tokenizer.
         mlm_head: those of its masked-LM head; empty: it has none.
         brings: kind of the head that it has, see `find_head`; None: it has none.
@@ -123,8 +125,9 @@ def _read_export(model: str, folder: Path, option: str) -> tuple[DomextConfig, d
 
 
 def take_tensors(model: Any) -> dict[str, Tensor]:
-    """Merge a model's LoRA updates into it, and return its tensors, fp32 by this library's names, tied ones once."""
+    """Merge LoRA updates and scales into a model; return its tensors, fp32 by this library's names, tied ones once."""
     merge_extensions(model)
+    fold_scales(model)
     tied = model.all_tied_weights_keys
     return {name: each.detach().float().contiguous() for name, each in model.state_dict().items() if name not in tied}
 
@@ -134,7 +137,9 @@ def pick_tensors(tensors: Mapping[str, Tensor], start: str = _ENCODER) -> dict[s
     return {name: each for name, each in tensors.items() if name.startswith(start)}
 
 
-def load_start_model(model: str, step: int = 0, keep_head: bool = False, option: str = "--model") -> StartModel:
+def load_start_model(
+    model: str, step: int = 0, keep_head: bool = False, option: str = "--model", scale: float = 1.0
+) -> StartModel:
     """Read a model by what the user calls it; code that a folder brings along is never run.
 
     Args:
@@ -142,9 +147,11 @@ def load_start_model(model: str, step: int = 0, keep_head: bool = False, option:
         step: checkpoint of a run; 0: the newest.
         keep_head: read the head that it brings, too.
         option: the command's option that named it, for messages.
+        scale: of what a run's method adds, see `scale_extensions`.
 
     Raises:
-        ConfigError: `step` is given and `model` is no run, or `keep_head` and it brings no head.
+        ConfigError: `step` is given and `model` is no run, `keep_head` and it brings no head, or what the run's method
+            adds has no scale but 1.
         BaseModelError: it is none of these, or its files are not what its configuration says.
         RunError: a run without a usable checkpoint.
     """
@@ -158,6 +165,8 @@ def load_start_model(model: str, step: int = 0, keep_head: bool = False, option:
     card: Path | None = folder
     if is_run(folder):
         run = rebuild_run(folder, step)
+        if scale != 1:
+            scale_extensions(cast(nn.Module, run.model), run.config.method, scale)
         kind, config, tokenizer = "run", cast(DomextConfig, run.model.config), run.tokenizer
         tensors, card = take_tensors(run.model), run.base.folder if run.base else None
     elif is_export(folder):

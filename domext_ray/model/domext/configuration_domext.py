@@ -45,6 +45,7 @@ class AdapterConfig:
     router_threshold: float = 0.0  # log-odds from which its router gives it a row
     first_layer: int = 0  # first layer that has the parts of layers, from 0
     last_layer: int = 0  # last such layer
+    scale: float = 1.0  # factor of all that it adds, 0 or more; 1: as it was trained, 0: the base
 
 
 class DomextConfig(PreTrainedConfig):
@@ -247,6 +248,8 @@ def complete_adapter(name: str, values: AdapterConfig | Mapping[str, Any], num_h
     for key, words in BOTTLENECK_CHOICES.items():
         if (word := getattr(adapter, key)) not in words:
             raise ValueError(f"the adapter {name!r} has {key} {word!r}; it must be {', '.join(words)}.")
+    if not 0 <= adapter.scale < float("inf"):
+        raise ValueError(f"the adapter {name!r} has scale {adapter.scale}; it must be a number of 0 or more.")
     if adapter.word_head and not adapter.word_rows:
         raise ValueError(f"the adapter {name!r} has word_head without word_rows.")
     first, end = adapter.first_layer, adapter.last_layer

@@ -106,12 +106,12 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, sdpa_mask)
 class Linear(nn.Linear):
     """Linear layer that may be stored in another dtype than it computes in (a frozen base kept in bf16)."""
 
-    def forward(self, inputs: Tensor, weight_shifts: Sequence[nn.Module] = ()) -> Tensor:
-        """[..., in_features] -> [..., out_features], in the inputs' dtype or in autocast's."""
+    def forward(self, inputs: Tensor, weight_shifts: Sequence[tuple[nn.Module, float]] = ()) -> Tensor:
+        """[..., in_features] -> [..., out_features], in the inputs' or autocast's dtype; shifts have their scales."""
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
-        for shift in weight_shifts:
-            weight = shift(table=weight)
+        for shift, scale in weight_shifts:
+            weight = shift(table=weight, scale=scale)
         is_stored_otherwise = any(each is not None and each.dtype != inputs.dtype for each in (weight, bias))
         if is_stored_otherwise and not torch.is_autocast_enabled(inputs.device.type):
             weight, bias = weight.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype)
@@ -124,6 +124,11 @@ class Delta:
 
     rows: Tensor | None
     value: Tensor
+
+
+def apply_scale(value: Tensor, scale: float) -> Tensor:
+    """Multiply what an adapter adds by its scale; at 1 nothing is computed."""
+    return value if scale == 1 else value * scale
 
 
 def add_deltas(total: Tensor, deltas: Sequence[Delta]) -> Tensor:
@@ -189,16 +194,21 @@ class Padding:
 
 def select_adapters(
     config: DomextConfig, parts: Mapping[str, Any] | nn.ModuleDict, adapter_rows: dict[str, Tensor] | None
-) -> list[tuple[Any, Tensor | None]]:
-    """Return the parts of one place that take part, in the configuration's order, each with its rows (None: all).
+) -> list[tuple[Any, Tensor | None, float]]:
+    """Return the parts of one place that take part, in the configuration's order, each with its rows and its scale.
 
-    `adapter_rows` are the rows of the batch by the adapter that they use; None: all rows use the active adapters.
+    Rows are None where all use it, and parts whose scale is 0 take no part. `adapter_rows` are the rows of the batch by
+    the adapter that they use; None: all rows use the active adapters.
     """
     rows: dict[str, Any] | None = adapter_rows
     if rows is None:
         active = config.active_adapters
         rows = dict.fromkeys(config.adapters if active is None else active)
-    return [(parts[name], rows[name]) for name in config.adapters if name in parts and name in rows]
+    return [
+        (parts[name], rows[name], adapter.scale)
+        for name, adapter in config.adapters.items()
+        if name in parts and name in rows and adapter.scale
+    ]
 
 
 class AdapterPlace(nn.Module):
@@ -240,8 +250,8 @@ class AdapterPlace(nn.Module):
     def compute_deltas(self, adapter_rows: dict[str, Tensor] | None, *inputs: Any, **kwargs: Any) -> list[Delta]:
         """Return what the parts make of their adapters' rows of the inputs."""
         return [
-            Delta(rows, part(*(take_rows(each, rows) for each in inputs), **kwargs))
-            for part, rows in select_adapters(self.config, self.adapters, adapter_rows)
+            Delta(rows, apply_scale(part(*(take_rows(each, rows) for each in inputs), **kwargs), scale))
+            for part, rows, scale in select_adapters(self.config, self.adapters, adapter_rows)
         ]
 
 
@@ -262,29 +272,30 @@ class NormShift(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.hidden_size))
         self.bias = nn.Parameter(torch.zeros(config.hidden_size))
 
-    def forward(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, weight: Tensor, bias: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
         """Shift weight and bias, [..., d] each; here, for ZeRO-3 takes the shifts away behind this pass."""
-        return weight + self.weight, bias + self.bias
+        return weight + apply_scale(self.weight, scale), bias + apply_scale(self.bias, scale)
 
 
 class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in its own dtype, so that the residual stream stays fp32 under autocast."""
 
-    def forward(self, inputs: Tensor, shifts: Sequence[tuple[NormShift, Tensor | None]] = ()) -> Tensor:
-        """[B, ..., d] -> the same, in the dtype of this module's parameters; `shifts` are of adapters, with rows."""
+    def forward(self, inputs: Tensor, shifts: Sequence[tuple[NormShift, Tensor | None, float]] = ()) -> Tensor:
+        """[B, ..., d] -> the same, in the dtype of this module's parameters; `shifts`: see `select_adapters`."""
         inputs = inputs.to(self.weight.dtype)
         if not shifts:
             return super().forward(inputs)
         weight: Tensor = self.weight
         bias: Tensor = torch.zeros_like(weight) if self.bias is None else self.bias
-        if all(rows is None for _, rows in shifts):
-            for shift, _ in shifts:
-                weight, bias = shift(weight, bias)
+        if all(rows is None for _, rows, _ in shifts):
+            for shift, _, scale in shifts:
+                weight, bias = shift(weight, bias, scale)
             return nn.functional.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
         normalized = nn.functional.layer_norm(inputs, self.normalized_shape, eps=self.eps)
         shape = (len(inputs), *[1] * (inputs.dim() - 2), inputs.shape[-1])
-        weight = add_deltas(weight.expand(shape), [Delta(rows, shift.weight) for shift, rows in shifts])
-        return normalized * weight + add_deltas(bias.expand(shape), [Delta(rows, shift.bias) for shift, rows in shifts])
+        weights = [Delta(rows, apply_scale(shift.weight, scale)) for shift, rows, scale in shifts]
+        biases = [Delta(rows, apply_scale(shift.bias, scale)) for shift, rows, scale in shifts]
+        return normalized * add_deltas(weight.expand(shape), weights) + add_deltas(bias.expand(shape), biases)
 
 
 def make_norm(config: DomextConfig) -> LayerNorm:
@@ -489,7 +500,8 @@ class SublayerOutput(AdapterPlace):
         if self.LayerNorm is None:
             return hidden_states
         bottlenecks = select_adapters(self.config, self.adapters, adapter_rows)
-        return self.LayerNorm(hidden_states, [(each.norm, rows) for each, rows in bottlenecks if each.norm is not None])
+        shifts = [(each.norm, rows, scale) for each, rows, scale in bottlenecks if each.norm is not None]
+        return self.LayerNorm(hidden_states, shifts)
 
 
 class Attention(AdapterPlace):

@@ -8,7 +8,7 @@ masked-LM training the vocabulary projection runs on the predicted positions onl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import torch
@@ -102,6 +102,27 @@ class DomextPreTrainedModel(PreTrainedModel):
         """Say which adapters take part in the forward pass; None: all of them. ValueError: there is none of a name."""
         check_active(list(names or ()), self.config.adapters)
         self.config.active_adapters = None if names is None else list(names)
+
+    def set_adapter_scale(self, name: str, scale: float) -> None:
+        """Say how much of an adapter takes part: all that it adds, shifts of LayerNorms and words too, times `scale`.
+
+        It is saved with the model.
+
+        Args:
+            name: the adapter.
+            scale: 1: as it was trained; 0: the base, bit for bit, as far as this adapter goes; 0 or more.
+
+        Raises:
+            ValueError: there is no such adapter, the scale is none, or the model has new words or gated modules.
+        """
+        config = self.config
+        check_active([name], config.adapters)
+        found = "new words" if config.extension_vocab_size else "gated modules" if config.module_hidden_size else ""
+        if found and scale != 1:
+            raise ValueError(f"scale is {scale}; it must be 1 in a model with {found}, which have no scale.")
+        values = {"scale": float(scale)}
+        own = complete_adapter(name, asdict(config.adapters[name]) | values, config.num_hidden_layers)
+        config.adapters = {**config.adapters, name: own}
 
     @torch.no_grad()
     def attach_adapter(self, name: str, **description: Any) -> None:

@@ -26,6 +26,7 @@ from .layers_domext import (
     Linear,
     NormShift,
     add_deltas,
+    apply_scale,
     make_norm,
     select_adapters,
     take_rows,
@@ -44,7 +45,11 @@ class WordShift(nn.Module):
         self.register_buffer("rows", None if is_whole else torch.arange(adapter.word_rows))
 
     def forward(
-        self, input_ids: Tensor | None = None, states: Tensor | None = None, table: Tensor | None = None
+        self,
+        input_ids: Tensor | None = None,
+        states: Tensor | None = None,
+        table: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
         """Return the shifts of words, those of states' scores, or a whole table that is shifted.
 
@@ -52,11 +57,12 @@ class WordShift(nn.Module):
             input_ids: int64 [...], words, of which those without a shift get zeros; gives [..., d].
             states: [..., d], what the output projection reads; gives [..., K].
             table: [K, d], the base's; gives [K, d].
+            scale: of the shifts of a table.
         """
         if states is not None:
             return nn.functional.linear(states, self.weight)
         if table is not None:
-            return table + self.weight
+            return table + apply_scale(self.weight, scale)
         assert input_ids is not None
         last = len(self.weight) - 1
         if self.rows is None:
@@ -144,9 +150,9 @@ class HeadShift(nn.Module):
         self.dense = DeltaProjection(config.hidden_size, config.hidden_size) if adapter.word_head else None
         self.norm = NormShift(config) if adapter.word_head else None
 
-    def forward(self, scores: Tensor) -> Tensor:
-        """Add the shifts of the biases to scores [..., K]."""
-        return scores + self.bias.to(scores.dtype)
+    def forward(self, scores: Tensor, scale: float = 1.0) -> Tensor:
+        """Add the shifts of the biases, times a scale, to scores [..., K]."""
+        return scores + apply_scale(self.bias.to(scores.dtype), scale)
 
 
 class PredictionTransform(nn.Module):
@@ -158,11 +164,14 @@ class PredictionTransform(nn.Module):
         self.activation = ACT2FN[config.mlm_head_act or config.hidden_act]
         self.LayerNorm = make_norm(config)
 
-    def forward(self, hidden_states: Tensor, shifts: Sequence[tuple[HeadShift, Tensor | None]] = ()) -> Tensor:
-        """[B, ..., d] -> [B, ..., d]; `shifts` are those of adapters that shift the transform, with their rows."""
-        deltas = [Delta(rows, cast(nn.Module, each.dense)(take_rows(hidden_states, rows))) for each, rows in shifts]
+    def forward(self, hidden_states: Tensor, shifts: Sequence[tuple[HeadShift, Tensor | None, float]] = ()) -> Tensor:
+        """[B, ..., d] -> [B, ..., d]; `shifts` are of adapters that shift the transform: see `select_adapters`."""
+        deltas = [
+            Delta(rows, apply_scale(cast(nn.Module, each.dense)(take_rows(hidden_states, rows)), scale))
+            for each, rows, scale in shifts
+        ]
         transformed = self.activation(add_deltas(self.dense(hidden_states), deltas))
-        return self.LayerNorm(transformed, [(each.norm, rows) for each, rows in shifts])
+        return self.LayerNorm(transformed, [(cast(NormShift, each.norm), rows, scale) for each, rows, scale in shifts])
 
 
 class PredictionHead(AdapterPlace):
@@ -192,13 +201,13 @@ class PredictionHead(AdapterPlace):
         heads = select_adapters(self.config, self.adapters, adapter_rows)
         transformed = self.transform(hidden_states, [each for each in heads if each[0].dense is not None])
         # A shift of all words and rows joins the projection; others are sums of their own.
-        whole = [shift for shift, rows in words if rows is None and shift.rows is None]
-        logits = self.decoder(transformed, whole)
-        for (shift, rows), (head, _) in zip(words, heads, strict=True):
+        whole = {shift: scale for shift, rows, scale in words if rows is None and shift.rows is None}
+        logits = self.decoder(transformed, [*whole.items()])
+        for (shift, rows, scale), (head, _, _) in zip(words, heads, strict=True):
             if shift in whole:
-                logits = head(logits)
+                logits = head(logits, scale)
                 continue
-            scores = head(shift(states=take_rows(transformed, rows))).to(logits.dtype)
+            scores = apply_scale(head(shift(states=take_rows(transformed, rows))).to(logits.dtype), scale)
             if shift.rows is not None:
                 spread = scores.new_zeros(*scores.shape[:-1], logits.shape[-1])
                 scores = spread.index_copy(-1, shift.rows, scores)
