@@ -136,7 +136,7 @@ def _add_adapters(config: DomextConfig, method: MethodConfig, earlier: Extension
         known = adapters.get(method.adapter, own)
         own = replace(own, router_words=known.router_words, router_threshold=known.router_threshold)
         if known != own:
-            parts = ", ".join(f"{name} {value}" for name, value in asdict(known).items())
+            parts = ", ".join(f"{name} {value}" for name, value in asdict(known).items() if name != "scale")
             raise ConfigError(
                 f"--method.adapter {method.adapter!r} is the name of an adapter of {option} that has other parts "
                 f"({parts}); give another name, or these parts to train it further."
