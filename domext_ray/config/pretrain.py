@@ -39,6 +39,8 @@ from domext_ray.options.declare import (
 TrackerName = Literal["tensorboard", "mlflow", "trackio", "prometheus"]
 CARD_TOKENS = 32_768
 """Tokens of a forward pass on a GPU, at most, where nothing else is asked."""
+AUTO_SCALES = (0.25, 0.5, 0.75)
+"""What `--train.eval_scales auto` measures, where there is a scale."""
 MOST_HELD_OUT = 0.5
 """The share of documents that is held out is below this."""
 
@@ -276,6 +278,8 @@ class TrainConfig:
     eval_rows: PositiveInt = free(400)  # held-out rows of an evaluation, at most
     # of these rows both halves, or one: what is chosen by the first is reported on the second
     eval_half: Literal["both", "first", "second"] = free("both")
+    # scales of what the method adds, 0 to 1, at which the end is evaluated, too; auto: three, where it has a scale
+    eval_scales: Annotated[tuple[Share, ...], DIFFERENT] | Literal["auto"] = free(())
     # rate that a dry run assumes; 0: it times a few steps on this machine
     tokens_per_second: NonNegativeFloat = free(0.0)
     # or each worker's operations per second, 1e12: 400 is two fifths of an H100's peak
@@ -439,6 +443,7 @@ class PretrainConfig:
         self._check_distillation()
         self._check_packed()
         self._check_vectors()
+        list_eval_scales(self)
         if self.base == "none":
             require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
             require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")
@@ -554,6 +559,26 @@ class PretrainConfig:
     def has_general_text(self) -> bool:
         """Whether there are rows that --objective.keep speaks of."""
         return any(part.keep for part in self.parts)
+
+
+def list_eval_scales(config: PretrainConfig, *, has_modules: bool = False) -> tuple[float, ...]:
+    """Return the scales of what a run's method adds at which its end is evaluated, beside 1.
+
+    Args:
+        config: the run.
+        has_modules: it has gated modules of an earlier run.
+
+    Raises:
+        ConfigError: some are asked for, and there is no scale.
+    """
+    asked, kind = config.train.eval_scales, config.objective.kind
+    rule = config.method.refuse_scale(has_words=config.vocab.extends_base, has_modules=has_modules)
+    if kind != "masked":
+        rule = f"with --objective.kind {kind}, for no masked word is asked for"
+    if asked == "auto":
+        return () if rule else AUTO_SCALES
+    require(not asked or not rule, "train.eval_scales", asked, f"empty {rule}")
+    return asked
 
 
 def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from domext_ray.config.pretrain import count_passes, resolve_warmup_steps
+from domext_ray.config.pretrain import count_passes, list_eval_scales, resolve_warmup_steps
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import choose_attention, describe_extensions, store_base
+from domext_ray.model.build import choose_attention, describe_extensions, scale_extensions, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.options.declare import read_seconds
@@ -37,7 +37,7 @@ from domext_ray.runs.events import (
     enter_phase,
     notify_driver,
 )
-from domext_ray.runs.losses import DOMAIN, TRAIN, name_losses
+from domext_ray.runs.losses import DOMAIN, SCALE, TRAIN, name_losses
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import agree_on_checkpoint, describe_resumption, save_checkpoint
 from domext_ray.training.choices import describe_choices
@@ -426,11 +426,35 @@ class PretrainWorker:
             self._enter_evaluation("other texts")
             losses = [domain.loss, *(self.score(each).loss for each in self.evaluations.parts)]
             record |= self.parts.describe_held_out(losses)
+        if at_end:
+            record |= self._score_scales()
         if at_end and self.config.objective.kind == "masked" and read_records(self.run_dir):
             attach_routers(cast(DomextForMaskedLM, self.model), self.run_dir)
             score = functools.partial(evaluate_routed, self.engine, self.model)
             record |= self._score_texts(score, "eval/routed_", True, ", with the router")[0]
         return record
+
+    def _score_scales(self) -> dict[str, Any]:
+        """Score masked words with less of what the method adds, and, where that is not how the run began, with none."""
+        config, record = self.config, dict[str, Any]()
+        scales = list_eval_scales(config, has_modules=self.plan.shape.module_hidden_size > 0)
+        begins_at_base = config.method.init == "zero" and not config.init_from and self.base and self.base.has_mlm_head
+        for scale in (*(() if begins_at_base or not scales else (0.0,)), *scales):
+            try:
+                scale_extensions(self.model, config.method, scale)
+                record |= self._score_scale(f"eval/{SCALE}{scale:g}_", f" at scale {scale:g}")
+            finally:
+                scale_extensions(self.model, config.method, 1.0)
+        return record
+
+    def _score_scale(self, prefix: str, how: str) -> dict[str, Any]:
+        self._enter_evaluation(f"the general probe{how}")
+        general = self.score(self.evaluations.general)
+        self._enter_evaluation(f"bits per character{how}")
+        return {
+            f"{prefix}domain_bits_per_character": measure_bits(self.score, self.evaluations.characters),
+            f"{prefix}general_mlm_accuracy": general.accuracy if general.num_tokens else None,
+        }
 
     def _score_texts(
         self, score: Score, prefix: str, has_words: bool, how: str = ""

@@ -44,6 +44,8 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--train.seq_length 4", "--train.seq_length", "8 or more"),
         ("--train.long_seq_length 64", "--train.long_seq_length", "--train.seq_length"),
         ("--train.dropout 1", "--train.dropout", "below 1"),
+        ("--train.eval_scales 0.5,1", "--train.eval_scales", "1"),
+        ("--train.eval_scales 0.5 --vocab.size 9", "--train.eval_scales", "empty with new words", "--vocab.size"),
         ("--train.micro_batch_size 33", "--train.micro_batch_size", "33"),
         ("--scale.num_workers 0", "--scale.num_workers", "1 or more"),
         ("--run.keep_checkpoints 0", "--run.keep_checkpoints", "1 or more"),
@@ -73,6 +75,7 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("", "--run"),
         ("--run . --format zip", "--format", "zip"),
         ("--run . --format peft --dtype float16", "--dtype", "float16"),
+        ("--run . --scale 0.7", "--output", "a folder of its own with --scale 0.7"),
     ),
     "compare_runs": (("", "--runs"), ("--runs .,.", "--runs")),
     "compare": (
