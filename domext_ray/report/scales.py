@@ -6,6 +6,7 @@ at which general accuracy has hardly suffered, on straight lines between the sca
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,13 +38,14 @@ class ScaleCurve:
 
     @property
     def marked(self) -> float:
-        """The largest scale that loses no more than `MAX_LOST`, on straight lines between the scales."""
+        """The largest scale that loses no more than `MAX_LOST`, on straight lines between the scales; in hundredths."""
         points = [*zip(self.scales, self.lost, strict=True)]
         if points[-1][1] <= MAX_LOST:
             return points[-1][0]
         last = max(i for i, (_, lost) in enumerate(points) if lost <= MAX_LOST)  # at 0 nothing is lost
         (low, before), (high, after) = points[last : last + 2]
-        return low + (high - low) * (MAX_LOST - before) / (after - before)
+        reached = low + (high - low) * (MAX_LOST - before) / (after - before)
+        return math.floor(100 * reached + 1e-9) / 100
 
     def find(self, scale: float) -> tuple[float, float]:
         """Return what is gained and lost at a scale between the ends, on the same lines."""
