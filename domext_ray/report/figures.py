@@ -266,7 +266,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     width = 5 if "routed" in summary else 4
     table = format_text([(*row, "")[:width] for row in rows], gap=3)
     curve = read_scales(summary)
-    scaled = f"{curve.describe()}\n" if curve else ""
+    scaled = f"{curve.describe()}\n" if curve and curve.marked < 1 else ""
     counts, train = summary["parameters"], summary["train"]
     decoder = f", and {counts['decoder']:,} of a decoder" if "decoder" in counts else ""
     return (

@@ -64,6 +64,8 @@ def test_the_table_and_the_page_say_it() -> None:
     assert curve is not None and curve.describe() == SENTENCE
     assert format_summary(summary).splitlines()[-2] == SENTENCE
     assert len(format_summary(SUMMARY).splitlines()) == len(format_summary(summary).splitlines()) - 1
+    kept = {**SUMMARY, "scales": [{**each, "mlm_accuracy": 0.40} for each in SCALES]}
+    assert format_summary(kept) == format_summary(SUMMARY), "where nothing is lost there is nothing to choose"
     page = format_pictures([picture_scales(curve)])
     assert SENTENCE in page and "no more than 0.3 points are lost" in page
     assert all(f">{text}</text>" in page for text in ("0.62", "bits gained", "points lost", "scale of what was added"))
