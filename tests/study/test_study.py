@@ -450,7 +450,7 @@ def build_command(base: Path, corpus: Path, folder: Path) -> list[str]:
         *("--train.save_every", "5", "--train.general_probe", str(FEW_SENTENCES), "--optim.warmup_steps", "3"),
         *("--replay.corpus", str(general), "--rates", "1e-3,3e-3", "--retention", str(other)),
         *("--tasks", "ner", "--data", str(write_ner(corpus.parent / "ner")), "--finetune.grid.lr", "1e-3,3e-3"),
-        *("--finetune.grid.epochs", "1", "--finetune.labelled.max_length", "32"),
+        *("--finetune.grid.epochs", "1", "--finetune.labelled.max_length", "64"),
     ]
 
 
