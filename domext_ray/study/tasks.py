@@ -133,12 +133,12 @@ def _run(place: Workplace, i: int, name: str, grid: GridConfig) -> None:
 def _average(found: Sequence[SetScores]) -> SetScores:
     """The mean over sets: seed by seed, and resample by resample, for sets are drawn independently."""
     clusters = min(sample.num_clusters for each in found for sample in each.samples.values())
-    samples = {
-        name: Sample(
-            np.mean([each.samples[name].values for each in found], axis=0),
-            np.mean([each.samples[name].drawn for each in found], axis=0),
-            clusters,
+    samples = {}
+    for name in found[0].samples:
+        own = [each.samples[name] for each in found]
+        number = min(len(each.values) for each in own)  # a restart that failed on one set has no mean over sets
+        values, drawn = (
+            np.mean([getattr(each, part)[:number] for each in own], axis=0) for part in ("values", "drawn")
         )
-        for name in found[0].samples
-    }
+        samples[name] = Sample(values, drawn, clusters)
     return SetScores(f"mean of {len(found)} sets", "main figure", "/".join({each.split: 0 for each in found}), samples)
