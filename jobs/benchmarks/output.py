@@ -32,7 +32,7 @@ from domext_ray.storage import write_json, write_text
 
 REPOSITORY = Path(__file__).parents[2]
 PUBLISHED = Path(".github", "benchmarks")
-DOCUMENTS = ("README.md", ".github/RESULTS.md", "jobs/README.md")
+DOCUMENTS = ("README.md", ".github/RESULTS.md", ".github/guides/predict-and-serve.md")
 COMMAND = "python jobs/benchmark.py tables"
 LIBRARIES = ("torch", "transformers", "deepspeed", "ray", "peft", "domext_ray")
 _EXPECTED: dict[str, Kind] = {name: dict for name in ("case", "versions", "figures")}
