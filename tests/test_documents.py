@@ -38,11 +38,12 @@ from domext_ray.options.kinds import list_options
 from domext_ray.options.read import CONFIG, PRESET, read_flags
 from domext_ray.search.space import read_space
 
-PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", "domext_ray/assets/*/README.md", "domext_ray/model/**/README.md")
+PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", ".github/guides/*.md")
+PLACES += ("domext_ray/assets/*/README.md", "domext_ray/model/**/README.md")
 DOCUMENTS = sorted({path for each in PLACES for path in REPOSITORY.glob(each)})
 IDS = [str(path.relative_to(REPOSITORY)) for path in DOCUMENTS]
-MOST_LINES = 320
-"""Of the front page, which is read in one sitting."""
+MOST_LINES = {"README.md": 320, "jobs/README.md": 480, ".github/guides/*.md": 125}
+"""Of the front page and of each guide, which are read in one sitting, and of the reference."""
 LANGUAGES = {"bash", "python", "yaml", "text", "bibtex"}
 OUR_FOLDERS = ("cluster/", "jobs/", "tests/", "domext_ray/", ".ci/", ".github/")
 IMAGE = "/opt/domext_ray/"
@@ -185,13 +186,24 @@ def read_pip_command(words: Sequence[str]) -> None:
         assert not found or set(found[1].split(",")) <= extras.keys(), word
 
 
-def test_the_front_page_is_read_in_one_sitting() -> None:
-    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+@pytest.mark.parametrize("pattern", MOST_LINES)
+def test_a_page_is_no_longer_than_it_may_be(pattern: str) -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in REPOSITORY.glob(pattern)}
+    assert lengths and not {path: length for path, length in lengths.items() if length > MOST_LINES[pattern]}
 
 
 def test_blocks_say_their_language() -> None:
     for block in BLOCKS:
         assert block.language in LANGUAGES, block
+
+
+def write_shown_files(document: Path, folder: Path) -> dict[str, str]:
+    """Write each YAML that a document shows under its name, its first line; return where, by name."""
+    texts = [each.text for each in BLOCKS if each.document == document and each.language == "yaml"]
+    named = {found[1]: text for text in texts if (found := re.match(r"# (\S+\.yaml)\n", text))}
+    for name, text in named.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return {name: str(folder / name) for name in named}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
@@ -201,12 +213,13 @@ def test_every_command_is_read_by_what_it_calls(
     blocks = [each for each in BLOCKS if each.document == document and each.language == "bash"]
     commands = list_commands([each.text for each in blocks], tmp_path)
     assert all(commands)
+    files = write_shown_files(document, tmp_path)
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.syspath_prepend(REPOSITORY / "jobs")
     for block, own in zip(blocks, commands, strict=True):
         for command in own:
             try:
-                read_command(command)
+                read_command([files.get(word, word) for word in command])
             except (AssertionError, ValueError, click.ClickException) as error:
                 raise AssertionError(f"{block}: {shlex.join(command)}") from error
 
