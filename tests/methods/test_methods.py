@@ -1,7 +1,7 @@
 """The behaviour matrix: methods and combinations of methods.py, each against the same list of promises.
 
 Rows of `QUICK` on BERT and RoBERTa are of the default tier, and so is ZeRO stage 3; all else is slow. `python
-tests/methods/test_methods.py` runs all of it and prints the table of .github/RESULTS.md.
+tests/methods/test_methods.py` runs all of it and prints a table of methods and proofs.
 """
 
 from __future__ import annotations
@@ -435,7 +435,7 @@ class Collector:
         return report
 
     def format_table(self) -> str:
-        """Return the table of .github/RESULTS.md."""
+        """Return a table of methods and proofs, in Markdown."""
         lines = [["Method", *PLACES_IN_TABLE], ["---"] * (len(PLACES_IN_TABLE) + 1)]
         lines += [[row.name, *(self._format_cell(row, column) for column in PLACES_IN_TABLE)] for row in ROWS]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
