@@ -42,7 +42,7 @@ PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", ".github/guides/*.md")
 PLACES += ("domext_ray/assets/*/README.md", "domext_ray/model/**/README.md")
 DOCUMENTS = sorted({path for each in PLACES for path in REPOSITORY.glob(each)})
 IDS = [str(path.relative_to(REPOSITORY)) for path in DOCUMENTS]
-MOST_LINES = {"README.md": 320, "jobs/README.md": 480, ".github/guides/*.md": 125}
+MOST_LINES = {"README.md": 220, "jobs/README.md": 480, ".github/guides/*.md": 125}
 """Of the front page and of each guide, which are read in one sitting, and of the reference."""
 LANGUAGES = {"bash", "python", "yaml", "text", "bibtex"}
 OUR_FOLDERS = ("cluster/", "jobs/", "tests/", "domext_ray/", ".ci/", ".github/")
@@ -190,6 +190,24 @@ def read_pip_command(words: Sequence[str]) -> None:
 def test_a_page_is_no_longer_than_it_may_be(pattern: str) -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in REPOSITORY.glob(pattern)}
     assert lengths and not {path: length for path, length in lengths.items() if length > MOST_LINES[pattern]}
+
+
+def read_section(name: str, title: str) -> str:
+    text = (REPOSITORY / name).read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    assert found, f"{name}: {title}"
+    return found[1]
+
+
+def test_figures_of_the_front_page_are_those_of_the_results() -> None:
+    """Each with its spread or interval; and the quick start ended as it says there."""
+    source = read_section(".github/RESULTS.md", "From bits to F1")
+    for page, title in {"README.md": "Results", ".github/METHODS.md": "Gain and forgetting"}.items():
+        table = re.sub(r"\*\*", "", "".join(re.findall(r"^\|.*\n", read_section(page, title), re.M)))
+        figures = re.findall(r"[−+]?\d+\.\d+(?: ± \d+\.\d+| \[[^\]]*\])?", table)
+        assert len(figures) > 5 and not [each for each in figures if each not in source], page
+    (ended,) = re.findall(r"^```text\n.*?^```", read_section("README.md", "Two commands"), re.M | re.S)
+    assert ended in read_section(".github/RESULTS.md", "Quick start")
 
 
 def test_blocks_say_their_language() -> None:

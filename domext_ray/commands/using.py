@@ -167,7 +167,7 @@ SERVE = Job(
 
 Requests of different clients for different adapters share a pass through one encoder. Each text of a request may name
 its own adapter, "__base__", or "auto" (the adapters' routers choose), and each answer says which it was. Adapters come
-and go without a restart: POST and DELETE /v1/adapters. Requests show a token (Authorization: Bearer). /openapi.json
+and go with the bank (domext bank), without a restart. Requests show a token (Authorization: Bearer). /openapi.json
 describes all endpoints, /metrics is Prometheus' own. Ctrl-C or SIGTERM: open requests are answered, then it ends.""",
     ServeConfig,
     "serving.serve:run_serving",

@@ -37,7 +37,7 @@ class MethodOptions:
     # what trains; extensions and adapter: beside a frozen base
     trains: Literal["extensions", "adapter", "all", "top_layers", "layer_norms", "biases"] = "extensions"
     top_layers: NonNegativeInt = 0  # layers that train with --method.trains top_layers
-    adapter: Identifier = "domain"  # name of the adapter that heads, FFN units and bottlenecks belong to
+    adapter: Identifier = "domain"  # name of the adapter that heads, FFN units, bottlenecks and word shifts belong to
     layers: LayerRange = ""  # layers that have these, counted from 0, such as 6-11; empty: all
     init: Literal["zero", "paper"] = "zero"  # the adapter's start; zero: step 0 is the base; paper: the papers' own
     # adapters that take part, separated by commas; empty: all, those of --init_from too

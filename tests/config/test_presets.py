@@ -193,7 +193,7 @@ def test_a_file_changes_a_preset_option_by_option_and_flags_change_the_file(tmp_
     plain = parse_config(PretrainConfig, "exbert", [])
     assert sorted(describe_difference(to_dict(plain), to_dict(found))) == [
         "corpus: 'package-docs' -> 'notes.txt'",
-        "optim.lr: 0.001 -> 0.0003",
+        "optim.lr: 0.0005 -> 0.0003",
         "optim.lr_width: 256 -> 0",
         "train.max_steps: 450 -> 7",
     ]
