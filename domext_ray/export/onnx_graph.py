@@ -87,8 +87,20 @@ def write_graph(model: Any, path: Path) -> None:
     finally:
         del model.bert._build_masks
     assert program is not None, "of torch's exporter by tracing"
+    _forget_source(program.model)
     program.model.metadata_props[_MAX_LENGTH] = str(config.max_row_length)
     program.save(str(path), external_data=num_bytes > MAX_PROTOBUF_BYTES)
+
+
+def _forget_source(model: Any) -> None:
+    """Take out of a graph which lines of code its operations come from: they name folders of this machine."""
+    for graph in (model.graph, *model.functions.values()):
+        nodes = list(graph.all_nodes())
+        values = [*graph.inputs, *(each for node in nodes for each in node.outputs)]
+        for each in (graph, *nodes, *values):
+            each.metadata_props.clear()
+    for each in model.graph.initializers.values():
+        each.metadata_props.clear()
 
 
 def quantize_graph(source: Path, target: Path) -> None:

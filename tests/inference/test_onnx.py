@@ -133,6 +133,9 @@ def test_a_masked_lm_is_a_graph(places: Any, tmp_path: Path) -> None:
     source = save_export(find_row("exBERT"), places, tmp_path / "export")
     folder = export(source, tmp_path / "onnx", int8=True)
     assert not {each.suffix for each in folder.rglob("*")} & {".safetensors", ".py", ".bin"}
+    for each in (folder / GRAPH, folder / INT8 / GRAPH):
+        content = each.read_bytes()
+        assert not [name for name in (b"stack_trace", b"site-packages", b"domext_ray/") if name in content]
     model, tokenizer = load_masked_lm(str(source))
     assert measure(model, folder) < TOLERANCE
     rows = [{"text": "The patient was given [MASK]."}, {"text": "the [MASK] and the [MASK]"}, {"text": "no mask"}]
