@@ -21,10 +21,10 @@ from typing import Any
 
 import click
 import pytest
-import tomllib
 import yaml
 from command_lines import load_jobs, read_ray_command
 from conftest import REPOSITORY
+from project_file import read_project_file
 
 from domext_ray.commands.job import Job
 from domext_ray.commands.main import JOBS as VERBS
@@ -180,7 +180,7 @@ def read_job_options(job: Job[Any], options: list[str]) -> None:
 
 def read_pip_command(words: Sequence[str]) -> None:
     assert words[0] == "install"
-    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = read_project_file()["project"]["optional-dependencies"]
     for word in words[1:]:
         found = re.search(r"^(?:\.|domext_ray)\[(.*)\]", word)
         assert not found or set(found[1].split(",")) <= extras.keys(), word
@@ -373,7 +373,7 @@ def test_tables_of_speed_are_those_of_the_files(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_badges_are_true() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = read_project_file()["project"]
     python, licence = ((REPOSITORY / ".github" / f"{name}.svg").read_text() for name in ("python", "licence"))
     tested = (REPOSITORY / ".ci" / "run").read_text()
     oldest = project["requires-python"].removeprefix(">=")

@@ -11,8 +11,8 @@ from importlib.metadata import EntryPoint, version
 from pathlib import Path
 
 import pytest
-import tomllib
 from conftest import REPOSITORY
+from project_file import read_project_file
 
 from domext_ray.commands.main import JOBS, find_verb, main
 from domext_ray.config.presets import FOLDER, list_presets
@@ -91,7 +91,7 @@ def test_a_verb_and_its_file_carry_out_the_same_job(
 
 
 def test_the_program_is_installed_under_its_name() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    project = read_project_file()
     assert EntryPoint("domext", project["project"]["scripts"]["domext"], "console_scripts").load() is main
 
 

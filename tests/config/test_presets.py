@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 import yaml
 from conftest import REPOSITORY
 from given_options import parse_config
+from project_file import read_project_file
 
 from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
@@ -238,7 +238,7 @@ def test_a_preset_begins_with_a_sentence_about_itself() -> None:
 
 
 def test_every_preset_is_in_the_wheel() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    project = read_project_file()
     patterns = project["tool"]["setuptools"]["package-data"]["domext_ray"]
     package = REPOSITORY / "domext_ray"
     packed = {each for pattern in patterns for each in package.glob(pattern) if each.is_file()}
