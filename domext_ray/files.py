@@ -24,23 +24,61 @@ ASSETS = Path(__file__).parent / "assets"
 """What comes with the package beside its code."""
 MAX_YAML_VALUES = 100_000
 """What a person writes has fewer."""
+FORMATS: dict[str, dict[int, str]] = {
+    "adapter bank": {4: "0.1"},
+    "checkpoint": {3: "0.1"},
+    "corpus": {3: "0.1"},
+    "export": {3: "0.1"},
+    "run": {4: "0.1"},
+    "task": {1: "0.1"},
+    "vocabulary": {2: "0.1"},
+}
+"""What has a format -> its numbers, and the released versions that read each. This version reads the last one alone.
+
+A change of a format adds its number and the version that will be released with it. No entry ever leaves.
+"""
 
 
-def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = None, format: int = 0) -> dict[str, Any]:
+def newest_format(kind: str) -> int:
+    """Return the number of the format that this version writes and reads; `kind` is one of `FORMATS`."""
+    return max(FORMATS[kind])
+
+
+def describe_format(kind: str, found: object, writer: object = None) -> str:
+    """Say which version reads what is of another format, as what follows the name of a file.
+
+    Args:
+        kind: one of `FORMATS`.
+        found: its number in the file.
+        writer: the version that wrote the file, where the file says so.
+    """
+    own = newest_format(kind)
+    if isinstance(writer, str):
+        whose = f"domext_ray {writer[:20]} wrote"
+    elif isinstance(found, int) and found in FORMATS[kind]:
+        whose = f"domext_ray {FORMATS[kind][found]} reads"
+    elif isinstance(found, int) and found > own:
+        whose = "a later version of domext_ray reads"
+    else:
+        whose = "no released version of domext_ray reads"
+    return f"has format {str(found)[:20]}, which {whose}; this version reads format {own}"
+
+
+def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = None, kind: str = "") -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Args:
         path: the file.
         remedy: what to do about a damaged one, the end of the error's sentence.
         expected: types of the values that must be there, by name; `train.steps` is "steps" in the object "train".
-        format: the number that must be its "format"; 0: it has none.
+        kind: what it is of `FORMATS`, so that its "format" must be the newest one; empty: it has none.
 
     Raises:
         RunError: it is missing or damaged, lacks a value, or has another format.
     """
-    values = _read(path, remedy, parse_json, "JSON object", {"format": int} if format else {})
-    if format and values["format"] != format:  # before what another format need not have
-        raise RunError(f"{path} has format {values['format']}, and this version reads {format}; {remedy}.")
+    values = _read(path, remedy, parse_json, "JSON object", {"format": int} if kind else {})
+    if kind and values["format"] != newest_format(kind):  # before what another format need not have
+        raise RunError(f"{path} {describe_format(kind, values['format'])}; {remedy}.")
     check_values(path, values, "JSON object", remedy, expected or {})
     return values
 

@@ -47,7 +47,7 @@ from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exp
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.errors import DomextError, RunError
-from domext_ray.files import read_json, read_text
+from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -56,7 +56,7 @@ from domext_ray.storage import NEW, Place, Where, hash_values, write_text
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.start import read_run_config
 
-FORMAT = 4
+FORMAT = newest_format("adapter bank")
 BANK, ADAPTERS, BASE_FOLDER, DESCRIPTION = "bank.json", "adapters", ".base_folder", "adapter.json"
 _ADD_AGAIN = "remove the adapter and add it again"
 
@@ -305,7 +305,7 @@ def _put_new(place: Place, values: dict[str, Any]) -> None:
 
 def _read_hashed(path: Place, remedy: str) -> dict[str, Any]:
     """Read what `_put_new` wrote; behind this guard its values are what they were."""
-    found = read_json(path, remedy, {"values": dict, "sha256": str}, FORMAT)
+    found = read_json(path, remedy, {"values": dict, "sha256": str}, "adapter bank")
     if found["sha256"] != hash_values(found["values"]):
         raise RunError(f"{path} is damaged: it differs from its sha256; {remedy}.")
     return found["values"]

@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
+from domext_ray.files import describe_format, newest_format
 from domext_ray.storage import Place, Where, hash_file, hash_files, hash_values, map_file, parse_json, write_json
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = newest_format("corpus")
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
@@ -128,7 +129,7 @@ def read_manifest(folder: Where) -> Manifest:
     try:
         record = parse_json(path.read_bytes())
         if record["format"] != FORMAT_VERSION:
-            fault = f"has format {record['format']!r}, this version reads {FORMAT_VERSION}"
+            fault = describe_format("corpus", record["format"])
         elif record.pop("sha256") != hash_values(record):
             fault = "is damaged (it is not what was written: its sha256 is another)"
     except FileNotFoundError as error:

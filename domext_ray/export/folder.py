@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from domext_ray.errors import RunError
-from domext_ray.files import Kind, read_json
+from domext_ray.files import Kind, newest_format, read_json
 from domext_ray.storage import Place, Where, hash_file, write_json
 from domext_ray.training.rebuild import RebuiltRun
 
-FORMAT = 3
+FORMAT = newest_format("export")
 MARKER = "domext_export.json"
 _FIELDS: dict[str, Kind] = {"kind": str, "run": str, "step": int, "checkpoint_sha256": str, "files": dict}
 HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT, ONNX = "huggingface", "fine_tuned", "adapterhub", "peft", "onnx"
@@ -166,5 +166,5 @@ def _read_marker(folder: Place) -> ExportRecord | None:
     path, remedy = folder / MARKER, "delete the export's folder, or give another"
     if not path.is_file():
         return None
-    values = read_json(path, remedy, _FIELDS, FORMAT)
+    values = read_json(path, remedy, _FIELDS, "export")
     return ExportRecord(**{name: values[name] for name in _FIELDS})

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.errors import ConfigError, RunError, find_user_error
-from domext_ray.files import Kind, check_values, read_json, read_yaml
+from domext_ray.files import Kind, check_values, describe_format, newest_format, read_json, read_yaml
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict
 from domext_ray.runs.attempts import RUN as RUN
 from domext_ray.runs.attempts import lock_folder
@@ -23,7 +23,7 @@ ConfigT = TypeVar("ConfigT", bound=Any)
 
 SUBMITTED_RUNS = Path("~/domext_runs")
 CONFIG = "config.yaml"
-FORMAT = 4
+FORMAT = newest_format("run")
 """Of run.json."""
 _PACKAGES = ("domext_ray", "torch", "ray", "transformers", "deepspeed", "tokenizers", "numpy")
 _CONFIG_REMEDY = "bring back a copy of it, or run its own command again, which writes it anew"
@@ -160,10 +160,17 @@ def read_run(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict
     if not path.is_file():
         return {}
     values = read_json(path, _RUN_REMEDY, {"format": int})
-    if values.pop("format") != FORMAT:
-        raise RunError(f"{path} is not of format {FORMAT}, which this version reads; give another --run.name.")
+    if (found := values.pop("format")) != FORMAT:
+        fault = describe_format("run", found, _find_writer(values.get("versions")))
+        raise RunError(f"{path} {fault}; go on with that version, or give another --run.name.")
     check_values(path, values, "JSON object", _RUN_REMEDY, {"identity": dict, **(expected or {})})
     return values
+
+
+def _find_writer(versions: object) -> object:
+    """Return the domext_ray that last worked on a run of any format; None where it does not say."""
+    last = versions[-1] if isinstance(versions, list) and versions else None
+    return last.get("domext_ray") if isinstance(last, dict) else None
 
 
 def write_run(run_dir: Where, **parts: Any) -> None:
@@ -239,6 +246,7 @@ def read_config(run_dir: Where, config_class: type[ConfigT]) -> ConfigT:
     try:
         return from_dict(config_class, values)
     except Exception as error:  # of the decoder's many kinds
+        read_run(run_dir)  # of another format, it says so: its options may have other names
         cause = " ".join(str(find_user_error(error) or error).split()).removesuffix(".")
         raise RunError(f"{path} cannot be used ({cause}); {_CONFIG_REMEDY}.") from error
 

@@ -34,11 +34,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from domext_ray.errors import DomextError, RunError, StorageError, TrainingError
+from domext_ray.files import describe_format, newest_format
 from domext_ray.model.build import Extensions
 from domext_ray.storage import Place, Where, hash_file, hash_values, parse_json, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
-FORMAT = 3
+FORMAT = newest_format("checkpoint")
 TENSORS, MANIFEST = "tensors", "manifest.json"
 STATED = ("step", "num_updates", "trainer_state", "run_info", "files")
 """What a manifest states of its checkpoint, beside the format and its own hash."""
@@ -331,7 +332,7 @@ def _open(path: Place, *, hashes: bool = True) -> Checkpoint | str:
     try:
         manifest = parse_json((path / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
-            return f"{MANIFEST} has format {manifest['format']!r}, this version reads {FORMAT}"
+            return f"{MANIFEST} {describe_format('checkpoint', manifest['format'])}"
         if manifest["sha256"] != hash_values({name: manifest[name] for name in manifest.keys() - {"sha256"}}):
             return f"{MANIFEST} differs from its own sha256"
         if manifest["step"] != _order(path)[1]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from domext_ray.errors import CorpusError
+from domext_ray.files import describe_format, newest_format
 from domext_ray.storage import parse_json, write_json, write_text
 from domext_ray.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily, make_refusal, tokenizer_family
 from domext_ray.vocabulary.statistics import format_table
@@ -21,7 +22,7 @@ from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenize
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = newest_format("vocabulary")
 RECORD_FILE = "extension.json"
 STATISTICS_FILE = "statistics.json"
 TABLE_FILE = "statistics.txt"
@@ -81,9 +82,7 @@ def load_extension(folder: Path) -> ExtensionVocabulary | None:
     try:
         record = parse_json(path.read_text(encoding="utf-8"))
         if record["format"] != FORMAT_VERSION:
-            raise CorpusError(
-                f"{path} has format {record['format']!r}, this version reads {FORMAT_VERSION}; make it again."
-            )
+            raise CorpusError(f"{path} {describe_format('vocabulary', record['format'])}; make it again.")
         words, first_id = tuple(record["words"]), record["first_id"]
         family = tokenizer_family((path.parent / "tokenizer.json").read_text(encoding="utf-8"))
         found = {i: entry for entry, i in family.record["model"]["vocab"].items() if i >= first_id}

@@ -49,7 +49,7 @@ def test_a_folder_that_is_no_such_export_is_refused(start: StartModel, tmp_path:
     path = tmp_path / "export" / "task.json"
     values = json.loads(path.read_text())
     for change, reason in (
-        ({"format": 2}, "has format 2, and this version reads 1"),
+        ({"format": 2}, "has format 2, which a later version of domext_ray reads; this version reads format 1"),
         ({"task": values["task"] | {"labels": ["weather", "wind"]}}, "differs from its sha256"),
         ({"stages": {"model": "../../elsewhere"}}, r"is damaged \(a stage's folder is '../../elsewhere'\)"),
         ({"stages": {}}, "has the models none; export the model again"),

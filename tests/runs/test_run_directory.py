@@ -84,10 +84,24 @@ def test_an_option_that_a_run_does_not_name_is_another(tmp_path: Path) -> None:
 
 def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
     run = lay_out(tmp_path / "run")
+    (run / "config.yaml").write_text("an_option_of_theirs: 1\n", encoding="utf-8")
     path = run / "run.json"
-    path.write_text(path.read_text().replace('"format": 4', '"format": 2'))
-    with pytest.raises(RunError, match=r"run\.json is not of format 4"):
-        check_identity(run, identity_of(CONFIG))
+    older = {**json.loads(path.read_text()), "format": 2}
+    none = "no released version of domext_ray reads"
+    for change, whose in (
+        ({"versions": [{"domext_ray": "0.0.1"}, {"domext_ray": "0.0.2"}]}, r"domext_ray 0\.0\.2 wrote"),
+        ({"versions": [{}]}, none),
+        ({"versions": {}}, none),
+        ({}, none),
+        ({"format": 5}, "a later version of domext_ray reads"),
+    ):
+        path.write_text(json.dumps({**older, **change}))
+        found = {**older, **change}["format"]
+        says = rf"run\.json has format {found}, which {whose}; this version reads format 4; go on with that version, or"
+        with pytest.raises(RunError, match=says):
+            check_identity(run, identity_of(CONFIG))
+        with pytest.raises(RunError, match=says):  # options that this version does not have are explained by it
+            read_run_config(run)
 
 
 def test_a_damaged_record_is_one_sentence(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.downstream.tasks.state import TEXTS, check_state
 from domext_ray.errors import RunError
-from domext_ray.files import read_json
+from domext_ray.files import newest_format, read_json
 from domext_ray.storage import hash_file, hash_values, write_json
 
-FORMAT = 1
+FORMAT = newest_format("task")
 TASK_FILE, CATALOGUE_FILE = "task.json", "catalogue.json"
 HERE = "."
 """The folder of a stage whose model is beside task.json."""
@@ -65,7 +65,7 @@ def read_task_file(folder: Path) -> TaskFile:
         RunError: it is missing, damaged, changed or of another version.
     """
     path = folder / TASK_FILE
-    values = read_json(path, _REMEDY, {"sha256": str, "task": dict, "stages": dict}, FORMAT)
+    values = read_json(path, _REMEDY, {"sha256": str, "task": dict, "stages": dict}, "task")
     if hash_values(values["task"]) != values["sha256"]:
         raise RunError(f"{path} differs from its sha256, so it is damaged or was changed; {_REMEDY}.")
     try:
