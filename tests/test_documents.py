@@ -135,6 +135,8 @@ def read_command(command: Sequence[str]) -> None:
             read_command(rest[rest.index("--") + 1 :] if verb == "submit" else shlex.split(rest[1]))
     elif name == "sbatch":
         read_command(words[1:])
+    elif name == "upgrade.sh":
+        assert set(words) <= {"--list", "oldest", "newest", *(f"python3.{minor}" for minor in range(10, 14))}
     else:
         assert name in FREE, f"{name} is no command that this test knows"
 
@@ -364,6 +366,22 @@ def test_forms_and_the_workflow_are_complete() -> None:
     (workflow,) = (REPOSITORY / ".github" / "workflows").glob("*.yml")
     (job,) = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
     assert job["steps"][-1] == {"run": ".ci/run"}
+
+
+def test_the_tiers_that_are_run_every_week_are_there() -> None:
+    text = (REPOSITORY / ".github" / "workflows" / "tiers.yaml").read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow[True].keys() == {"schedule", "workflow_dispatch"}, "YAML reads the word on as true"
+    tier, newest = (workflow["jobs"][name] for name in ("tier", "newest"))
+    markers = {each.partition(":")[0] for each in read_project_file()["tool"]["pytest"]["ini_options"]["markers"]}
+    assert {*tier["strategy"]["matrix"]["tier"]} == markers - {"gpu"}
+    install, tested = (each["run"] for each in tier["steps"] if "run" in each)
+    assert f"INSTALL='{install}'" in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.search(r"^pytest -m \$\{\{ matrix.tier \}\} ", tested, re.M) and tier["steps"][3]["shell"] == "bash"
+    assert [each["run"] for each in newest["steps"] if "run" in each] == ["tests/upgrade.sh newest"]
+    for each in (tier, newest):
+        assert each["timeout-minutes"] > 60
+        assert each["steps"][-1]["if"] == "always()" and "upload-artifact@" in each["steps"][-1]["uses"]
 
 
 def test_tables_of_speed_are_those_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import REPOSITORY
 from given_options import parse_config
-from project_file import read_project_file
 
 from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
@@ -235,12 +233,3 @@ def test_a_preset_begins_with_a_sentence_about_itself() -> None:
     for name in list_presets():
         text, sentence = find_preset(name).read_text(encoding="utf-8"), describe_preset(name)
         assert text.startswith(f"# {sentence}\n") and sentence.endswith(".") and 12 <= len(sentence) <= 94, name
-
-
-def test_every_preset_is_in_the_wheel() -> None:
-    project = read_project_file()
-    patterns = project["tool"]["setuptools"]["package-data"]["domext_ray"]
-    package = REPOSITORY / "domext_ray"
-    packed = {each for pattern in patterns for each in package.glob(pattern) if each.is_file()}
-    packed |= {each for pattern in patterns if pattern.endswith("**") for each in package.glob(f"{pattern}/*")}
-    assert {find_preset(each) for each in list_presets()} <= packed and package / "py.typed" in packed
