@@ -5,6 +5,7 @@ Enters: a `Study`. Leaves: a PNG, legible on a light page and on a dark one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,22 +29,25 @@ def draw_study(study: Study, path: Path) -> None:
     """Draw what was gained over points lost as a PNG: a point a method with its interval, a small mark a seed.
 
     A panel per measure of forgetting has bits gained; where models were fine-tuned, a last one has F1 gained.
+    Panels are below each other: a narrow screen shows their text.
     """
     panels = [
-        _Panel(measure, "bits per character gained in the domain (up is better)") for measure in study.base.measures
+        _Panel(measure, TITLES[measure], "bits per character gained in the domain (up is better)")
+        for measure in study.base.measures
     ]
     if study.scores:
         scores = study.scores[-1]
-        panels.append(
-            _Panel(panels[-1].measure, f"points gained after fine-tuning: {scores.name} (up is better)", scores)
-        )
-    with new_picture(path, (1.0 + 7.2 * len(panels), 6.2)) as figure:
-        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        title = f"After fine-tuning: {scores.name}"
+        panels.append(_Panel(panels[-1].measure, title, f"points of {scores.metric} gained (up is better)", scores))
+    colors = _choose_colors(study.results).items()
+    names = [Line2D([], [], color=color, marker="o", linestyle="none", label=name) for name, color in colors]
+    key = _make_key(study)
+    rows = math.ceil(len(names) / 3) + math.ceil(len(key) / 2)
+    with new_picture(path, (7.2, 0.25 * rows + 4.6 * len(panels))) as figure:
+        for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
             _draw_panel(axes, study, panel)
-        colors = _choose_colors(study.results).items()
-        names = [Line2D([], [], color=color, marker="o", linestyle="none", label=name) for name, color in colors]
-        figure.legend(handles=names, loc="outside right upper")
-        figure.legend(handles=_make_key(study), loc="outside lower center", ncols=3)
+        figure.legend(handles=names, loc="outside upper center", ncols=3)
+        figure.legend(handles=key, loc="outside lower center", ncols=2)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class _Panel:
     """What a panel shows: what was lost from left to right, and what was gained, bits or points of a set's figure."""
 
     measure: str
+    title: str
     label: str
     scores: SetScores | None = None
 
@@ -71,7 +76,7 @@ def draw_scores(scores: SetScores, path: Path) -> None:
 
 def _draw_panel(axes: Axes, study: Study, panel: _Panel) -> None:
     measure = panel.measure
-    axes.set(title=TITLES[measure], xlabel="accuracy lost (points; left is better)", ylabel=panel.label)
+    axes.set(title=panel.title, xlabel=f"points lost (left is better): {TITLES[measure]}", ylabel=panel.label)
     axes.margins(0.14, 0.12)
     axes.axvline(0.0, color=GRID, linewidth=2.0, zorder=0)
     front = find_front(study.comparable, measure) if panel.scores is None else []

@@ -161,7 +161,9 @@ def test_general_text_is_a_second_measure(tmp_path: Path) -> None:
     draw_study(make_study(BASE, (FULL, kept, ADAPTER), "Setting.", 90.0), tmp_path / "one.png")
     draw_study(study, tmp_path / "two.png")
     one, two = (imread(tmp_path / f"{name}.png") for name in ("one", "two"))
-    assert two.shape[1] > 1.6 * one.shape[1] and (two[..., 3] == 1).all(), "a panel per measure, opaque on any page"
+    assert two.shape[1] == one.shape[1] and two.shape[0] > 1.6 * one.shape[0] and (two[..., 3] == 1).all(), (
+        "a panel per measure, opaque on any page"
+    )
 
 
 def test_a_method_of_several_budgets_is_one_line_of_the_picture(tmp_path: Path) -> None:
