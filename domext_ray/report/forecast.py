@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import psutil
+
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.estimate import (
     RESEMBLANCE,
@@ -32,6 +34,8 @@ from domext_ray.training.phases import count_limited_steps, count_phase_steps, m
 from domext_ray.training.writing import estimate_written
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
+LOAD_SECONDS, MAX_LOAD = 0.5, 0.3
+"""So long the work of others is watched before a step is timed; a greater share of the processors is told."""
 BYTES_PER_VALUE = 4  # checkpoints and exports are fp32
 TENSORS_PER_PARAMETER = 3  # a checkpoint holds a parameter and its two moments
 
@@ -129,14 +133,17 @@ def _find_rate(
     """
     if config.train.tokens_per_second:
         return StepCost(0.0, config.train.tokens_per_second), "--train.tokens_per_second"
-    measured, num_workers = measure(), config.scale.most_workers
+    origin, num_workers = "measured here", config.scale.most_workers
+    if config.scale.use_gpu is not True and (load := psutil.cpu_percent(LOAD_SECONDS) / 100) > MAX_LOAD:
+        origin += f", beside other work that took {load:.0%} of the processors: alone it is faster"
+    measured = measure()
     if config.train.teraflops and measured.flops_per_token:
         given = config.train.teraflops * 1e12 * num_workers / measured.flops_per_token
         return replace(measured, tokens_per_second=given), "--train.teraflops"
     together = measured.tokens_per_second * (num_workers if config.scale.use_gpu is True else 1)
     if rows is not None:
         together *= min(1.0, rows.num_tokens / (rows.num_rows * config.train.seq_length))
-    return replace(measured, tokens_per_second=together), "measured here"
+    return replace(measured, tokens_per_second=together), origin
 
 
 def _count_read(
@@ -166,6 +173,8 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
         rows = "not estimated: no sample of the text makes a row quickly (domext prepare_corpus counts them)"
         if estimate is not None:
             share = f"estimated from {estimate.sampled_frac:.0%} of the text"
+            if config.vocab.extends_base and config.base != "none":
+                share += " without new words, which make fewer"
             rows = f"{estimate.num_rows:,} of {config.prepare.describe_length(length)} ({share})"
         lines.append(("training rows", rows))
     if found := forecast.near_duplicates:

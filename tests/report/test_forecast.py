@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ from domext_ray.config.pretrain import (
     RunConfig,
     ScaleConfig,
     TrainConfig,
+    VocabConfig,
 )
 from domext_ray.corpus.estimate import estimate_rows
 from domext_ray.corpus.shards import make_settings, prepare_corpus
@@ -168,3 +173,23 @@ def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
     printed = describe_forecast(forecast, config)
     assert "2.0 MFLOP per token, forward and backward, 1,000 GFLOP/s (--train.teraflops)" in printed
     assert "at 500,000 tokens/s (--train.teraflops), 43,200 million tokens per day" in printed
+
+
+def test_a_rate_beside_other_work_says_so_and_rows_lack_new_words(tiny_base_folder: Path) -> None:
+    config = PretrainConfig(
+        base=str(tiny_base_folder),
+        corpus="package-docs:1",
+        train=TrainConfig(max_steps=100, seq_length=32, global_batch_size=8),
+        vocab=VocabConfig(size=50),
+    )
+    samples = [check_corpus(config.corpus, config.prepare, to_end=True)]
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        forecast = make_forecast(config, load_base(config.base), samples, COUNTS, lambda: StepCost(2e6, 7.0))
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    printed = describe_forecast(forecast, config)
+    assert re.search(r"tokens/s \(measured here, beside other work that took \d+% of the processors", printed), printed
+    assert "of the text without new words, which make fewer)" in printed
