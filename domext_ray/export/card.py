@@ -51,7 +51,7 @@ class Terms:
         """Return what a card of something that was made from the base says under "Terms"."""
         named = f"The base's card names the licence `{self.name or self.license}`."
         known = "No licence is known for the weights." if self.license == "unknown" else named
-        standing = "The terms of the base and of the text hold; the code is Apache-2.0."
+        standing = "What was trained on other text is under the terms of that text, too. The code is Apache-2.0."
         return " ".join(filter(None, (self.text, known, standing)))
 
 

@@ -332,6 +332,7 @@ def test_a_run_is_exported_from_its_newest_checkpoint(base: Base, tmp_path: Path
     assert read_export_record(folder) == ExportRecord("huggingface", "run", 3, newest.tensors_sha256)
     loaded = DomextForMaskedLM.from_pretrained(folder).eval()
     assert torch.equal(score(run, loaded), score(run))
+    assert load_start_model(str(run_dir)).step == 3 and load_start_model(str(folder)).step == 0
     assert metadata_load(folder / "README.md")["license"] == "mit"
     assert "| Text | `notes.txt,letters.txt` |" in (folder / "README.md").read_text()
     check_shared(folder, tmp_path)
@@ -360,14 +361,14 @@ def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None
     shipped = load_base("general-mini")
     terms = read_terms(shipped.folder)
     assert (terms.license, terms.name) == ("apache-2.0", "")
-    assert "all text that they come from is free of terms." in terms.text
+    assert "all text that this base comes from is free of terms." in terms.text
     run = replace(make_rebuilt(shipped, PretrainConfig(method=FULL)), config=PretrainConfig(method=FULL))
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "README.md").write_text(build_card(run, {}))
         header = metadata_load(tmp_path / name / "README.md")
         assert header["license"] == terms.license and "license_name" not in header
-        assert (tmp_path / name / "README.md").read_text().count("they come from is free of terms.") == 1
+        assert (tmp_path / name / "README.md").read_text().count("this base comes from is free of terms.") == 1
         assert read_terms(tmp_path / name) == terms
         run = replace(run, base=replace(shipped, folder=tmp_path / name))
     assert read_terms(tmp_path) == Terms()

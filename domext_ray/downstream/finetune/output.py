@@ -71,7 +71,7 @@ def describe_finetune_plan(plan: FinetunePlan) -> str:
         f"set: {data.name}, {len(data.train):,} / {len(data.dev):,} / {len(data.test):,} examples, chosen by "
         f"{task.metric} on dev",
         *(f"note: {note}" for note in data.notes),
-        f"model: {start.kind} {start.name}, sha256 {start.sha256[:12]}",
+        f"model: {start.kind} {start.name}{f', step {start.step:,}' if start.step else ''}, sha256 {start.sha256[:12]}",
         *(
             f"{name}: {trained:,} of {total:,} parameters train ({trained / total:.1%})"
             for name, (trained, total) in plan.counts.items()

@@ -63,6 +63,7 @@ class StartModel:
         brings: kind of the head that it has, see `find_head`; None: it has none.
         head: that head, if it goes on.
         terms: those of its card, or of the card of a run's base.
+        step: of a run, the checkpoint's.
     """
 
     id: str
@@ -74,6 +75,7 @@ class StartModel:
     brings: str | None = None
     head: StartHead | None = None
     terms: Terms = field(default_factory=Terms)
+    step: int = 0
 
     @property
     def name(self) -> str:
@@ -167,7 +169,7 @@ def load_start_model(
         run = rebuild_run(folder, step)
         if scale != 1:
             scale_extensions(cast(nn.Module, run.model), run.config.method, scale)
-        kind, config, tokenizer = "run", cast(DomextConfig, run.model.config), run.tokenizer
+        kind, config, tokenizer, step = "run", cast(DomextConfig, run.model.config), run.tokenizer, run.step
         tensors, card = take_tensors(run.model), run.base.folder if run.base else None
     elif is_export(folder):
         kind, (config, tensors), tokenizer = "export", _read_export(model, folder, option), load_tokenizer(folder)
@@ -189,6 +191,7 @@ def load_start_model(
         find_head(folder),
         read_head(folder, model) if keep_head else None,
         read_terms(card) if card else Terms(),
+        step,
     )
 
 
