@@ -26,7 +26,7 @@ FINETUNE = Job(
     """Fine-tune a model on a labelled set: a grid with restarts, the best by dev, test scored once.
 
     domext finetune                                        # code entities, which ship
-    domext finetune --task ner --data DIR --model runs/af --run.name af-ner
+    domext finetune --task ner --data DIR --model runs/af --grid.lr 1e-3,5e-4 --grid.epochs 3 --run.name ner
     domext finetune --task chemprot --data DIR --model bert-base-uncased --grid.lr 5e-5,3e-5,2e-5 \\
         --grid.batch_size 16,32 --grid.epochs 2,3,4 --grid.restarts 3
     domext finetune --task ner --data DIR --model runs/af --method.trains adapter --method.heads 1

@@ -63,7 +63,8 @@ The words of the base shift, too, and on general text that the base writes itsel
     domext pretrain af                                  # the small base and corpus that every machine has
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.jsonl' --run.name clinic
     domext pretrain af … --replay.corpus general.txt    # general text of yours, not the base's
-    domext pretrain af … --replay.corpus none           # heads and units alone, as in the paper""",
+    domext pretrain af … --replay.corpus none           # heads and units alone, as in the paper
+    domext pretrain af … --preset af_routed             # its router leaves other text to the base""",
     ("replay.corpus", "method.heads", "method.ffn_units"),
     preset="af_words",
     plain_preset="af",
@@ -94,7 +95,8 @@ EXBERT = _make_method(
     "exbert",
     """exBERT: new words of the domain, and a gated extension module beside every frozen layer.
 
-    domext pretrain exbert --preset exbert_base --corpus 'texts/*.txt' --vocab.size 5000 --run.name clinic
+    domext pretrain exbert --corpus 'texts/*.txt' --train.max_steps 0 --train.epochs 1 --run.name clinic
+    domext pretrain exbert --preset exbert_base --corpus 'texts/*.txt' --run.name clinic    # beside a BERT-base
     domext pretrain exbert … --vocab.size 0 --vocab.words runs/words         # words of domext build_vocab
     domext pretrain exbert … --vocab.size 0 --vocab.words runs/clinic/tokenizer --init_from runs/clinic \\
         --method.trains all --run.name clinic-2         # second stage: every parameter trains
