@@ -240,8 +240,8 @@ def _draw_scales(figure: Figure | SubFigure, curve: ScaleCurve) -> None:
 
 def write_curves(path: Where, records: Sequence[dict[str, Any]]) -> None:
     """Draw the four curves that tell a run, for a README."""
-    with new_picture(path, (11, 7.4)) as figure:
-        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+    with new_picture(path, (8.2, 7.0)) as figure:  # a phone shows its text
+        figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
         parts: Any = figure.subfigures(2, 2)
         for part, curve in zip(parts.flat, _list_curves(find_run_losses(records)), strict=False):
             _draw(part, curve, records)
@@ -308,7 +308,7 @@ def _plot_steps(axes: Axes, steps: np.ndarray, values: np.ndarray, curve: _Curve
     shown, average = steps[::stride], smooth(values)
     axes.plot(shown, values[::stride], color=curve.color, alpha=0.35, linewidth=0.9, label="each step")
     marker = "o" if len(steps) == 1 else None
-    axes.plot(shown, average[::stride], color=curve.color, linewidth=2.0, marker=marker, label="moving average")
+    axes.plot(shown, average[::stride], color=curve.color, linewidth=2.0, marker=marker, label="average")
     low = 0.0 if curve.from_zero else min(np.quantile(values, 0.005), average.min())
     high = max(np.quantile(values, 0.995), average.max())
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
