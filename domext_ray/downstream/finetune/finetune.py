@@ -124,7 +124,7 @@ def score_grid(plan: FinetunePlan, results: GridResults) -> ScoredGrid:
     export = plan.folder / "export" if plan.config.export else None
     items = [None, *((each, export if each == best_point else None) for each in points)]
     tasks = [Task(i, each, 1.0, each[0].key if each else "baselines") for i, each in enumerate(items)]
-    said = {"verb": "scoring", "unit": "trainings", "remedy": MORE_MEMORY}
+    said = {"verb": "scoring", "unit": "models", "remedy": MORE_MEMORY}  # the baselines are one
     shares = {"total": len(tasks), "cpus": plan.cpus, "gpus": plan.gpus}
     baselines, *_ = run_tasks(partial(score, plan), tasks, None, **said, **shares)  # type: ignore[arg-type]
     return ScoredGrid(results, best, chosen, gather_scores(plan, points, best_point, baselines))
