@@ -220,3 +220,5 @@ def test_bad_names_and_sizes_are_one_sentence() -> None:
     for call, message in calls:
         with pytest.raises(ValueError, match=message):
             call(make_encoder(art={"bottleneck_size": 4}))
+    with pytest.raises(ValueError, match="no adapters to choose from"):
+        make_encoder().set_active_adapters([])

@@ -99,7 +99,13 @@ class DomextPreTrainedModel(PreTrainedModel):
             )
 
     def set_active_adapters(self, names: Sequence[str] | None) -> None:
-        """Say which adapters take part in the forward pass; None: all of them. ValueError: there is none of a name."""
+        """Say which adapters take part in the forward pass; None: all of them; []: none, which is the base.
+
+        Raises:
+            ValueError: there is no adapter of a name, or none at all: new words and gated modules always take part.
+        """
+        if names is not None and not self.config.adapters:
+            raise ValueError("the model has no adapters to choose from; for the base's own scores load the base.")
         check_active(list(names or ()), self.config.adapters)
         self.config.active_adapters = None if names is None else list(names)
 
