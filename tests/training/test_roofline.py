@@ -107,6 +107,7 @@ def test_a_step_is_held_against_its_roofline() -> None:
     assert figures["throughput/gigaflops_per_second"] == pytest.approx(100.0)
     assert figures["throughput/matmul_share"] == pytest.approx(1e-5 * 500 / 0.02)
     assert figures["throughput/mfu"] == pytest.approx(0.05)
+    assert roofline.describe(1000, 0.001, 2)["throughput/matmul_share"] == 1.0, "they were timed beside other work"
     counted = count(replace(PLAIN, trains="all"))
     assert [*counted.describe(1, 1.0, 1)] == ["throughput/gigaflops_per_second"], "a CPU has no published peak"
     assert [*time_matmuls(counted, CPU, bf16=False).describe(1, 1.0, 1)] == [
