@@ -48,7 +48,7 @@ class PredictConfig:
     """What a model predicts, of which rows, and where the predictions go."""
 
     model: Model = "general-mini"  # a run's directory, an export, BANK:NAME, a base's folder, or a hub id
-    task: str = ""  # empty: the model's own; fill_mask; or a described set, whose folder is --input, to be scored
+    task: str = ""  # empty: the model's own; fill_mask; or a set that is described, to be scored
     input: str = ""  # text, JSONL, CSV or Parquet files, globs, folders or s3:// addresses, by commas
     output: Output = free("")  # folder of predictions/, malformed.jsonl and summary.json
     field: FieldName = "text"  # field or column that holds the text
@@ -57,10 +57,11 @@ class PredictConfig:
     format: Literal["parquet", "jsonl"] = "parquet"  # of the files in predictions/
     keep_text: bool = False  # write the texts beside their predictions, too
     top_k: Size = 5  # fill_mask: tokens in the place of each mask
+    router: bool = True  # fill_mask: a router that the model has says who reads a row
     max_length: CountOrZero = 0  # fill_mask: tokens of a row; 0: as many as the model takes, up to 512
     block_rows: Size = 1024  # rows of a block, the unit that is written, and done again after a stop
     batch_tokens: CountOrZero = 0  # tokens of a forward pass, padding counted; 0: 2,048 on a CPU, 32,768 on a GPU
-    strict: bool = free(False)  # the first malformed row is an error; else they are listed in malformed.jsonl
+    strict: bool = free(False)  # the first malformed row is an error; else malformed.jsonl lists them
     dry_run: bool = free(False)  # validate, count the rows, start nothing
     scale: InferenceScaleConfig = dataclasses.field(default_factory=InferenceScaleConfig)
 

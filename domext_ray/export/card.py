@@ -23,10 +23,11 @@ from domext_ray.extensions.base import AdapterPart
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS
 from domext_ray.files import ASSETS, split_paths
 from domext_ray.model.base_folder import SHIPPED_BASE
+from domext_ray.model.build import has_router
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.options.places import hide_places
-from domext_ray.report.figures import list_figures
+from domext_ray.report.figures import ROUTED, list_figures
 from domext_ray.report.tables import format_markdown
 from domext_ray.training.rebuild import RebuiltRun
 from domext_ray.training.router import describe_router
@@ -131,12 +132,13 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) 
         results,
         sections=[
             f"A BERT for text of one domain, trained by {_describe_objective(config)}.",
-            rows and f"## Before and after\n\n{format_markdown(('', 'before', 'after'), rows)}",
+            rows and f"## Before and after\n\n{format_markdown(('', 'before', 'after', ROUTED)[: len(rows[0])], rows)}",
             f"## How it was made\n\n{format_markdown(('', ''), facts, num_texts=2)}",
         ],
         vectors=makes_vectors,
         auto_class="AutoModelForMaskedLM",
         trusts=shape.has_extension,
+        routes=has_router(shape),
         bibtex="\n\n".join(dict.fromkeys(filter(None, [*used, _BERT]))),  # two parts may be one paper's, or of none
         use="Meant for: predicting masked words, embedding text, and as the start of fine-tuning, on text like the one "
         "that it was\ntrained on. Whoever uses it checks it on text of their own first; the figures above are of one "
@@ -232,7 +234,8 @@ def _list_figures(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[Eva
     rows, results = [], []
     for name, figure in (list_figures(summary) if summary else {}).items():
         if figure.is_measured:
-            rows.append([figure.help, figure.show(figure.before), figure.show(figure.after)])
+            values = [figure.before, figure.after, *([figure.routed] if "routed" in summary else [])]
+            rows.append([figure.help, *map(figure.show, values)])
         if "mlm_loss" in summary["domain"] and "bits" not in name and figure.after is not None:
             text, _, metric = figure.help.partition(", ")
             result = EvalResult(

@@ -27,7 +27,7 @@ from domext_ray.downstream.tasks.windows import RowTemplate, read_template
 from domext_ray.inference.input_rows import check_text
 from domext_ray.model.build import choose_attention
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.runtime.device import autocast, has_bf16
 from domext_ray.training.objective import to_tensors
 from domext_ray.training.step import move_batch
@@ -94,6 +94,7 @@ class FillMask:
         top_k: tokens in each place.
         batch_tokens: tokens of a batch, padding counted.
         max_length: tokens of a row at most; 0: as many as the model takes, but 512 at most.
+        routes: each row is read by its adapter or by the base alone, as the model's routers say.
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class FillMask:
         top_k: int,
         batch_tokens: int,
         max_length: int = 0,
+        routes: bool = False,
     ) -> None:
         self.model, self.tokenizer, self.top_k, self.batch_tokens = model, tokenizer, top_k, batch_tokens
+        self.routing = {"adapter_names": AUTO} if routes else {}
         choose_attention(model, model.device, bf16=has_bf16(model.device))
         self.max_length = max_length or min(512, cast(DomextConfig, model.config).max_row_length)
         self.codec = MaskCodec(tokenizer)
@@ -182,7 +185,7 @@ class FillMask:
         arrays = {"input_ids": ids, "attention_mask": None if mask.all() else mask, "masked_positions": masked}
         given = move_batch(to_tensors(arrays | find_sequences(mask > 0)), self.model.device)
         with autocast(self.model.device):
-            logits = cast(nn.Module, self.model)(**given).logits
+            logits = cast(nn.Module, self.model)(**given, **self.routing).logits
         top = logits.float().softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]))
         return top.values, top.indices
 

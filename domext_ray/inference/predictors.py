@@ -37,6 +37,7 @@ from domext_ray.inference.examples import list_fields, make_example
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
 from domext_ray.labelled.examples import AnyExample
+from domext_ray.model.build import has_router
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.runtime.device import has_bf16
@@ -192,7 +193,16 @@ def _make_fill_mask(
 ) -> FillMask:
     cast(nn.Module, model).to(device)
     tokens = config.count_batch_tokens(device.type)
-    return FillMask(model, tokenizer, top_k=config.top_k, batch_tokens=tokens, max_length=config.max_length)
+    # A graph, and BANK:NAME, are one adapter's.
+    routes = config.router and isinstance(model, DomextForMaskedLM) and find_adapter(config.model) is None
+    return FillMask(
+        model,
+        tokenizer,
+        top_k=config.top_k,
+        batch_tokens=tokens,
+        max_length=config.max_length,
+        routes=routes and has_router(cast(DomextConfig, model.config)),
+    )
 
 
 def _load_masked_graph(model: str, folder: Path) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:

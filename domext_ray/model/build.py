@@ -45,6 +45,11 @@ def describe_extensions(config: DomextConfig) -> Extensions:
     return Extensions(config.adapters, config.module_hidden_size, config.module_ffn_size)
 
 
+def has_router(config: DomextConfig) -> bool:
+    """Whether an adapter of a shape has a router."""
+    return any(each.router_words for each in config.adapters.values())
+
+
 def describe_shape(
     base: Base | None,
     shape: ShapeConfig,

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_runs import as_rebuilt
+from made_banks import make_bank
 from transformers import pipeline
 
 from domext_ray.config.inference import PredictConfig
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.export.model_folder import export_model
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.predictors import find_model, load_predictor
+from domext_ray.model.base import load_base
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TEXTS = [
     "the doctor read a [MASK] in the house .",
@@ -84,3 +90,20 @@ def test_more_fills_than_entries_are_all_entries(tiny_base_folder: Path) -> None
     fills = fill(predictor, ["a [MASK]"])[0][0]["fills"]
     assert len(fills) == len(predictor.tokenizer)
     assert sum(each["probability"] for each in fills) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_router_says_who_reads_a_text_unless_it_is_told_not_to(tiny_base_folder: Path, tmp_path: Path) -> None:
+    base = load_base(str(tiny_base_folder))
+    model = make_bank(tmp_path / "bank", str(tiny_base_folder)).load("fills1")  # its router knows the word gene
+    export_model(as_rebuilt(model, base, load_tokenizer(base.tokenizer_folder), PretrainConfig()), tmp_path / "routed")
+    texts = ["the gene [MASK] a", "water [MASK] the patient"]
+    alone = fill(load(tiny_base_folder), texts)
+    adapted = fill(load(tmp_path / "routed", router=False), texts)
+    assert all(own != base_s for own, base_s in zip(adapted, alone, strict=True))
+    for batch_tokens in (1, 4096):
+        routed = fill(load(tmp_path / "routed", batch_tokens=batch_tokens), texts)
+        for found, expected in zip(routed, (adapted[0], alone[1]), strict=True):
+            assert [each["token"] for each in found[0]["fills"]] == [each["token"] for each in expected[0]["fills"]]
+    card = (tmp_path / "routed" / "README.md").read_text()
+    assert 'adapter_names="auto"' in card
+    assert fill(load(f"{tmp_path / 'bank'}:fills1"), texts) == adapted, "who names an adapter means it"

@@ -88,6 +88,7 @@ def hash_model(model: DomextForMaskedLM) -> str:
     shape = {name: value for name, value in config.to_dict().items() if name not in _NOT_PREDICTING}
     unread = (POOLER, NEXT_SENTENCE_HEAD)
     tensors = {name: each.detach() for name, each in model.named_parameters() if not name.startswith(unread)}
+    tensors |= {name: each for name, each in model.named_buffers() if name.startswith("bert.router.")}
     record = json.dumps([shape, hash_tensors(tensors)], sort_keys=True, default=str)
     return hashlib.sha256(record.encode()).hexdigest()
 
