@@ -38,7 +38,7 @@ rte, ...) or a YAML that describes yours. The model is a run's directory, an exp
 was fine-tuned before, --keep_head true keeps the head. Every extension but words may learn the task, beside those that
 the model has: with the head, --method.trains extensions trains them all, and adapter only the adapter that is added.
 The run directory gets summary.json (dev and test with 95 % intervals), predictions.jsonl, report.html, scores.png and
-export/; the same command goes on where it stopped.""",
+export/; the same command goes on with the trainings that have not ended.""",
     FinetuneConfig,
     "downstream.finetune.finetune:run_finetuning",
     "finetune",
