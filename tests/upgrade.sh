@@ -63,6 +63,7 @@ run_row() {
   printf '\n== %s: %s, %s\n' "$row" "$python" "${pins[*]:-no constraints}"
   if ! {
     "$python" -m venv "$folder/venv" &&
+      "$folder/venv/bin/python" -m pip install --quiet --upgrade pip &&
       "$folder/venv/bin/python" -m pip install --quiet "${pins[@]}" -e '.[test]'
   } >"$folder/install.log" 2>&1; then
     state='not installed'
