@@ -7,7 +7,7 @@
 #   tests/upgrade.sh newest -- tests/export -n 0  # other tests: pytest gets what follows --
 #   tests/upgrade.sh --list                       # says what each row would be, and does nothing
 #
-# Rows: python3.10 to python3.13, each with cluster/constraints.txt from the version on that the file names; oldest, with
+# Rows: python3.11 to python3.13, each with cluster/constraints.txt from the version on that the file names; oldest, with
 # the lowest versions of transformers, torch and datasets that pyproject.toml allows; newest, with the highest ones of
 # everything. The last two have the Python of PYTHON (python3.11). Packages come from the index that pip is told of. A row
 # that fails leaves the others; then the exit code is 1. Logs are in LOGS, or in a new folder, which the last line names.
@@ -15,7 +15,7 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 
-MINORS=(10 11 12 13)
+MINORS=(11 12 13)
 OLDEST=(transformers torch datasets)
 SHOWN=(torch transformers datasets ray deepspeed)
 CONSTRAINTS=cluster/constraints.txt
@@ -94,11 +94,11 @@ while (($#)); do
     --) shift && tests=("$@") && break ;;
     oldest | newest) rows+=("$1") ;;
     python3.*)
-      [[ " ${MINORS[*]} " == *" ${1#python3.} "* ]] || mistake "$1 is no row; there are python3.10 to 3.13."
+      [[ " ${MINORS[*]} " == *" ${1#python3.} "* ]] || mistake "$1 is no row; there are python3.11 to 3.13."
       rows+=("$1")
       ;;
     -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0" && exit ;;
-    *) mistake "$1 is no row; there are python3.10 to python3.13, oldest and newest." ;;
+    *) mistake "$1 is no row; there are python3.11 to python3.13, oldest and newest." ;;
   esac
   shift
 done

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -144,7 +144,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
 def _describe_state(run_dir: Place, config: PretrainConfig, records: Sequence[Mapping[str, Any]], state: State) -> str:
     """How far a run is, and when that was: the time of its newest figure."""
     step, info = f"step {records[-1]['step']:,}", (run_dir / "metrics.jsonl").info()
-    moment = f"{datetime.fromtimestamp(info.modified if info else time.time(), timezone.utc):%Y-%m-%d %H:%M} UTC"
+    moment = f"{datetime.fromtimestamp(info.modified if info else time.time(), UTC):%Y-%m-%d %H:%M} UTC"
     limit = f"of {config.train.max_steps:,}"
     return {
         "finished": f"Finished at {step} on {moment}.",

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ _SECONDS = 5.0
 
 def describe_origin(run_dir: Where, **facts: Any) -> dict[str, Any]:
     """Return what run.json says of a start, beside facts without paths; the first start's time stays. Ray is there."""
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     return {
         "started": read_run(run_dir).get("origin", {}).get("started", now),
         "command": describe_command(sys.argv),

@@ -197,7 +197,7 @@ class Service:
             return await asyncio.wait_for(self.batcher.submit(rows), self.config.limit.seconds)
         except QueueFullError as error:
             raise RefusedError(429, "the queue is full; try again later.", 1) from error
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             raise RefusedError(
                 503, f"there was no answer within {self.config.limit.seconds:g} s; try again later.", 1
             ) from error
