@@ -391,6 +391,11 @@ def test_the_card_carries_the_figures_of_this_checkpoint_only(base: Base, tmp_pa
     assert "| 29.0% | 42.0% |" in card
     assert "word bits per character, comparable between vocabularies) | 3.010 | 2.250 |" in card
     assert "General sentences" not in card, "nothing was measured"
+    routed = {"domain": {name: before for name, (before, _) in pairs.items()}, "general": {"mlm_accuracy": None}}
+    (run_dir / "summary.json").write_text(json.dumps({**summary, "routed": routed}))
+    card = (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
+    assert "| before | after | with its router |" in card and "| 4.800 | 3.400 | 4.800 |" in card
+    (run_dir / "summary.json").write_text(json.dumps(summary))
     summary["train"]["steps"] = 2
     (run_dir / "summary.json").write_text(json.dumps(summary))
     assert "4.800" not in (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
