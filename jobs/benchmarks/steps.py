@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from benchmarks.output import Record, show, show_ratio, show_spread, show_tables, write
 from benchmarks.rivals import (
@@ -437,8 +436,10 @@ def run_step(options: argparse.Namespace) -> None:
                 write(options, new, torch.device(options.device))
                 records += new
     show_tables(records)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    from deepspeed import comm  # here, because it takes seconds; it keeps groups of its own beside torch's
+
+    if comm.is_initialized():
+        comm.destroy_process_group()
 
 
 def make_records(options: argparse.Namespace, method: str, against: str, length: int, pair: Pair) -> list[Record]:
