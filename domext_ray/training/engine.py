@@ -65,6 +65,14 @@ def join_alone() -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
+def leave_alone() -> None:
+    """End the group of `join_alone`, where there is one; DeepSpeed has groups of its own beside torch's."""
+    if dist.is_initialized():
+        from deepspeed import comm
+
+        (comm if comm.is_initialized() else dist).destroy_process_group()
+
+
 class Engine(Trainer):
     """Trains and evaluates one model on this rank; torch.distributed's process group exists already.
 

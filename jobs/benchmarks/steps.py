@@ -64,7 +64,7 @@ from domext_ray.model.build import build_model, choose_attention, detach, store_
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import LAYOUTS
 from domext_ray.training.cost import count_flops, time_matmuls
-from domext_ray.training.engine import Engine, join_alone
+from domext_ray.training.engine import Engine, join_alone, leave_alone
 from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import DistillRows, MaskedBatch
 from domext_ray.training.step import move_batch
@@ -436,10 +436,7 @@ def run_step(options: argparse.Namespace) -> None:
                 write(options, new, torch.device(options.device))
                 records += new
     show_tables(records)
-    from deepspeed import comm  # here, because it takes seconds; it keeps groups of its own beside torch's
-
-    if comm.is_initialized():
-        comm.destroy_process_group()
+    leave_alone()
 
 
 def make_records(options: argparse.Namespace, method: str, against: str, length: int, pair: Pair) -> list[Record]:
