@@ -395,7 +395,8 @@ def test_badges_are_true() -> None:
     python, licence = ((REPOSITORY / ".github" / f"{name}.svg").read_text() for name in ("python", "licence"))
     tested = (REPOSITORY / ".ci" / "run").read_text()
     oldest = project["requires-python"].removeprefix(">=")
-    assert f"{oldest}+, tested on 3.11<" in python and "${PYTHON:-python3.11}" in tested
+    *_, newest = (each.split()[-1] for each in project["classifiers"] if "Python :: 3." in each)
+    assert f"{oldest}+, tested to {newest}<" in python and f"${{PYTHON:-python{oldest}}}" in tested
     assert f">{project['license']}<" in licence
 
 

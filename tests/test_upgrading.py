@@ -180,6 +180,7 @@ def test_rows_are_those_of_the_project() -> None:
     rows = {cells[1]: cells[2:4] for cells in (re.split(r" *\| *", line) for line in listed.stdout.splitlines())}
     pythons = [each for each in rows if each.startswith("python3.")]
     assert pythons[0] == f"python{project['requires-python'].removeprefix('>=')}"
+    assert pythons == [f"python{each.split()[-1]}" for each in project["classifiers"] if "Python :: 3." in each]
     constraints = (REPOSITORY / "cluster" / "constraints.txt").read_text(encoding="utf-8")
     (least,) = re.findall(r"for Python 3\.(\d+) and later", constraints)
     for each in pythons:
