@@ -109,7 +109,7 @@ def test_a_job_has_all_nodes_and_is_requeued_at_its_time_limit(environment: dict
         modes = [stat.S_IMODE(each.stat().st_mode) for each in (private, private / "auth_token")]
         assert modes == [0o700, 0o600], "nobody else reads the token"
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=WAIT_SECONDS) != 0
         assert (folder / "scontrol").read_text() == f"requeue {environment['SLURM_JOB_ID']}\n"
         assert not private.exists() and not find_raylets(environment)
     finally:
