@@ -111,7 +111,8 @@ def _check_run(place: Place) -> Iterator[Finding]:
     yield _look(RUN, "what it is recognised by", read_run, place)
     for path, found in check_all(place / "checkpoints"):
         if isinstance(found, Checkpoint):
-            yield f"checkpoints/{path.name}", f"step {found.step:,}, {len(found.files)} files", []
+            waits = "" if found.unevaluated is None else "; the run evaluates it when it goes on"
+            yield f"checkpoints/{path.name}", f"step {found.step:,}, {len(found.files)} files{waits}", []
         else:
             yield f"checkpoints/{path.name}", "", [f"checkpoint {path} is damaged ({found}); a run passes it over."]
     if (place / "tokenizer").is_dir():

@@ -14,6 +14,10 @@ not verify is passed over. The folder's name ends with the number of the run's a
 attempt that was thought dead still saves replaces nothing of a later one, and the later one's comes first. The driver
 chooses the checkpoint that a run goes on from; rank 0 takes that one, or a newer one where Ray Train restarts the
 workers, and the other ranks take rank 0's or none.
+
+A checkpoint is saved before its step is evaluated, for an evaluation may take minutes. Until then it is provisional: it
+carries the step's record, the run goes on from it with that evaluation, and whoever else looks for a checkpoint takes
+the one before. One whose evaluation is not finite is deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +47,8 @@ FORMAT = newest_format("checkpoint")
 TENSORS, MANIFEST = "tensors", "manifest.json"
 STATED = ("step", "num_updates", "trainer_state", "run_info", "files")
 """What a manifest states of its checkpoint, beside the format and its own hash."""
+UNEVALUATED = "unevaluated"
+"""What a provisional checkpoint has in the state of its trainer."""
 SEEN_WITHIN_SECONDS = 90.0
 """How long a process waits until it sees a checkpoint that another one chose: network file systems cache listings."""
 
@@ -56,9 +62,14 @@ class Checkpoint:
     path: Place = field(compare=False)  # its folder
     step: int  # optimiser steps made, skipped ones included
     num_updates: int  # those that were not skipped
-    trainer_state: dict[str, Any]  # where the run stands in its data and its limits
+    trainer_state: dict[str, Any] = field(compare=False)  # where the run stands in its data and its limits
     run_info: dict[str, Any]  # what the run is: base, corpus, tokenizer, extensions
     files: dict[str, dict[str, Any]]  # bytes and sha256 of the files of tensors
+
+    @property
+    def unevaluated(self) -> dict[str, Any] | None:
+        """Of a provisional checkpoint what its step's record has so far; None: its evaluation was made, or none is."""
+        return self.trainer_state.get(UNEVALUATED)
 
     @property
     def extensions(self) -> Extensions:
@@ -106,7 +117,7 @@ def save_checkpoint(
     keep: int,
     group: dist.ProcessGroup | None = None,
 ) -> Place:
-    """Write one checkpoint, then delete the oldest ones; called on all ranks.
+    """Write one checkpoint, then delete the oldest ones unless it is provisional; called on all ranks.
 
     A rank that raises does not tell the others, which wait for it: whoever started them ends them all.
 
@@ -145,8 +156,7 @@ def save_checkpoint(
             return target
         files = {name: each for share in shares for name, each in share.items()}
         made = Checkpoint(target, step, state.num_updates, trainer_state, run_info, files)
-        manifest = {"format": FORMAT, **{name: getattr(made, name) for name in STATED}}
-        write_json(target / MANIFEST, {**manifest, "sha256": hash_values(manifest)}, sort_keys=True)
+        _write_manifest(made)
     except (OSError, SafetensorError, StorageError) as error:
         with contextlib.suppress(OSError, DomextError):
             if not (target / MANIFEST).is_file():  # other ranks still write theirs: what is left counts for nothing
@@ -156,8 +166,29 @@ def save_checkpoint(
             f"the checkpoint of step {step} cannot be written to {folder} ({cause}): free space there, and the same "
             "command goes on from the checkpoint before it."
         ) from error
-    _prune(target, keep)
+    if made.unevaluated is None:
+        _prune(target, keep)
     return target
+
+
+def confirm_checkpoint(path: Place, keep: int) -> None:
+    """Let a provisional checkpoint count, whose step was evaluated, and delete the oldest ones; called on rank 0.
+
+    Raises:
+        StorageError: the storage is full or refuses; it stays provisional.
+        RunError: it is damaged, or another attempt has taken over the run.
+    """
+    made = _open(path, hashes=False)
+    if not isinstance(made, Checkpoint):
+        raise RunError(f"checkpoint {path} is damaged ({made}); the same command goes on from the one before it.")
+    state = {name: each for name, each in made.trainer_state.items() if name != UNEVALUATED}
+    _write_manifest(replace(made, trainer_state=state))
+    _prune(path, keep)
+
+
+def _write_manifest(made: Checkpoint) -> None:
+    manifest = {"format": FORMAT, **{name: getattr(made, name) for name in STATED}}
+    write_json(made.path / MANIFEST, {**manifest, "sha256": hash_values(manifest)}, sort_keys=True)
 
 
 def _check_finite(state: TrainState, step: int) -> None:
@@ -196,15 +227,16 @@ def _prune(target: Place, keep: int) -> None:
             each.delete()
 
 
-def find_latest(where: Where, step: int = 0, *, hashes: bool = True) -> Checkpoint | None:
+def find_latest(where: Where, step: int = 0, *, hashes: bool = True, provisional: bool = False) -> Checkpoint | None:
     """Return the newest sound checkpoint; None where there is none. A damaged one is passed over with a warning.
 
     Args:
         where: the run's `checkpoints` folder.
         step: only the checkpoint of this step; 0: any.
         hashes: whether the files' hashes must be those of the manifest, and not their sizes alone.
+        provisional: whether one will do whose step is still to be evaluated.
     """
-    found, damages = _search(Place(where), step, hashes=hashes)
+    found, damages = _search(Place(where), step, hashes=hashes, provisional=provisional)
     for path, damage in damages:
         warnings.warn(f"checkpoint {path} is passed over: {damage}.", stacklevel=2)
     return found
@@ -301,15 +333,18 @@ def describe_resumption(where: Where) -> str:
     return f"goes on from step {newest:,}" if newest else "starts anew"
 
 
-def _search(folder: Place, step: int = 0, *, hashes: bool = True) -> tuple[Checkpoint | None, list[tuple[Place, str]]]:
+def _search(
+    folder: Place, step: int = 0, *, hashes: bool = True, provisional: bool = True
+) -> tuple[Checkpoint | None, list[tuple[Place, str]]]:
     """Find the newest sound checkpoint; also return what is damaged of those that are newer, and why."""
     damages: list[tuple[Place, str]] = []
     for path in _list_folders(folder):
         if step in (0, _order(path)[1]) and (path / MANIFEST).is_file():
             found = _open(path, hashes=hashes)
-            if isinstance(found, Checkpoint):
+            if isinstance(found, str):
+                damages.append((path, found))
+            elif provisional or found.unevaluated is None:
                 return found, damages
-            damages.append((path, found))
     return None, damages
 
 

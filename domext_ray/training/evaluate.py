@@ -102,11 +102,16 @@ def measure_bits(score: Score, asked: EvalSet) -> float:
     return (score(asked).loss_sum / math.log(2) + asked.price_bits) / asked.num_chars
 
 
-def evaluate(engine: Engine, batches: Sequence[Any]) -> Scores:
+def evaluate(engine: Engine, batches: Sequence[Any], listen: Callable[[], None] = lambda: None) -> Scores:
     """Score a fixed set, of which every rank gives its share (`EvalSet.share`); collective.
 
     Every rank runs the same number of forwards (ZeRO-3 would wait for ever otherwise): one with fewer batches repeats
     its last one at weight zero.
+
+    Args:
+        engine: of this rank.
+        batches: its share.
+        listen: called before each of them, on every rank; what it raises breaks the evaluation off.
     """
     if not batches:  # on any rank
         return Scores()
@@ -116,6 +121,7 @@ def evaluate(engine: Engine, batches: Sequence[Any]) -> Scores:
     batches = [*batches, *[batches[-1].without_weight()] * (int(num_passes) - len(batches))]
     sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
     for batch in batches:
+        listen()
         sums += engine.evaluate(batch)
     counts = [sum(each.num_masked for each in batches), sum(each.num_pairs for each in batches)]
     totals = torch.tensor([*sums.tolist(), *counts], dtype=torch.float64)
@@ -124,7 +130,7 @@ def evaluate(engine: Engine, batches: Sequence[Any]) -> Scores:
     return Scores(loss_sum, *map(int, (num_correct, num_tokens, num_in_order, num_pairs)))
 
 
-def evaluate_routed(engine: Engine, model: nn.Module, asked: EvalSet) -> Scores:
+def evaluate_routed(engine: Engine, model: nn.Module, listen: Callable[[], None], asked: EvalSet) -> Scores:
     """Score each row of a set by whom the routers of an engine's model send it to; collective, as `evaluate` is."""
     network: Any = model
     config, scores = network.config, Scores()
@@ -134,7 +140,7 @@ def evaluate_routed(engine: Engine, model: nn.Module, asked: EvalSet) -> Scores:
         for name in sorted({*names}):  # the same on every rank
             config.active_adapters = [] if name == BASE_NAME else [name]
             rows = asked.rows.take(np.flatnonzero(np.array(names) == name))
-            scores += evaluate(engine, replace(asked, rows=rows).share(engine.rank, engine.world_size))
+            scores += evaluate(engine, replace(asked, rows=rows).share(engine.rank, engine.world_size), listen)
     finally:
         config.active_adapters = before
     return scores

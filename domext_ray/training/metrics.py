@@ -56,6 +56,11 @@ def find_last_step(where: Where, default: int = 0) -> int:
     return max((each["step"] for each in read_metrics(where, TAIL_BYTES)), default=default)
 
 
+def as_written(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record as it is written: JSON has no nan or infinity, and such a figure is null there."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+
+
 class MetricsLog:
     """Rank 0's writer of metrics.jsonl, which hands its records to trackers, too.
 
@@ -64,16 +69,24 @@ class MetricsLog:
         step: of the checkpoint that the run goes on from; later lines are cut off. At step 0 the file is new.
         trackers: their names.
         options: what they are told of the run.
+        is_evaluated: False where that step's own line is still to be written, too.
     """
 
     def __init__(
-        self, run_dir: Where, step: int, trackers: Sequence[str] = (), options: Mapping[str, Any] | None = None
+        self,
+        run_dir: Where,
+        step: int,
+        trackers: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+        *,
+        is_evaluated: bool = True,
     ) -> None:
         self.run = Place(run_dir)
         self._due = 0.0
         self._check()
         path = self.run / "metrics.jsonl"
-        kept = [each for each in read_metrics(path) if each["step"] <= step] if step else []
+        last = step if is_evaluated else step - 1
+        kept = [each for each in read_metrics(path) if each["step"] <= last] if step else []
         self.log = Log(path, start="".join(json.dumps(each) + "\n" for each in kept))
         tracked = Tracked(self.run, self.run.parent, options or {}, step)
         self.tracking = Tracking(trackers, tracked, kept, lambda _, sentence: notify_driver(run_dir, sentence))
@@ -81,15 +94,18 @@ class MetricsLog:
     def _check(self) -> None:
         if time.monotonic() >= self._due:
             started = time.monotonic()
-            self.is_stopping = self.run.check()
+            self._is_asked = self.run.check()
             self._due = time.monotonic() + CHECK_REST * (time.monotonic() - started)
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Append the record of one step; `is_stopping` then says whether the attempt is asked to save and end."""
+    def is_asked_to_end(self) -> bool:
+        """Whether the attempt is asked to save and end."""
         self._check()
-        # JSON has no nan or infinity: such a figure is written as null.
-        shown = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self.log.add(json.dumps(shown) + "\n")
+        return self._is_asked
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append the record of one step."""
+        self._check()
+        self.log.add(json.dumps(as_written(record)) + "\n")
         self.tracking.write(record)
 
     def confirm_end(self) -> None:

@@ -27,6 +27,10 @@ class Notices:
     """Whether a machine of the ranks' is taken back; all ranks ask at the same step. None: nobody could tell."""
 
 
+class EndAsked(Exception):
+    """An evaluation is broken off on all ranks, because one of them has heard that they are to end."""
+
+
 _TOLD, _HAS_ENDED = threading.Event(), threading.Event()
 
 

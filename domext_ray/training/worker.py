@@ -39,7 +39,13 @@ from domext_ray.runs.events import (
 )
 from domext_ray.runs.losses import DOMAIN, SCALE, TRAIN, name_losses
 from domext_ray.storage import Place
-from domext_ray.training.checkpoint import agree_on_checkpoint, describe_resumption, save_checkpoint
+from domext_ray.training.checkpoint import (
+    UNEVALUATED,
+    agree_on_checkpoint,
+    confirm_checkpoint,
+    describe_resumption,
+    save_checkpoint,
+)
 from domext_ray.training.choices import describe_choices
 from domext_ray.training.cost import Roofline, count_flops, make_full_batch, measure_peak_memory, time_matmuls
 from domext_ray.training.decoder import attach_decoder
@@ -47,8 +53,8 @@ from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Score, Scores, build_evaluations, evaluate, evaluate_routed, measure_bits
 from domext_ray.training.losses import MaskedLoss, make_loss
-from domext_ray.training.metrics import MetricsLog
-from domext_ray.training.notices import ASK_SECONDS, ASKED, LIMIT, TAKEN, TOLD, Notices
+from domext_ray.training.metrics import MetricsLog, as_written
+from domext_ray.training.notices import ASK_SECONDS, ASKED, LIMIT, TAKEN, TOLD, EndAsked, Notices
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.phases import BatchMaker, count_epochs, make_phases
@@ -127,15 +133,23 @@ class PretrainWorker:
         self._save_waits = False
         # A thread writes checkpoints, one at a time; what its ranks exchange must not meet what steps exchange.
         self._saver = ThreadPoolExecutor(1, "saver")
-        self._saving: tuple[int, Future[Place]] | None = None
+        self._saving: tuple[int, Future[Any]] | None = None
+        self._unevaluated: tuple[dict[str, Any], Callable[[], Place]] | None = None
+        """Of the newest checkpoint, if it is provisional: its step's record, and what waits until it is whole."""
+        if self.checkpoint is not None and self.checkpoint.unevaluated is not None:
+            path = self.checkpoint.path
+            self._unevaluated = self.checkpoint.unevaluated, lambda: path
         self._saving_group = dist.new_group(backend="gloo") if world_size > 1 else None
         self.reads_late = device.type != "cpu"  # a GPU is still at a step that was launched
         self._unread: Callable[[], dict[str, Any]] | None = None
         self._ahead: tuple[list[Any], list[int], float] | None = None
-        trackers, options = self.config.run.trackers, list_tracked_options(self.config)
-        self.log = MetricsLog(self.run_dir, self.step, trackers, options) if rank == 0 else None
+        self.log = self._open_log() if rank == 0 else None
         for choice in describe_choices(self.config, device) if rank == 0 else ():
             notify_driver(self.run_dir, choice)
+
+    def _open_log(self) -> MetricsLog:
+        trackers, options = self.config.run.trackers, list_tracked_options(self.config)
+        return MetricsLog(self.run_dir, self.step, trackers, options, is_evaluated=self._unevaluated is None)
 
     def _build_engine(self) -> Engine:
         config = self.config
@@ -213,21 +227,25 @@ class PretrainWorker:
     def run(self, last_step: int = 0, *, evaluate_start: bool = True) -> None:
         """Train from the current step to a limit, or to the first step at which the driver asks to end; then save.
 
+        An evaluation that was broken off comes first, and one that is under way is broken off for the driver.
+
         Args:
             last_step: another limit beside those of the configuration; 0: none. A later call goes on from there.
             evaluate_start: whether step 0 is evaluated, too.
         """
-        if self.step == 0 and evaluate_start:
-            start = {"step": 0, **self._evaluate()}
-            if self.log is not None:
-                self.log.write(start)
         try:
+            if self._unevaluated is not None:
+                self.report(self._evaluate_step(self._unevaluated[0], at_end=self._is_done()))
+            elif self.step == 0 and evaluate_start:
+                self._evaluate_step({"step": 0})
             self._make_steps(last_step)
+        except EndAsked:  # what was to be evaluated is saved
+            pass
         finally:  # what was saved before a mistake is not lost with it
             self._finish_save()
         if self.log is not None and self.end:
             self.log.confirm_end()
-        self.end = LIMIT if self._is_done() else self.end
+        self.end = LIMIT if self._is_done() and self._unevaluated is None else self.end
         self._enter_phase("ending the workers", WORKERS)
 
     def _make_steps(self, last_step: int) -> None:
@@ -247,13 +265,13 @@ class PretrainWorker:
             record = record or self._read_step()
             paused = time.perf_counter()
             # A checkpoint waits for a step that is not skipped, which shows that the weights work.
-            saves = ends or (self._save_waits and self.num_skipped == 0)
-            if evaluates:
-                record |= self._evaluate(at_end=done and self._is_done())
-            if self.log is not None:
+            saves = ends or ((self._save_waits or evaluates) and self.num_skipped == 0)
+            if not evaluates and self.log is not None:
                 self.log.write(record)
             if saves:
-                self._save(record)
+                self._save(record if evaluates else None)
+            if evaluates:
+                record = self._evaluate_step(record, at_end=done and self._is_done())
             if saves or evaluates:
                 self.report(record)
             if saves or evaluates or self.step == first:
@@ -296,31 +314,50 @@ class PretrainWorker:
     def _look_ahead(self) -> tuple[list[Any], list[int], float]:
         """Take the next step's micro batches, what they count over all ranks, and the seconds that this took to come.
 
-        Rank 0's clock is added up with the counts, and whether a rank was asked or told to end. All are tensors of the
-        CPU, whose ranks talk while their GPUs are at the step before.
+        Rank 0's clock is added up with the counts.
         """
         started = time.perf_counter()
         micro_batches, tokens_here = next(self.batches, ([], []))  # no more behind the last step
         waited = time.perf_counter() - started
-        here = [
+        self.clock, *counts = self._hear(
             self.seconds if self.rank == 0 else 0.0,
-            self.log is not None and self.log.is_stopping,
-            self.notices.is_told(),
-            self.rank == 0 and self.notices.is_taken is not None and time.monotonic() >= self._ask_due,
             sum(each.num_masked for each in micro_batches),
             sum(tokens_here),
             sum(each.num_pairs for each in micro_batches),
             sum(each.num_distilled for each in micro_batches),
             *self.parts.count(micro_batches, tokens_here),
+        )
+        return micro_batches, [*map(int, counts)], waited
+
+    def _hear(self, *figures: float) -> list[float]:
+        """Add figures up over the ranks, and with them whether one was asked or told to end (`end`); collective.
+
+        All are tensors of the CPU, whose ranks talk while their GPUs are at the step before.
+        """
+        here = [
+            self.log is not None and self.log.is_asked_to_end(),
+            self.notices.is_told(),
+            self.rank == 0 and self.notices.is_taken is not None and time.monotonic() >= self._ask_due,
+            *figures,
         ]
         sums = torch.tensor(here, dtype=torch.float64)
         self.engine.sum_over_ranks(sums)
-        self.clock, asked, told, asks, *counts = sums.tolist()
+        asked, told, asks, *totals = sums.tolist()
         taken = False
         if asks and self.notices.is_taken is not None:
             taken, self._ask_due = self.notices.is_taken(), time.monotonic() + ASK_SECONDS
         self.end = self.end or (ASKED if asked else TOLD if told else TAKEN if taken else "")
-        return micro_batches, [*map(int, counts)], waited
+        return totals
+
+    def _listen(self) -> None:
+        """Break an evaluation off where a rank has heard that all are to end; collective.
+
+        Raises:
+            EndAsked: that is so.
+        """
+        self._hear()
+        if self.end:
+            raise EndAsked
 
     def _train_step(self) -> dict[str, Any] | None:
         """Make a step and return its record; None: its figures are still to be read (`_read_step`).
@@ -407,7 +444,48 @@ class PretrainWorker:
 
     def score(self, asked: EvalSet) -> Scores:
         """Score a fixed set of rows; collective."""
-        return evaluate(self.engine, asked.share(self.rank, self.world_size))
+        return evaluate(self.engine, asked.share(self.rank, self.world_size), self._listen)
+
+    def _evaluate_step(self, record: dict[str, Any], *, at_end: bool = False) -> dict[str, Any]:
+        """Evaluate a step, write its record, and let its checkpoint count if it has one; collective.
+
+        Args:
+            record: what is known of the step; the record that is returned has all of it.
+            at_end: see `_evaluate`.
+
+        Raises:
+            DivergenceError: the held-out loss is not finite; the step's checkpoint is deleted.
+            EndAsked: the evaluation was broken off, and the step is saved.
+        """
+        try:
+            record = record | self._evaluate(at_end=at_end)
+        except EndAsked:
+            if self.step > 0 and self._unevaluated is None:  # a step that was skipped
+                self._save(record)
+            raise
+        if self.log is not None:
+            self.log.write(record)
+        if self._unevaluated is not None:
+            self._confirm(record)
+        return record
+
+    def _confirm(self, record: dict[str, Any]) -> None:
+        """Let the provisional checkpoint count, or delete it where the weights cannot predict; see `_evaluate_step`."""
+        assert self._unevaluated is not None
+        (_, wait), self._unevaluated = self._unevaluated, None
+        loss = record[DOMAIN + self.losses.loss]
+        if record["eval/domain_tokens"] and not math.isfinite(loss):
+            path = wait()
+            if self.rank == 0:
+                path.delete()
+            raise DivergenceError(
+                f"after step {self.step:,} the held-out loss is {loss:g}, so the weights are "
+                "not kept; give a lower --optim.lr under another --run.name."
+            )
+        if self.log is not None:
+            self.log.publish()  # first: a run that goes on from this checkpoint has all figures up to it
+            keep = self.config.run.keep_checkpoints
+            self._saving = self.step, self._saver.submit(lambda: confirm_checkpoint(wait(), keep))
 
     def _evaluate(self, *, at_end: bool = False) -> dict[str, Any]:
         """Score the fixed sets. At a run's start and end also what takes as long as the rest of an evaluation.
@@ -430,7 +508,7 @@ class PretrainWorker:
             record |= self._score_scales()
         if at_end and self.config.objective.kind == "masked" and read_records(self.run_dir):
             attach_routers(cast(DomextForMaskedLM, self.model), self.run_dir)
-            score = functools.partial(evaluate_routed, self.engine, self.model)
+            score = functools.partial(evaluate_routed, self.engine, self.model, self._listen)
             record |= self._score_texts(score, "eval/routed_", True, ", with the router")[0]
         return record
 
@@ -483,26 +561,27 @@ class PretrainWorker:
         if self.rank == 0:
             enter_phase(self.run_dir, phase, stage)
 
-    def _save(self, record: dict[str, Any]) -> None:
-        """Begin to save, unless the weights cannot predict: the last step may have ruined them, unseen as yet."""
-        loss = record.get(DOMAIN + self.losses.loss, 0.0)
-        if record.get("eval/domain_tokens") and not math.isfinite(loss):
-            raise DivergenceError(
-                f"after step {self.step:,} the held-out loss is {loss:g}, so the weights are "
-                "not saved; give a lower --optim.lr under another --run.name."
-            )
+    def _save(self, unevaluated: dict[str, Any] | None = None) -> None:
+        """Begin to save.
+
+        Args:
+            unevaluated: the step's record, where the step is evaluated next: it may have ruined the weights, unseen as
+                yet, so that the checkpoint is provisional until then.
+        """
         self._save_waits = False
         self._finish_save()
         self._enter_phase(f"saving the checkpoint of step {self.step:,}", CHECKPOINTS)
         if self.log is not None:
             self.log.publish()  # first: a run that goes on from this checkpoint has all figures up to it
+        trainer_state = {"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_trainer_state()}
+        trainer_state |= {UNEVALUATED: as_written(unevaluated)} if unevaluated is not None else {}
         copied = self.engine.copy_state()
         save = functools.partial(
             save_checkpoint,
             self.run_dir / "checkpoints",
             self.step,
             fixed=self.fixed,
-            trainer_state={"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_trainer_state()},
+            trainer_state=trainer_state,
             run_info={
                 "base": self.config.base,
                 "base_sha256": self.plan.base_sha256,
@@ -513,7 +592,9 @@ class PretrainWorker:
             keep=self.config.run.keep_checkpoints,
             group=self._saving_group,
         )
-        self._saving = self.step, self._saver.submit(lambda: save(state=copied()))
+        saving = self._saver.submit(lambda: save(state=copied()))
+        self._saving = self.step, saving
+        self._unevaluated = None if unevaluated is None else (unevaluated, saving.result)
 
     def _finish_save(self) -> None:
         """Wait until the checkpoint that is being written is whole; raise what has kept it from that."""

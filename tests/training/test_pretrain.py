@@ -48,7 +48,7 @@ def test_processes_that_a_job_does_not_need_are_spared(
 def test_a_checkpoint_that_was_due_is_not_yet_the_one_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The workers, asked while they save it, make one more step and save that."""
+    """The workers, asked while they save it, save the step that is under way."""
     monkeypatch.setattr("domext_ray.training.metrics.CHECK_REST", 0)  # they look at every step
     run = supersede(tmp_path)
     assert isinstance(run.fence, Attempt)
@@ -61,7 +61,7 @@ def test_a_checkpoint_that_was_due_is_not_yet_the_one_that_is_asked_for(
     assert list_steps(tmp_path / "checkpoints") == [5]
     assert not is_done()
     log.write({"step": 6})
-    assert log.is_stopping
+    assert log.is_asked_to_end()
     log.confirm_end()
     assert is_done()
     log.close()

@@ -162,18 +162,21 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert ended.wait(60)
 
     hold_files(monkeypatch, hold)
-    worker = start(train=make_train(evaluate_every=8))
+    worker = start()
     steps: list[int] = []
+    worker.report = lambda record: steps.append(record["step"])
+    assert worker.log is not None
+    write = worker.log.write
 
     def look(record: dict[str, Any]) -> None:
-        steps.append(record["step"])
+        write(record)
         if record["step"] == 8:
             assert begun.wait(60) and list_steps(tmp_path / "checkpoints") == []
             ended.set()
 
-    worker.report = look
+    worker.log.write = look  # type: ignore[method-assign]
     worker.run(9)
-    assert steps == [5, 8, 9] and list_steps(tmp_path / "checkpoints") == [5, 9]
+    assert steps == [5, 9] and list_steps(tmp_path / "checkpoints") == [5, 9]
     saved = tmp_path / "checkpoints" / "step-00000005-0002"
     for each in ("tensors", "moments"):
         assert (saved / f"{each}.safetensors").read_bytes() == (straight / f"{each}.safetensors").read_bytes()
@@ -186,7 +189,8 @@ def test_a_save_waits_for_the_one_before_it_and_says_so(
     taken = hold_files(monkeypatch, lambda path: time.sleep(0.5 if path.suffix == ".safetensors" else 0.0))
     start(train=make_train(save_every=2)).run(6)
     files = ("tensors", "moments", "manifest")
-    assert taken == [(step, name) for step in (2, 4, 6) for name in files]
+    evaluated = (6, "manifest")  # the end's, which no longer says that an evaluation is to come
+    assert taken == [*((step, name) for step in (2, 4, 6) for name in files), evaluated]
     assert find_latest(tmp_path / "checkpoints").step == 6
     said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
     waited = [re.fullmatch(r"waited (\d+\.\d) s for the checkpoint of step (\d) to be written", each) for each in said]
@@ -259,9 +263,9 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
     assert worker.run_dir.fence is not None
     Attempt(Place(tmp_path), worker.run_dir.fence.number).ask_to_end()
     worker.run()
-    assert read_steps(tmp_path)[-1] == list_steps(tmp_path / "checkpoints")[-1] == 8  # 7 finds it, 8 is the last
+    assert read_steps(tmp_path)[-1] == list_steps(tmp_path / "checkpoints")[-1] == 7
     worker = start()
-    assert worker.step == 8
+    assert worker.step == 7
     worker.run()
     assert read_progress(tmp_path) == undisturbed
     tensors = find_latest(tmp_path / "checkpoints").state.tensors
