@@ -23,6 +23,7 @@ from typing import Any
 from domext_ray.errors import DomextError, RunError, StorageError
 from domext_ray.files import Kind, check_values
 from domext_ray.progress import StatusLine
+from domext_ray.runtime.machine import find_submission
 from domext_ray.storage import NEW, Place, Where, hash_text, parse_json
 
 BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
@@ -275,7 +276,7 @@ def _describe_process() -> dict[str, Any]:
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         with contextlib.suppress(OSError):
             machine.append(os.readlink(path) if path.endswith("pid") else Path(path).read_text().strip())
-    job = os.environ.get("RAY_JOB_SUBMISSION_ID") or os.environ.get("SLURM_JOB_ID")
+    job = find_submission() or os.environ.get("SLURM_JOB_ID")
     who = f"process {os.getpid()} on {socket.gethostname()}{f' (job {job})' if job else ''}"
     mark = hash_text(" ".join(machine))[:16]
     return {"who": who, "machine": mark, "pid": os.getpid(), "started": _find_start(os.getpid())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from domext_ray.files import Kind, check_values, describe_format, newest_format,
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict
 from domext_ray.runs.attempts import RUN as RUN
 from domext_ray.runs.attempts import lock_folder
+from domext_ray.runtime.machine import find_submission
 from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, write_text
 
 ConfigT = TypeVar("ConfigT", bound=Any)
@@ -64,7 +64,7 @@ def resolve_root(directory: str) -> Path:
     again, so there a relative --run.dir stands below ~/domext_runs.
     """
     root = Path(directory).expanduser()
-    if not root.is_absolute() and os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+    if not root.is_absolute() and find_submission():
         root = SUBMITTED_RUNS.expanduser() / ("" if directory == "runs" else root)
     root = root.resolve()
     place = next((each for each in (root, *root.parents) if each.exists()), root)

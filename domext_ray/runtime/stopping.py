@@ -1,7 +1,8 @@
 """How a job ends when it is told to: Ctrl-C, SIGTERM (pre-emption) or SIGHUP (the terminal is gone).
 
 A signal raises KeyboardInterrupt wherever the job is. Inside `save_first` it asks for a save and lets the job go on
-until that is done, within a limit. A Ctrl-C after the first signal ends the job at once; other signals after it change
+until that is done, within a limit: its own, or that of whoever kills it (`find_kill_timer`), less what it takes to say
+where the job stands. A Ctrl-C after the first signal ends the job at once; other signals after it change
 nothing, because a terminal that closes may send SIGHUP twice. The exit code is 128 + the first signal's number, as
 shells have it.
 
@@ -12,22 +13,85 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from domext_ray.errors import DomextError, find_user_error
+from domext_ray.runtime.machine import find_submission
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 SAVE_SECONDS = {signal.SIGINT: 60, signal.SIGTERM: 600, signal.SIGHUP: 600}
-"""How long a job goes on for its save; whoever sends SIGTERM sends SIGKILL when that is too long."""
+"""How long a job goes on for its save, where nobody kills it sooner."""
+GIVEN, RAY_GIVEN = "DOMEXT_STOP_SECONDS", "RAY_JOB_STOP_WAIT_TIME_S"
+"""Environment variables: the seconds from SIGTERM to SIGKILL, of any program that starts a job, and of Ray's jobs."""
+RAY_SECONDS, OTHERS_SECONDS = 3.0, 30.0
+"""What Ray's jobs have without its variable; what Slurm (KillWait) and Kubernetes give unless they are configured."""
+LAST_WORDS = 0.25, 10.0
+"""Of those seconds what a job keeps for what follows its save: a share, and no more than so many seconds."""
 LOOK_SECONDS = 0.5
 """Between two looks at whether the save is done."""
+
+
+@dataclass(frozen=True)
+class KillTimer:
+    """Another program's limit: it kills this job so many seconds after it has told it to end."""
+
+    seconds: float
+    source: str  # who says so
+
+    def describe(self) -> str:
+        """Return it as a part of a sentence."""
+        return f"the job is killed {self.seconds:g} s after it is told to end: {self.source}"
+
+    @property
+    def left(self) -> float:
+        """Seconds of it that a job may spend on its save."""
+        share, most = LAST_WORDS
+        return self.seconds - min(share * self.seconds, most)
+
+
+def find_kill_timer(environment: Mapping[str, str] = os.environ) -> KillTimer | None:
+    """Return the limit of the program that has started this job; None: as far as can be seen, nobody kills it.
+
+    Ctrl-C and a terminal that closes, once they have come, are no such program's.
+
+    Args:
+        environment: of the process.
+    """
+    if find_submission(environment):
+        given = _read_seconds(environment.get(RAY_GIVEN))
+        if given is None:
+            return KillTimer(RAY_SECONDS, f"{RAY_GIVEN} was not set at `ray start`")
+        return KillTimer(given, RAY_GIVEN)
+    if _SIGNALS.first not in (None, signal.SIGTERM):
+        return None
+    if (given := _read_seconds(environment.get(GIVEN))) is not None:
+        return KillTimer(given, GIVEN)
+    for name, whose in (("SLURM_JOB_ID", "Slurm's KillWait"), ("KUBERNETES_SERVICE_HOST", "a pod's grace period")):
+        if name in environment:
+            return KillTimer(OTHERS_SECONDS, f"{whose}, unless {GIVEN} says otherwise")
+    return None
+
+
+def describe_haste() -> str:
+    """Return what a user may do who does not want to wait for a job that ends; in brackets, after a space, or empty."""
+    return "" if find_submission() else " (Ctrl-C ends it at once)"
+
+
+def _read_seconds(text: str | None) -> float | None:
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
 
 
 class Stopped(KeyboardInterrupt):
@@ -73,9 +137,12 @@ class _Signals:
                 return False
         except OSError:  # the request cannot be written, so nothing could be saved either
             return False
-        self.deadline = time.monotonic() + SAVE_SECONDS[self.first]
+        timer = find_kill_timer()
+        seconds = min(SAVE_SECONDS[self.first], timer.left if timer else math.inf)
+        self.deadline = time.monotonic() + seconds
         _thread.start_new_thread(self._wait_for_save, self.save[1:])  # `threading` has locks, which may be held now
-        _say(f"\n{NAMES[self.first]}: the next step is saved, then the job ends (Ctrl-C ends it at once)\n")
+        limit = f" if that takes at most {seconds:.3g} s ({timer.describe()})" if timer else ""
+        _say(f"\n{NAMES[self.first]}: the next step is saved{limit}, then the job ends{describe_haste()}\n")
         return True
 
     def _wait_for_save(self, is_done: Callable[[], bool]) -> None:

@@ -32,7 +32,7 @@ from domext_ray.runtime.ray_cluster import (
     start_ray,
 )
 from domext_ray.runtime.ray_private import close_replica_port, find_serve_options
-from domext_ray.runtime.stopping import Stopped, signal_name
+from domext_ray.runtime.stopping import Stopped, find_kill_timer, signal_name
 from domext_ray.serving.access import find_token
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.deployment import APP, build_application
@@ -234,8 +234,11 @@ def _wait(config: ServeConfig) -> None:
 
 def drain(config: ServeConfig) -> str:
     """Let open requests be answered while new ones are refused; return the job's last sentence."""
-    begun = f"stopped by {signal_name()}"
-    deadline = time.monotonic() + config.drain_seconds
+    begun, timer = f"stopped by {signal_name()}", find_kill_timer()
+    seconds, limit = config.drain_seconds, "--drain_seconds"
+    if timer and timer.left < seconds:
+        seconds, limit = timer.left, timer.describe()
+    deadline = time.monotonic() + seconds
     handle: DeploymentHandle = serve.get_app_handle(APP)
     shown = -1
     while True:
@@ -246,7 +249,7 @@ def drain(config: ServeConfig) -> str:
         if num_open == 0:
             return f"{begun}; all requests were answered."
         if time.monotonic() >= deadline:
-            return f"{begun}; {num_open} requests had no answer within {config.drain_seconds:g} s (--drain_seconds)."
+            return f"{begun}; {num_open} requests had no answer within {seconds:.3g} s ({limit})."
         if num_open != shown:
             print(f"waiting for {num_open} requests, {deadline - time.monotonic():.0f} s at most", flush=True)
             shown = num_open

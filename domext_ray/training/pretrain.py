@@ -30,7 +30,7 @@ from domext_ray.runtime.ray_cluster import (
     resolve_gpu,
     run_on_each_node,
 )
-from domext_ray.runtime.stopping import Stopped, is_stopped, save_first, signal_name
+from domext_ray.runtime.stopping import Stopped, find_kill_timer, is_stopped, save_first, signal_name
 from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import describe_resumption, list_steps
 from domext_ray.training.distillation import choose_snippets
@@ -48,6 +48,8 @@ from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD
 from domext_ray.training.run import Run
 
 COLLECTIVE_TIMEOUT_SECONDS = 300
+SHORT_SECONDS = 30.0
+"""From SIGTERM to SIGKILL, which many a step and its checkpoint take."""
 CROWDED_CPUS = 0.5
 """Workers that have less each, unless that is asked for, are too many for a machine."""
 PREEMPTIONS = {TAKEN: "a machine of the workers' is taken back", TOLD: "a worker was sent SIGTERM"}
@@ -88,6 +90,12 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
     attempt = run_dir.fence
     assert isinstance(attempt, Attempt), "the run is held"
     check_room(config)
+    if (timer := find_kill_timer()) and timer.seconds < SHORT_SECONDS:
+        print(
+            f"note: {timer.describe()}. A stop loses the steps since the last checkpoint where a step and its "
+            "checkpoint take longer.",
+            flush=True,
+        )
     if config.method.word_init == "distill":
         choose_snippets(run.inputs, config.seed)
     metrics = run_dir / "metrics.jsonl"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 from job_processes import heed_signals
+
+from domext_ray.runtime import stopping
 
 JOB = """
 import sys, time
@@ -109,3 +114,68 @@ def test_a_terminal_that_closes_lets_the_job_save() -> None:
     assert b"ready" in os.read(terminal, 100)
     os.close(terminal)  # the kernel sends SIGHUP, and writing fails from here on
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 129
+
+
+RAY = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}})}
+SLURM, POD = {"SLURM_JOB_ID": "7"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds", "left", "says"),
+    [
+        (RAY, 3, 2.25, "killed 3 s after it is told to end: RAY_JOB_STOP_WAIT_TIME_S was not set at `ray start`"),
+        (RAY | {stopping.RAY_GIVEN: "300"}, 300, 290, "killed 300 s after it is told to end: RAY_JOB_STOP_WAIT_TIME_S"),
+        (RAY | {stopping.RAY_GIVEN: "0"}, 0, 0, "killed 0 s after"),
+        (RAY | {stopping.RAY_GIVEN: "5 minutes"}, 3, 2.25, "was not set"),
+        (RAY | SLURM | {stopping.GIVEN: "90"}, 3, 2.25, "was not set"),
+        (SLURM | {stopping.GIVEN: "90"}, 90, 80, "killed 90 s after it is told to end: DOMEXT_STOP_SECONDS"),
+        ({stopping.GIVEN: "45.5"}, 45.5, 35.5, "45.5 s after it is told to end: DOMEXT_STOP_SECONDS"),
+        (SLURM, 30, 22.5, "Slurm's KillWait, unless DOMEXT_STOP_SECONDS says otherwise"),
+        (POD, 30, 22.5, "a pod's grace period, unless DOMEXT_STOP_SECONDS says otherwise"),
+    ],
+)
+def test_who_kills_a_job_and_when(environment: dict[str, str], seconds: float, left: float, says: str) -> None:
+    timer = stopping.find_kill_timer(environment)
+    assert timer is not None and (timer.seconds, timer.left) == (seconds, left) and says in timer.describe()
+
+
+def test_nobody_kills_a_job_of_a_terminal() -> None:
+    assert stopping.find_kill_timer({"HOME": "/root"}) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "number", "promise"),
+    [
+        (RAY, signal.SIGTERM, " if that takes at most 2.25 s (the job is killed 3 s after .*), then the job ends"),
+        (RAY | {stopping.RAY_GIVEN: "300"}, signal.SIGTERM, " if that takes at most 290 s (.*), then the job ends"),
+        (RAY, signal.SIGINT, " if that takes at most 2.25 s (.*), then the job ends"),
+        (SLURM, signal.SIGINT, ", then the job ends (Ctrl-C ends it at once)"),
+        (SLURM, signal.SIGTERM, " if that takes at most 22.5 s (.*), then the job ends (Ctrl-C ends it at once)"),
+        ({}, signal.SIGTERM, ", then the job ends (Ctrl-C ends it at once)"),
+    ],
+)
+def test_no_more_is_promised_than_fits(
+    environment: dict[str, str], number: signal.Signals, promise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*RAY, *SLURM, *POD, stopping.GIVEN, stopping.RAY_GIVEN):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with start(can_save=True, limit=600) as job:
+        job.send_signal(number)
+        output, error = job.communicate(timeout=120)
+    assert output == "saved\n" and job.returncode == 128 + number
+    said = f"\n{stopping.NAMES[number]}: the next step is saved{promise}\n"
+    assert re.search(re.escape(said).replace(r"\.\*", ".*"), error), error
+
+
+def test_what_does_not_fit_is_given_up_before_the_job_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in RAY.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(stopping.RAY_GIVEN, "1")
+    with start(can_save=True, saves=False) as job:
+        job.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        output, error = job.communicate(timeout=120)
+    assert job.returncode == 143 and output == "" and error.endswith("stopped at step 7 by SIGTERM.\n")
+    assert time.monotonic() - began > 0.7
