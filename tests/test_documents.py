@@ -58,6 +58,7 @@ OTHERS_OPTIONS = {
     "--generate",
     "--head",
     "--runtime-env",
+    "--signal",
     "--working-dir",
 }
 """Options in running text that are no option of a job."""

@@ -46,6 +46,7 @@ from domext_ray.config.sweep import SweepConfig
 from domext_ray.options.build import from_dict
 from domext_ray.options.read import read_flags
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runtime.stopping import GIVEN, RAY_GIVEN
 from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space
 from domext_ray.serving.deployment import build_service
@@ -400,6 +401,25 @@ def test_no_cluster_sends_usage_statistics() -> None:
     for name in (*RAY_UP, *RAY_CLUSTERS, "Dockerfile", "runtime_env.yaml", "slurm.sbatch"):
         text = re.sub(r"#.*", "", read_text(name))
         assert re.search(r'RAY_USAGE_STATS_ENABLED(=|: "|, value: ")0\b', text), name
+
+
+def test_every_cluster_gives_a_job_that_is_stopped_time_to_save() -> None:
+    """Also the commands of README, which set it before `ray start`, and give it to a job where Ray runs already."""
+    variable = re.escape(RAY_GIVEN)
+    for name in ("Dockerfile", "slurm.sbatch", "runtime_env.yaml", *RAY_UP, *RAY_CLUSTERS):
+        assert re.search(rf'{variable}(=|: "|, value: ")300\b', read_text(name)), name
+    own, existing = (
+        read_text("README.md").partition(f"\n## {each}\n")[2].partition("\n## ")[0]
+        for each in ("Machines of your own", "I have a cluster already")
+    )
+    assert own.index(f"export {RAY_GIVEN}=300") < own.index("\nray start") and f'"{RAY_GIVEN}": "300"' in existing
+
+
+def test_the_batch_script_waits_for_a_save_as_long_as_it_says() -> None:
+    """And less long than Slurm's notice before the time limit."""
+    script = read_text("slurm.sbatch")
+    notice, given = (int(re.findall(each, script)[0]) for each in (r"--signal=B:USR1@(\d+)", rf"{GIVEN}=(\d+)"))
+    assert given < notice and f"i < {GIVEN}; i++" in script
 
 
 def test_files_hold_no_secret_and_list_what_is_filled_in() -> None:

@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,10 @@ class Cluster:
             command, env=self.environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=900
         )
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str, method: str = "GET") -> Any:
         """Ask the dashboard, with the token."""
-        request = urllib.request.Request(f"{self.dashboard}{path}", headers={"Authorization": f"Bearer {self.token}"})
+        token = {"Authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(f"{self.dashboard}{path}", headers=token, method=method)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
@@ -90,8 +91,8 @@ def make_environment(token: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def run_raylets(cpus: Sequence[int]) -> Iterator[Cluster]:
-    """Run a cluster of nodes with so many CPUs each, the first one its head."""
+def run_raylets(cpus: Sequence[int], environment: Mapping[str, str] | None = None) -> Iterator[Cluster]:
+    """Run a cluster of nodes with so many CPUs each, the first one its head, with some variables more."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets are short
     token = folder / "auth_token"
     token.touch(mode=0o600)
@@ -102,7 +103,10 @@ def run_raylets(cpus: Sequence[int]) -> Iterator[Cluster]:
         *("--dashboard-agent-listen-port", "0"),  # another Ray of this machine may have the usual one
     ]
     started = Cluster(
-        f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", token.read_text(encoding="utf-8"), make_environment(token)
+        f"127.0.0.1:{port}",
+        f"http://127.0.0.1:{dashboard}",
+        token.read_text(encoding="utf-8"),
+        {**make_environment(token), **(environment or {})},
     )
     processes: list[subprocess.Popen[bytes]] = []
 

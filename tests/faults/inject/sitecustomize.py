@@ -39,6 +39,7 @@ _ACT = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "full_disk": _fill_disk,
     "sleep": lambda: time.sleep(5.0),
+    "sleep_long": lambda: time.sleep(10.0),
 }
 _FOLDER = Path(os.environ.get("FAULTS_DIR", "/nonexistent"))
 _FAULTS = json.loads(os.environ.get("FAULTS", "[]"))
