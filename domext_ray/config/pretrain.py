@@ -272,7 +272,7 @@ class TrainConfig:
     dropout: ShareOrZero = 0.1  # dropout of hidden states and attention
     # dropout of attention alone; same: as --train.dropout. At 0 a GPU attends in bf16 without masks and padding
     attention_dropout: ShareOrZero | Literal["same"] = "same"
-    # steps between checkpoints, or time in training steps, such as 15m (one more at the end)
+    # steps between checkpoints, or time in training steps, such as 15m (one more before each evaluation and at the end)
     save_every: Cadence = free(200)
     evaluate_every: Cadence = free(200)  # likewise between evaluations (also at the start and at the end)
     eval_rows: PositiveInt = free(400)  # held-out rows of an evaluation, at most

@@ -34,7 +34,7 @@ GIVEN, RAY_GIVEN = "DOMEXT_STOP_SECONDS", "RAY_JOB_STOP_WAIT_TIME_S"
 """Environment variables: the seconds from SIGTERM to SIGKILL, of any program that starts a job, and of Ray's jobs."""
 RAY_SECONDS, OTHERS_SECONDS = 3.0, 30.0
 """What Ray's jobs have without its variable; what Slurm (KillWait) and Kubernetes give unless they are configured."""
-LAST_WORDS = 0.25, 10.0
+LAST_WORDS = 1 / 3, 10.0
 """Of those seconds what a job keeps for what follows its save: a share, and no more than so many seconds."""
 LOOK_SECONDS = 0.5
 """Between two looks at whether the save is done."""
@@ -149,7 +149,7 @@ class _Signals:
         """Send the main thread a signal, wherever it waits, when the save is there or is not waited for any longer."""
         waking = signal.SIGTERM if signal.SIGTERM in self.before else self.first
         while time.monotonic() <= self.deadline and not is_done():
-            time.sleep(LOOK_SECONDS)
+            time.sleep(min(LOOK_SECONDS, max(0.0, self.deadline - time.monotonic())))
         if self.deadline and waking is not None:
             self.has_waited = True
             signal.pthread_kill(threading.main_thread().ident or 0, waking)

@@ -31,6 +31,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
 from conftest import FEW_SENTENCES, make_tiny_base, write_corpus  # noqa: E402
 from object_store import BUCKET, KEYS, serve_objects  # noqa: E402
 
+from domext_ray.report.summary import read_summary  # noqa: E402
 from domext_ray.storage import Place  # noqa: E402
 from domext_ray.training.checkpoint import check_all  # noqa: E402
 from domext_ray.training.metrics import read_metrics  # noqa: E402
@@ -151,10 +152,14 @@ def describe_run(run: Place) -> dict[str, Any]:
     assert [each["step"] for each in steps] == list(range(1, NUM_STEPS + 1)), "each step once"
     names = ("train/mlm_loss", "train/tokens", "train/grad_norm", "eval/domain_mlm_loss", "eval/general_mlm_accuracy")
     corpora = run.parent / ".corpora"
+    summary = read_summary(run / "summary.json")
+    figures = {name: each for name, each in summary.items() if name not in ("job_seconds", "train")}
+    counts = {name: each for name, each in summary["train"].items() if isinstance(each, int)}
     prepared = [each for each in corpora.list_files() if "/attempts/" not in f"/{each}" and ".hashes" not in each]
     return {
         "checkpoint": (newest.name.split("-")[1], {name: each["sha256"] for name, each in found.files.items()}),
         "steps": [[each.get(name) for name in names] for each in steps],
+        "summary": (figures, counts),
         "export": (run / "export" / "model.safetensors").read_bytes(),
         "corpus": {each: (corpora / each).read_bytes() for each in prepared},
     }

@@ -1,4 +1,4 @@
-"""A disk that is full at any write, and storage that is slow: one sentence or none, and the same command goes on."""
+"""A full disk, slow storage, death in an evaluation: one sentence or none, and the same command goes on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from object_store import serve_objects, use_objects
 from domext_ray.storage import Place
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
+EVALUATION, LAST = "domext_ray.training.worker:PretrainWorker._evaluate", 16
+"""That of the start is the first one."""
 FLUSH = "domext_ray.storage:flush_files"
 """Where all that must outlive a process reaches the disk."""
 CASES: dict[str, list[dict[str, Any]]] = {
@@ -22,6 +24,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "slow saves": [
         {"point": "domext_ray.training.checkpoint:_write_files", "call": n, "action": "sleep"} for n in (2, 3)
     ],
+    **{
+        f"{what} dies in the {name} evaluation": [{"point": EVALUATION, "call": n, "action": action, "delay": 0.01}]
+        for what, action in (("driver", "kill_driver"), ("worker", "kill"))
+        for name, n in (("first", 1), ("middle", 7), ("last", LAST))
+    },
 }
 
 
@@ -65,3 +72,4 @@ def test_a_fault_is_one_sentence_and_the_same_command_goes_on(
     # A sign of life that cannot be written is a warning: a job goes on without it.
     is_told = said.startswith("error: " if times == 2 else "warning: ") and "(No space left on device)" in said
     assert is_told or not name.startswith("full")
+    assert times == 1 + name.startswith("driver") or name.startswith("full")

@@ -123,15 +123,15 @@ SLURM, POD = {"SLURM_JOB_ID": "7"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 @pytest.mark.parametrize(
     ("environment", "seconds", "left", "says"),
     [
-        (RAY, 3, 2.25, "killed 3 s after it is told to end: RAY_JOB_STOP_WAIT_TIME_S was not set at `ray start`"),
+        (RAY, 3, 2, "killed 3 s after it is told to end: RAY_JOB_STOP_WAIT_TIME_S was not set at `ray start`"),
         (RAY | {stopping.RAY_GIVEN: "300"}, 300, 290, "killed 300 s after it is told to end: RAY_JOB_STOP_WAIT_TIME_S"),
         (RAY | {stopping.RAY_GIVEN: "0"}, 0, 0, "killed 0 s after"),
-        (RAY | {stopping.RAY_GIVEN: "5 minutes"}, 3, 2.25, "was not set"),
-        (RAY | SLURM | {stopping.GIVEN: "90"}, 3, 2.25, "was not set"),
+        (RAY | {stopping.RAY_GIVEN: "5 minutes"}, 3, 2, "was not set"),
+        (RAY | SLURM | {stopping.GIVEN: "90"}, 3, 2, "was not set"),
         (SLURM | {stopping.GIVEN: "90"}, 90, 80, "killed 90 s after it is told to end: DOMEXT_STOP_SECONDS"),
         ({stopping.GIVEN: "45.5"}, 45.5, 35.5, "45.5 s after it is told to end: DOMEXT_STOP_SECONDS"),
-        (SLURM, 30, 22.5, "Slurm's KillWait, unless DOMEXT_STOP_SECONDS says otherwise"),
-        (POD, 30, 22.5, "a pod's grace period, unless DOMEXT_STOP_SECONDS says otherwise"),
+        (SLURM, 30, 20, "Slurm's KillWait, unless DOMEXT_STOP_SECONDS says otherwise"),
+        (POD, 30, 20, "a pod's grace period, unless DOMEXT_STOP_SECONDS says otherwise"),
     ],
 )
 def test_who_kills_a_job_and_when(environment: dict[str, str], seconds: float, left: float, says: str) -> None:
@@ -146,11 +146,11 @@ def test_nobody_kills_a_job_of_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("environment", "number", "promise"),
     [
-        (RAY, signal.SIGTERM, " if that takes at most 2.25 s (the job is killed 3 s after .*), then the job ends"),
+        (RAY, signal.SIGTERM, " if that takes at most 2 s (the job is killed 3 s after .*), then the job ends"),
         (RAY | {stopping.RAY_GIVEN: "300"}, signal.SIGTERM, " if that takes at most 290 s (.*), then the job ends"),
-        (RAY, signal.SIGINT, " if that takes at most 2.25 s (.*), then the job ends"),
+        (RAY, signal.SIGINT, " if that takes at most 2 s (.*), then the job ends"),
         (SLURM, signal.SIGINT, ", then the job ends (Ctrl-C ends it at once)"),
-        (SLURM, signal.SIGTERM, " if that takes at most 22.5 s (.*), then the job ends (Ctrl-C ends it at once)"),
+        (SLURM, signal.SIGTERM, " if that takes at most 20 s (.*), then the job ends (Ctrl-C ends it at once)"),
         ({}, signal.SIGTERM, ", then the job ends (Ctrl-C ends it at once)"),
     ],
 )
@@ -178,4 +178,4 @@ def test_what_does_not_fit_is_given_up_before_the_job_is_killed(monkeypatch: pyt
         began = time.monotonic()
         output, error = job.communicate(timeout=120)
     assert job.returncode == 143 and output == "" and error.endswith("stopped at step 7 by SIGTERM.\n")
-    assert time.monotonic() - began > 0.7
+    assert time.monotonic() - began > 0.6
