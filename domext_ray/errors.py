@@ -23,8 +23,11 @@ _MAX_CHARS = 4000
 """Of a sentence: a file may have a value of megabytes where a name is expected."""
 
 
-class DomextError(ValueError):
-    """Base of every mistake that a user can mend; its message is one complete sentence."""
+class DomextError(Exception):
+    """Base of every mistake that a user can mend; its message is one complete sentence.
+
+    It is no `ValueError`: who catches those around what it reads means damage, and storage that is silent is none.
+    """
 
     exit_code = 2
     """Of a job that ends with it."""
@@ -34,8 +37,8 @@ class DomextError(ValueError):
         return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS // 2]} … {text[-_MAX_CHARS // 4 :]}"
 
 
-class ConfigError(DomextError):
-    """An option has a value outside its rule, or two options contradict each other."""
+class ConfigError(DomextError, ValueError):
+    """An option has a value outside its rule, or two options contradict each other; pydantic collects it."""
 
 
 class OptionError(ConfigError):
@@ -78,8 +81,11 @@ class RunError(DomextError):
     """A run directory belongs to another configuration, is in use, or holds no usable checkpoint."""
 
 
-class StorageError(RunError):
-    """A disk is full, may not be written or fails: the work is not to blame, and goes on once that is mended."""
+class StorageError(DomextError):
+    """Storage is full, refuses, fails or does not answer: nothing is known of what it holds, so that is not damaged.
+
+    The work is not to blame, and goes on once that is mended.
+    """
 
 
 class ReportError(RunError):

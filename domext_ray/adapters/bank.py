@@ -46,7 +46,7 @@ from domext_ray.adapters.entry import (
 from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
-from domext_ray.errors import DomextError, RunError
+from domext_ray.errors import DomextError, RunError, StorageError
 from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
@@ -180,6 +180,8 @@ class AdapterBank:
         for name in (None, *self.names()):
             try:
                 _ = self.base if name is None else self.read_adapter(name)
+            except StorageError:  # of which nothing is known
+                raise
             except DomextError as error:
                 problems.append(str(error))
         return problems

@@ -13,7 +13,7 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.downstream.start.model import TRAININGS, is_export, is_run
-from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
 from domext_ray.extensions.table import ADAPTER_PARTS
 from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
@@ -71,8 +71,8 @@ def _add_run(folder: Place, config: BankConfig) -> BankEntry:
     bank = AdapterBank.create(folder, own)
     try:
         return bank.add_run(config.name, config.add)
-    except DomextError:
-        if not bank.names():
+    except DomextError as error:
+        if not isinstance(error, StorageError) and not bank.names():
             folder.delete()
         raise
 

@@ -17,7 +17,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import MANIFEST, SPLITS, describe_fault, list_hashes, read_manifest
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.start.model import TRAININGS
-from domext_ray.errors import DomextError, RunError
+from domext_ray.errors import DomextError, RunError, StorageError
 from domext_ray.export.folder import (
     ADAPTERHUB,
     MARKER,
@@ -50,6 +50,8 @@ def run_verify(config: VerifyConfig) -> None:
         raise RunError(f"{place} is no run, corpus, vocabulary, bank or export: it has none of {names}.")
     try:
         findings.extend(check(place))
+    except StorageError:  # of which nothing is known
+        raise
     except DomextError as error:  # what says which parts there are
         findings.append((marker, "", [str(error)]))
     rows = [(part, what, "damaged" if faults else "whole") for part, what, faults in findings]
@@ -65,6 +67,8 @@ def _look(part: str, what: str, read: Callable[..., Any], *args: Any) -> Finding
     try:
         found = read(*args)
         return part, what or found, []
+    except StorageError:
+        raise
     except DomextError as error:
         return part, what, [str(error)]
 

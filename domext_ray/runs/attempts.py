@@ -116,7 +116,7 @@ def hold(where: Where, *, purpose: str = "") -> Iterator[Place]:
     finally:
         has_ended.set()
         beat.join()
-        with contextlib.suppress(RunError, OSError):  # the run may be gone, or be another's
+        with contextlib.suppress(RunError, StorageError, OSError):  # the run is another's, or cannot be had now
             if attempt.place.is_file():
                 Place(attempt.place, attempt).put(json.dumps({**owner, "ended": True}).encode())
 
@@ -152,7 +152,7 @@ def lock_folder(where: Where, what: str, option: str, *, purpose: str = "") -> I
         with hold(place, purpose=purpose) as held:
             yield held
     except BaseException as error:
-        is_mistake = isinstance(error, DomextError) and not isinstance(error, RunError)
+        is_mistake = isinstance(error, DomextError) and not isinstance(error, (RunError, StorageError))
         is_nothing = is_mistake or {*place.list_names()} <= {ATTEMPTS}
         if held is not None and is_own and is_nothing and not (place / RUN).is_file():
             place.delete()
@@ -187,7 +187,7 @@ def _remove_leftovers(own: Place) -> None:
         attempts = [each.modified for other in _list_attempts(folder) if (each := (folder / ATTEMPTS / other).info())]
         if not attempts or now - max(attempts) < LEFTOVER_SECONDS:
             continue
-        with contextlib.suppress(RunError, OSError):  # a job works there, or it is another user's
+        with contextlib.suppress(RunError, StorageError, OSError):  # a job works there, or it is another user's
             with hold(folder) as held:
                 held.delete()
             print(f"removed {folder}, which a job left a week ago or more", file=sys.stderr)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from domext_ray.errors import DomextError, find_user_error
+from domext_ray.errors import DomextError, StorageError, find_user_error
 from domext_ray.runtime.machine import find_submission
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -135,7 +135,7 @@ class _Signals:
         try:
             if self.save is None or not self.save[0]():
                 return False
-        except OSError:  # the request cannot be written, so nothing could be saved either
+        except (OSError, StorageError):  # the request cannot be written, so nothing could be saved either
             return False
         timer = find_kill_timer()
         seconds = min(SAVE_SECONDS[self.first], timer.left if timer else math.inf)

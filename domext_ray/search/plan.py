@@ -15,7 +15,7 @@ from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.data.sample import check_corpus
-from domext_ray.errors import ConfigError, DomextError
+from domext_ray.errors import ConfigError, DomextError, StorageError
 from domext_ray.experiment.runner import Ledger, describe_amount
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
@@ -127,6 +127,8 @@ def choose_points(config: SweepConfig, space: Space) -> tuple[list[Point], Count
             break
         try:
             chosen = _check_point(config, space, point, bases)
+        except StorageError:  # no fault of the point
+            raise
         except DomextError as error:
             reasons[str(error)] += 1
         else:  # values that are written in two ways, such as 1e-4 and 0.0001, are one point

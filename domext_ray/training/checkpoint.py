@@ -283,14 +283,14 @@ def agree_on_checkpoint(
 
     See `choose_checkpoint`; `device` is where tensors of the process group are.
     """
-    told: list[Checkpoint | RunError | None] = [None]
+    told: list[Checkpoint | DomextError | None] = [None]
     if dist.get_rank() == 0:
         try:
             told = [choose_checkpoint(where, chosen, tell)]
-        except RunError as error:  # all ranks end in the same way
+        except DomextError as error:  # all ranks end in the same way
             told = [error]
     dist.broadcast_object_list(told, src=0, device=device)
-    if isinstance(told[0], RunError):
+    if isinstance(told[0], DomextError):
         raise told[0]
     if told[0] is None or dist.get_rank() == 0:
         return told[0]

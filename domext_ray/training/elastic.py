@@ -18,7 +18,7 @@ from ray.train import PreemptionError, TrainingFailedError, WorkerGroupError
 
 from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
 from domext_ray.corpus.stream import READ_CPUS
-from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
+from domext_ray.errors import ConfigError, RunError, StorageError, TrainingError, find_user_error
 from domext_ray.runs.events import notify_driver
 from domext_ray.runtime.machine import is_cluster
 from domext_ray.runtime.ray_cluster import Node, describe_nodes, find_shortage, list_nodes, share_cpus
@@ -164,7 +164,7 @@ class Growth:
                 elif time.monotonic() - since >= GROW_SECONDS:
                     self.room = min(room, self.scale.most_workers - self.number)
                     return self._ask_to_end()
-            except (RayError, RunError, OSError):  # the cluster, or the run's storage, does not answer just now
+            except (RayError, RunError, StorageError, OSError):  # the cluster, or the run's storage, does not answer just now
                 since = time.monotonic()
 
 
