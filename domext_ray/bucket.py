@@ -1,7 +1,7 @@
 """A bucket's objects (s3://, gs://), asked with patience: what does not answer is asked again, what refuses is told.
 
 Credentials, endpoint and region are those of the environment (AWS_*) or the node's role. gs:// takes the same path
-through the same library; it is written, not run, for want of a server to run it against. Only `storage` imports this.
+through the same library; it has been run against a stand-in of Google's server alone. Only `storage` imports this.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Bucket:
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place) from None
             except (exceptions.BaseError, FileNotFoundError) as error:
-                text, waited = str(error), time.monotonic() - started
+                is_missing, text, waited = isinstance(error, FileNotFoundError), str(error), time.monotonic() - started
             status = re.search(r"status code: (\d+)|status: (\d+)", text)
             number = int(status[1] or status[2]) if status else 0
             code = re.search(r"<Code>(\w+)</Code>", text)
@@ -83,7 +83,7 @@ class Bucket:
                 raise StorageError(
                     f"{place} cannot be {verb}: there is no bucket {self.url}; make it, or give another."
                 )
-            if number == 404:
+            if number == 404 or is_missing:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place) from None
             if "169.254.169.254" in text or "CredentialProvider" in text:
                 raise StorageError(
@@ -115,9 +115,12 @@ class Bucket:
         except FileNotFoundError:
             return None
 
-    @staticmethod
-    def _describe(found: Any) -> Info:
-        return Info(found["size"], found["e_tag"] or "", found["last_modified"].timestamp())
+    def _describe(self, found: Any) -> Info:
+        return Info(found["size"], self._find_tag(found), found["last_modified"].timestamp())
+
+    def _find_tag(self, found: Any) -> str:
+        """What a condition names: of gs:// the object's generation, which its lists do not have."""
+        return (self.url.startswith("gs://") and found["version"]) or found["e_tag"] or ""
 
     def read(self, key: str, start: int = 0) -> bytes:
         if start:
@@ -128,7 +131,8 @@ class Bucket:
         return bytes(self._ask(key, lambda: self.store.get(key).bytes()))
 
     def put(self, key: str, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
-        mode: Any = {"": "overwrite", NEW: "create"}.get(condition, {"e_tag": condition})
+        known = {"version" if self.url.startswith("gs://") else "e_tag": condition}
+        mode: Any = {"": "overwrite", NEW: "create"}.get(condition, known)
         settings: Any = {"use_multipart": False} if condition else {}
         try:
             found = self._ask(key, lambda: self.store.put(key, source, mode=mode, **settings), "written")
@@ -136,12 +140,15 @@ class Bucket:
             if not isinstance(source, bytes) or self.read(key) != source:
                 raise
             return (self.info(key) or Info(0, "", 0)).tag
-        return found["e_tag"] or ""
+        return self._find_tag(found)
 
     def names(self, key: str) -> list[str]:
         found = self._ask(key, lambda: self.store.list_with_delimiter(key or None))
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted(each.rstrip("/").rpartition("/")[2] for each in paths)
+
+    def is_dir(self, key: str) -> bool:
+        return bool(self.names(key))
 
     def files(self, key: str) -> dict[str, Info]:
         found = self._ask(key, lambda: [each for part in self.store.list(key) for each in part])
@@ -149,7 +156,12 @@ class Bucket:
 
     def delete(self, key: str) -> None:
         paths = [key, *(f"{key}/{each}" for each in self.files(key))]
-        self._ask(key, lambda: self.store.delete(paths), "deleted")
+        try:
+            self._ask(key, lambda: self.store.delete(paths), "deleted")
+        except FileNotFoundError:  # gs:// says so of what is not there, and may leave the others
+            for each in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self._ask(each, functools.partial(self.store.delete, each), "deleted")
 
     def local(self, key: str, name: str) -> Path:
         """Download a file, or a folder with all in it, unless that state of it is here already."""

@@ -11,14 +11,22 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 _STORAGE_ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space there"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "mend its permissions, or give another place"),
     **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ENXIO), "look after that storage"),
     errno.EFBIG: "lift the limit on the size of files",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "lift the limit on open files (ulimit -n)"),
 }
 """What to do about an error of the operating system that is no defect of this library."""
+_FILE_ADVICE = _STORAGE_ADVICE | {
+    **dict.fromkeys((errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV, errno.EREMOTEIO), "look after that storage"),
+    **dict.fromkeys((errno.EHOSTDOWN, errno.EHOSTUNREACH), "look after that storage"),
+    errno.ENOMEM: "give this job more memory",
+}
+"""The same where a file is named, which may be another machine's; where none is, it may be a connection's error."""
 _MAX_CHARS = 4000
 """Of a sentence: a file may have a value of megabytes where a name is expected."""
 
@@ -88,6 +96,10 @@ class StorageError(DomextError):
     """
 
 
+class AccessError(StorageError):
+    """What a disk holds is another user's, and may not be read or written."""
+
+
 class ReportError(RunError):
     """A run was trained and exported, and only its report could not be written."""
 
@@ -129,27 +141,34 @@ def find_storage_error(error: BaseException, path: object = "") -> StorageError 
         error: the operating system's, or a library's that quotes it.
         path: the file; empty: what the error names.
     """
-    number = getattr(error, "errno", None)
+    number: Any = getattr(error, "errno", None)
     if number is None:  # safetensors and Arrow write the number into their text
         quoted = re.search(r"\b(?:os error|errno:?) (\d+)", str(error))
         number = int(quoted[1]) if quoted else None
-    if isinstance(getattr(error, "cause", None), BaseException) or number not in _STORAGE_ADVICE:
+    place = path or getattr(error, "filename", None)
+    advice = (_FILE_ADVICE if place else _STORAGE_ADVICE).get(number)
+    if isinstance(getattr(error, "cause", None), BaseException) or advice is None:
         return None
-    place = path or getattr(error, "filename", None) or "a file of this job"
-    return StorageError(
-        f"{place} cannot be read or written ({os.strerror(number)}): {_STORAGE_ADVICE[number]}, and the same command "
-        "goes on."
+    kind = AccessError if number in (errno.EACCES, errno.EPERM) else StorageError
+    return kind(
+        f"{place or 'a file of this job'} cannot be read or written ({os.strerror(number)}): {advice}, and the same "
+        "command goes on."
     )
 
 
 @contextlib.contextmanager
 def name_file(path: object) -> Iterator[None]:
-    """Name the file where writing to one that is open fails: the operating system's error does not.
+    """Name the file where its storage is what fails, so that this is told apart from damage.
 
     Raises:
-        StorageError: the disk is full, may not be written or fails.
+        StorageError: the disk is full, may not be read or written, or fails.
     """
     try:
         yield
-    except OSError as error:
-        raise find_storage_error(error, path) or error from error
+    except DomextError:
+        raise
+    except Exception as error:  # libraries have their own, and quote the operating system's
+        found = find_storage_error(error, path)
+        if found is None:
+            raise
+        raise found from error

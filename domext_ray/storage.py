@@ -1,7 +1,8 @@
 """The one door to what outlives a process: files and folders on a disk, or objects of a bucket (s3://, gs://).
 
 A file is there whole or not at all. A folder counts when its manifest is there, which comes last. A file can be made on
-the condition that there is none, which is all that a lock needs (runs/attempts.py). Both backends promise the same.
+the condition that there is none, which is all that a lock needs (runs/attempts.py). What is not there is nothing, or a
+FileNotFoundError; storage that cannot say what is there is a StorageError. Both backends promise the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
 import uuid
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from domext_ray.bucket import NEW, Bucket, Info, find_cache
-from domext_ray.errors import RunError, StorageError, name_file
+from domext_ray.errors import AccessError, RunError, StorageError, find_storage_error, name_file
 
 __all__ = ["NEW", "Info", "find_cache"]  # of a bucket, for those who know places alone
 
@@ -52,18 +54,23 @@ class _Disk:
     """A file system; keys are absolute paths."""
 
     def info(self, key: str) -> Info | None:
-        try:
-            found = os.stat(key)
-        except OSError as error:
-            if error.errno in _NO_FILE:
-                return None
-            raise
-        return (
-            None if os.path.isdir(key) else Info(found.st_size, f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime)
-        )
+        found = self._stat(key)
+        if found is None or stat.S_ISDIR(found.st_mode):
+            return None
+        return Info(found.st_size, f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime)
+
+    def is_dir(self, key: str) -> bool:
+        found = self._stat(key)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
+    @staticmethod
+    def _stat(key: str) -> os.stat_result | None:
+        with _pass_over_nothing(key):  # not os.path.isdir, which says of a disk that fails that there is nothing
+            return os.stat(key)
+        return None
 
     def read(self, key: str, start: int = 0) -> bytes:
-        with _open_file(key) as file:
+        with open_file(key) as file:
             file.seek(start)
             return file.read()
 
@@ -72,7 +79,7 @@ class _Disk:
         beside = _name_beside(path)
         try:
             with name_file(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                _make_folder(path.parent)
                 if isinstance(source, bytes):
                     beside.write_bytes(source)
                 else:
@@ -86,22 +93,25 @@ class _Disk:
                 if flush:
                     flush_files(path.parent)
         finally:
-            beside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what was wrong is told already
+                beside.unlink()
         return ""
 
     def names(self, key: str) -> list[str]:
-        return sorted(os.listdir(key)) if os.path.isdir(key) else []
+        with _pass_over_nothing(key):
+            return sorted(os.listdir(key))
+        return []
 
     def files(self, key: str) -> dict[str, Info]:
-        paths = [each for each in Path(key).rglob("*") if not each.is_dir() or each.is_symlink()]
-        return {each.relative_to(key).as_posix(): info for each in paths if (info := self.info(str(each)))}
+        paths = [os.path.join(folder, name) for folder, names in _walk(key) for name in names]
+        return {os.path.relpath(each, key): info for each in paths if (info := self.info(each))}
 
     def delete(self, key: str) -> None:
-        path = Path(key)
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        with _pass_over_nothing(key):
+            if self.is_dir(key) and not os.path.islink(key):
+                shutil.rmtree(key, onerror=_tell_refusal)
+            else:
+                os.unlink(key)
 
     def local(self, key: str, name: str) -> Path:
         return Path(key)
@@ -181,7 +191,7 @@ class Place:
         return self.info() is not None
 
     def is_dir(self) -> bool:
-        return os.path.isdir(self.key) if self.is_local else bool(self.list_names())
+        return self._backend.is_dir(self.key)
 
     def exists(self) -> bool:
         return self.is_file() or self.is_dir()
@@ -328,7 +338,7 @@ def write_json(where: Where, values: Mapping[str, Any], *, sort_keys: bool = Fal
 def hash_file(where: Where) -> str:
     """Return the sha256 of a file, hexadecimal."""
     digest = hashlib.sha256()
-    with _open_file(Place(where).local()) as file:
+    with open_file(Place(where).local()) as file:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
@@ -345,7 +355,8 @@ def hash_files(
         given: the hashes, where the files were written just now: the memory is told.
 
     Raises:
-        OSError: a file cannot be read.
+        FileNotFoundError: one is not there.
+        StorageError: one cannot be read.
     """
     paths = [*map(str, places)]
     with ThreadPoolExecutor(HASH_THREADS) as pool:  # a shared file system takes a request for each
@@ -353,7 +364,8 @@ def hash_files(
     settled = time.time() - SETTLED_SECONDS  # a clock may not tell when what is newer changes again
     states = {path: [each.size, each.modified] for path, each in infos.items() if each and each.modified < settled}
     known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, TypeError):  # there is none yet, or a power cut has left a part
+    # There is none yet, it is another user's, or a power cut has left a part.
+    with contextlib.suppress(FileNotFoundError, AccessError, ValueError, TypeError):
         found = parse_json(memory.read_bytes()) if memory else {}
         known = {path: each for path, each in dict(found).items() if isinstance(each, list) and len(each) == 3}
     fresh = [path for path in infos if path not in states or known.get(path, [])[:2] != states[path]]
@@ -373,7 +385,7 @@ def map_file(where: Where) -> memoryview:
     Raises:
         FileNotFoundError: there is none.
     """
-    with _open_file(Place(where).local()) as file:
+    with open_file(Place(where).local()) as file:
         is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
         return memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -494,14 +506,70 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _open_file(path: str | Path) -> IO[bytes]:
-    """Open a file of a disk; what is none is a FileNotFoundError, as in a bucket."""
+@contextlib.contextmanager
+def open_file(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file of a disk to read it.
+
+    Raises:
+        FileNotFoundError: what is there is no file, or nothing, as in a bucket.
+        StorageError: the disk refuses or fails, now or while it is read.
+    """
+    with name_file(path):
+        try:
+            file = open(path, "rb")  # noqa: SIM115
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
+            raise FileNotFoundError(errno.ENOENT, error.strerror, str(path)) from error
+        with file:
+            yield file
+
+
+def require_readable(folder: Where) -> None:
+    """Ask a folder of a disk for its files, of which a library says that they are not there, or of no use.
+
+    Raises:
+        StorageError: the disk refuses or fails.
+    """
+    for name in Place(folder).list_files():
+        with contextlib.suppress(FileNotFoundError), open_file(Path(folder, name)) as file:
+            file.read(1)
+
+
+@contextlib.contextmanager
+def _pass_over_nothing(key: str) -> Iterator[None]:
+    """Leave the block where its name has nothing; a disk that cannot say so is a StorageError."""
     try:
-        return open(path, "rb")
+        with name_file(key):
+            yield
     except OSError as error:
         if error.errno not in _NO_FILE:
             raise
-        raise FileNotFoundError(errno.ENOENT, error.strerror, str(path)) from error
+
+
+def _walk(key: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield every folder in a folder, and that one, with the names of its files."""
+
+    def tell(error: OSError) -> None:
+        with _pass_over_nothing(error.filename):
+            raise error
+
+    for folder, _, names in os.walk(key, onerror=tell):
+        yield folder, names
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder; a FileExistsError, which would be that of a condition, becomes what it is."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from error
+
+
+def _tell_refusal(_: object, path: str, failure: tuple[Any, Any, Any]) -> None:
+    """Raise what keeps a file from being deleted, but for other processes that write or delete there, too."""
+    if found := find_storage_error(failure[1], path):
+        raise found from failure[1]
 
 
 def _link(source: Path, target: Path) -> None:

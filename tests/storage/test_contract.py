@@ -7,11 +7,12 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from object_store import BUCKET
+from object_store import BUCKET, GS_BUCKET, MEMORY, Proxy, use_gs, use_memory
 
 from domext_ray import bucket, storage
 from domext_ray.errors import RunError
@@ -26,34 +27,47 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, objects: str) -> Place
     return Place(tmp_path / "room") if request.param == "disk" else Place(f"{BUCKET}/{tmp_path.name}/room")
 
 
-def test_what_is_put_comes_back(place: Place) -> None:
-    file = place / "a" / "b.bin"
-    assert not place.exists() and not file.exists() and file.info() is None and place.list_names() == []
+@pytest.fixture(params=["disk", "bucket", "memory", "gs"])
+def any_place(
+    request: pytest.FixtureRequest, tmp_path: Path, objects: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    """An empty folder of any kind; gs:// is this library's client before a server that answers as Google's does."""
+    proxy = Proxy(objects, is_gs=True)
+    use_gs(proxy.address, monkeypatch)
+    use_memory(monkeypatch)
+    roots = {"disk": tmp_path, "bucket": BUCKET, "memory": MEMORY, "gs": GS_BUCKET}
+    yield Place(f"{roots[request.param]}/{tmp_path.name}/room")
+    proxy.close()
+
+
+def test_what_is_put_comes_back(any_place: Place) -> None:
+    file = any_place / "a" / "b.bin"
+    assert not any_place.exists() and not file.exists() and file.info() is None and any_place.list_names() == []
     file.put(b"\0one")
-    assert file.exists() and file.is_file() and not file.is_dir() and place.is_dir() and not place.is_file()
+    assert file.exists() and file.is_file() and not file.is_dir() and any_place.is_dir() and not any_place.is_file()
     assert file.read_bytes() == b"\0one" and file.read_bytes(2) == b"ne" and file.read_bytes(4) == b""
     info = file.info()
     assert info is not None and info.size == 4
     file.put(b"another")
     changed = file.info()
     assert file.read_bytes() == b"another" and changed is not None and changed.tag != info.tag
-    assert place.list_names() == ["a"] and place.list_files() == ["a/b.bin"]
+    assert any_place.list_names() == ["a"] and any_place.list_files() == ["a/b.bin"]
 
 
-def test_any_name_will_do(place: Place) -> None:
+def test_any_name_will_do(any_place: Place) -> None:
     for name in NAMES:
-        write_text(place / name / f"{name}.txt", name)
-        assert (place / name).list_names() == [f"{name}.txt"]
-        assert (place / name / f"{name}.txt").read_text() == name
-    assert {*place.list_names()} == {*NAMES}
-    assert {*place.list_files()} == {f"{name}/{name}.txt" for name in NAMES}
+        write_text(any_place / name / f"{name}.txt", name)
+        assert (any_place / name).list_names() == [f"{name}.txt"]
+        assert (any_place / name / f"{name}.txt").read_text() == name
+    assert {*any_place.list_names()} == {*NAMES}
+    assert {*any_place.list_files()} == {f"{name}/{name}.txt" for name in NAMES}
 
 
-def test_what_is_not_there(place: Place) -> None:
+def test_what_is_not_there(any_place: Place) -> None:
     with pytest.raises(FileNotFoundError):
-        (place / "none").read_bytes()
-    (place / "none").delete()
-    place.delete()
+        (any_place / "none").read_bytes()
+    (any_place / "none").delete()
+    any_place.delete()
 
 
 def test_places_are_values(place: Place) -> None:
@@ -63,13 +77,13 @@ def test_places_are_values(place: Place) -> None:
     assert pickle.loads(pickle.dumps(below)) == below and {below: 1}[Place(str(below))] == 1
 
 
-def test_only_one_makes_a_file(place: Place) -> None:
+def test_only_one_makes_a_file(any_place: Place) -> None:
     made, barrier = [], threading.Barrier(8)
 
     def make(number: int) -> None:
         barrier.wait()
         try:
-            (place / "lock").put(b"%d" % number, NEW)
+            (any_place / "lock").put(b"%d" % number, NEW)
         except FileExistsError:
             return
         made.append(number)
@@ -79,27 +93,27 @@ def test_only_one_makes_a_file(place: Place) -> None:
         each.start()
     for each in threads:
         each.join()
-    assert len(made) == 1 and (place / "lock").read_bytes() == b"%d" % made[0]
-    assert place.list_names() == ["lock"]
+    assert len(made) == 1 and (any_place / "lock").read_bytes() == b"%d" % made[0]
+    assert any_place.list_names() == ["lock"]
 
 
-def test_a_deleted_folder_is_gone(place: Place) -> None:
+def test_a_deleted_folder_is_gone(any_place: Place) -> None:
     for name in ("a/1", "a/b/2", "ab"):
-        write_text(place / name, name)
-    (place / "a").delete()
-    assert place.list_files() == ["ab"]
+        write_text(any_place / name, name)
+    (any_place / "a").delete()
+    assert any_place.list_files() == ["ab"]
 
 
-def test_a_file_is_read_at_a_local_path(place: Place) -> None:
-    write_text(place / "a" / "1.txt", "one")
-    write_text(place / "a" / "b" / "2.txt", "two")
-    path = (place / "a" / "1.txt").local()
+def test_a_file_is_read_at_a_local_path(any_place: Place) -> None:
+    write_text(any_place / "a" / "1.txt", "one")
+    write_text(any_place / "a" / "b" / "2.txt", "two")
+    path = (any_place / "a" / "1.txt").local()
     assert path.name == "1.txt" and path.read_text() == "one"
-    folder = (place / "a").local()
+    folder = (any_place / "a").local()
     assert (folder / "1.txt").read_text() == "one" and (folder / "b" / "2.txt").read_text() == "two"
-    write_text(place / "a" / "1.txt", "new")
-    assert (place / "a" / "1.txt").local().read_text() == "new"
-    assert hash_file(place / "a" / "1.txt") == storage.hash_text("new")
+    write_text(any_place / "a" / "1.txt", "new")
+    assert (any_place / "a" / "1.txt").local().read_text() == "new"
+    assert hash_file(any_place / "a" / "1.txt") == storage.hash_text("new")
 
 
 def test_a_block_that_fails_leaves_the_old_file(place: Place) -> None:
@@ -122,15 +136,15 @@ def publish(place: Place, version: str, *names: str, **settings: Any) -> None:
         write_json(folder / "manifest.json", {"version": version})
 
 
-def test_a_folder_is_replaced_whole(place: Place) -> None:
-    publish(place / "model", "1", "a", "sub/b")
-    publish(place / "model", "2", "a", "c")
-    assert (place / "model").list_files() == (place / "model").list_names() == ["a", "c", "manifest.json"]
-    assert place.list_names() == ["model"]
-    assert (place / "model" / "a").read_text() == "2"
-    with pytest.raises(KeyError), (place / "model").new_files("manifest.json"):
+def test_a_folder_is_replaced_whole(any_place: Place) -> None:
+    publish(any_place / "model", "1", "a", "sub/b")
+    publish(any_place / "model", "2", "a", "c")
+    assert (any_place / "model").list_files() == (any_place / "model").list_names() == ["a", "c", "manifest.json"]
+    assert any_place.list_names() == ["model"]
+    assert (any_place / "model" / "a").read_text() == "2"
+    with pytest.raises(KeyError), (any_place / "model").new_files("manifest.json"):
         raise KeyError
-    assert (place / "model" / "manifest.json").exists() and place.list_names() == ["model"]
+    assert (any_place / "model" / "manifest.json").exists() and any_place.list_names() == ["model"]
 
 
 @pytest.mark.parametrize("meanwhile", [b"", b"half"])
@@ -153,12 +167,12 @@ def test_a_folder_counts_for_nothing_while_it_is_replaced(
     assert seen == [meanwhile]
 
 
-def test_a_log_grows(place: Place) -> None:
-    log = Log(place / "log", start="0\n")
+def test_a_log_grows(any_place: Place) -> None:
+    log = Log(any_place / "log", start="0\n")
     for number in range(1, 4):
         log.add(f"{number}\n")
     log.flush()
-    assert (place / "log").read_text() == "0\n1\n2\n3\n" and (place / "log").read_bytes(4) == b"2\n3\n"
+    assert (any_place / "log").read_text() == "0\n1\n2\n3\n" and (any_place / "log").read_bytes(4) == b"2\n3\n"
     log.close()
 
 
