@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ LEFTOVER_SECONDS = 7 * 86_400.0
 ATTEMPTS, RUN = "attempts", "run.json"
 _FINISHED = "manifest.json"
 _OWNER: dict[str, Kind] = {"who": str, "machine": str, "pid": int, "started": str}
-_NAME = re.compile(r"\d{6,18}\.json")
+_NAME = re.compile(r"(\d{6}|[1-9]\d{6,17})\.(json|end)")
 _WORK = re.compile(r"(words-)?[0-9a-f]{16}")
 
 
@@ -41,11 +41,17 @@ _WORK = re.compile(r"(words-)?[0-9a-f]{16}")
 class Attempt:
     """One start of a run, known by its number: RUN/attempts/000003.json, which its job makes anew while it lives.
 
-    A job's workers have copies of it, so that what they publish is refused once the job's own number goes up.
+    A job's workers have copies of it, so that what they publish is refused once the job's own number goes up. Threads
+    of the job that publish, the one that shows that it lives among them, never see a number that is going up.
     """
 
     run: Place
     number: int
+    owner: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)  # who has it, as its file says
+    _turn: Any = field(default_factory=threading.RLock, compare=False, repr=False)
+
+    def __reduce__(self) -> Any:
+        return Attempt, (self.run, self.number, self.owner)  # another process has a lock of its own
 
     @property
     def place(self) -> Place:
@@ -61,10 +67,39 @@ class Attempt:
         Raises:
             RunError: a later one has the run.
         """
-        names = (self.run / ATTEMPTS).list_names()
-        if any(name.endswith(".json") and name > self.place.name for name in names):
-            raise RunError(f"another job has taken over the run in {self.run}; this one stops without writing.")
-        return self._request.name in names
+        found = _list_attempts(self.run)
+        with self._turn:  # the number may be going up, which was seen in the list already
+            if any(number > self.number for number, ending in found if ending == "json"):
+                raise self._refuse()
+            return (self.number, "end") in found
+
+    def _refuse(self) -> RunError:
+        return RunError(f"another job has taken over the run in {self.run}; this one stops without writing.")
+
+    def begin(self, after: int) -> None:
+        """Take the number after another one, and remove what earlier attempts have left.
+
+        Raises:
+            FileExistsError: another job has it.
+            RunError: others have come and gone since.
+        """
+        with self._turn:
+            Attempt(self.run, after + 1).place.put(json.dumps(self.owner).encode(), NEW)
+            self.number = after + 1  # from now on, whatever fails below
+            self.check()
+            for number, ending in _list_attempts(self.run):
+                if number < self.number:
+                    (self.run / ATTEMPTS / f"{number:06d}.{ending}").delete()
+
+    def show_life(self) -> None:
+        """Make the attempt's file anew.
+
+        Raises:
+            RunError: a later attempt has the run.
+            StorageError: the storage is full, refuses or fails.
+        """
+        with self._turn:
+            Place(self.place, self).put(json.dumps(self.owner).encode())
 
     def ask_to_end(self) -> None:
         """Ask the attempt's workers to save and end."""
@@ -80,15 +115,20 @@ class Attempt:
 
     def shut_out_workers(self) -> None:
         """Take the run over from the attempt's own workers: what they publish from now on is refused."""
-        self.check()
-        owner = json.loads(self.place.read_bytes())
-        self.number = _begin(self.run, _list_attempts(self.run), owner).number
+        with self._turn:
+            self.check()
+            try:
+                self.begin(self.number)
+            except FileExistsError:
+                raise self._refuse() from None
 
 
 def supersede(where: Where) -> Place:
     """Begin a run's next attempt, whoever may be at work there: what that publishes from now on is refused."""
     run = Place(where)
-    return Place(run, _begin(run, _list_attempts(run), {**_describe_process(), "ended": True}))
+    attempt = Attempt(run, 0, {**_describe_process(), "ended": True})
+    attempt.begin(_find_newest(run))
+    return Place(run, attempt)
 
 
 @contextlib.contextmanager
@@ -106,10 +146,11 @@ def hold(where: Where, *, purpose: str = "") -> Iterator[Place]:
         RunError: another job holds it.
     """
     run = Place(where)
-    owner = {**_describe_process(), "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())}
-    attempt = _take(run, owner, purpose)
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    attempt = Attempt(run, 0, {**_describe_process(), "since": since})
+    _take(attempt, purpose)
     has_ended = threading.Event()
-    beat = threading.Thread(target=_beat, args=(attempt, owner, has_ended), name="heartbeat", daemon=True)
+    beat = threading.Thread(target=_beat, args=(attempt, has_ended), name="heartbeat", daemon=True)
     beat.start()
     try:
         yield Place(run, attempt)
@@ -118,7 +159,7 @@ def hold(where: Where, *, purpose: str = "") -> Iterator[Place]:
         beat.join()
         with contextlib.suppress(RunError, StorageError, OSError):  # the run is another's, or cannot be had now
             if attempt.place.is_file():
-                Place(attempt.place, attempt).put(json.dumps({**owner, "ended": True}).encode())
+                Place(attempt.place, attempt).put(json.dumps({**attempt.owner, "ended": True}).encode())
 
 
 @contextlib.contextmanager
@@ -141,7 +182,7 @@ def lock_folder(where: Where, what: str, option: str, *, purpose: str = "") -> I
     place = Place(where)
     held: Place | None = None
     above = [each for each in Path(place).parents if not os.path.exists(each)] if place.is_local else []
-    is_own = bool(purpose) or not (os.path.exists(place) if place.is_local else place.exists())
+    is_own = bool(purpose) or not place.exists()
     if place.is_local:
         try:
             Path(place.parent).mkdir(parents=True, exist_ok=True)
@@ -151,8 +192,10 @@ def lock_folder(where: Where, what: str, option: str, *, purpose: str = "") -> I
     try:
         with hold(place, purpose=purpose) as held:
             yield held
+    except StorageError:  # what cannot be asked, or written to, is left as it is
+        raise
     except BaseException as error:
-        is_mistake = isinstance(error, DomextError) and not isinstance(error, (RunError, StorageError))
+        is_mistake = isinstance(error, DomextError) and not isinstance(error, RunError)
         is_nothing = is_mistake or {*place.list_names()} <= {ATTEMPTS}
         if held is not None and is_own and is_nothing and not (place / RUN).is_file():
             place.delete()
@@ -184,8 +227,8 @@ def _remove_leftovers(own: Place) -> None:
         folder = own.parent / name
         if not _WORK.fullmatch(name) or folder == own or (folder / _FINISHED).is_file():
             continue
-        attempts = [each.modified for other in _list_attempts(folder) if (each := (folder / ATTEMPTS / other).info())]
-        if not attempts or now - max(attempts) < LEFTOVER_SECONDS:
+        newest = Attempt(folder, _find_newest(folder)).place.info()
+        if newest is None or now - newest.modified < LEFTOVER_SECONDS:
             continue
         with contextlib.suppress(RunError, StorageError, OSError):  # a job works there, or it is another user's
             with hold(folder) as held:
@@ -193,29 +236,35 @@ def _remove_leftovers(own: Place) -> None:
             print(f"removed {folder}, which a job left a week ago or more", file=sys.stderr)
 
 
-def _beat(attempt: Attempt, owner: Mapping[str, Any], has_ended: threading.Event) -> None:
-    while not has_ended.wait(BEAT_SECONDS):
+def _beat(attempt: Attempt, has_ended: threading.Event) -> None:
+    """Show that a job lives until it has ended, or has lost its run, which it is told in any case."""
+    pause = BEAT_SECONDS
+    while not has_ended.wait(pause):
+        started = time.monotonic()
         try:
-            Place(attempt.place, attempt).put(json.dumps(owner).encode())
-        except StorageError as error:  # what is published says so, too
+            attempt.show_life()
+        except RunError as error:  # what the job publishes is refused, too; it may be long until then
             print(f"warning: {error}", file=sys.stderr, flush=True)
-        except (RunError, OSError):  # taken over, or the run's directory is gone
             return
+        except Exception as error:  # whatever it is, the job goes on, and is another's once nothing shows that it does
+            print(f"warning: {str(error) or type(error).__name__}", file=sys.stderr, flush=True)
+        pause = max(0.0, BEAT_SECONDS - (time.monotonic() - started))  # storage may take most of the time
 
 
-def _take(run: Place, owner: Mapping[str, Any], purpose: str) -> Attempt:
+def _take(attempt: Attempt, purpose: str) -> None:
     """Begin the attempt after the newest one, once the job of that has let go."""
-    seen: dict[str, float] = {}
+    run = attempt.run
+    seen: dict[int, float] = {}
     line = StatusLine()
     while True:
-        names = _list_attempts(run)
-        holder = _find_holder(run / ATTEMPTS / names[-1]) if names else None
+        newest = _find_newest(run)
+        holder = _find_holder(Attempt(run, newest).place) if newest else None
         if holder is None:
             with contextlib.suppress(FileExistsError):  # another job was faster
-                return _begin(run, names, owner)
+                return attempt.begin(newest)
             continue
-        is_known, modified = names[-1] in seen, holder["modified"]
-        lives = holder["is_here"] or "who" not in holder or seen.setdefault(names[-1], modified) != modified
+        is_known, modified = newest in seen, holder["modified"]
+        lives = holder["is_here"] or "who" not in holder or seen.setdefault(newest, modified) != modified
         who = holder.get("who", "a job")
         if lives and not purpose:
             raise RunError(
@@ -233,24 +282,21 @@ def _take(run: Place, owner: Mapping[str, Any], purpose: str) -> Attempt:
         time.sleep(BEAT_SECONDS / 10)
 
 
-def _list_attempts(run: Place) -> list[str]:
-    return [each for each in (run / ATTEMPTS).list_names() if _NAME.fullmatch(each)]
+def _list_attempts(run: Place) -> list[tuple[int, str]]:
+    """The files of a run's attempts: the number of each, and its ending."""
+    found = filter(None, map(_NAME.fullmatch, (run / ATTEMPTS).list_names()))
+    return [(int(each[1]), each[2]) for each in found]
 
 
-def _begin(run: Place, names: list[str], owner: Mapping[str, Any]) -> Attempt:
-    attempt = Attempt(run, int(names[-1].removesuffix(".json")) + 1 if names else 1)
-    attempt.place.put(json.dumps(owner).encode(), NEW)
-    attempt.check()  # others may have come and gone since the list was read
-    for name in (run / ATTEMPTS).list_names():
-        if name < attempt.place.name:
-            (run / ATTEMPTS / name).delete()
-    return attempt
+def _find_newest(run: Place) -> int:
+    """The number of a run's newest attempt; 0: there is none."""
+    return max((number for number, ending in _list_attempts(run) if ending == "json"), default=0)
 
 
 def _find_holder(newest: Place) -> dict[str, Any] | None:
     """Who is at work, as far as an attempt tells; None: it has ended, or its job is dead."""
     holder: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError, ValueError):  # it has gone since, or a disk has lost it
+    with contextlib.suppress(FileNotFoundError, ValueError, RunError):  # it has gone since, or a disk has lost it
         found = parse_json(newest.read_bytes())
         check_values(newest, found, "JSON object", "", _OWNER)
         holder = found
