@@ -148,8 +148,11 @@ class _Signals:
     def _wait_for_save(self, is_done: Callable[[], bool]) -> None:
         """Send the main thread a signal, wherever it waits, when the save is there or is not waited for any longer."""
         waking = signal.SIGTERM if signal.SIGTERM in self.before else self.first
-        while time.monotonic() <= self.deadline and not is_done():
-            time.sleep(min(LOOK_SECONDS, max(0.0, self.deadline - time.monotonic())))
+        while (left := self.deadline - time.monotonic()) > 0:
+            with contextlib.suppress(OSError, StorageError):  # it is asked again: nothing else would end the job
+                if is_done():
+                    break
+            time.sleep(min(LOOK_SECONDS, left))
         if self.deadline and waking is not None:
             self.has_waited = True
             signal.pthread_kill(threading.main_thread().ident or 0, waking)
