@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from domext_ray import storage
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb
-from domext_ray.errors import BaseModelError, DomextError, RunError
+from domext_ray.errors import BaseModelError, DomextError, RunError, find_storage_error
 from domext_ray.files import ASSETS
 from domext_ray.model.base_folder import HUB_ID, SHIPPED_BASE
 from domext_ray.options.read import Given, read_values
@@ -269,10 +269,12 @@ def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase,
             model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # the hub's client and damaged files raise a dozen kinds
+            if is_here:
+                storage.require_readable(folder)
             kind, said = type(error).__name__, " ".join(str(error).split())[:200].rstrip(".")
             fault = f"cannot be loaded ({said or kind})"
             fault = fault if is_here else f"is no folder here and could not be fetched from the hub ({kind})"
-            raise BaseModelError(f"{place!r} {fault}; {give}.") from error
+            raise find_storage_error(error) or BaseModelError(f"{place!r} {fault}; {give}.") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
         raise BaseModelError(f"{place!r} lacks the tensor {missing} that its config.json asks for; save it again.")

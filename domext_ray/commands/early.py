@@ -6,7 +6,7 @@ import contextlib
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError
-from domext_ray.storage import parse_json
+from domext_ray.storage import Place, parse_json
 
 
 def check_early(config: PretrainConfig) -> None:
@@ -56,8 +56,8 @@ def _check_base(config: PretrainConfig) -> None:
     except CorpusError as error:
         raise BaseModelError(f"--base {config.base!r}: {error}") from error
     num_heads = None
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # a damaged file is told when it is read in full
-        values = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+    with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):  # told when it is read in full
+        values = parse_json(Place(folder / "config.json").read_bytes())
         num_heads = values.get("num_attention_heads", values.get("n_heads"))
     if isinstance(num_heads, int) and num_heads > 0:
         config.method.check_heads(num_heads)

@@ -17,7 +17,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import MANIFEST, SPLITS, describe_fault, list_hashes, read_manifest
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.start.model import TRAININGS
-from domext_ray.errors import DomextError, RunError, StorageError
+from domext_ray.errors import DomextError, RunError, StorageError, name_file
 from domext_ray.export.folder import (
     ADAPTERHUB,
     MARKER,
@@ -145,7 +145,8 @@ def _check_files(place: Place, names: Iterable[str], part: str) -> Iterator[Find
 
 def _read_header(path: Place) -> None:
     try:
-        safe_open(path.local(), "pt")
+        with name_file(path):
+            safe_open(path.local(), "pt")
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} is damaged ({error}); {_REMEDY}.") from error
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from domext_ray.errors import CorpusError
+from domext_ray.errors import AccessError, CorpusError
 from domext_ray.files import describe_format, newest_format
 from domext_ray.storage import Place, Where, hash_file, hash_files, hash_values, map_file, parse_json, write_json
 
@@ -124,6 +124,7 @@ def read_manifest(folder: Where) -> Manifest:
 
     Raises:
         CorpusError: it is missing, damaged, or of another format.
+        AccessError: it is another user's.
     """
     path, fault = Place(folder) / MANIFEST, ""
     try:
@@ -134,8 +135,8 @@ def read_manifest(folder: Where) -> Manifest:
             fault = "is damaged (it is not what was written: its sha256 is another)"
     except FileNotFoundError as error:
         raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare_corpus.") from error
-    except PermissionError as error:
-        raise CorpusError(
+    except AccessError as error:
+        raise AccessError(
             f"{path} may be read by its owner only, for held-out text is beside it; give another --prepare.cache_dir."
         ) from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:

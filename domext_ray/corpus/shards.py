@@ -50,7 +50,7 @@ from domext_ray.data.dropped import Dropped
 from domext_ray.data.ray_tasks import run_read_tasks
 from domext_ray.data.sources import ReadTask, Sources, resolve_sources
 from domext_ray.data.split import describe_split, resolve_held_out_by
-from domext_ray.errors import CorpusError
+from domext_ray.errors import AccessError, CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.records import Records
@@ -167,7 +167,7 @@ def _find_prepared(folder: Place, fingerprint: str) -> Manifest | None:
     try:
         if not (folder / MANIFEST).is_file():
             return None
-    except PermissionError:
+    except AccessError:
         return read_manifest(folder)  # which says what to do
     except OSError:  # there can be no such folder: making it tells why
         return None

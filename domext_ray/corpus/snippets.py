@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import Manifest, read_train_batches
-from domext_ray.errors import CorpusError
+from domext_ray.errors import CorpusError, StorageError, name_file
 from domext_ray.storage import Place, hash_values, map_file, new_file
 
 _SPARE = 4
@@ -80,9 +80,11 @@ def read_snippets(request: SnippetRequest) -> Snippets:
         CorpusError: it has gone, or is damaged.
     """
     try:
-        with np.load(pa.BufferReader(map_file(request.place))) as stored:
+        with name_file(request.place), np.load(pa.BufferReader(map_file(request.place))) as stored:
             ids = np.split(stored["ids"], np.cumsum(stored["sizes"], dtype=np.int64)[:-1])
             return Snippets(ids if len(stored["sizes"]) else [], stored["counts"], int(stored["tokens"]))
+    except StorageError:
+        raise
     except Exception as error:  # of zipfile, zlib or numpy, whatever they meet first
         raise CorpusError(
             f"{request.place} is missing or damaged; delete it and run the same command again."

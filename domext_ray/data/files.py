@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from domext_ray.config.pretrain import REPAIR_NOTES
-from domext_ray.errors import CorpusError
+from domext_ray.errors import CorpusError, StorageError, name_file
 from domext_ray.files import ASSETS, split_paths
 from domext_ray.storage import Place, find_cache, hash_files, hash_text
 
@@ -327,7 +327,7 @@ def fingerprint_files(files: Sequence[SourceFile], memory: Place | None = None) 
     """
     try:
         hashes = hash_files([each.path for each in files if each.scheme in LOCAL], memory)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise CorpusError(f"--corpus names {error.filename}, which cannot be read ({error.strerror}).") from error
     return [hashes.get(each.path) or f"{each.path} {each.modified}" for each in files]
 
@@ -353,10 +353,18 @@ def name_unreadable(file: SourceFile) -> Iterator[None]:
 
     Raises:
         CorpusError: it is damaged, or has vanished.
+        StorageError: its disk fails, or its bucket does.
     """
     try:
-        yield
+        with name_file(file.path):
+            yield
     except (OSError, EOFError, zlib.error, pa.ArrowException, csv.Error, UnicodeDecodeError) as error:
+        is_storage = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, gzip.BadGzipFile))
+        if is_storage and file.scheme not in LOCAL:  # a bucket's errors have no number
+            raise StorageError(
+                f"{file.scheme}://{file.path} cannot be read ({_to_line(error)}): look after that storage, and the "
+                "same command goes on."
+            ) from error
         raise CorpusError(
             f"{file.path} cannot be read to its end ({_to_line(error)}); mend it or leave it out."
         ) from error

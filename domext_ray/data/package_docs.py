@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from domext_ray.data.files import PACKAGE_DOCS, SourceFile
+from domext_ray.errors import AccessError
 from domext_ray.storage import Place, Where, find_cache, hash_values
 
 EXTRACTOR_VERSION = 2
@@ -90,8 +91,8 @@ def read_paragraphs() -> Iterator[str]:
     for _, files in _index_distributions().values():
         for path in files:
             try:
-                source = Path(path).read_bytes()
-            except OSError:  # a file that its package's record names and that is not there
+                source = Place(path).read_bytes()
+            except (FileNotFoundError, AccessError):  # its package's record names it, and it is not there for this user
                 continue
             for match in _DOCSTRING.finditer(source):
                 yield from extract_prose(match[2].decode("utf-8", errors="ignore"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from domext_ray.config.vectors import Pooling
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.storage import parse_json
+from domext_ray.storage import Place, parse_json
 
 _POOLING_FILE = Path("1_Pooling", "config.json")
 
@@ -38,8 +38,8 @@ def write_vector_layout(folder: Path, config: DomextConfig, pooling: Pooling) ->
 
 def read_pooling(folder: Path) -> Pooling:
     """Return how an export, or a base that has such files, makes vectors; the mean where nothing says."""
-    with contextlib.suppress(OSError, ValueError):
-        values = parse_json((folder / _POOLING_FILE).read_text(encoding="utf-8"))
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        values = parse_json(Place(folder / _POOLING_FILE).read_bytes())
         if isinstance(values, dict) and (values.get("pooling_mode_cls_token") or values.get("pooling_mode") == "cls"):
             return "cls"
     return "mean"

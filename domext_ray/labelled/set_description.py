@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from domext_ray.errors import ConfigError
+from domext_ray.errors import ConfigError, name_file
 from domext_ray.files import ASSETS
 from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.set_families import BRAT_FILES, DEFAULT_FILES, ENDS, FAMILIES, OPTIONAL, RULES, SCHEMES
@@ -253,7 +253,8 @@ def read_description(path: Path) -> SetDescription:
         ConfigError: a file that is missing or no YAML, an unknown key, or a value outside its rule.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with name_file(path):
+            text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); name a YAML file that describes a set.") from None
     except UnicodeDecodeError:

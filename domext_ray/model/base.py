@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 
-from domext_ray.errors import BaseModelError, CorpusError
+from domext_ray.errors import BaseModelError, CorpusError, find_storage_error
 from domext_ray.model.base_folder import SHIPPED_BASE, find_local_base
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
@@ -209,7 +209,8 @@ def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
                 tensors.update(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:  # damaged, missing or unsafe, whatever its reader calls that
             reason = (str(error).splitlines() or [""])[0].rstrip(".")
-            raise BaseModelError(f"{path} cannot be read as weights ({type(error).__name__}: {reason}).") from error
+            fault = BaseModelError(f"{path} cannot be read as weights ({type(error).__name__}: {reason}).")
+            raise find_storage_error(error, path) or fault from error
     return tensors
 
 

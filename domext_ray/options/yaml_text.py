@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from domext_ray.errors import ConfigError
+from domext_ray.errors import ConfigError, name_file
 from domext_ray.files import PlainLoader
 
 _MAX_YAML_BYTES = 2**20
@@ -46,7 +46,7 @@ def read_yaml(path: Path, option: str) -> Node:
     """
     named = f"{option} names {str(path)!r}, which"
     try:
-        with path.expanduser().open("rb") as file:
+        with name_file(path), path.expanduser().open("rb") as file:
             data = file.read(_MAX_YAML_BYTES + 1)
         text = data.decode("utf-8-sig")
     except FileNotFoundError as error:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from matplotlib.ticker import PercentFormatter
 
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
 from domext_ray.intervals import LEVEL, Estimate, Sample, compare, correct_holm
 from domext_ray.options.places import hide_places
 from domext_ray.report.figures import list_figures, measure_run
@@ -279,6 +279,8 @@ def _list_cells(run_dir: Place) -> tuple[str, ...]:
     try:
         return _describe_run(run_dir) if "origin" in run_directory.read_run(run_dir) else ()
     except (DomextError, OSError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, StorageError) and not run_dir.is_local:  # a bucket that is silent is so for all runs
+            raise
         reason = str(error).partition("; ")[0] if isinstance(error, DomextError) else f"{type(error).__name__}: {error}"
         return (*[NONE] * 5, f"cannot be read ({hide_places(reason)[:120]})")
 

@@ -37,7 +37,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from domext_ray.errors import DomextError, RunError, StorageError, TrainingError
+from domext_ray.errors import DomextError, RunError, StorageError, TrainingError, name_file
 from domext_ray.files import describe_format, newest_format
 from domext_ray.model.build import Extensions
 from domext_ray.storage import Place, Where, hash_file, hash_values, parse_json, write_json
@@ -99,8 +99,9 @@ class Checkpoint:
     def _map_tensors(self) -> dict[str, Tensor]:
         """All tensors by name; the moments of a parameter are `exp_avg/NAME` and `exp_avg_sq/NAME`."""
         try:
-            files = [safe_open((self.path / name).local(), "pt") for name in self.files]
-            return {name: file.get_tensor(name) for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
+            with name_file(self.path):
+                files = [safe_open((self.path / name).local(), "pt") for name in self.files]
+                return {name: file.get_tensor(name) for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"checkpoint {self.path} cannot be read ({error!r}): delete it to go on from the one before it."
@@ -158,6 +159,8 @@ def save_checkpoint(
         made = Checkpoint(target, step, state.num_updates, trainer_state, run_info, files)
         _write_manifest(made)
     except (OSError, SafetensorError, StorageError) as error:
+        if isinstance(error, StorageError) and not folder.is_local:  # what is there counts for nothing
+            raise
         with contextlib.suppress(OSError, DomextError):
             if not (target / MANIFEST).is_file():  # other ranks still write theirs: what is left counts for nothing
                 (target if num_ranks == 1 else target / (TENSORS + ending)).delete()
@@ -305,7 +308,13 @@ def wait_for_checkpoint(where: Where, chosen: Checkpoint) -> Checkpoint:
     """
     path, deadline = Place(where) / chosen.path.name, time.monotonic() + SEEN_WITHIN_SECONDS
     while True:
-        found = _open(path)
+        found: Checkpoint | str
+        try:
+            found = _open(path)
+        except StorageError as error:  # a share that another machine has changed just now, for example
+            if time.monotonic() > deadline:
+                raise
+            found = str(error)
         if isinstance(found, Checkpoint) and found == chosen:
             return found
         if time.monotonic() > deadline:

@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, name_file
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -229,7 +229,7 @@ def read_routers(run_dir: Where) -> dict[str, tuple[Tensor, RouterRecord]]:
     if not path.is_file():
         return {}
     try:
-        with safe_open(path.local(), "pt") as file:
+        with name_file(path), safe_open(path.local(), "pt") as file:
             records = {name: RouterRecord(**parse_json(text)) for name, text in file.metadata().items()}
             return {name: (file.get_tensor(name), record) for name, record in records.items()}
     except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.errors import CorpusError
+from domext_ray.errors import CorpusError, DomextError
 from domext_ray.files import describe_format, newest_format
-from domext_ray.storage import parse_json, write_json, write_text
+from domext_ray.storage import Place, parse_json, write_json, write_text
 from domext_ray.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily, make_refusal, tokenizer_family
 from domext_ray.vocabulary.statistics import format_table
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, replace_folder
@@ -80,16 +80,16 @@ def load_extension(folder: Path) -> ExtensionVocabulary | None:
     if not path.exists():
         return None
     try:
-        record = parse_json(path.read_text(encoding="utf-8"))
+        record = parse_json(Place(path).read_bytes())
         if record["format"] != FORMAT_VERSION:
             raise CorpusError(f"{path} {describe_format('vocabulary', record['format'])}; make it again.")
         words, first_id = tuple(record["words"]), record["first_id"]
-        family = tokenizer_family((path.parent / "tokenizer.json").read_text(encoding="utf-8"))
+        family = tokenizer_family(Place(path.parent / "tokenizer.json").read_text())
         found = {i: entry for entry, i in family.record["model"]["vocab"].items() if i >= first_id}
         if found != {first_id + i: family.to_entry(word) for i, word in enumerate(words)}:
             raise CorpusError(f"{path} and the tokenizer beside it have other words; make the folder again.")
         return ExtensionVocabulary(Path(folder), words, first_id, record["base"], record["base_fingerprint"])
-    except CorpusError:
+    except DomextError:
         raise
     except Exception as error:  # tokenizers raises nothing else
         raise CorpusError(

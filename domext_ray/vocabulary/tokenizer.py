@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import hashlib
 import json
@@ -18,10 +19,10 @@ from domext_ray.config.pretrain import PrepareConfig, VocabConfig, resolve_min_g
 from domext_ray.data.documents import read_grouped
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.sources import Sources, resolve_sources
-from domext_ray.errors import CorpusError
+from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.storage import Place, Where, parse_json, write_json
+from domext_ray.storage import Place, Where, parse_json, require_readable, write_json
 from domext_ray.vocabulary.family import Groups, add_groups
 
 _FILES = re.compile(
@@ -62,9 +63,9 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         with quiet_libraries():
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # a damaged file raises whatever its reader raises
-        raise CorpusError(
-            f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]})."
-        ) from error
+        require_readable(folder)
+        fault = CorpusError(f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]}).")
+        raise find_storage_error(error, folder) or fault from error
     if not tokenizer.is_fast:
         raise CorpusError(f"the tokenizer of {folder} has no tokenizer.json; save it with a fast implementation.")
     entries = _read_entries(Path(folder), tokenizer)
@@ -87,7 +88,8 @@ def check_tokenizer_files(folder: str | Path) -> None:
     """
     if not Path(folder).is_dir():
         raise CorpusError(f"{folder} is no folder; a tokenizer's folder is needed.")
-    if not any(each for pattern in VOCABULARY_FILES for each in Path(folder).glob(pattern)):
+    names = Place(folder).list_names()
+    if not any(fnmatch.filter(names, pattern) for pattern in VOCABULARY_FILES):
         # transformers would make an empty tokenizer up
         raise CorpusError(
             f"{folder} has no tokenizer (none of {', '.join(VOCABULARY_FILES)}); save the tokenizer there "
@@ -162,8 +164,8 @@ def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """Return the entries that a tokenizer's own files hold; all of its entries if they are in none of JSON or text."""
 
     def read(name: str) -> Any:
-        path = folder / name
-        return parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        path = Place(folder) / name
+        return parse_json(path.read_bytes()) if path.is_file() else {}
 
     try:
         if (folder / "tokenizer.json").is_file():
@@ -174,7 +176,7 @@ def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
         elif (folder / "vocab.json").is_file():
             found = set(read("vocab.json"))
         elif (folder / "vocab.txt").is_file():
-            lines = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
+            lines = Place(folder / "vocab.txt").read_text().split("\n")
             found = {line.removesuffix("\r") for line in lines}
         else:
             return set(tokenizer.get_vocab())
@@ -253,7 +255,7 @@ def learn_wordpiece(
 def _is_learned_from(path: Path, record: dict[str, Any]) -> bool:
     """Whether a vocabulary's record says the same."""
     try:
-        return bool(parse_json(path.read_text(encoding="utf-8")) == record)
+        return bool(parse_json(Place(path).read_bytes()) == record)
     except (FileNotFoundError, ValueError):  # damaged: it is learned anew
         return False
 

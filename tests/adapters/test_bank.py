@@ -40,7 +40,7 @@ from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.tasks.description import TaskDescription, describe_task
 from domext_ray.downstream.tasks.task import TaskOptions
-from domext_ray.errors import BaseModelError, ConfigError, RunError
+from domext_ray.errors import BaseModelError, ConfigError, RunError, StorageError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import build_model
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_adapter
@@ -516,7 +516,7 @@ def test_a_crash_before_the_description_leaves_the_bank_sound(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", refuse)
-        with pytest.raises(RunError, match=r"law/adapter-.* cannot be .*written \(No space left on device\)"):
+        with pytest.raises(StorageError, match=r"law/adapter-.* cannot be .*written \(No space left on device\)"):
             bank.add("law", model, "own")
     assert read_state(bank.folder) == seen
     with monkeypatch.context() as patch:

@@ -30,7 +30,7 @@ from domext_ray.corpus.rows import SCHEMA, load_jieba
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.data.sources import resolve_sources
 from domext_ray.data.split import describe_split, hold_out_blocks, resolve_held_out_by
-from domext_ray.errors import CorpusError
+from domext_ray.errors import AccessError, CorpusError
 from domext_ray.runtime import tasks
 from domext_ray.storage import Place
 
@@ -355,7 +355,7 @@ def test_another_users_corpus_is_refused_in_a_sentence(prepared: tuple[Path, Pat
         try:
             if user == 0:
                 os.seteuid(65534)
-            with pytest.raises(CorpusError, match="may be read by its owner only.*give another --prepare.cache_dir"):
+            with pytest.raises(AccessError, match="may be read by its owner only.*give another --prepare.cache_dir"):
                 shards._find_prepared(Place(folder), "")
         finally:
             os.seteuid(user)

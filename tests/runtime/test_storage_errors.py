@@ -18,7 +18,7 @@ from file_limits import limit_files
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from domext_ray.errors import CorpusError, RunError, find_user_error
+from domext_ray.errors import CorpusError, StorageError, find_user_error
 from domext_ray.runtime.stopping import exit_on_user_error
 from domext_ray.storage import new_file, write_text
 
@@ -44,7 +44,7 @@ def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     write_text(path, "old")
     with (
         limit_files(SIZE),
-        pytest.raises(RunError, match=r"summary\.json cannot be read or written \(File too large\)"),
+        pytest.raises(StorageError, match=r"summary\.json cannot be read or written \(File too large\)"),
     ):
         write_text(path, "x" * 2 * SIZE)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

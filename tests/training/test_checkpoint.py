@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -17,9 +18,10 @@ import pytest
 import torch
 from file_limits import limit_files
 from forked import launch
+from object_store import MEMORY, use_memory
 
-from domext_ray import storage
-from domext_ray.errors import RunError, TrainingError
+from domext_ray import bucket, storage
+from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.runs.attempts import supersede
 from domext_ray.storage import Place, Where
 from domext_ray.training import checkpoint as checkpoint_module
@@ -27,6 +29,7 @@ from domext_ray.training.checkpoint import (
     FORMAT,
     Checkpoint,
     agree_on_checkpoint,
+    check_all,
     choose_checkpoint,
     find_latest,
     save_checkpoint,
@@ -45,14 +48,15 @@ def make_state(num_updates: int = 3, rows: int = 4) -> TrainState:
     return TrainState({"layer.0.exp_avg.weight": draw(), "layer.1.weight": draw()}, num_updates)
 
 
-def save(folder: Where, step: int, keep: int = 2, **changes: Any) -> Path:
+def save(folder: Where, step: int, keep: int = 2, **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "state": make_state(step),
         "fixed": {"head.bias": torch.arange(3.0)},
         "trainer_state": {"epoch": 1, "batch": step},
         "run_info": {"base_sha256": "a" * 64},
     }
-    return Path(save_checkpoint(folder, step, **(settings | changes), keep=keep))
+    made = save_checkpoint(folder, step, **(settings | changes), keep=keep)
+    return Path(made) if made.is_local else made
 
 
 def find_path(folder: Path) -> Place | None:
@@ -164,10 +168,12 @@ def test_full_disk_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.M
     for module, name in [*writes, (storage, "flush_files")]:
         with monkeypatch.context() as full:
             full.setattr(module, name, refuse)
-            with pytest.raises(RunError, match=r"step 2 cannot be written to .*No space left on device.*free space"):
+            with pytest.raises(
+                StorageError, match=r"step 2 cannot be written to .*No space left on device.*free space"
+            ):
                 save(tmp_path, 2, keep=1)
         assert list_names(tmp_path) == [previous.name] and find_path(tmp_path) == previous, name
-    with pytest.raises(RunError, match="File too large"), limit_files(64 * 1024):
+    with pytest.raises(StorageError, match="File too large"), limit_files(64 * 1024):
         save(tmp_path, 2, state=make_state(2, rows=8192))
     assert list_names(tmp_path) == [previous.name] and find_path(tmp_path) == previous
 
@@ -310,3 +316,34 @@ def test_sound_checkpoints_warn_about_nothing(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         save(tmp_path, 2)
         assert find_latest(tmp_path) is not None
+
+
+def test_a_checkpoint_that_cannot_be_looked_at_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket that once does not answer, at any question of a save: what it holds is as sound as it was."""
+    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.0)
+
+    def save_with_a_gap(number: int) -> tuple[int, list[int]]:
+        """Save a third checkpoint while one question has no answer; return the questions, and the sound steps."""
+        made, folder = use_memory(monkeypatch), Place(MEMORY) / "checkpoints"
+        for step in (1, 2):
+            save(folder, step, keep=2)
+        asked, ask = 0, made._ask
+
+        def ask_or_miss(key: str, call: Any, verb: str = "read") -> Any:
+            nonlocal asked
+            asked += 1
+            if asked == number:
+                raise StorageError(f"{key} has not answered")
+            return ask(key, call, verb)
+
+        made._ask = ask_or_miss
+        with contextlib.nullcontext() if not number else pytest.raises(StorageError, match="has not answered"):
+            save(folder, 3, keep=2)
+        del made._ask
+        return asked, [each.step for _, each in check_all(folder) if isinstance(each, Checkpoint)]
+
+    num_asked, steps = save_with_a_gap(0)
+    assert num_asked > 10 and steps == [3, 2]
+    for number in range(1, num_asked + 1):
+        _, steps = save_with_a_gap(number)
+        assert 2 in steps, f"question {number} of {num_asked}"

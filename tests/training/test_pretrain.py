@@ -15,7 +15,7 @@ from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
-from domext_ray.errors import RunError, TrainingError
+from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EVENTS, EventReader
@@ -92,7 +92,7 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
         scale=ScaleConfig(num_workers=2, use_gpu=False),
     )
     started = time.monotonic()
-    with pytest.raises(RunError, match=r"the checkpoint of step 2 cannot be written to .*: free space there"):
+    with pytest.raises(StorageError, match=r"the checkpoint of step 2 cannot be written to .*: free space there"):
         run_pretraining(config)
     print(f"{time.monotonic() - started:.1f} s")
     said = (run_dir / EVENTS).read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ from domext_ray.config.pretrain import (
     OptimConfig,
     ReplayConfig,
 )
-from domext_ray.errors import RunError, TrainingError
+from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.pipeline import prepare_run
@@ -210,7 +210,9 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(
     worker = start()
     worker.run(3)
     hold_files(monkeypatch, refuse)
-    with pytest.raises(RunError, match=r"checkpoint of step 5 cannot be written to .*No space left on device.*before"):
+    with pytest.raises(
+        StorageError, match=r"checkpoint of step 5 cannot be written to .*No space left on device.*before"
+    ):
         worker.run()
     assert 5 <= read_steps(tmp_path)[-1] <= 10 and list_steps(tmp_path / "checkpoints") == [3]
     monkeypatch.undo()
@@ -319,7 +321,7 @@ def test_a_file_that_cannot_grow_is_one_sentence(start: Start, tmp_path: Path) -
     worker = start()
     worker.run(2)
     says = r"metrics\.jsonl cannot be .* \(File too large\): lift the limit"
-    with pytest.raises(RunError, match=says), limit_files((tmp_path / "metrics.jsonl").stat().st_size + 100):
+    with pytest.raises(StorageError, match=says), limit_files((tmp_path / "metrics.jsonl").stat().st_size + 100):
         worker.run()
 
 

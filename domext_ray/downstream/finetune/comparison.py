@@ -15,7 +15,7 @@ import numpy as np
 
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.start.model import TRAININGS
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, name_file
 from domext_ray.intervals import Sample
 from domext_ray.report.compare import Line, compare_with_first, describe_differences, draw_lines, tabulate
 from domext_ray.report.tables import Table
@@ -61,7 +61,7 @@ def read_sample(folder: Path, split: str, values: Sequence[float], num_clusters:
         RunError: the file is missing or damaged.
     """
     try:
-        with np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
+        with name_file(folder / RESAMPLES), np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
             return Sample(np.array(values), arrays[split], num_clusters)
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{folder / RESAMPLES} is missing or damaged; run it again with its own command.") from error

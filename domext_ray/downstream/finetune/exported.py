@@ -30,10 +30,10 @@ from domext_ray.export.folder import check_whole
 from domext_ray.export.onnx_graph import INT8, OnnxModel, is_graph
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.runtime.device import has_bf16
-from domext_ray.storage import hash_file, hash_values
+from domext_ray.storage import Place, hash_file, hash_values
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-_DECIDING = ("json", "safetensors", "onnx", "onnx.data")
+_DECIDING = (".json", ".safetensors", ".onnx", ".onnx.data")
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,8 @@ def is_finetuned_model(folder: str | Path) -> bool:
 
 def hash_export(folder: Path) -> str:
     """Return the sha256 of the files of an export that decide what it predicts."""
-    found = (each for suffix in _DECIDING for each in folder.rglob(f"*.{suffix}"))
-    paths = sorted(each for each in found if INT8 not in each.relative_to(folder).parts)
-    return hash_values({str(each.relative_to(folder)): hash_file(each) for each in paths})
+    found = [each for each in Place(folder).list_files() if each.endswith(_DECIDING)]
+    return hash_values({each: hash_file(folder / each) for each in found if INT8 not in each.split("/")})
 
 
 def find_export(folder: str | Path) -> Path:

@@ -21,7 +21,7 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
 from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, name_file
 from domext_ray.experiment.runner import Ledger, Trial
 from domext_ray.files import Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
@@ -138,7 +138,8 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
     task = make_set_task(config, start, loaded)
     point = Point(**summary["best"]["point"])
     try:
-        fitted = restore_stages(start, task, config, folder / TRAININGS, point, device)
+        with name_file(folder / TRAININGS):
+            fitted = restore_stages(start, task, config, folder / TRAININGS, point, device)
     except (OSError, IndexError) as error:
         raise RunError(
             f"{folder / TRAININGS} lacks the best training's tensors ({point.key}); run it again elsewhere."

@@ -24,7 +24,7 @@ from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.data.sample import check_corpus
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
-from domext_ray.errors import BaseModelError, ConfigError, RunError
+from domext_ray.errors import BaseModelError, ConfigError, RunError, name_file
 from domext_ray.intervals import Estimate
 from domext_ray.labelled.metrics.metrics import divide
 from domext_ray.labelled.metrics.scores import Score, compare_scores, make_score
@@ -238,7 +238,8 @@ def _predict_or_read(
     path = Path(config.output).expanduser() / PREDICTED / f"{key[:32]}.npy"
     if path.is_file():
         try:
-            is_right = np.load(path, allow_pickle=False)
+            with name_file(path):
+                is_right = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise RunError(f"{path} is damaged ({error}); delete it.") from error
         print(f"{name}: predicted before", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
 from domext_ray.model.base import read_weights
-from domext_ray.storage import parse_json
+from domext_ray.storage import Place, parse_json
 
 _FAMILY = re.compile("^(Domext|Bert|Roberta)(?=For)")  # their heads have the same tensors
 _ENCODERS = ("bert.", "roberta.")
@@ -114,8 +114,8 @@ def fit_head(head: StartHead, task: Task, expected: Mapping[str, Tensor]) -> dic
 def read_config(folder: Path) -> dict[str, Any]:
     """Return a checkpoint's config.json; empty where there is none that can be read."""
     try:
-        values = parse_json((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = parse_json(Place(folder / "config.json").read_bytes())
+    except (FileNotFoundError, ValueError):
         return {}  # what reads the model says what is wrong with it
     return values if isinstance(values, dict) else {}
 

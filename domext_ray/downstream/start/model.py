@@ -21,7 +21,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.start.head import StartHead, find_head, fit_head, read_config, read_head
 from domext_ray.downstream.start.rules import choose_trainables
 from domext_ray.downstream.tasks.task import Task
-from domext_ray.errors import BaseModelError, ConfigError
+from domext_ray.errors import BaseModelError, ConfigError, find_storage_error
 from domext_ray.export.card import Terms, read_terms
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base
@@ -39,6 +39,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
 from domext_ray.runtime.device import has_bf16
 from domext_ray.runtime.quiet import quiet_libraries
+from domext_ray.storage import require_readable
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
@@ -113,9 +114,9 @@ def _read_export(model: str, folder: Path, option: str) -> tuple[DomextConfig, d
             )
         except Exception as error:  # a damaged folder raises whatever its reader raises
             reason = " ".join(str(error).split())[:200]
-            raise BaseModelError(
-                f"{option} {model!r} cannot be read as an export of this library ({reason})."
-            ) from error
+            require_readable(folder)
+            fault = BaseModelError(f"{option} {model!r} cannot be read as an export of this library ({reason}).")
+            raise find_storage_error(error, folder) or fault from error
     missing = sorted(info["missing_keys"])
     lacking = [name for name in missing if name.startswith(_ENCODER)]
     if lacking:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from domext_ray.data.groups import hash_group
-from domext_ray.errors import CorpusError
+from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.labelled.examples import SPLITS, AnyExample
 from domext_ray.labelled.readers.columns import GROUP, select_columns
 from domext_ray.labelled.readers.issues import DataIssues, LeftOut, Record, Row
@@ -35,6 +35,7 @@ from domext_ray.labelled.readers.rows import (
 from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence
 from domext_ray.labelled.readers.tagged import choose_scheme, make_tagged
 from domext_ray.labelled.set_description import SetDescription
+from domext_ray.storage import Place
 
 Maker: TypeAlias = Callable[[Row], AnyExample]
 """Makes a row's example, without its id; where the row breaks a rule it is counted, and `LeftOut` is raised."""
@@ -85,6 +86,7 @@ def find_file(
     folder: Path, patterns: tuple[str, ...], option: str, description: SetDescription, is_brat: bool = False
 ) -> Path | None:
     """Return the file, or folder of brat, that the first matching pattern names; `option` is its key."""
+    Place(folder).list_names()  # of a disk that fails a glob says that nothing is there
     for pattern in patterns:
         names = glob.glob(os.path.join(glob.escape(str(folder)), pattern))  # a pattern may be an absolute path
         paths = sorted(map(Path, names))
@@ -170,7 +172,7 @@ def _open_dataset(data: str, description: SetDescription) -> dict[str, Iterator[
     except CorpusError:
         raise
     except Exception as error:  # the library raises a dozen kinds: offline, unknown, gated, damaged …
-        raise CorpusError(
+        raise find_storage_error(error) or CorpusError(
             f"{data!r} is no folder of labelled files here and could not be read as a dataset, saved or of the hub "
             f"({type(error).__name__}: {' '.join(str(error).split())[:150]})."
         ) from error

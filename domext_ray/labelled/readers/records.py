@@ -22,11 +22,12 @@ import pyarrow as pa
 
 from domext_ray.data.files import PARQUET, SourceFile, find_suffix
 from domext_ray.data.readers import read_cells, read_columns, read_objects
-from domext_ray.errors import CorpusError
+from domext_ray.errors import CorpusError, name_file
 from domext_ray.labelled.readers.columns import find_missing, lacks_column
 from domext_ray.labelled.readers.issues import DataIssues, Record, shorten
 from domext_ray.labelled.readers.json_text import JsonText
 from domext_ray.labelled.set_description import SetDescription
+from domext_ray.storage import Place
 
 _LINES = (".jsonl", ".ndjson")
 _LONGEST = 2**30
@@ -40,7 +41,7 @@ _BRAT_ENTITY = re.compile(r"T\S*\t(\S+) (\d+ \d+(?:;\d+ \d+)*)\t(.*)")
 def read_text(path: Path) -> str:
     """Return a file's text without byte-order mark, decompressed when its name ends in .gz; it must be UTF-8."""
     try:
-        content = path.read_bytes()
+        content = Place(path).read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
@@ -142,10 +143,11 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _read_parquet(path: Path) -> Iterator[Record]:
     try:
-        for row in read_columns(SourceFile(str(path), PARQUET, 0), None, lambda *_: None):
-            if row.reason:
-                raise ValueError(f"row {row.number} {row.fault}")
-            yield Record(row.value, str(path), row.number)
+        with name_file(path):
+            for row in read_columns(SourceFile(str(path), PARQUET, 0), None, lambda *_: None):
+                if row.reason:
+                    raise ValueError(f"row {row.number} {row.fault}")
+                yield Record(row.value, str(path), row.number)
     except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:150]
         raise CorpusError(f"{path} cannot be read as Parquet ({reason}); replace it.") from None
@@ -241,7 +243,7 @@ def read_brat(folder: Path, issues: DataIssues) -> Iterator[Record]:
 
     What brat cuts at the end of a line is one stretch.
     """
-    for path in sorted(folder.glob("*.txt")):
+    for path in (folder / each for each in Place(folder).list_names() if each.endswith(".txt")):
         notes = path.with_suffix(".ann")
         if not notes.is_file():
             issues.add(f"{path}:1", "document", "has no .ann file beside it")
