@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from domext_ray.errors import ConfigError, RunError
+from domext_ray.errors import ConfigError, RunError, StorageError
 from domext_ray.runtime.stopping import NAMES, Stopped, is_stopped, raise_user_error, save_first, signal_name
 
 
@@ -52,6 +53,26 @@ def test_what_was_saved_is_said() -> None:
     with pytest.raises(Stopped, match=r"^stopped at step 7 by Ctrl-C\.$"), raise_user_error():
         work()
     assert asked == [1]
+
+
+def test_storage_that_is_silent_while_a_save_is_waited_for_is_asked_again() -> None:
+    """And where the save cannot be asked for at all, the job ends at once."""
+    met: list[Exception] = [StorageError("the bucket has not answered"), OSError("the disk fails")]
+
+    def is_done() -> bool:
+        if met:
+            raise met.pop()
+        return True
+
+    def refuse() -> bool:
+        raise StorageError("the disk is full")
+
+    for ask, done in ((lambda: True, is_done), (refuse, lambda: False)):
+        started = time.monotonic()
+        with pytest.raises(Stopped), raise_user_error(), save_first(ask, done):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(30)
+        assert time.monotonic() - started < 20 and not met
 
 
 def test_a_second_ctrl_c_ends_the_work_and_not_the_program() -> None:
