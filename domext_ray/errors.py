@@ -29,6 +29,10 @@ _FILE_ADVICE = _STORAGE_ADVICE | {
 """The same where a file is named, which may be another machine's; where none is, it may be a connection's error."""
 _MAX_CHARS = 4000
 """Of a sentence: a file may have a value of megabytes where a name is expected."""
+_PASSWORD = re.compile(r"(?<!\w)((?!hf:)\w[\w+.-]*://)[^/\s]+@")
+"""What stands before the host in an address; in hf://NAME@REVISION it is the name."""
+_MISSING = re.compile(r"(?:\w+\.)*(?:ModuleNotFoundError|System error): No module named '([\w.]+)'.*")
+_NODE = re.compile(r"\bip=([\w.:]+)")
 
 
 class DomextError(Exception):
@@ -41,7 +45,7 @@ class DomextError(Exception):
     """Of a job that ends with it."""
 
     def __str__(self) -> str:
-        text = " ".join(super().__str__().splitlines())  # of a name or a value with line breaks in it
+        text = hide_passwords(" ".join(super().__str__().splitlines()))  # of a name or a value with line breaks in it
         return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS // 2]} … {text[-_MAX_CHARS // 4 :]}"
 
 
@@ -66,7 +70,8 @@ class OptionError(ConfigError):
     def __str__(self) -> str:
         shown = repr(",".join(map(str, self.value)) if isinstance(self.value, tuple) else self.value)
         shown = shown if len(shown) <= 200 else f"{shown[:150]} … {shown[-10:]}"
-        return f"--{self.option} is {shown}{f' ({self.place})' if self.place else ''}; it must be {self.rule}."
+        text = f"--{self.option} is {shown}{f' ({self.place})' if self.place else ''}; it must be {self.rule}."
+        return hide_passwords(text)
 
     def under(self, prefix: str) -> OptionError:
         """Return the same error of an option whose name has further sections before it."""
@@ -120,7 +125,7 @@ def find_user_error(error: BaseException) -> DomextError | None:
     Ray hands a worker's exception to the driver as `cause` (task errors), `worker_failures` or `controller_failure`
     (Train) or `__cause__`; the first `DomextError` found is the one to show. The error of a Ray task is of its cause's
     class too, but its text is the traceback from the other process: what counts is the cause. Where there is none, a
-    disk that is full, may not be written or fails is the user's to mend, too.
+    disk that is full, may not be written or fails is the user's to mend, too, and so is a node that lacks a package.
     """
     found: list[BaseException] = [error]
     for current in found:
@@ -131,7 +136,21 @@ def find_user_error(error: BaseException) -> DomextError | None:
         # No `__context__`: a defect met while a mistake is told is still a defect.
         linked = (cause, getattr(current, "controller_failure", None), *failures, current.__cause__)
         found += [each for each in linked if isinstance(each, BaseException) and each not in found]
-    return next(filter(None, map(find_storage_error, found)), None)
+    return next((told for find in (find_storage_error, _find_missing) for each in found if (told := find(each))), None)
+
+
+def _find_missing(error: BaseException) -> RunError | None:
+    """Return the sentence about a node without a package that its process needs; Ray has that as text alone."""
+    lines = str(error).strip().splitlines() if type(error).__module__.startswith("ray.") else []
+    missing = next((match for each in lines if (match := _MISSING.fullmatch(each.strip()))), None)
+    if missing is None:
+        return None
+    node = _NODE.search(str(error))
+    return RunError(
+        f"{f'the node {node[1]}' if node else 'a node'} has no Python package {missing[1].partition('.')[0]!r} "
+        f"({missing[1]}), which this job needs there; install this package, in the job's version, with all that it "
+        "needs on every node, and the same command goes on."
+    )
 
 
 def find_storage_error(error: BaseException, path: object = "") -> StorageError | None:
@@ -154,6 +173,11 @@ def find_storage_error(error: BaseException, path: object = "") -> StorageError 
         f"{place or 'a file of this job'} cannot be read or written ({os.strerror(number)}): {advice}, and the same "
         "command goes on."
     )
+
+
+def hide_passwords(text: str) -> str:
+    """Return text without what addresses have before their host, as in http://USER:PASSWORD@HOST."""
+    return _PASSWORD.sub(r"\1***@", text)
 
 
 @contextlib.contextmanager

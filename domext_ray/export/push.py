@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.errors import ConfigError, DomextError, RunError, hide_passwords
 from domext_ray.export.folder import list_exported
 from domext_ray.storage import Place, Where
 
@@ -35,7 +35,7 @@ def describe_push(where: Where, repo: str, *, is_private: bool) -> str:
     text = (folder / card).read_text(encoding="utf-8").splitlines()
     token = "is set" if _find_token() else "is not set, and the upload needs it"
     lines = [
-        f"{_find_hub()}/{repo} ({'private' if is_private else 'public: everybody sees it'}) would get "
+        f"{hide_passwords(_find_hub())}/{repo} ({'private' if is_private else 'public: everybody sees it'}) would get "
         f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB:",
         *(f"  {size:{width},} bytes  {name}" for name, size in sizes.items()),
         f"{card} begins:",

@@ -22,9 +22,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from domext_ray.errors import ConfigError, OptionError
+from domext_ray.errors import ConfigError, OptionError, hide_passwords
 from domext_ray.options.yaml_text import parse_yaml
 
+_NO_PASSWORD = "an address without a password, for options are kept in files (AWS_SECRET_ACCESS_KEY has a bucket's)"
 _TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}
 
 
@@ -182,10 +183,14 @@ def convert(option: Option, value: Any) -> Any:
     """Turn what was given into the option's kind where that can be; pydantic refuses the rest.
 
     Raises:
-        OptionError: a text is not of one line, a number is too long, a list is in itself, or a name stands twice.
+        OptionError: a text is not of one line or has a password, a number is too long, a list is in itself, or a name
+            stands twice.
     """
     try:
         value = _to_plain(value)
+        for text in _list_texts(value):
+            shown = hide_passwords(text)
+            _demand(shown == text, option.name, shown, _NO_PASSWORD)
     except RecursionError:
         raise OptionError(option.name, value, "plain values, with no list within itself") from None
     if option.is_list:
@@ -206,13 +211,21 @@ def convert(option: Option, value: Any) -> Any:
         is_scalar = isinstance(value, dict) and option.item in (int, float)
         return {name: _convert_scalar(option, each) for name, each in value.items()} if is_scalar else value
     if option.kind is str and isinstance(value, list):  # paths, which flags have with commas between them
-        return ",".join(map(str, value))
+        value = ",".join(map(str, value))
     return _convert_scalar(option, value)
 
 
 def _demand(condition: bool, option: str, value: object, rule: str) -> None:
     if not condition:
         raise OptionError(option, value, rule)
+
+
+def _list_texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _list_texts(each)
 
 
 def _to_plain(value: Any) -> Any:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from domext_ray.config.pretrain import RunConfig
-from domext_ray.errors import ConfigError
+from domext_ray.errors import ConfigError, hide_passwords
 from domext_ray.options.kinds import list_options
 from domext_ray.options.places import hide_places
 from domext_ray.storage import Place, write_text
@@ -307,7 +307,7 @@ class _Feed(threading.Thread):
                 while not self.waiting.empty():
                     taken.append(self.waiting.get())
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = hide_passwords(" ".join(f"{type(error).__name__}: {error}".split()))
             self.failure = self.failure or reason[:300].removesuffix(".")
 
 

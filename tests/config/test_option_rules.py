@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 from given_options import parse_config
@@ -10,13 +11,39 @@ from given_options import parse_config
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS
 from domext_ray.config.pretrain import PretrainConfig, TrainConfig
-from domext_ray.errors import ConfigError
-from domext_ray.options.build import dump_yaml, from_dict, to_dict
+from domext_ray.errors import ConfigError, hide_passwords
+from domext_ray.options.build import build, dump_yaml, from_dict, to_dict
 from domext_ray.options.declare import read_seconds
-from domext_ray.options.read import read_flags
+from domext_ray.options.read import read_flags, read_values
 
 ALONE = "--replay.corpus none --method.heads 0 --method.ffn_units 0"
 WITHOUT_BASE = "--base none --vocab.size 300"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("corpus", "notes.txt,s3://KEY:s3cr3t@bucket/texts"),
+        ("corpus", ["notes.txt", "s3://KEY:s3cr3t@bucket/texts"]),
+        ("run.dir", "s3://KEY:s3cr3t@bucket/runs"),
+        ("base", "https://s3cr3t@host/base"),
+        ("mixture.parts", "{more: {corpus: 's3://KEY:s3cr3t@bucket/texts'}}"),
+        ("mixture.parts", {"more": {"corpus": "s3://KEY:s3cr3t@bucket/texts"}}),
+    ],
+)
+def test_a_password_in_an_address_is_refused_and_not_shown(option: str, value: Any) -> None:
+    """Options are shown, and kept in config.yaml, on pages and by trackers."""
+    with pytest.raises(ConfigError, match=r"://\*\*\*@.*; it must be an address without a password") as raised:
+        build(PretrainConfig, [read_values(PretrainConfig, {option: value})])
+    assert str(raised.value).startswith(f"--{option} is ") and "s3cr3t" not in str(raised.value)
+
+
+def test_a_revision_of_the_hub_is_no_password() -> None:
+    corpus = "hf://squad:plain@main,hf://owner/name@refs/convert/parquet,notes@home.txt"
+    assert build(PretrainConfig, [read_values(PretrainConfig, {"corpus": corpus})]).corpus == corpus
+    assert hide_passwords(corpus) == corpus
+
+
 RULES: dict[str, tuple[tuple[str, ...], ...]] = {
     "pretrain af": (
         ("--train.max_steps 0", "--train.max_steps"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import pytest
 import ray
 import torch
 from file_limits import limit_files
+from ray.exceptions import RayError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -96,6 +99,27 @@ def test_a_task_that_meets_one_is_a_sentence_too(local_ray: None) -> None:
 def test_a_defect_stays_one() -> None:
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), OSError("odd"), ValueError("os")):
         assert find_user_error(error) is None
+
+
+@pytest.mark.parametrize("door", ["function", "argument", "actor", "import"])
+def test_a_node_without_a_package_is_a_sentence(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    """Workers of this machine know a module of this process' own as little as a node does that lacks a package."""
+    (tmp_path / f"only_{door}.py").write_text("class Thing:\n    pass\n\n\ndef work(*_):\n    pass\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module(f"only_{door}")
+
+    def find_it() -> None:
+        importlib.import_module(f"only_{door}")
+
+    with pytest.raises(RayError) as caught:
+        if door == "actor":
+            ray.get(ray.remote(num_cpus=0)(module.Thing).remote().__ray_ready__.remote())
+        work = {"function": module.work, "import": find_it}.get(door, lambda _: None)
+        ray.get(ray.remote(num_cpus=0)(work).remote(*([module.Thing()] if door == "argument" else [])))
+    told = rf"(the node 127\.0\.0\.1|a node) has no Python package 'only_{door}' \(only_{door}\), which this job needs"
+    assert re.match(told, str(find_user_error(caught.value)))
 
 
 SENTENCE = "text.txt cannot be read; mend it or leave it out."

@@ -98,6 +98,19 @@ class Hanging(Tracker):
         raise AssertionError("it was left")
 
 
+class Refusing(Hanging):
+    """A server that says no, with its own address."""
+
+    def __init__(self, run: Tracked) -> None:
+        raise ConnectionError("http://user:secret@127.0.0.1:9/api refuses")
+
+
+def test_a_tracker_s_password_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRACKERS, "refusing", Refusing)
+    (told,) = write_steps(tmp_path, ["refusing"], 0, 0, 1)
+    assert "(ConnectionError: http://***@127.0.0.1:9/api refuses)" in told and "secret" not in told
+
+
 @pytest.mark.parametrize(("steps", "said"), [(3, "it does not answer"), (40, "30 steps wait for it")])
 def test_a_tracker_that_hangs_holds_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, said: str
@@ -157,11 +170,12 @@ def test_mlflow_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_mlflow_server_that_is_away_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="an extra")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 120.0)
     (told,) = write_steps(tmp_path, ["mlflow"], 0, *range(5))
     assert told.startswith("warning: mlflow gets no more figures") and "127.0.0.1" in told
+    assert "secret" not in told
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5 and not (tmp_path / "trackers").exists()
 
 
