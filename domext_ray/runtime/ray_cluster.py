@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import secrets
+import shutil
 import socket
 import stat
 import tempfile
@@ -26,7 +27,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from domext_ray.errors import ConfigError, RunError
+from domext_ray.errors import ConfigError, RunError, name_file
 from domext_ray.runtime.machine import count_cpus, find_address, has_gpu_devices, is_cluster
 from domext_ray.runtime.ray_private import (
     ask_cluster_id,
@@ -61,7 +62,9 @@ LOCAL_WORKER_SETTINGS = {
     "MALLOC_CONF": "oversize_threshold:0,dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:16",
 }
 """Of Ray's workers on this machine alone, in the environment."""
-LOOPBACK = Path("/sys/class/net/lo")
+LOOPBACK, LOCALHOST = Path("/sys/class/net/lo"), "127.0.0.1"
+SHARED_MEMORY, START_BYTES = "/dev/shm", 2**20
+"""Where Ray keeps objects, and what its files take at a start."""
 
 ConfigT = TypeVar("ConfigT", bound=Any)
 
@@ -99,8 +102,10 @@ def start_ray() -> None:
             reason = " ".join(str(error).split())
             raise ConfigError(f"the Ray cluster at RAY_ADDRESS {address!r} cannot be used: {reason}") from error
         return
+    _check_localhost()
     _keep_to_this_machine()
-    folder = _make_private_folder() / "ray"
+    private = _make_private_folder()
+    objects, folder = _find_object_folder(private), private / "ray"
     for _ in range(START_ATTEMPTS):
         try:
             with keep_signals():
@@ -111,13 +116,17 @@ def start_ray() -> None:
                     include_dashboard=False,
                     object_store_memory=OBJECT_STORE_BYTES,
                     _temp_dir=str(folder),
+                    _plasma_directory=objects,
                     **quiet,
                 )
             return
-        except Exception as error:
-            if "timed out during startup" not in str(error):
-                raise
+        except Exception as error:  # Ray raises half a dozen kinds
             ray.shutdown()
+            if "timed out during startup" not in str(error):
+                raise RunError(
+                    f"Ray does not start on this machine ({' '.join(str(error).split())}); mend that, or give its "
+                    f"files another folder in RAY_TMPDIR (its logs: {folder}/session_latest/logs)."
+                ) from error
     raise RunError(
         f"Ray's processes have not started within {START_ATTEMPTS} times 30 s, as on a machine that is very busy; try "
         f"again later (their logs: {folder}/session_latest/logs)."
@@ -175,6 +184,31 @@ def _keep_to_this_machine() -> None:
         _set_environment({"GLOO_SOCKET_IFNAME": LOOPBACK.name})  # workers talk to each other there, too
 
 
+def _check_localhost() -> None:
+    """Refuse a machine on which nothing can talk with itself: Ray's processes would try for minutes."""
+    try:
+        with socket.create_server((LOCALHOST, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise RunError(
+            f"this machine cannot connect to itself at {LOCALHOST} ({error.strerror or error}), where a job's own "
+            f"Ray listens, also beside IPv6; bring it up (ip link set lo up; ip address add {LOCALHOST} dev lo)."
+        ) from error
+
+
+def _find_object_folder(private: Path) -> str | None:
+    """Return where Ray keeps objects if /dev/shm has no room for them, as in a small container; None: there."""
+    room = shutil.disk_usage(SHARED_MEMORY).free if os.access(SHARED_MEMORY, os.W_OK) else 0
+    if room >= OBJECT_STORE_BYTES:
+        return None
+    print(
+        f"note: {SHARED_MEMORY} has room for {room / 2**20:,.0f} MB, and what Ray's processes share takes up to "
+        f"{OBJECT_STORE_BYTES / 2**20:,.0f}, so it is in {private}, which is slower (Docker: --shm-size 1g).",
+        flush=True,
+    )
+    return str(private)
+
+
 def _make_private_folder() -> Path:
     """Make the folder of this user's local Rays, whose own folders are open to everybody."""
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
@@ -184,6 +218,9 @@ def _make_private_folder() -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise RunError(f"{folder} belongs to another user; delete it, or give another folder in RAY_TMPDIR.")
     folder.chmod(0o700)
+    with name_file(folder), tempfile.TemporaryFile(dir=folder) as probe:
+        probe.write(bytes(START_BYTES))  # where that cannot be, Ray's processes are waited for in vain
+        probe.flush()
     return folder
 
 

@@ -6,6 +6,9 @@ import http.client
 import os
 import resource
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import grpc
@@ -13,8 +16,11 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from file_limits import limit_files
 from ray._private import services
 
+from domext_ray.errors import RunError, StorageError
+from domext_ray.runtime import ray_cluster
 from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
 from domext_ray.runtime.ray_private import make_token_header
 
@@ -98,6 +104,62 @@ def test_files_and_sockets_are_their_owner_s() -> None:
     sockets = Path(ray._private.worker._global_node.get_sockets_dir_path())
     private = next(each for each in sockets.parents if each.name == f"ray-{os.getuid()}")
     assert stat.S_IMODE(private.stat().st_mode) == 0o700 and private.stat().st_uid == os.getuid()
+
+
+def test_a_machine_that_cannot_talk_with_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "LOCALHOST", "192.0.2.1")  # which no machine has
+    with pytest.raises(RunError, match=r"^this machine cannot connect to itself at 192\.0\.2\.1 \(.*\), where a job's"):
+        ray_cluster._check_localhost()
+
+
+def test_a_full_folder_for_ray_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with limit_files(1000), pytest.raises(StorageError, match=rf"^{tmp_path}/ray-\d+ cannot be .*File too large"):
+        ray_cluster._make_private_folder()
+    assert ray_cluster._make_private_folder().parent == tmp_path
+    assert [each.name for each in tmp_path.rglob("*")] == [f"ray-{os.getuid()}"]
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_too_long_for_ray_s_sockets_is_told(tmp_path: Path) -> None:
+    code = """
+from domext_ray.runtime.ray_cluster import start_ray
+from domext_ray.runtime.stopping import exit_on_user_error
+with exit_on_user_error():
+    start_ray()
+"""
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "RAY_TMPDIR": str(tmp_path / ("long" * 25))}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert (
+        "error: Ray does not start on this machine (" in done.stderr and "another folder in RAY_TMPDIR" in done.stderr
+    )
+
+
+@pytest.mark.slow
+def test_a_small_container_keeps_objects_in_files(tmp_path: Path) -> None:
+    """Docker gives /dev/shm 64 MB; elsewhere it may not be written at all."""
+    code = """
+import sys, psutil, ray
+from pathlib import Path
+from domext_ray.runtime import ray_cluster
+ray_cluster.SHARED_MEMORY = sys.argv[1]
+ray_cluster.start_ray()
+assert len(ray.get(ray.put(bytes(2**20)))) == 2**20
+(raylet,) = (each for each in psutil.Process().children() if each.name() == "raylet")
+print(Path("/proc", str(raylet.pid), "maps").read_text())
+"""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # paths of sockets are short
+        command = [sys.executable, "-c", code, str(tmp_path / "none")]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "RAY_TMPDIR": folder}, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(
+            f"note: {tmp_path / 'none'} has room for 0 MB, and what Ray's processes share takes"
+        )
+        assert f" {folder}/ray-{os.getuid()}/plasma" in done.stdout
 
 
 @pytest.mark.usefixtures("local_ray")
