@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.train import PreemptionError, TrainingFailedError, WorkerGroupError
 
 from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
@@ -187,8 +187,8 @@ class Interruptions:
     num_failures: int = 0
     num_preemptions: int = 0
 
-    def note_failure(self, failure: TrainingFailedError) -> None:
-        """Count what Ray Train gave up for, and say it.
+    def note_failure(self, failure: TrainingFailedError | ActorDiedError) -> None:
+        """Count what Ray Train gave up for, or that its own process died, and say it.
 
         Raises:
             DomextError: a user's mistake, or that workers died, or machines went, too often.
@@ -205,6 +205,8 @@ class Interruptions:
         error = errors.get(rank) or getattr(failure, "controller_failure", failure)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         what = f"worker {rank} failed ({reason})" if errors else f"the workers have not started ({reason})"
+        if is_alone := isinstance(failure, ActorDiedError):
+            what = "the process that leads the workers was killed, as happens where memory is short"
         if isinstance(failure, PreemptionError) or any(getattr(each, "preempted", False) for each in errors.values()):
             self.note_preemption(f"{what}: its machine was taken back")
             return
@@ -215,12 +217,13 @@ class Interruptions:
             self.run_dir,
             f"{what}: {count}; the job gives up." if ends else f"{what}: {count} ({option}); all workers start again.",
         )
-        if ends and not dead:
+        if ends and not (dead or is_alone):
             raise failure
         if ends:
+            last = what if is_alone else f"worker {rank} ({' '.join(str(error).split())})"
             raise TrainingError(
-                f"workers died more than {option} ({limit}) times, the last time worker {rank} "
-                f"({' '.join(str(error).split())}); the same command goes on from the newest checkpoint."
+                f"workers died more than {option} ({limit}) times, the last time {last}; the same command goes on from "
+                "the newest checkpoint."
             )
 
     def note_preemption(self, what: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -135,7 +135,7 @@ def _train_to_the_end(run: Run, attempt: Attempt) -> None:
         try:
             with Growth(most, number, resources, attempt.ask_to_end) as growth:
                 end = _launch(replace(run, config=config), attempt, resources)
-        except TrainingFailedError as failure:
+        except (TrainingFailedError, ActorDiedError) as failure:
             if is_stopped():
                 return
             interruptions.note_failure(failure)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from conftest import FEW_SENTENCES, write_corpus
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorDiedError, RayActorError
 from ray.train import ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
@@ -98,6 +98,19 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
     said = (run_dir / EVENTS).read_text(encoding="utf-8")
     assert said.count("saving the checkpoint of step 2") == 1, "it was not tried again"
     assert "start again" not in said + capfd.readouterr().err
+
+
+def test_the_process_that_leads_workers_is_counted_like_them(tmp_path: Path) -> None:
+    own, reader = Interruptions(tmp_path, ScaleConfig(max_failures=1)), EventReader(tmp_path)
+    own.note_failure(ActorDiedError())
+    what = "the process that leads the workers was killed, as happens where memory is short"
+    assert [each.text for each in reader.read()] == [
+        f"{what}: failure 1 of at most 1 (--scale.max_failures); all workers start again."
+    ]
+    with pytest.raises(
+        TrainingError, match=rf"^workers died more than --scale.max_failures \(1\) times, .* {what}; the"
+    ):
+        own.note_failure(ActorDiedError())
 
 
 def test_what_ends_workers_is_said_counted_and_limited(tmp_path: Path) -> None:
