@@ -285,13 +285,21 @@ class Place:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A temporary local folder: beside a place of the disk, so that its files can be moved there."""
+        """A temporary local folder: beside a place of the disk, so that its files can be moved there.
+
+        Raises:
+            StorageError: somebody deleted it meanwhile, as what cleans /tmp does.
+        """
         path = Path(self) if self.is_local else Path(tempfile.gettempdir(), self.name)
         _remove_left_behind(path.parent)
         folder = _name_beside(path)
-        folder.mkdir(parents=True)
+        folder.mkdir(0o777 if self.is_local else 0o700, parents=True)  # others have the same folder for such files
         try:
             yield folder
+        except Exception as error:
+            if folder.is_dir():
+                raise
+            raise _describe_loss(folder, self) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -311,14 +319,17 @@ def new_file(where: Where, *, is_flushed: bool = True) -> Iterator[Path]:
         StorageError: the disk is full, may not be written or fails.
     """
     place = Place(where)
-    temporary = _name_beside(Path(place) if place.is_local else Path(tempfile.gettempdir(), place.name))
-    try:
-        with name_file(place):
-            yield temporary
-            if temporary.exists():  # a block may find that there is nothing to write
-                place.put(temporary, flush=is_flushed)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with contextlib.nullcontext() if place.is_local else place.scratch() as folder:
+        temporary = _name_beside(folder / place.name if folder else Path(place))
+        try:
+            with name_file(place):
+                yield temporary
+                if temporary.exists():  # a block may find that there is nothing to write
+                    place.put(temporary, flush=is_flushed)
+                elif folder and not folder.is_dir():
+                    raise _describe_loss(folder, place)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(where: Where, text: str) -> None:
@@ -333,6 +344,14 @@ def write_text(where: Where, text: str) -> None:
 def write_json(where: Where, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
     """Write a JSON object, as `write_text` does."""
     write_text(where, json.dumps(values, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
+
+
+def open_to_others(path: Path) -> None:
+    """Let others read a file as far as the umask does; safetensors makes files that only their owner can read."""
+    beside = _name_beside(path)
+    beside.touch()
+    shutil.copymode(beside, path)
+    beside.unlink()
 
 
 def hash_file(where: Where) -> str:
@@ -480,6 +499,13 @@ class Log:
         self.flush()
         if self._file is not None:
             self._file.close()
+
+
+def _describe_loss(folder: Path, place: Place) -> StorageError:
+    return StorageError(
+        f"{place} cannot be written: its files were made in {folder}, which somebody has deleted; keep what cleans "
+        f"{folder.parent} from it, or give another folder in TMPDIR, and the same command goes on."
+    )
 
 
 def _name_beside(path: Path) -> Path:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from domext_ray.errors import RunError
 from domext_ray.files import Kind, newest_format, read_json
-from domext_ray.storage import Place, Where, hash_file, write_json
+from domext_ray.storage import Place, Where, hash_file, open_to_others, write_json
 from domext_ray.training.rebuild import RebuiltRun
 
 FORMAT = newest_format("export")
@@ -143,8 +142,8 @@ def new_export(where: Where, made_from: ExportRecord, source: Path | None = None
             yield temporary
             files = {name: hash_file(temporary / name) for name in Place(temporary).list_files()}
             write_json(temporary / MARKER, describe(files), sort_keys=True)
-            for name in files:  # safetensors makes files that only their owner can read
-                shutil.copymode(temporary / MARKER, temporary / name)
+            for name in files:
+                open_to_others(temporary / name)
             check_target(target, made_from.kind, source)  # somebody may have put something there meanwhile
     except OSError as error:
         raise RunError(f"the export cannot be written to {target} ({error.strerror or error}).") from error

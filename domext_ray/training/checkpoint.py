@@ -40,7 +40,7 @@ from torch import Tensor
 from domext_ray.errors import DomextError, RunError, StorageError, TrainingError, name_file
 from domext_ray.files import describe_format, newest_format
 from domext_ray.model.build import Extensions
-from domext_ray.storage import Place, Where, hash_file, hash_values, parse_json, write_json
+from domext_ray.storage import Place, Where, hash_file, hash_values, open_to_others, parse_json, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
 FORMAT = newest_format("checkpoint")
@@ -211,6 +211,7 @@ def _write_files(target: Place, files: dict[str, dict[str, Tensor]]) -> dict[str
         for name, tensors in files.items():
             path = temporary / name
             save_file({each: values.contiguous() for each, values in tensors.items()}, path, metadata={"format": "pt"})
+            open_to_others(path)
             stated[name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
             (target / name).put(path)
     return stated

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from object_store import BUCKET, GS_BUCKET, MEMORY, Proxy, use_gs, use_memory
 
 from domext_ray import bucket, storage
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, StorageError
 from domext_ray.storage import NEW, Log, Place, hash_file, new_file, write_json, write_text
 
 NAMES = ["plain", "with space", "äöü", "a,b", "50%", "x=1&y#z+?", "[1]*", "…" * 20]
@@ -52,6 +54,50 @@ def test_what_is_put_comes_back(any_place: Place) -> None:
     changed = file.info()
     assert file.read_bytes() == b"another" and changed is not None and changed.tag != info.tag
     assert any_place.list_names() == ["a"] and any_place.list_files() == ["a/b.bin"]
+
+
+@pytest.fixture
+def own_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files is this test's: what it deletes can be nobody else's, whatever the code does."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_what_is_made_for_a_bucket_is_its_owner_s(place: Place, own_temporary: Path) -> None:
+    """On a disk the folder that it is made for says who may read; everybody has the one for temporary files."""
+    before = os.umask(0)
+    try:
+        with new_file(place / "rows") as file:
+            file.parent.mkdir(exist_ok=True, parents=True)
+            file.write_bytes(b"rows")
+            modes = {each.stat().st_mode & 0o777 for each in own_temporary.iterdir()}
+        with place.scratch() as folder:
+            modes |= {folder.stat().st_mode & 0o777}
+    finally:
+        os.umask(before)
+    assert modes == ({0o777} if place.is_local else {0o700})
+    assert (place / "rows").read_bytes() == b"rows" and not [*own_temporary.iterdir()]
+
+
+def test_a_folder_for_temporary_files_that_is_cleaned_is_told(place: Place, own_temporary: Path) -> None:
+    """What cleans /tmp may take what was made for a bucket; nothing of it is put, and nothing is passed over."""
+    if place.is_local:
+        pytest.skip("its files are made beside it")
+
+    def clean() -> None:
+        for each in own_temporary.iterdir():  # and nothing above it
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+    told = r"^s3://.* cannot be written: its files were made in .*, which somebody has deleted; .* TMPDIR"
+    with pytest.raises(StorageError, match=told), new_file(place / "rows") as file:
+        file.write_bytes(b"rows")
+        clean()
+    with pytest.raises(StorageError, match=told), place.new_files("manifest.json") as folder:
+        (folder / "manifest.json").write_bytes(b"{}")
+        clean()
+    assert not place.exists()
 
 
 def test_any_name_will_do(any_place: Place) -> None:

@@ -95,6 +95,17 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
             assert torch.equal(getattr(found.state.tensors[name], moment), getattr(each, moment)), (name, moment)
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_who_may_read_a_checkpoint_is_the_umask_s(tmp_path: Path, mask: int) -> None:
+    """A colleague who may read a run may start from it; safetensors makes files for their owner alone."""
+    before = os.umask(mask)
+    try:
+        made = save(tmp_path, 3)
+    finally:
+        os.umask(before)
+    assert {each.stat().st_mode & 0o777 for each in made.iterdir()} == {0o666 & ~mask}
+
+
 def test_keeps_the_newest_and_cleans_what_crashes_left(tmp_path: Path) -> None:
     for step in (5, 10, 15, 20):
         (tmp_path / f".step-{step - 5:08d}.{socket.gethostname()}-{2**22 + 1}-0a1b2c3d").mkdir()  # no process has it

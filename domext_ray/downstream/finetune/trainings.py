@@ -33,7 +33,7 @@ from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.runtime.cpu_kernels import TRAINING
 from domext_ray.runtime.device import prepare_device
 from domext_ray.runtime.tasks import Pool
-from domext_ray.storage import new_file, write_json, write_text
+from domext_ray.storage import new_file, open_to_others, write_json, write_text
 
 MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"
 
@@ -80,6 +80,7 @@ def _train_point(plan: FinetunePlan, point: Point) -> Step:
     for name, each in fitted.items():
         with new_file(plan.trainings / point.key / f"{name}.safetensors") as temporary:
             save_file(each.tensors, temporary)
+            open_to_others(temporary)
     _write_splits(plan, point, result)
     return {
         "dev": result.scores["dev"].get(plan.task.metric),
