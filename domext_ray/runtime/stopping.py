@@ -140,20 +140,21 @@ class _Signals:
         timer = find_kill_timer()
         seconds = min(SAVE_SECONDS[self.first], timer.left if timer else math.inf)
         self.deadline = time.monotonic() + seconds
-        _thread.start_new_thread(self._wait_for_save, self.save[1:])  # `threading` has locks, which may be held now
+        # `threading` has locks, which may be held now.
+        _thread.start_new_thread(self._wait_for_save, (self.save[1], self.deadline))
         limit = f" if that takes at most {seconds:.3g} s ({timer.describe()})" if timer else ""
         _say(f"\n{NAMES[self.first]}: the next step is saved{limit}, then the job ends{describe_haste()}\n")
         return True
 
-    def _wait_for_save(self, is_done: Callable[[], bool]) -> None:
+    def _wait_for_save(self, is_done: Callable[[], bool], deadline: float) -> None:
         """Send the main thread a signal, wherever it waits, when the save is there or is not waited for any longer."""
         waking = signal.SIGTERM if signal.SIGTERM in self.before else self.first
-        while (left := self.deadline - time.monotonic()) > 0:
+        while self.deadline == deadline and (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(OSError, StorageError):  # it is asked again: nothing else would end the job
                 if is_done():
                     break
             time.sleep(min(LOOK_SECONDS, left))
-        if self.deadline and waking is not None:
+        if self.deadline == deadline and waking is not None:  # else it is over, and another one may be waited for
             self.has_waited = True
             signal.pthread_kill(threading.main_thread().ident or 0, waking)
 

@@ -161,6 +161,7 @@ def save_checkpoint(
     except (OSError, SafetensorError, StorageError) as error:
         if isinstance(error, StorageError) and not folder.is_local:  # what is there counts for nothing
             raise
+        folder.check()  # a later attempt may have removed what this one was writing
         with contextlib.suppress(OSError, DomextError):
             if not (target / MANIFEST).is_file():  # other ranks still write theirs: what is left counts for nothing
                 (target if num_ranks == 1 else target / (TENSORS + ending)).delete()
