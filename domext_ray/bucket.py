@@ -75,6 +75,12 @@ class Bucket:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place) from None
             except (exceptions.BaseError, FileNotFoundError) as error:
                 is_missing, text, waited = isinstance(error, FileNotFoundError), str(error), time.monotonic() - started
+            if "invalid path" in text.split("\n")[0]:
+                named = re.search(r'[Pp]ath "(.*?)"', text)
+                raise StorageError(
+                    f"{place} cannot be {verb}: it has the object {named[1] if named else ''!r}, whose key is no path "
+                    "(//, . or .., or a control character); rename or delete that, or give another place."
+                )
             status = re.search(r"status code: (\d+)|status: (\d+)", text)
             number = int(status[1] or status[2]) if status else 0
             code = re.search(r"<Code>(\w+)</Code>", text)
@@ -144,15 +150,18 @@ class Bucket:
 
     def names(self, key: str) -> list[str]:
         found = self._ask(key, lambda: self.store.list_with_delimiter(key or None))
-        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        # An object of the folder's own name is the empty one, KEY/, by which consoles make a folder.
+        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"] if each["path"] != key)]
         return sorted(each.rstrip("/").rpartition("/")[2] for each in paths)
 
     def is_dir(self, key: str) -> bool:
         return bool(self.names(key))
 
     def files(self, key: str) -> dict[str, Info]:
+        """The objects below a key, but the empty ones, FOLDER/, by which consoles make folders."""
         found = self._ask(key, lambda: [each for part in self.store.list(key) for each in part])
-        return {each["path"].removeprefix(f"{key}/"): self._describe(each) for each in found}
+        files = [each for each in found if each["path"] != key and (each["size"] or self.info(each["path"]))]
+        return {each["path"].removeprefix(f"{key}/"): self._describe(each) for each in files}
 
     def delete(self, key: str) -> None:
         paths = [key, *(f"{key}/{each}" for each in self.files(key))]

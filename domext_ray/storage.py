@@ -28,14 +28,48 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from domext_ray.bucket import NEW, Bucket, Info, find_cache
-from domext_ray.errors import AccessError, RunError, StorageError, find_storage_error, name_file
+from domext_ray.errors import AccessError, ConfigError, RunError, StorageError, find_storage_error, name_file
 
 __all__ = ["NEW", "Info", "find_cache"]  # of a bucket, for those who know places alone
 
 SCHEMES = ("s3", "gs")
+_ADDRESS = re.compile(r"(s3[an]?|gs|gcs):/(/?)([^/]*)/?(.*)", re.IGNORECASE | re.DOTALL)
+_BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
+MOST_KEY_BYTES, ROOM_BYTES = 1024, 224
+"""Of an object's key, as S3 has it; and of these what a job adds to a folder's."""
 HASH_THREADS, SETTLED_SECONDS = 8, 2.0
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 """What a disk answers where a name has no file: nothing at all, a folder, or a link to itself."""
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is meant as the address of a bucket's objects, well written or not."""
+    return _ADDRESS.match(text) is not None
+
+
+def find_fault(address: str, most_bytes: int = MOST_KEY_BYTES) -> str:
+    """Return what the address of a bucket, a folder or a file in it must be, as it ends a sentence; empty: it is that.
+
+    A slash at its end is none of the key's. Nothing else is guessed: obstore and Arrow each read `a//b` in their way.
+
+    Args:
+        address: one of `is_address`.
+        most_bytes: that the key may have.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if not found or not found[2] or found[1] not in SCHEMES:
+        return "an address that begins with s3://BUCKET/ or gs://BUCKET/, in small letters"
+    if not _BUCKET_NAME.fullmatch(found[3]):
+        return f"{found[1]}://BUCKET/…, with the name of a bucket: small letters, digits, dots, dashes and underscores"
+    parts = found[4].removesuffix("/").split("/") if found[4] else []
+    if "" in parts:
+        return "an address with one slash between two names"
+    if {".", ".."} & {*parts}:
+        return "an address that has no . or .. between two slashes"
+    if any(ord(each) < 32 or ord(each) == 127 for each in found[4]):
+        return "an address without control characters"
+    is_short = len(found[4].encode("utf-8", "surrogateescape")) <= most_bytes
+    return "" if is_short else f"an address of at most {most_bytes} bytes behind the bucket"
 
 
 class Fence(Protocol):
@@ -128,6 +162,9 @@ class Place:
     Args:
         where: what the user gave; a place stays as it is.
         fence: asked before anything is put or deleted through this place, and those that are made from it.
+
+    Raises:
+        ConfigError: it is meant to be in a bucket, and is no address (`find_fault`).
     """
 
     def __init__(self, where: Where, fence: Fence | None = None) -> None:
@@ -137,8 +174,14 @@ class Place:
         if isinstance(where, Place):
             self.root, self.key, self.fence = where.root, where.key, fence or where.fence
             return
-        match = re.fullmatch(rf"((?:{'|'.join(SCHEMES)})://[^/]+)/*(.*?)/*", str(where))
-        self.root, self.key = match.groups() if match else ("", os.path.abspath(os.path.expanduser(where)))
+        if not is_address(str(where)):
+            self.root, self.key = "", os.path.abspath(os.path.expanduser(where))
+            return
+        if fault := find_fault(str(where)):
+            raise ConfigError(f"{str(where)!r} is no place in a bucket; it must be {fault}.")
+        scheme, _, rest = str(where).partition("://")
+        bucket, _, key = rest.partition("/")
+        self.root, self.key = f"{scheme}://{bucket}", key.removesuffix("/")
 
     def __truediv__(self, name: object) -> Place:
         return self._at(f"{self.key}/{name}".lstrip("/" if self.root else ""))

@@ -28,13 +28,14 @@ def check_early(config: PretrainConfig) -> None:
 
 def check_text(option: str, spec: str) -> None:
     """Refuse text that an option names and that is not on this machine; what is elsewhere the job itself looks for."""
-    from domext_ray.data.files import find_files
+    from domext_ray.data.files import check_addresses, find_files
 
-    if "://" not in spec:
-        try:
+    try:
+        check_addresses(spec)
+        if "://" not in spec:
             find_files(spec)
-        except CorpusError as error:
-            raise CorpusError(str(error).replace("--corpus", f"--{option}")) from error
+    except CorpusError as error:
+        raise CorpusError(str(error).replace("--corpus", f"--{option}")) from error
 
 
 def _check_gpu(config: PretrainConfig) -> None:

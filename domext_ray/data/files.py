@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import gzip
 import io
 import itertools
 import json
 import os
 import re
+import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,7 @@ import pyarrow.fs as pafs
 from domext_ray.config.pretrain import REPAIR_NOTES
 from domext_ray.errors import CorpusError, StorageError, name_file
 from domext_ray.files import ASSETS, split_paths
-from domext_ray.storage import Place, find_cache, hash_files, hash_text
+from domext_ray.storage import Place, find_cache, find_fault, hash_files, hash_text, is_address
 
 PACKAGE_DOCS = "package-docs"
 SHIPPED = {REPAIR_NOTES: str(ASSETS / "sets" / "repair_notes" / "text.txt.gz")}
@@ -44,6 +46,8 @@ _ARCHIVES = (".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar", ".tar", ".tgz
 _OFFICE = (".pdf", ".doc", ".docx", ".odt", ".rtf", ".xls", ".xlsx", ".ods", ".ppt", ".pptx", ".epub", ".djvu")
 _UNREADABLE = (*_ARCHIVES, *_OFFICE)
 LOCAL = ("", "file")
+SYSTEMS = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
+"""What Arrow reads beside this machine's disks."""
 HUB, _HUB_NAME = "hf", r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_ENTRY = re.compile(rf"({_HUB_NAME}|[\w-][\w.-]*)(?::([^@:/]+))?(?:@(.+))?")
 _DOCS_ENTRY = rf"{PACKAGE_DOCS}(:(all|[1-9]\d*))?"
@@ -51,6 +55,13 @@ LISTING_THREADS = 16
 _GZIP = ".gz"
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD_BYTES = 2**16
+_NOTHING = pafs.FileType.NotFound
+_OWN_FILE = re.compile(
+    r"(.*/\.corpora)/.*|(.*)/(?:attempts/\d{6}\.(?:json|end)|adapters/\w+/adapter\.json|domext_export\.json)"
+)
+"""What is in folders of prepared text, of runs and other work, of banks and of exports, and in no folder of text."""
+_RUNS_PAGE = "index.html"
+"""Of all runs, in the folder that has them."""
 _MIN_NUL_DISTANCE = 1000
 """Text may have a stray NUL, which is dropped; from one in so many bytes on a file is no text."""
 
@@ -130,12 +141,34 @@ def _find_files(entry: str) -> list[SourceFile]:
     if re.fullmatch(_DOCS_ENTRY, entry):
         return [SourceFile(entry, PACKAGE_DOCS, 1)]
     entry = SHIPPED.get(entry, entry)
+    _check_entry(entry)
     scheme, _, path = entry.rpartition("://")
     files = _find_dataset(entry, path) if scheme == HUB else _find_paths(entry, scheme, path)
     for each in files:
         if each.path.lower().endswith(_UNREADABLE):
             raise CorpusError(f"--corpus {entry!r} includes {each.path}, whose format cannot be read; give {READABLE}.")
     return sorted(files, key=lambda each: each.path)
+
+
+def check_addresses(spec: str) -> None:
+    """Refuse addresses that are none, without asking anybody.
+
+    Raises:
+        CorpusError: one is.
+    """
+    for entry in split_paths(spec):
+        _check_entry(entry)
+
+
+def _check_entry(entry: str) -> None:
+    fault = find_fault(entry) if is_address(entry) else ""
+    scheme, mark, path = entry.partition(":/")
+    if not fault and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]+", scheme) and mark and scheme not in (*SYSTEMS, HUB):
+        fault = "a path, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://OWNER/NAME"
+        if scheme.lower() == "file":
+            fault = "" if path.startswith("//") and scheme == "file" else f"a plain path, such as /{path.lstrip('/')}"
+    if fault:
+        raise CorpusError(f"--corpus {entry!r} cannot be read; it must be {fault}.")
 
 
 def _to_line(error: Exception) -> str:
@@ -146,27 +179,44 @@ def _find_paths(entry: str, scheme: str, path: str) -> list[SourceFile]:
     filesystem = _open_filesystem(scheme, path)
     try:
         infos = _list_files(filesystem, path if scheme else str(Path(path).expanduser().absolute()))
+        is_there = bool(infos) or scheme in LOCAL or filesystem.get_file_info(path.split("/")[0]).type != _NOTHING
     except OSError as error:
         raise CorpusError(f"--corpus {entry!r} cannot be reached ({_to_line(error)}).") from error
+    if not is_there:
+        raise CorpusError(
+            f"--corpus {entry!r}: there is no bucket {scheme}://{path.split('/')[0]}; make it, or give another."
+        )
     if not infos:
         hint = f"; a dataset of the hub is {HUB}://{entry}" if re.fullmatch(_HUB_NAME, entry) else ""
         raise CorpusError(f"--corpus {entry!r} names no file; give a file, a glob, a folder or {PACKAGE_DOCS}{hint}.")
     for each in infos:
         if not each.is_file:
-            is_missing = each.type == pafs.FileType.NotFound
+            is_missing = each.type == _NOTHING
             what = "does not exist" if is_missing else "is no regular file"
             what = "is a link to nothing" if is_missing and os.path.islink(each.path) else what
             raise CorpusError(f"--corpus {entry!r} includes {each.path}, which {what}; mend it or leave it out.")
+        if scheme not in LOCAL and (fault := find_fault(address := f"{scheme}://{each.path}")) and is_address(address):
+            raise CorpusError(f"--corpus {entry!r} includes {address!r}, which cannot be read; it must be {fault}.")
     return [SourceFile(each.path, _find_kind(each.path), each.size, scheme, each.mtime_ns or 0) for each in infos]
 
 
 def _list_files(filesystem: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
     """What a path names: a file, a folder's files, or those that match a glob; in place of a file, what is there."""
+    has_slash, path = path.endswith("/"), path.rstrip("/") or "/"
     info = filesystem.get_file_info(path)
-    if info.type == pafs.FileType.Directory:
+    is_folder = info.type == pafs.FileType.Directory
+    if info.is_file and not isinstance(filesystem, pafs.LocalFileSystem):
+        is_folder = bool(filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True)))
+        if is_folder and not has_slash:
+            named = _name(filesystem, path)
+            raise CorpusError(
+                f"--corpus names {named}, which is both a file and a folder; give the folder as {named}/, or the file "
+                f"as {named[:-1]}[{named[-1]}]."
+            )
+    if is_folder:
         saved = _list_saved_dataset(filesystem, path)
         return _list_visible(filesystem, path) if saved is None else saved
-    if info.type != pafs.FileType.NotFound or os.path.islink(path):
+    if info.type != _NOTHING or os.path.islink(path):
         return [info]
     return _glob(filesystem, path) if any(each in path for each in "*?[") else []
 
@@ -202,12 +252,53 @@ def _list_all(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
     if isinstance(filesystem, pafs.LocalFileSystem):
         paths = (f"{parent.rstrip('/')}/{name}" for parent, _, names in os.walk(folder) for name in names)
         infos += filesystem.get_file_info([each for each in paths if os.path.islink(each) and not os.path.exists(each)])
-    return infos
+    own = _find_own([each.path for each in infos]) - {folder}
+    pages = {f"{each.rpartition('/')[0]}/{_RUNS_PAGE}" for each in own}
+    kept = [each for each in infos if each.path not in pages and not _is_below(each.path, own)] if own else infos
+    if own:
+        outer = sorted(each for each in own if not _is_below(each.rpartition("/")[0], own))
+        _say_left_out(tuple(_name(filesystem, each) for each in outer))
+    return kept
+
+
+def _find_own(paths: Sequence[str]) -> set[str]:
+    """The folders of a listing that jobs of this package have made: at the first start of a run it was not there."""
+    configs = {each.removesuffix("/config.yaml") for each in paths if each.endswith("/config.yaml")}
+    runs = {each.removesuffix("/run.json") for each in paths if each.endswith("/run.json")}
+    return (runs & configs) | {found[1] or found[2] for each in paths if (found := _OWN_FILE.fullmatch(each))}
+
+
+def _name(filesystem: pafs.FileSystem, path: str) -> str:
+    """A path as a user would write it."""
+    kind = filesystem.type_name
+    return path if kind == "local" else f"{'gs' if kind == 'gcs' else kind}://{path}"
+
+
+def _is_below(path: str, folders: Container[str]) -> bool:
+    return any(path[: found.start()] in folders for found in re.finditer("/|$", path))
+
+
+@functools.cache
+def _say_left_out(folders: tuple[str, ...]) -> None:
+    """Say it once a process, which lists a text several times."""
+    more = f" and {len(folders) - 3} more" if len(folders) > 3 else ""
+    shown = f"{', '.join(folders[:3])}{more}"
+    print(
+        f"note: what jobs of this package have made is no text, and is left out: {shown}.", file=sys.stderr, flush=True
+    )
 
 
 def _list_visible(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
-    """All files below a folder but hidden ones."""
-    return [each for each in _list_all(filesystem, folder) if "/." not in each.path[len(folder) :]]
+    """All files below a folder but hidden ones.
+
+    Raises:
+        CorpusError: a job of this package has made the folder itself.
+    """
+    infos = [each for each in _list_all(filesystem, folder) if "/." not in each.path[len(folder) :]]
+    if folder in _find_own([each.path for each in infos]):
+        named = _name(filesystem, folder)
+        raise CorpusError(f"--corpus names {named}, which a job of this package has made; give a folder of text.")
+    return infos
 
 
 def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo] | None:

@@ -23,6 +23,7 @@ from typing_extensions import dataclass_transform
 
 from domext_ray.errors import OptionError
 from domext_ray.options.kinds import convert, explain, list_options
+from domext_ray.storage import MOST_KEY_BYTES, ROOM_BYTES, find_fault, is_address
 
 ConfigT = TypeVar("ConfigT")
 T = TypeVar("T")
@@ -103,19 +104,24 @@ def require_disk(option: str, path: str) -> None:
 
 
 def check_place(path: str, what: str = "a folder", *, buckets: bool = False) -> str:
-    """Return a path; see `place`.
+    """Return a path, or an address without a slash at its end; see `place`.
 
     Raises:
         ValueError: it is none; its text is the rule.
     """
-    if buckets and re.fullmatch("(s3|gs)://[^/]+/.+", path):
+    if buckets and is_address(path):
+        fault = find_fault(path, MOST_KEY_BYTES - ROOM_BYTES)
+        _demand(not fault, fault)
+        path = path.removesuffix("/")
+        _demand(path.count("/") > 2, f"{path}/FOLDER, for a job takes a folder of a bucket, never all of it")
         return path
     scheme, mark, rest = path.partition(":/")
-    is_address = mark and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme)
+    is_other = mark and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme)
     rule = f"{what} on a file system that all nodes have (mount the storage, and give the folder where it is mounted)"
-    if is_address and scheme.lower() == "file":
+    rule += ", or s3://BUCKET/FOLDER" if buckets else ""
+    if is_other and scheme.lower() == "file":
         rule = f"{what} as a plain path, such as /{rest.lstrip('/')}"
-    _demand(not is_address, rule)
+    _demand(not is_other, rule)
     _demand("\0" not in path, "a path without NUL characters")
     parts = path.encode("utf-8", "surrogateescape").split(b"/")
     is_short = max(map(len, parts)) <= 255 and len(path) <= 4000

@@ -266,7 +266,7 @@ def test_bad_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("missing/*.txt", "names no file"),
         ("*.nothing", "names no file"),
         ("empty.txt", "is empty"),
-        ("nowhere://bucket/file", "cannot be reached"),
+        ("nowhere://bucket/file", "it must be a path, s3://BUCKET/FOLDER"),
         ("text.zip", "format cannot be read"),
     ):
         with pytest.raises(CorpusError, match=message) as caught:

@@ -9,6 +9,7 @@ import logging
 import re
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,13 @@ def use_gs(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
     storage._open_backend.cache_clear()
+
+
+def put_object(address: str, key: str, content: bytes = b"some words of a line\n", bucket: str = "runs") -> None:
+    """Put an object under any key, also one that `Place` refuses: a console's empty FOLDER/, or a//b."""
+    url = f"{address}/{bucket}/{urllib.parse.quote(key)}"
+    kind = {"Content-Type": "application/octet-stream"}
+    urllib.request.urlopen(urllib.request.Request(url, content, kind, method="PUT")).read()
 
 
 class MemoryBucket(Bucket):
