@@ -23,6 +23,7 @@ from domext_ray.errors import BaseModelError, DomextError, RunError, find_storag
 from domext_ray.files import ASSETS
 from domext_ray.model.base_folder import HUB_ID, SHIPPED_BASE
 from domext_ray.options.read import Given, read_values
+from domext_ray.options.submitted import find_input
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runtime.stopping import raise_user_error
 
@@ -45,8 +46,9 @@ class Run:
     directory: Path | storage.Place
 
     def __post_init__(self) -> None:
-        place = storage.Place(self.directory)
-        object.__setattr__(self, "directory", Path(self.directory).expanduser() if place.is_local else place)
+        found = self.directory if isinstance(self.directory, storage.Place) else find_input(os.fspath(self.directory))
+        place = storage.Place(found)
+        object.__setattr__(self, "directory", Path(found).expanduser() if place.is_local else place)
 
     @property
     def export_dir(self) -> Path:
@@ -204,7 +206,8 @@ def _carry_out(
         given = {name: value for name, value in named.items() if value is not None}
         settings = read_values(job.config_class, {**given, **options})
         made = configure(job, Given(settings, preset, os.fspath(config)))
-        return resolve_name(f"domext_ray.{run}")(made)
+        with job.name_searched(made):
+            return resolve_name(f"domext_ray.{run}")(made)
 
 
 def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
@@ -221,7 +224,7 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
         BaseModelError: it is none of these, or cannot be read.
         RunError: a run without a usable checkpoint.
     """
-    named = os.fspath(place.directory if isinstance(place, Run) else place)
+    named = find_input(os.fspath(place.directory if isinstance(place, Run) else place))
     folder = Path(named).expanduser()
     if not (folder / "config.yaml").is_file():
         return _load_pretrained(named, folder)

@@ -6,9 +6,10 @@ Torch, Ray and transformers take seconds to import, and a mistyped option is tol
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,10 +17,12 @@ from typing import Any, Generic
 
 from domext_ray.config import presets
 from domext_ray.config.mixture import NO_TEXT
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
 from domext_ray.options.declare import FOUND, MAIN, ConfigT
-from domext_ray.options.kinds import list_options
+from domext_ray.options.kinds import Option, list_options
 from domext_ray.options.read import CONFIG, PRESET, Given, read_file, read_flags
+from domext_ray.options.submitted import find_input, name_searched, settle_paths
 from domext_ray.storage import Place
 from domext_ray.training.tracking import check_trackers
 
@@ -70,7 +73,12 @@ class Job(Generic[ConfigT]):
     def start(self, config: ConfigT) -> None:
         """Carry it out."""
         run = resolve_name(f"domext_ray.{self.run}") if isinstance(self.run, str) else self.run
-        run(config)
+        with self.name_searched(config):
+            run(config)
+
+    def name_searched(self, config: ConfigT) -> contextlib.AbstractContextManager[None]:
+        """Let an error about what is not there say where a submitted job has looked for it."""
+        return name_searched(config, self.list_read(), PretrainConfig)
 
     @property
     def sentence(self) -> str:
@@ -82,6 +90,10 @@ class Job(Generic[ConfigT]):
         known = list_options(self.config_class)
         marked = {name for name, each in known.items() if MAIN in each.tags and name.count(".") < 2}
         return [name for name in known if name in marked.union(self.main) and not self.is_unused(name)]
+
+    def list_read(self) -> dict[str, Option]:
+        """Return the options that change something."""
+        return {name: each for name, each in list_options(self.config_class).items() if not self.is_unused(name)}
 
     def is_unused(self, option: str) -> bool:
         """Whether an option changes nothing."""
@@ -100,10 +112,14 @@ def configure(job: Job[ConfigT], given: Given) -> ConfigT:
         ConfigError: an option outside its rule, or a place that is not there.
         CorpusError: a task or a labelled set that there is not.
     """
-    config = presets.configure(job.config_class, _choose_preset(job, given), given)
-    _check_places(job, config)
-    if job.check is not None:
-        job.check(config)
+    given = replace(given, config=find_input(given.config))
+    with name_searched(None, {}, PretrainConfig, given.config):
+        config = presets.configure(job.config_class, _choose_preset(job, given), given)
+    config = settle_paths(config, job.list_read(), PretrainConfig)
+    with job.name_searched(config):
+        _check_places(job, config)
+        if job.check is not None:
+            job.check(config)
     _warn(job, given, config)
     return config
 

@@ -12,6 +12,7 @@ from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import CompareConfig, ForgettingConfig, StudyConfig
 from domext_ray.config.retrieval import RetrievalConfig
 from domext_ray.config.sweep import SweepConfig
+from domext_ray.options.submitted import require_lasting
 
 
 def _check_set(config: FinetuneConfig | AblateConfig) -> None:
@@ -111,6 +112,8 @@ def _ablate(config: AblateConfig) -> None:
 def _check_study(config: AblateConfig) -> None:
     if config.study != "spans":  # which takes both from its run
         _check_set(config)
+    elif not config.output:
+        require_lasting("finetuned", config.finetuned, "given with --output")
 
 
 ABLATE = Job(

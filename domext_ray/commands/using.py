@@ -14,6 +14,7 @@ from domext_ray.config.jobs import BankConfig, EnvConfig, ExportConfig, VerifyCo
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import ConfigError
 from domext_ray.options.declare import require
+from domext_ray.options.submitted import require_lasting
 
 
 def _export(config: ExportConfig) -> None:
@@ -44,6 +45,8 @@ def _find_export(config: ExportConfig, run: str) -> str:
 
 def _export_run(config: ExportConfig, run: str) -> str:
     """Export a pre-training run's newest checkpoint, or any model as a graph, and return the folder."""
+    if not config.output:
+        require_lasting("run", run, "given with --output")
     if config.format == "onnx":
         from domext_ray.inference.onnx_export import export_onnx
 
@@ -88,6 +91,12 @@ pushed as it is, and so is an export whose folder is given as --run.""",
     _export,
 )
 
+
+def _check_bank(config: BankConfig) -> None:
+    if config.add or config.remove:
+        require_lasting("bank", config.bank)
+
+
 BANK = Job(
     "bank",
     """Keep many trained adapters over one frozen base in one folder: add, remove, verify, list.
@@ -103,6 +112,7 @@ domext_ray.AdapterBank also loads adapters, attaches them to a model in memory, 
 different ones.""",
     BankConfig,
     "adapters.bank_job:run_bank",
+    check=_check_bank,
 )
 
 

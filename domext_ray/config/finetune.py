@@ -19,13 +19,15 @@ from domext_ray.options.declare import (
     MANY,
     SOME,
     CountOrZero,
+    Described,
     FolderName,
     Found,
     LayerRange,
     Main,
-    Place,
+    Read,
     RunFolder,
     ShareOrZero,
+    Written,
     filled,
     free,
     option_group,
@@ -42,7 +44,7 @@ class PlaceConfig:
 
     name: Main[FolderName] = free("")  # name of the run; empty: the set's and the model's
     # folder of all runs; the run itself is DIR/NAME
-    dir: Main[Annotated[str, filled("a folder"), place()]] = free("runs")
+    dir: Main[Written[Annotated[str, filled("a folder"), place()]]] = free("runs")
 
 
 @option_group
@@ -173,7 +175,7 @@ Model = Found[
 ]
 FULL = MethodConfig(name="full", trains="all", adapter="task", heads=0, ffn_units=0)
 """Every parameter trains."""
-SetPlaces = tuple[Annotated[str, place("hub names, or folders")], ...]
+SetPlaces = Read[tuple[Annotated[str, place("hub names, or folders")], ...]]
 
 
 @option_group
@@ -181,9 +183,9 @@ class FinetuneConfig:
     """Fine-tune a model on a labelled set, choose by dev, score test once."""
 
     # a family (ner, qa, ...), a described set (bc5cdr, rte, ...), or a YAML of your own
-    task: Main[Annotated[str, filled("a task, a described set, or a YAML")]] = "code_entities"
+    task: Main[Described[Annotated[str, filled("a task, a described set, or a YAML")]]] = "code_entities"
     # folder (or hub name) of the set's files; empty: code_entities, which ships
-    data: Main[Annotated[str, place("a hub name, or a folder")]] = ""
+    data: Main[Read[Annotated[str, place("a hub name, or a folder")]]] = ""
     model: Main[Model] = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
     model_step: NonNegativeInt = 0  # checkpoint of a run; 0: the newest
     keep_head: bool = False  # the head of a model that was fine-tuned before goes on; its labels must be the set's
@@ -296,7 +298,7 @@ class AblateConfig(FinetuneConfig):
     # size: numbers of top layers that train instead; all: from 1 to all layers; or none
     top_layers: Main[Literal["all", "none"] | Annotated[tuple[PositiveInt, ...], DIFFERENT]] = "all"
     # folder of figures and tables; empty: FINETUNED/ablation, or RUN.DIR/NAME-sigma and NAME-size
-    output: Main[Place] = ""
+    output: Main[Written[Annotated[str, place()]]] = ""
 
     def __post_init__(self) -> None:
         require(not self.features.layers, "features.layers", self.features.layers, "empty in these studies")

@@ -15,7 +15,10 @@ from domext_ray.options.declare import (
     MANY,
     Count,
     CountOrZero,
+    Described,
     Found,
+    Texts,
+    Written,
     filled,
     free,
     option_group,
@@ -25,8 +28,8 @@ from domext_ray.options.declare import (
 
 _MODEL = "a run's directory, an export, BANK:NAME or a base"
 Model = Found[Annotated[str, filled(_MODEL), place("a hub id, BANK:NAME, or a folder")]]
-InputFiles = Annotated[str, filled("files, globs, folders or s3:// addresses, by commas")]
-Output = Annotated[str, filled("a folder, such as predictions/notes"), place()]
+InputFiles = Texts[Annotated[str, filled("files, globs, folders or s3:// addresses, by commas")]]
+Output = Written[Annotated[str, filled("a folder, such as predictions/notes"), place()]]
 FieldName = Annotated[str, filled("the name of a field or column")]
 Size = Count
 
@@ -48,8 +51,8 @@ class PredictConfig:
     """What a model predicts, of which rows, and where the predictions go."""
 
     model: Model = "general-mini"  # a run's directory, an export, BANK:NAME, a base's folder, or a hub id
-    task: str = ""  # empty: the model's own; fill_mask; or a set that is described, to be scored
-    input: str = ""  # text, JSONL, CSV or Parquet files, globs, folders or s3:// addresses, by commas
+    task: Described[str] = ""  # empty: the model's own; fill_mask; or a set that is described, to be scored
+    input: Texts[str] = ""  # text, JSONL, CSV or Parquet files, globs, folders or s3:// addresses, by commas
     output: Output = free("")  # folder of predictions/, malformed.jsonl and summary.json
     field: FieldName = "text"  # field or column that holds the text
     submission: str = ""  # a benchmark server's file to make of its test file, such as QNLI.tsv or CMeEE_test.json

@@ -31,13 +31,19 @@ from domext_ray.options.declare import (
     DIFFERENT,
     SOME,
     Count,
+    Described,
     Found,
     Length,
     Main,
     ModelPlace,
+    Models,
+    Options,
+    Read,
     Scale,
     Share,
     ShareOrZero,
+    Texts,
+    Written,
     check_different,
     check_place,
     filled,
@@ -69,7 +75,7 @@ class ExportConfig:
         Annotated[str, filled("a run's directory, such as runs/af"), place("a run's directory", buckets=True)]
     ] = ""
     # folder of the export, or s3://BUCKET/FOLDER; empty: RUN/export, or RUN/FORMAT
-    output: Annotated[str, place(buckets=True)] = ""
+    output: Written[Annotated[str, place(buckets=True)]] = ""
     # huggingface, onnx: the whole model; adapterhub: bottlenecks alone; peft: LoRA alone
     format: Literal["huggingface", "onnx", "adapterhub", "peft"] = "huggingface"
     # adapterhub: whose bottlenecks, empty: the run's own; onnx: the graph's adapters, by commas, empty: the only one
@@ -107,7 +113,9 @@ class CompareConfig:
     # run directories
     runs: Found[Annotated[tuple[Annotated[str, place("run directories")], ...], SOME, DIFFERENT]] = ()
     # the picture
-    output: Annotated[str, filled("a picture's file, such as comparison.png"), place("a file")] = "comparison.png"
+    output: Written[Annotated[str, filled("a picture's file, such as comparison.png"), place("a file")]] = (
+        "comparison.png"
+    )
     # the table: markdown or latex (for the package booktabs)
     format: Literal["markdown", "latex"] = "markdown"
 
@@ -135,18 +143,18 @@ def _check_models(models: tuple[str, ...]) -> tuple[str, ...]:
     return models
 
 
-Models = Annotated[tuple[str, ...], AfterValidator(_check_models)]
+ModelList = Models[Annotated[tuple[str, ...], AfterValidator(_check_models)]]
 
 
 @option_group
 class ForgettingConfig:
     """Which models predict the same masked words of general text, and of which text."""
 
-    models: Models = ()  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
+    models: ModelList = ()  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
     # general text that no model was trained on: files, globs or folders, by commas
-    corpus: Annotated[str, filled("at least one file or folder of general text")] = ""
+    corpus: Texts[Annotated[str, filled("at least one file or folder of general text")]] = ""
     # folder of results.json, forgetting.md, forgetting.png and what was predicted before
-    output: Annotated[str, filled("a folder"), place()] = "forgetting"
+    output: Written[Annotated[str, filled("a folder"), place()]] = "forgetting"
     num_texts: Count = 10_000  # texts that are drawn from the corpus (AF Adapter: 10,000)
     mask_frac: Share = 0.15  # share of the tokens that is masked, once and for all models
     max_length: Length = 128  # tokens of a row; longer texts are cut, at the same character for all models
@@ -192,12 +200,13 @@ class StudyConfig(SeveralSets):
     rates: Main[Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], DIFFERENT]] = ()
     # share of --seconds or --tokens that a run takes which tries a rate
     tune_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    retention: Main[str] = free("")  # general text that no model was trained on: what each model still predicts of it
+    # general text that no model was trained on: what each model still predicts of it
+    retention: Main[Texts[str]] = free("")
     retention_texts: Count = free(10_000)  # texts that are drawn from it
     # labelled sets to fine-tune all models on: families, described sets, YAML
-    tasks: Main[tuple[str, ...]] = free(())
+    tasks: Main[Described[tuple[str, ...]]] = free(())
     data: Main[SetPlaces] = free(())  # folders (or hub names) of the tasks' sets
-    presets: Main[dict[str, Any]] = free(dict)  # further methods: options by name
+    presets: Main[Options[dict[str, Any]]] = free(dict)  # further methods: options by name
     # general-mini (ships with the package), a folder, or a hub id
     base: Main[Base] = "general-mini"
     corpus: Main[Corpus] = "package-docs"  # as in a training job
@@ -256,7 +265,7 @@ class BankConfig:
     """An adapter bank and what to do with it; without --add, --remove and --verify it is listed."""
 
     # the bank's folder, or s3://BUCKET/BANK; the first --add makes it
-    bank: Annotated[str, filled("a folder, such as bank"), place(buckets=True)] = ""
+    bank: Read[Written[Annotated[str, filled("a folder, such as bank"), place(buckets=True)]]] = ""
     # directory of a run, such as runs/clinic, whose adapter is added, of a fine-tuned one with its head
     add: Found[Annotated[str, place("a run's directory", buckets=True)]] = ""
     name: str = ""  # what the bank calls the adapter that is added: letters, digits and underscores

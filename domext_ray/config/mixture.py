@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from domext_ray.options.declare import option_group, require
+from domext_ray.options.declare import Options, option_group, require
 from domext_ray.options.kinds import to_number
 
 DOMAIN, GENERAL = "domain", "general"
@@ -107,7 +107,7 @@ class MixtureConfig:
 
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0  # weight of --corpus itself
     # name: {corpus, weight, keep}
-    parts: Annotated[dict[str, Any], AfterValidator(_complete_all)] = field(default_factory=dict)
+    parts: Options[Annotated[dict[str, Any], AfterValidator(_complete_all)]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for each in self.list_parts():

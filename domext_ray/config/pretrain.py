@@ -24,10 +24,13 @@ from domext_ray.options.declare import (
     Length,
     Main,
     Ratio,
+    Read,
     RunFolder,
     Share,
     ShareOrZero,
+    Texts,
     Workers,
+    Written,
     filled,
     free,
     option_group,
@@ -51,7 +54,7 @@ class RunConfig:
 
     name: Main[FolderName] = free("")  # name of the run; empty: the method's name
     # folder of all runs, or s3://BUCKET/PREFIX; the run itself is DIR/NAME
-    dir: Main[Annotated[str, filled("a folder"), place(buckets=True)]] = free("runs")
+    dir: Main[Written[Annotated[str, filled("a folder"), place(buckets=True)]]] = free("runs")
     keep_checkpoints: PositiveInt = free(2)  # newest checkpoints kept
     # where figures also go: tensorboard; prometheus, through Ray; mlflow and trackio, each an extra of this package
     trackers: Annotated[tuple[TrackerName, ...], DIFFERENT] = free(("tensorboard",))
@@ -79,7 +82,7 @@ class PrepareConfig:
     # share of rows without text (null, no such field, not UTF-8) that is refused
     max_dropped_frac: Ratio = free(0.5)
     # where prepared corpora are kept: a folder, or s3://bucket/folder; empty: RUN.DIR/.corpora
-    cache_dir: Annotated[str, place(buckets=True)] = free("")
+    cache_dir: Written[Annotated[str, place(buckets=True)]] = free("")
 
     def __post_init__(self) -> None:
         require(
@@ -119,7 +122,7 @@ class ReplayConfig:
     """General text that is read beside the domain's, so that the model keeps what its base knew (--objective.keep)."""
 
     # general text, from where --corpus reads; self: the base writes it; none or empty: none
-    corpus: Annotated[str, AfterValidator(lambda place: "" if place == NO_TEXT else place)] = ""
+    corpus: Texts[Annotated[str, AfterValidator(lambda place: "" if place == NO_TEXT else place)]] = ""
     frac: Share = 0.25  # share of all rows that are general
 
     @property
@@ -133,7 +136,7 @@ class ReplayConfig:
         return Fraction(str(self.frac))
 
 
-VocabPlace = Annotated[str, place("a file or folder")]
+VocabPlace = Read[Annotated[str, place("a file or folder")]]
 
 
 @option_group
@@ -400,7 +403,7 @@ class ScaleConfig(GpuOptions):
 REPAIR_NOTES = "repair-notes"
 """The made text that ships, for sweeps; see `assets/sets/repair_notes`."""
 Base = Found[Annotated[str, filled("a name, a folder or a hub id"), place("a hub id, or a folder")]]
-Corpus = Annotated[str, filled("package-docs, or at least one file or folder")]
+Corpus = Texts[Annotated[str, filled("package-docs, or at least one file or folder")]]
 
 
 @option_group

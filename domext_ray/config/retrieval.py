@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Annotated
 
 from domext_ray.config.inference import Size
-from domext_ray.config.jobs import Models, name_models
+from domext_ray.config.jobs import ModelList, name_models
 from domext_ray.config.vectors import PoolingChoice
-from domext_ray.options.declare import FolderName, Found, Length, filled, option_group, place
+from domext_ray.options.declare import FolderName, Found, Length, Written, filled, option_group, place
 
 
 @option_group
 class RetrievalConfig:
     """Which models search, and in which collection."""
 
-    models: Models = ()  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
+    models: ModelList = ()  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
     # folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv
     data: Found[Annotated[str, filled("a folder with corpus.jsonl, queries.jsonl and qrels"), place()]] = ""
     split: Annotated[FolderName, filled("a name")] = "test"  # which judgements: qrels/SPLIT.tsv
-    output: Annotated[str, filled("a folder"), place()] = "retrieval"  # folder of results.json and retrieval.md
+    # folder of results.json and retrieval.md
+    output: Written[Annotated[str, filled("a folder"), place()]] = "retrieval"
     pooling: PoolingChoice = "auto"  # tokens' mean, or the first one's state; auto: as the model's run had it
     max_length: Length = 256  # tokens of a text at most; a model with shorter rows cuts earlier
     batch_size: Size = 64  # texts of a forward pass; the figures do not depend on it

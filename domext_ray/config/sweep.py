@@ -16,7 +16,9 @@ from domext_ray.options.declare import (
     DIFFERENT,
     SOME,
     Count,
+    Described,
     Main,
+    Options,
     free,
     option_group,
     require,
@@ -92,10 +94,10 @@ class SweepConfig(SeveralSets, PretrainConfig):
     # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME:CONFIG@REVISION
     corpus: Main[Corpus] = REPAIR_NOTES  # ships, and is what repair_notes can be learned from
     # several, whose mean is F1: families, described sets, YAML files
-    tasks: Main[Annotated[tuple[str, ...], SOME]] = ("repair_notes",)
+    tasks: Main[Described[Annotated[tuple[str, ...], SOME]]] = ("repair_notes",)
     # folders (or hub names) of the tasks' sets; empty: repair_notes, which ships
     data: Main[SetPlaces] = ()
-    space: Main[dict[str, Any]] = whole(dict)  # option -> choice, int or float; see the presets sweeps/…
+    space: Main[Options[dict[str, Any]]] = whole(dict)  # option -> choice, int or float; see the presets sweeps/…
     budget: BudgetConfig = whole(lambda: BudgetConfig(steps=300))
     search: SearchConfig = whole(SearchConfig, by="file")
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)

@@ -28,10 +28,23 @@ from domext_ray.storage import MOST_KEY_BYTES, ROOM_BYTES, find_fault, is_addres
 ConfigT = TypeVar("ConfigT")
 T = TypeVar("T")
 MAIN, FOUND = "main", "found"
+READ, WRITTEN, TEXTS, MODELS, DESCRIBED, OPTIONS = "read", "written", "texts", "models", "described", "options"
 Main = Annotated[T, MAIN]
 """An option on the first screen of help."""
 Found = Annotated[T, FOUND]
 """A place, or several, that must be there whenever a job starts; of a base or a model only if it is a path."""
+Read = Annotated[T, READ]
+"""A place, or several, that a job reads (as it does those of `Found`); of some also a name of the hub."""
+Written = Annotated[T, WRITTEN]
+"""A place that a job writes to; what is `Read`, too, it changes."""
+Texts = Annotated[T, TEXTS]
+"""Files, globs and folders with commas between them, or a name of text."""
+Models = Annotated[T, MODELS]
+"""Models, each [NAME=]MODEL."""
+Described = Annotated[T, DESCRIBED]
+"""A name of a task or a set, or the YAML file that describes one; or several."""
+Options = Annotated[T, OPTIONS]
+"""A mapping whose keys, somewhere in it, are options of a training job."""
 MANY = 2**20
 """More than any machine has of what a bound speaks of: a slip of the finger, told before memory is asked for it."""
 
@@ -238,7 +251,6 @@ def check_layer_range(text: str) -> str:
 
 
 FolderName = Annotated[str, AfterValidator(check_folder_name)]
-Place = Annotated[str, place()]
 DIFFERENT = AfterValidator(check_different)
 SOME = Field(min_length=1)
 Count = Annotated[int, Field(ge=1, le=16 * MANY)]
@@ -250,7 +262,7 @@ ShareOrZero = Annotated[float, Field(ge=0.0, lt=1.0)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Scale = Annotated[float, Field(ge=0.0, le=10.0)]
 """What an adapter adds is multiplied by it."""
-RunFolder = Annotated[str, place("a run's directory")]
+RunFolder = Read[Annotated[str, place("a run's directory")]]
 FilePlace = Annotated[str, place("a file")]
 ModelPlace = Found[Annotated[str, place("a hub id, or a folder")]]
 LayerRange = Annotated[str, AfterValidator(check_layer_range)]

@@ -16,12 +16,10 @@ from domext_ray.files import Kind, check_values, describe_format, newest_format,
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict
 from domext_ray.runs.attempts import RUN as RUN
 from domext_ray.runs.attempts import lock_folder
-from domext_ray.runtime.machine import find_submission
 from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, write_text
 
 ConfigT = TypeVar("ConfigT", bound=Any)
 
-SUBMITTED_RUNS = Path("~/domext_runs")
 CONFIG = "config.yaml"
 FORMAT = newest_format("run")
 """Of run.json."""
@@ -60,13 +58,10 @@ def resolve_paths(config: PretrainConfig) -> RunPaths:
 def resolve_root(directory: str) -> Path:
     """Return the folder of all runs, given --run.dir.
 
-    A submitted job (`ray job submit`) runs in a copy of the working directory that a resubmission does not find
-    again, so there a relative --run.dir stands below ~/domext_runs.
+    Raises:
+        RunError: it is no folder.
     """
-    root = Path(directory).expanduser()
-    if not root.is_absolute() and find_submission():
-        root = SUBMITTED_RUNS.expanduser() / ("" if directory == "runs" else root)
-    root = root.resolve()
+    root = Path(directory).expanduser().resolve()
     place = next((each for each in (root, *root.parents) if each.exists()), root)
     if place.exists() and not place.is_dir():
         raise RunError(f"--run.dir is {directory!r}, and {place} is no folder; give a folder.")

@@ -1,0 +1,186 @@
+"""Paths of a job that was submitted: what it writes outlives Ray, and what it reads is found where jobs have put it."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import write_corpus
+from given_options import parse_config
+
+import domext_ray
+from domext_ray.commands.job import configure
+from domext_ray.commands.main import JOBS
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.errors import ConfigError, CorpusError, DomextError, OptionError
+from domext_ray.options import submitted
+from domext_ray.options.declare import MODELS, OPTIONS, TEXTS, WRITTEN
+from domext_ray.options.kinds import Option, list_options
+from domext_ray.options.submitted import ROLES, settle_paths
+
+NO_PATHS = """
+adapter adapters field features.layers finetune.features.layers finetune.grid.stage_epochs finetune.grid.stage_lr
+finetune.labelled.metric finetune.method.active_adapters finetune.method.adapter finetune.method.layers
+finetune.method.name finetune.run.name finetune.scale.wait grid.stage_epochs grid.stage_lr host labelled.metric layers
+method.active_adapters method.adapter method.layers method.name methods name prepare.field prepare.group_field
+prepare.pair push remove run.name scale.wait search.axis search.curves split submission tokens_by_method
+""".split()
+"""Options that are text, or have text in them, and no path."""
+GIVEN = {TEXTS: "notes/*.txt,{}", MODELS: "old=general-mini,{}", OPTIONS: '{{"deep": [{{"vocab.words": "{}"}}]}}'}
+"""How an option of a kind has a path beside something else."""
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The working directory of a submitted job, in which this process is now, and its ~/domext_runs."""
+    here, home = tmp_path / "session" / "_ray_pkg_1", tmp_path / "home"
+    for folder in (here / "notes", home / "domext_runs"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    write_corpus(here / "notes" / "a.txt", 9)
+    return here, home / "domext_runs"
+
+
+def list_texts() -> dict[str, Option]:
+    """Every option of every job that may have a path: what is a text, a list of texts, or a mapping."""
+    options = [each for job in JOBS.values() for each in list_options(job.config_class).items()]
+    return {f"{each.owner.__name__}.{name}": each for name, each in options if {str, dict} & {each.kind, each.item}}
+
+
+def test_every_option_says_whether_it_is_a_path() -> None:
+    plain = {each.name for each in list_texts().values() if not each.tags & ROLES}
+    assert plain == {*NO_PATHS}, "a new option is one of declare's Read, Written, Texts, …, or has no path"
+    assert not [name for name, each in list_texts().items() if each.tags & ROLES and each.name in NO_PATHS]
+
+
+def settle(option: Option, value: Any) -> Any:
+    return submitted._map_paths(option, value, PretrainConfig, submitted._settle)
+
+
+@pytest.mark.parametrize("name", [name for name, each in list_texts().items() if each.tags & ROLES])
+def test_every_path_is_settled(name: str, folders: tuple[Path, Path]) -> None:
+    here, home = folders
+    option = list_texts()[name]
+    role = next((each for each in GIVEN if each in option.tags), "")
+
+    def given(path: str) -> Any:
+        text = GIVEN.get(role, "{}").format(path)
+        if role == OPTIONS:
+            return {"deep": [{"vocab.words": path}], "corpus": path, "vocab": {"extend": path, "size": 3}}
+        return tuple(text.split(",")) if option.is_list else text
+
+    (home / "af").mkdir()
+    (home / "af" / "mine.yaml").touch()
+    moved = str(home / "af" / "mine.yaml")
+    for path in ("runs/af/mine.yaml", "./runs/af/mine.yaml", "af/mine.yaml"):
+        assert settle(option, given(path)) == given(moved)
+    for path in ("/data/mine.yaml", "~/mine.yaml", "s3://bucket/mine.yaml", "hf://owner/name", "general-mini", "none"):
+        assert settle(option, given(path)) == given(path)
+    (here / "af").mkdir()
+    (here / "af" / "mine.yaml").touch()
+    stays = WRITTEN not in option.tags
+    assert settle(option, given("af/mine.yaml")) == given("af/mine.yaml" if stays else moved), "this one goes first"
+    new = "af/new.yaml"
+    assert settle(option, given(new)) == given(new if stays else str(home / new))
+    if not stays:
+        with pytest.raises(OptionError, match=r"it must be a path without \.\., which a submitted job has below ~/dom"):
+            settle(option, "../vectors")
+
+
+def test_other_jobs_have_their_paths_as_they_are(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    (folders[1] / "af").mkdir()
+    config = parse_config(PretrainConfig, "", ["--init_from", "runs/af", "--base", "af"])
+    assert settle_paths(config, list_options(PretrainConfig), PretrainConfig) is config
+
+
+WHOLE = {
+    "pretrain af --corpus notes --run.dir runs/x": {"corpus": "notes", "run.dir": "{home}/x"},
+    "pretrain af --corpus notes,more/*.txt,package-docs": {
+        "corpus": "notes,{home}/more/*.txt,package-docs",
+        "run.dir": "{home}",
+        "base": "general-mini",
+    },
+    "pretrain exbert --corpus notes --config af/config.yaml": {"vocab.words": "{home}/af", "init_from": "{home}/af"},
+    "embed --input notes/a.txt --model runs/af --output vectors": {"model": "{home}/af", "output": "{home}/vectors"},
+    "predict --input more --model runs/bank:clinic --output runs/found": {
+        "input": "{home}/more",
+        "model": "{home}/bank:clinic",
+        "output": "{home}/found",
+    },
+    "finetune --task ner --data more": {"task": "ner", "data": "{home}/more", "run.dir": "{home}"},
+    "compare_runs --runs runs/af,more/": {"runs": ("{home}/af", "{home}/more"), "output": "{home}/comparison.png"},
+    "evaluate_forgetting --models base=general-mini,runs/af,b=more --corpus notes": {
+        "models": ("base=general-mini", "{home}/af", "b={home}/more"),
+        "output": "{home}/forgetting",
+    },
+    "export_hf --run runs/af": {"run": "{home}/af", "output": ""},
+    "bank --bank bank --add runs/af --name x": {"bank": "{home}/bank", "add": "{home}/af"},
+    "bank --bank new --add runs/af --name x": {"bank": "{home}/new"},
+    "bank --bank shipped": {"bank": "shipped"},
+    "serve --bank runs/bank": {"bank": "{home}/bank"},
+    "verify runs/af": {"path": "{home}/af"},
+    "env": {"run.dir": "{home}"},
+    "sweep": {"run.dir": "{home}", "finetune.run.dir": "runs", "corpus": "repair-notes"},
+    "compare --seconds 9 --corpus notes": {"run.dir": "{home}", "finetune.run.dir": "runs"},
+}
+
+
+@pytest.mark.parametrize("command", WHOLE)
+def test_a_job_is_read_with_its_paths(command: str, folders: tuple[Path, Path]) -> None:
+    here, home = folders
+    for folder in ("af", "bank", "more"):
+        (home / folder).mkdir()
+    (here / "shipped").mkdir()
+    write_corpus(home / "more" / "b.txt", 9)
+    (home / "af" / "config.yaml").write_text("vocab: {size: 0, words: runs/af}\ninit_from: af\n")
+    verb = max((each for each in JOBS if f"{command} ".startswith(f"{each} ")), key=len)
+    job = JOBS[verb]
+    config = configure(job, job.read(command.removeprefix(verb).split()))
+    for name, expected in WHOLE[command].items():
+        value = attrgetter(name)(config)
+        places = tuple(each.format(home=home) for each in expected) if isinstance(expected, tuple) else None
+        assert value == (places or str(expected).format(home=home)), name
+
+
+REFUSED = {
+    "embed --input notes --output v --model runs/nope/a/b": (DomextError, "'runs/nope/a/b' was .* as {home}/nope/a/b"),
+    "embed --input nope/*.txt --output v": (CorpusError, r"^--input 'nope/\*.txt' names .* as {home}/nope/\*.txt\.\)$"),
+    "pretrain af --corpus nope": (CorpusError, "'nope' was looked for in the working directory of .* as {home}/nope"),
+    "pretrain af --config nope.yaml": (ConfigError, "names 'nope.yaml', which .* as {home}/nope.yaml"),
+    "finetune --task ner --data a/b/c": (ConfigError, "--data is 'a/b/c', which .*'a/b/c' was looked for"),
+    "bank --bank shipped --remove x": (OptionError, "must be absolute, or below ~/domext_runs: .* is gone with it"),
+    "verify nope": (ConfigError, "--path names 'nope', which does not exist; .* as {home}/nope"),
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_refusal_says_where_it_was_looked_for(command: str, folders: tuple[Path, Path]) -> None:
+    (folders[0] / "shipped").mkdir()
+    verb = max((each for each in JOBS if f"{command} ".startswith(f"{each} ")), key=len)
+    job, (kind, says) = JOBS[verb], REFUSED[command]
+    with pytest.raises(kind, match=says.format(home=folders[1])):
+        job.start(configure(job, job.read(command.removeprefix(verb).split())))
+
+
+def test_what_would_be_written_into_the_copy_is_refused(folders: tuple[Path, Path]) -> None:
+    (folders[0] / "shipped").mkdir()
+    for command in ("export_hf --run shipped", "ablate --study spans --finetuned shipped"):
+        verb, *words = command.split()
+        with pytest.raises(OptionError, match="it must be absolute, or below ~/domext_runs, or given with --output"):
+            JOBS[verb].start(configure(JOBS[verb], JOBS[verb].read(words)))
+
+
+def test_in_python_too(folders: tuple[Path, Path], tiny_base_folder: Path) -> None:
+    options: dict[str, Any] = {"train.max_steps": 2, "run.name": "clinic", "replay.corpus": "none", "dry_run": True}
+    run = domext_ray.pretrain("af", base=tiny_base_folder, corpus="notes", **options)
+    assert run.directory == folders[1] / "clinic"
+    run.directory.mkdir()
+    assert domext_ray.Run("runs/clinic").directory == domext_ray.Run("clinic").directory == run.directory
+    with pytest.raises(CorpusError, match=rf"'nope' was looked for .* as {folders[1]}/nope"):
+        domext_ray.pretrain("af", base=tiny_base_folder, corpus="nope", **options)
+    assert not [*folders[0].glob("**/domext_runs")] and [each.name for each in folders[0].iterdir()] == ["notes"]
