@@ -60,7 +60,7 @@ def find_fault(address: str, most_bytes: int = MOST_KEY_BYTES) -> str:
     if not found or not found[2] or found[1] not in SCHEMES:
         return "an address that begins with s3://BUCKET/ or gs://BUCKET/, in small letters"
     if not _BUCKET_NAME.fullmatch(found[3]):
-        return f"{found[1]}://BUCKET/…, with the name of a bucket: small letters, digits, dots, dashes and underscores"
+        return "an address with the name of a bucket: small letters, digits, dots, dashes and underscores"
     parts = found[4].removesuffix("/").split("/") if found[4] else []
     if "" in parts:
         return "an address with one slash between two names"

@@ -168,7 +168,8 @@ def read_benchmark(path: Path, options: Sequence[str]) -> None:
 
 
 def read_job_options(job: Job[Any], options: list[str]) -> None:
-    """Let a job read its options; one that it does not use would get a warning."""
+    """Let a job read its options, with a bucket of theirs; one that it does not use would get a warning."""
+    options = [each.replace("://BUCKET/", "://bucket/") for each in options]
     if {"--help", "--help_all"} & set(options):
         return
     options = [f"--{job.word}", *options] if job.word and not options[0].startswith("-") else options

@@ -52,6 +52,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.options.places import hide_places
+from domext_ray.options.submitted import find_input, find_output
 from domext_ray.storage import NEW, Place, Where, hash_values, write_text
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.start import read_run_config
@@ -82,6 +83,7 @@ class AdapterBank:
             folder: must not exist, or be empty.
             base: "general-mini", a folder, or a hub id; for every adapter of the bank.
         """
+        folder = folder if isinstance(folder, Place) else find_output(os.fspath(folder))
         place, taken = Place(folder), "exists already; give a new folder for a bank, or open the bank that is there."
         if place.is_file() or place.list_names():
             raise RunError(f"{place} {taken}")
@@ -101,7 +103,7 @@ class AdapterBank:
     @classmethod
     def open(cls, folder: Where, base: str = "") -> AdapterBank:
         """Open a bank; its base is read when it is first needed, from `base`, if it has moved."""
-        place = Place(folder)
+        place = folder if isinstance(folder, Place) else Place(find_input(os.fspath(folder)))
         if not (place / BANK).is_file():
             raise RunError(f"{place} is no adapter bank: it has no {BANK}; give a folder that domext bank made.")
         header, own = _read_hashed(place / BANK, "make the bank again"), place / BASE_FOLDER

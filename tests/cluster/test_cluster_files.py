@@ -286,8 +286,9 @@ def test_ray_serve_takes_the_application() -> None:
     (application,) = config.applications
     module, _, function = application.import_path.partition(":")
     assert getattr(importlib.import_module(module), function) is build_service
-    options = from_dict(ServeConfig, application.args)
-    assert options.bank.startswith(f"{BUCKET}/") and options.replicas == 2 and options.scale.use_gpu is True
+    assert application.args["bank"].startswith(f"{BUCKET}/")
+    options = from_dict(ServeConfig, {**application.args, "bank": "s3://bucket/bank"})
+    assert options.replicas == 2 and options.scale.use_gpu is True
 
 
 def test_kubernetes_takes_the_storage() -> None:

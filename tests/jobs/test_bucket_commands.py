@@ -1,0 +1,149 @@
+"""Every command of a document that names a bucket, as it stands there, against an S3 server.
+
+The bucket's name alone is another one. Where a command trains, options that make it small follow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from conftest import FEW_SENTENCES, REPOSITORY, WORDS
+from object_store import BUCKET, KEYS, put_object, serve_objects, use_objects
+from test_documents import BLOCKS, DOCUMENTS, list_commands, strip_blocks
+
+from domext_ray.commands.main import JOBS, find_verb
+from domext_ray.config import presets
+from domext_ray.data.files import find_files
+from domext_ray.options.declare import TEXTS
+from domext_ray.options.kinds import list_options
+from domext_ray.storage import Place, is_address
+
+NAMED = re.compile(r"s3://(bucket|BUCKET)\b")
+VERBS_OF_OPTIONS = {"bank": "bank"}
+"""Where the running text names an option alone, the job that has it; of others it is pre-training."""
+TRAINED = "s3://runs/runs/af"
+SMALL = {
+    "pretrain af": (
+        *("--train.max_steps", "4", "--train.global_batch_size", "8", "--train.seq_length", "32"),
+        *("--train.eval_rows", "16", "--train.general_probe", str(FEW_SENTENCES), "--method.ffn_units", "8"),
+        *("--engine.precision", "fp32", "--scale.use_gpu", "false", "--replay.corpus", "none"),
+    ),
+    "predict": ("--scale.use_gpu", "false", "--scale.workers", "1"),
+    "embed": ("--scale.use_gpu", "false"),
+}
+"""What follows a command of a verb."""
+
+
+def unwrap(command: Sequence[str]) -> list[str]:
+    """The verb and the options of the job that a command starts, here or on a cluster; empty: it starts none."""
+    words = list(command)
+    if words[:2] == ["ray", "exec"]:
+        words = shlex.split(words[3])
+    if words[:1] == ["ray"]:
+        words = words[words.index("--") + 1 :] if "--" in words else []
+    words = words[2:] if words[:1] == ["sbatch"] else words
+    if words[:1] == ["python"] and "jobs/" in words[1]:
+        return [*Path(words[1]).stem.replace("pretrain_", "pretrain ").split(), *words[2:]]
+    return words[1:] if words[:1] == ["domext"] else []
+
+
+def find_commands(folder: Path) -> list[list[str]]:
+    """Verbs and options of all that names a bucket in blocks, in running text and in the verbs' help, each once."""
+    blocks = [each.text for each in BLOCKS if each.language == "bash" and NAMED.search(each.text)]
+    helps = [re.sub(" …", "", each) for job in JOBS.values() for each in re.findall(r"^ +(domext .*)", job.about, re.M)]
+    texts = [*blocks, *(each for each in helps if NAMED.search(each))]
+    found = [unwrap(each) for section in list_commands(texts, folder) for each in section]
+    spans = [each for path in DOCUMENTS for each in re.findall(r"`--([^`]*)`", strip_blocks(path))]
+    for name, *values in (each.split() for each in spans if NAMED.search(each)):
+        found.append([*VERBS_OF_OPTIONS.get(name, "pretrain af").split(), f"--{name}", *values])
+    found += [["export_hf", "--run", each] for each in re.findall(r"--run may be (s3://\S+)", "".join(blocks))]
+    named = [[NAMED.sub(BUCKET, word) for word in each] for each in found if NAMED.search(" ".join(each))]
+    return [*map(list, dict.fromkeys(map(tuple, named)))]
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    found = find_commands(tmp_path_factory.mktemp("record"))
+    shown = {" ".join(each) for each in found}
+    assert {"pretrain af --corpus s3://runs/texts/", "verify s3://runs/runs/af/export"} <= shown, shown
+    assert len({find_verb(each) for each in found}) >= 6, "all kinds of commands are among them"
+    return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A server whose bucket has texts, with the marker that a console leaves in their folder."""
+    with serve_objects() as address:
+        text = "".join(f"the {a} and the {b} of a {c}.\n" for a, b, c in zip(WORDS, WORDS[3:], WORDS[7:], strict=False))
+        for folder in ("texts", "notes"):
+            put_object(address, f"{folder}/", b"")
+            put_object(address, f"{folder}/a.txt", text.encode() * 3)
+        yield address
+
+
+def test_each_is_read_and_its_places_are_found(
+    commands: list[list[str]], server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_objects(server, monkeypatch)
+    for words in commands:
+        verb = find_verb(words)
+        job = JOBS[verb]
+        given = job.read(words[len(verb.split()) :])
+        presets.configure(job.config_class, job.preset, given)
+        options, asked = list_options(job.config_class), 0
+        for name, each in given.settings.items():
+            if TEXTS in options[name].tags and is_address(each.value):
+                assert find_files(each.value)[0], words
+                asked += 1
+            elif is_address(each.value):
+                Place(each.value).list_names()
+                asked += 1
+        assert asked, words
+
+
+def run(words: Sequence[str], folder: Path, server: str) -> str:
+    """Run a verb, or a file of jobs, as a process with a home of its own; return what it says."""
+    env = {**os.environ, **KEYS, "AWS_ENDPOINT_URL": server, "HOME": str(folder)}
+    for name in ("XDG_CACHE_HOME", "RAY_ADDRESS"):
+        env.pop(name, None)
+    verb, given = find_verb(words), [*words]
+    command = [sys.executable, "-c", "from domext_ray.commands.main import main; main()", *given, *SMALL.get(verb, ())]
+    if verb.startswith("pretrain"):  # as the documents write it
+        name = f"{verb.replace(' ', '_')}.py"
+        command = [sys.executable, str(REPOSITORY / "jobs" / name), *words[2:], *SMALL["pretrain af"]]
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, (words, done.stdout[-3000:] + done.stderr[-3000:])
+    return done.stdout + done.stderr
+
+
+@pytest.mark.jobs
+@pytest.mark.timeout(3600)
+def test_each_does_its_work(
+    commands: list[list[str]], server: str, tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of a project: train, train again, and use what was trained."""
+    use_objects(server, monkeypatch)
+    base = ("--base", str(tiny_base_folder))
+    texts = ("--corpus", f"{BUCKET}/texts/")
+    trainings = [each for each in commands if each[0] == "pretrain"]
+    for number, words in enumerate(trainings):
+        name = () if "--run.name" in words or not number else ("--run.name", f"run-{number}")
+        runs = () if "--run.dir" in words else ("--run.dir", f"{BUCKET}/runs")
+        corpus = () if "--corpus" in words else texts
+        own = [*words, *runs, *corpus, *name, *base]
+        assert "export: s3://runs/runs/" in run(own, tmp_path, server), words
+        assert number or "nothing is left to do" in run(own, tmp_path, server)
+    bank = ("--bank", f"{BUCKET}/bank", "--add", TRAINED, "--name", "clinic")
+    run(("bank", *bank), tmp_path, server)
+    for words in (each for each in commands if each[0] != "pretrain"):
+        uses = {"predict": ("--model", f"{BUCKET}/bank:clinic"), "embed": ("--model", str(tiny_base_folder))}
+        said = run([*words, *uses.get(words[0], ())], tmp_path, server)
+        assert said.strip(), words
+    assert len([*(tmp_path / "filled").rglob("*.jsonl")]) and [*(tmp_path / "vectors").rglob("*.npy")]
