@@ -1,8 +1,9 @@
-"""Jobs that are submitted with relative paths: the second one finds what the first one wrote, and nothing goes with Ray."""
+"""Jobs that are submitted with relative paths: one finds what another one wrote, and nothing goes with Ray."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,11 +20,17 @@ SHORT = (
 )
 SHORT += f" --engine.precision fp32 --method.ffn_units 8 --train.general_probe {FEW_SENTENCES} --scale.use_gpu false"
 SCRIPT = """
-import json, sys, domext_ray
+import domext_ray
 
 run = domext_ray.Run("runs/clinic")
 tokenizer, model = domext_ray.load(run)
-print("loaded", run.summary["train"]["steps"], type(model).__name__)
+print("loaded", run.summary["train"]["steps"], "steps")
+domext_ray.AdapterBank.create("bank", BASE)
+domext_ray.AdapterBank.open("runs/bank").add_run("notes", run.directory)
+try:
+    domext_ray.finetune("ner", "nothing/of/this", run)
+except domext_ray.DomextError as error:
+    print(error)
 """
 
 
@@ -42,11 +49,11 @@ def cluster(home: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def working_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def working_dir(tmp_path_factory: pytest.TempPathFactory, tiny_base_folder: Path) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "texts").mkdir()
     write_corpus(folder / "texts" / "notes.txt", 300)
-    (folder / "script.py").write_text(SCRIPT)
+    (folder / "script.py").write_text(SCRIPT.replace("BASE", repr(str(tiny_base_folder))))
     return folder
 
 
@@ -67,22 +74,13 @@ def test_a_submitted_job_finds_what_an_earlier_one_wrote(
     train = f"domext pretrain af --base {tiny_base_folder} --corpus texts --run.name clinic {SHORT}"
     for command, says in {
         train: f"run directory: {runs}/clinic",
-        "domext embed --model runs/clinic --input texts/*.txt --output vectors --scale.use_gpu false": f"{runs}/vectors",
-        "domext bank --bank bank --add runs/clinic --name notes": f"{runs}/bank",
-        "domext export_hf --run runs/clinic --output exported": f"export: {runs}/exported",
-        "domext verify runs/clinic": "whole",
-        "python script.py": "loaded 4 ",
+        "domext embed --model runs/clinic --input texts/*.txt --output vectors": f"vectors, .*: {runs}/vectors",
+        "python script.py": rf"loaded 4 steps\n.* 'nothing/of/this' was looked for .* and as {runs}/nothing/of/this\.",
     }.items():
         done = submit(cluster, working_dir, command)
-        assert done.returncode == 0 and says in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
-    summary = json.loads((runs / "clinic" / "summary.json").read_text())
-    assert summary["train"]["steps"] == 4 and [*(runs / "vectors" / "predictions").glob("*.parquet")]
-    assert (runs / "bank" / "bank.json").is_file() and (runs / "exported" / "config.json").is_file()
-    refused = submit(cluster, working_dir, "domext predict --model runs/nope/x/y --input texts --output found")
-    assert refused.returncode != 0
-    assert (
-        f"'runs/nope/x/y' was looked for in the working directory of this submitted job, and as {runs}/nope/x/y."
-        in (refused.stdout)
-    )
+        said = done.stdout[-3000:] + done.stderr[-3000:]
+        assert done.returncode == 0 and re.search(says, done.stdout), said
+    assert json.loads((runs / "clinic" / "summary.json").read_text())["train"]["steps"] == 4
+    assert [*(runs / "vectors" / "predictions").glob("*.parquet")] and (runs / "bank" / "adapters" / "notes").is_dir()
     left = {each.name for each in runs.iterdir()}
-    assert left == {"clinic", "vectors", "bank", "exported", ".corpora", "index.html"}
+    assert left == {"clinic", "vectors", "bank", ".corpora", "index.html"}
