@@ -21,14 +21,13 @@ from domext_ray.options.build import build, to_dict
 from domext_ray.options.declare import DESCRIBED, FOUND, MODELS, OPTIONS, READ, TEXTS, WRITTEN, ConfigT
 from domext_ray.options.kinds import Option, list_options
 from domext_ray.options.read import Setting, read_values
+from domext_ray.runtime.machine import find_submission
 
 HOME, RUNS = "~/domext_runs", "runs"
 ROLES = frozenset((READ, FOUND, WRITTEN, TEXTS, MODELS, DESCRIBED, OPTIONS))
 """What the annotation of an option says that has a path; see `declare`."""
 NAMES = ("general-mini", "package-docs", "repair-notes", "none", "self")
 """What ships with the package, or is nothing: no paths."""
-_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Ray sets it for a submitted job's own process alone."""
 Change = Callable[[Option, str], str]
 
 
@@ -43,7 +42,7 @@ def settle_paths(config: ConfigT, options: Mapping[str, Option], within: type) -
     Raises:
         OptionError: a path leads out of ~/domext_runs.
     """
-    if not is_submitted():
+    if not find_submission():
         return config
     values = {name: attrgetter(name)(config) for name in options}
     settled = {name: _map_paths(options[name], value, within, _settle) for name, value in values.items()}
@@ -70,7 +69,7 @@ def name_searched(config: Any, options: Mapping[str, Option], within: type, *pat
             missing.extend([path] if _is_relative(path) and not _exists(path) else [])
             return path
 
-        for name, option in options.items() if is_submitted() else ():
+        for name, option in options.items() if find_submission() else ():
             _map_paths(option, attrgetter(name)(config), within, note)
         missing += [each for each in paths if _is_relative(each) and not _exists(each)]
         named = max((each for each in missing if each in str(error)), key=len, default="")
@@ -123,11 +122,6 @@ def _find_option(path: str, options: Mapping[str, Option]) -> str:
     return next((end for end in ends if any(f"{each}.".startswith(f"{end}.") for each in options)), "")
 
 
-def is_submitted() -> bool:
-    """Whether this process is a submitted job's own."""
-    return _SUBMITTED in os.environ
-
-
 def find_input(path: str) -> str:
     """Return where a submitted job reads a path: as it is, or below ~/domext_runs if it is there alone."""
     is_there = _is_relative(path) and not _exists(path) and _exists(_move(path))
@@ -157,7 +151,7 @@ def require_lasting(option: str, path: str, instead: str = "") -> None:
 
 def _is_relative(path: str) -> bool:
     is_name = path in NAMES or path.startswith(("/", "~")) or "://" in path
-    return is_submitted() and bool(path) and not is_name
+    return bool(path) and not is_name and bool(find_submission())
 
 
 def _move(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
         folder.mkdir(parents=True)
     monkeypatch.chdir(here)
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    metadata = {"job_submission_id": "raysubmit_1"}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"metadata": metadata}))
     write_corpus(here / "notes" / "a.txt", 9)
     return here, home / "domext_runs"
 
