@@ -14,8 +14,11 @@ from given_options import parse_config
 import domext_ray
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.mixture import NO_TEXT, SELF
+from domext_ray.config.pretrain import REPAIR_NOTES, PretrainConfig
+from domext_ray.data.files import PACKAGE_DOCS
 from domext_ray.errors import ConfigError, CorpusError, DomextError, OptionError
+from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.options import submitted
 from domext_ray.options.declare import MODELS, OPTIONS, TEXTS, WRITTEN
 from domext_ray.options.kinds import Option, list_options
@@ -91,6 +94,10 @@ def test_every_path_is_settled(name: str, folders: tuple[Path, Path]) -> None:
     if not stays:
         with pytest.raises(OptionError, match=r"it must be a path without \.\., which a submitted job has below ~/dom"):
             settle(option, "../vectors")
+
+
+def test_names_of_what_ships_are_no_paths() -> None:
+    assert {*submitted.NAMES} == {SHIPPED_BASE, PACKAGE_DOCS, REPAIR_NOTES, NO_TEXT, SELF}
 
 
 def test_other_jobs_have_their_paths_as_they_are(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
