@@ -43,7 +43,7 @@ def serve_objects() -> Iterator[str]:
     server = make_server("127.0.0.1", 0, answer, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    urllib.request.urlopen(urllib.request.Request(f"{address}/runs", method="PUT")).read()
+    make_bucket(address, "runs")
     yield address
     server.shutdown()
 
@@ -66,6 +66,11 @@ def use_gs(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
     storage._open_backend.cache_clear()
+
+
+def make_bucket(address: str, name: str) -> None:
+    """Make a bucket, unless it is there."""
+    urllib.request.urlopen(urllib.request.Request(f"{address}/{name}", method="PUT")).read()
 
 
 def put_object(address: str, key: str, content: bytes = b"some words of a line\n", bucket: str = "runs") -> None:

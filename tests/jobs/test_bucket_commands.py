@@ -10,15 +10,15 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from conftest import FEW_SENTENCES, REPOSITORY, WORDS
-from object_store import BUCKET, KEYS, put_object, serve_objects, use_objects
+from object_store import KEYS, make_bucket, put_object
 from test_documents import BLOCKS, DOCUMENTS, list_commands, strip_blocks
 
-from domext_ray.commands.main import JOBS, find_verb
+from domext_ray.commands.main import JOBS, find_verb, main
 from domext_ray.config import presets
 from domext_ray.data.files import find_files
 from domext_ray.options.declare import TEXTS
@@ -28,7 +28,8 @@ from domext_ray.storage import Place, is_address
 NAMED = re.compile(r"s3://(bucket|BUCKET)\b")
 VERBS_OF_OPTIONS = {"bank": "bank"}
 """Where the running text names an option alone, the job that has it; of others it is pre-training."""
-TRAINED = "s3://runs/runs/af"
+BUCKET = "s3://documents"
+"""What documents call s3://BUCKET or s3://bucket; nothing else is in it."""
 SMALL = {
     "pretrain af": (
         *("--train.max_steps", "4", "--train.global_batch_size", "8", "--train.seq_length", "32"),
@@ -72,26 +73,24 @@ def find_commands(folder: Path) -> list[list[str]]:
 def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     found = find_commands(tmp_path_factory.mktemp("record"))
     shown = {" ".join(each) for each in found}
-    assert {"pretrain af --corpus s3://runs/texts/", "verify s3://runs/runs/af/export"} <= shown, shown
+    assert {f"pretrain af --corpus {BUCKET}/texts/", f"verify {BUCKET}/runs/af/export"} <= shown, shown
     assert len({find_verb(each) for each in found}) >= 6, "all kinds of commands are among them"
     return found
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """A server whose bucket has texts, with the marker that a console leaves in their folder."""
-    with serve_objects() as address:
-        text = "".join(f"the {a} and the {b} of a {c}.\n" for a, b, c in zip(WORDS, WORDS[3:], WORDS[7:], strict=False))
-        for folder in ("texts", "notes"):
-            put_object(address, f"{folder}/", b"")
-            put_object(address, f"{folder}/a.txt", text.encode() * 3)
-        yield address
+@pytest.fixture
+def bucket(objects: str) -> str:
+    """The server's address; its bucket has texts, with the object that a console leaves in their folder."""
+    name = BUCKET.removeprefix("s3://")
+    make_bucket(objects, name)
+    text = "".join(f"the {a} and the {b} of a {c}.\n" for a, b, c in zip(WORDS, WORDS[3:], WORDS[7:], strict=False))
+    for folder in ("texts", "notes"):
+        put_object(objects, f"{folder}/", b"", name)
+        put_object(objects, f"{folder}/a.txt", text.encode() * 3, name)
+    return objects
 
 
-def test_each_is_read_and_its_places_are_found(
-    commands: list[list[str]], server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_objects(server, monkeypatch)
+def test_each_is_read_and_its_places_are_found(commands: list[list[str]], bucket: str) -> None:
     for words in commands:
         verb = find_verb(words)
         job = JOBS[verb]
@@ -108,42 +107,48 @@ def test_each_is_read_and_its_places_are_found(
         assert asked, words
 
 
-def run(words: Sequence[str], folder: Path, server: str) -> str:
-    """Run a verb, or a file of jobs, as a process with a home of its own; return what it says."""
-    env = {**os.environ, **KEYS, "AWS_ENDPOINT_URL": server, "HOME": str(folder)}
-    for name in ("XDG_CACHE_HOME", "RAY_ADDRESS"):
-        env.pop(name, None)
-    verb, given = find_verb(words), [*words]
-    command = [sys.executable, "-c", "from domext_ray.commands.main import main; main()", *given, *SMALL.get(verb, ())]
-    if verb.startswith("pretrain"):  # as the documents write it
-        name = f"{verb.replace(' ', '_')}.py"
-        command = [sys.executable, str(REPOSITORY / "jobs" / name), *words[2:], *SMALL["pretrain af"]]
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, (words, done.stdout[-3000:] + done.stderr[-3000:])
-    return done.stdout + done.stderr
+def run(words: Sequence[str]) -> None:
+    """Run a verb with what makes it small."""
+    main([*words, *SMALL.get(find_verb(words), ())])
+
+
+def run_file(words: Sequence[str], folder: Path, address: str) -> None:
+    """Run a training's file in jobs/ as a process, as a document has it."""
+    env = {**os.environ, **KEYS, "AWS_ENDPOINT_URL": address, "HOME": str(folder)}
+    env.pop("RAY_ADDRESS", None)
+    command = [sys.executable, str(REPOSITORY / "jobs" / f"pretrain_{words[1]}.py"), *words[2:], *SMALL["pretrain af"]]
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.jobs
 @pytest.mark.timeout(3600)
 def test_each_does_its_work(
-    commands: list[list[str]], server: str, tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commands: list[list[str]],
+    bucket: str,
+    local_ray: None,
+    tiny_base_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In the order of a project: train, train again, and use what was trained."""
-    use_objects(server, monkeypatch)
+    monkeypatch.chdir(tmp_path)
     base = ("--base", str(tiny_base_folder))
-    texts = ("--corpus", f"{BUCKET}/texts/")
-    trainings = [each for each in commands if each[0] == "pretrain"]
-    for number, words in enumerate(trainings):
+    for number, words in enumerate(each for each in commands if each[0] == "pretrain"):
         name = () if "--run.name" in words or not number else ("--run.name", f"run-{number}")
         runs = () if "--run.dir" in words else ("--run.dir", f"{BUCKET}/runs")
-        corpus = () if "--corpus" in words else texts
+        corpus = () if "--corpus" in words else ("--corpus", f"{BUCKET}/texts/")
         own = [*words, *runs, *corpus, *name, *base]
-        assert "export: s3://runs/runs/" in run(own, tmp_path, server), words
-        assert number or "nothing is left to do" in run(own, tmp_path, server)
-    for bank in ("bank", f"{BUCKET}/bank"):
-        run(("bank", "--bank", bank, "--add", TRAINED, "--name", "clinic"), tmp_path, server)
+        if not number:
+            run_file(own, tmp_path, bucket)
+        run(own)
+        said = capsys.readouterr().out
+        assert (f"export: {BUCKET}/runs/" if number else "nothing is left to do") in said, words
+    for place in ("bank", f"{BUCKET}/bank"):
+        run(("bank", "--bank", place, "--add", f"{BUCKET}/runs/af", "--name", "clinic"))
     for words in (each for each in commands if each[0] != "pretrain"):
-        model = ("--model", str(tiny_base_folder)) if words[0] == "embed" else ()
-        said = run([*words, *model], tmp_path, server)
-        assert said.strip(), words
-    assert len([*(tmp_path / "filled").rglob("*.jsonl")]) and [*(tmp_path / "vectors").rglob("*.npy")]
+        capsys.readouterr()
+        run([*words, *(("--model", str(tiny_base_folder)) if words[0] == "embed" else ())])
+        assert capsys.readouterr().out.strip(), words
+    assert [*(tmp_path / "filled").rglob("*.jsonl")] and [*(tmp_path / "vectors").rglob("*.npy")]
