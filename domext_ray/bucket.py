@@ -75,7 +75,8 @@ class Bucket:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place) from None
             except (exceptions.BaseError, FileNotFoundError) as error:
                 is_missing, text, waited = isinstance(error, FileNotFoundError), str(error), time.monotonic() - started
-            if "invalid path" in text.split("\n")[0]:
+                is_no_path = isinstance(error, exceptions.InvalidPathError)
+            if is_no_path:
                 named = re.search(r'[Pp]ath "(.*?)"', text)
                 raise StorageError(
                     f"{place} cannot be {verb}: it has the object {named[1] if named else ''!r}, whose key is no path "
