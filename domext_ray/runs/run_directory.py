@@ -35,6 +35,17 @@ _SAME_BYTES = {
     "input": "input_sha256",
 }
 """Options that say where something is, by the hash of what is there: where the hash is equal, it has only moved."""
+_CONTENTS = {
+    "base_sha256": ("base", "other weights"),
+    "corpus_fingerprint": ("corpus", "other text, or the tokenizer other entries,"),
+    "replay_fingerprint": ("replay.corpus", "other text, or the tokenizer other entries,"),
+    "part_fingerprint": ("mixture.parts", "other text, or the tokenizer other entries,"),
+    "init_sha256": ("init_from", "another checkpoint"),
+    "model_sha256": ("model", "other weights"),
+    "data_sha256": ("data", "other examples"),
+    "input_sha256": ("input", "other rows"),
+}
+"""Hashes, some with a name after a dot: the option that says what they are of, and what it has where they differ."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +148,27 @@ def check_identity(run_dir: Where, identity: Mapping[str, Any], *, grows: bool =
     moved = {name for name, key in _SAME_BYTES.items() if stored.get(key) and stored[key] == identity.get(key)}
     compared = [name for name in identity if name not in moved and (name in stored or not grows)]
     old, new = ({name: each.get(name) for name in compared} for each in (stored, identity))
-    differing = describe_difference(old, new)
+    differing = describe_other(old, new)
     if differing:
         raise RunError(
             f"the run directory {run_dir} belongs to another run ({'; '.join(differing)}); "
             "give another --run.name, or the options that it was made with."
         )
+
+
+def describe_other(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """List in what two identities differ as `describe_difference` does, with words in the place of hashes."""
+    hashes = [name for name in {**old, **new} if name.partition(".")[0] in _CONTENTS]
+    before, after = ({name: value for name, value in each.items() if name not in hashes} for each in (old, new))
+    lines = describe_difference(before, after)
+    for name in hashes:
+        kind, _, of = name.partition(".")
+        option, what = _CONTENTS[kind]
+        is_told = any(line.startswith((f"{option}:", f"{option}.")) for line in lines)
+        if old.get(name) != new.get(name) and not is_told:
+            value = of if option == "mixture.parts" else repr(new.get(option) or "")
+            lines.append(f"--{option} {value} has {what} than before".replace(" '' ", " "))
+    return list(dict.fromkeys(lines))
 
 
 def read_run(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:

@@ -72,13 +72,31 @@ def test_what_has_moved_is_the_same(tmp_path: Path) -> None:
     run = lay_out(tmp_path / "run", replace(CONFIG, base="/old/base"))
     moved = {**identity_of(replace(CONFIG, base="/new/base")), "base_sha256": "b" * 64}
     check_identity(run, moved)
-    with pytest.raises(RunError, match="base: '/old/base' -> '/new/base'"):
+    with pytest.raises(RunError, match=r"another run \(base: '/old/base' -> '/new/base'\)"):
         check_identity(run, {**moved, "base_sha256": "c" * 64})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("base_sha256", "--base '/a/base' has other weights than before"),
+        ("base_sha256.words-12", "--base '/a/base' has other weights than before"),
+        ("corpus_fingerprint", "--corpus 'texts' has other text, or the tokenizer other entries, than before"),
+        ("replay_fingerprint", "--replay.corpus has other text, or the tokenizer other entries, than before"),
+        ("part_fingerprint.web", "--mixture.parts web has other text, or the tokenizer other entries, than before"),
+        ("data_sha256.0", "--data has other examples than before"),
+    ],
+)
+def test_where_hashes_differ_a_sentence_says_what_changed(tmp_path: Path, name: str, said: str) -> None:
+    write_run(tmp_path, identity={"base": "/a/base", "corpus": "texts", name: "a" * 64})
+    with pytest.raises(RunError) as error:
+        check_identity(tmp_path, {"base": "/a/base", "corpus": "texts", name: "b" * 64})
+    assert f"belongs to another run ({said}); give another" in str(error.value)
 
 
 def test_an_option_that_a_run_does_not_name_is_another(tmp_path: Path) -> None:
     run = lay_out(tmp_path / "run")
-    with pytest.raises(RunError, match=r"belongs to another run \(init_sha256: None -> 'd"):
+    with pytest.raises(RunError, match=r"belongs to another run \(--init_from has another checkpoint than before\)"):
         check_identity(run, {**identity_of(CONFIG), "base_sha256": "b" * 64, "init_sha256": "d" * 64})
 
 

@@ -28,8 +28,8 @@ from domext_ray.labelled.metrics.scores import Score, compare_scores, over_clust
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import DeltaProjection, Layer, NormShift
-from domext_ray.options.build import describe_difference
 from domext_ray.progress import StatusLine, format_seconds
+from domext_ray.runs.run_directory import describe_other
 from domext_ray.storage import Place, write_json
 
 SPANS = "spans"
@@ -226,7 +226,7 @@ def study_spans(work: SpanWork) -> SpanStudy:
 def _check_study(ledger: Ledger, identity: Mapping[str, Any]) -> None:
     for each in ledger.list():
         found = {name: value for name, value in each.trial.config.items() if name not in ("first", "last")}
-        if differing := describe_difference(found, dict(identity)):
+        if differing := describe_other(found, identity):
             raise RunError(f"{ledger.place} belongs to another study ({'; '.join(differing)}); give another --output.")
 
 
