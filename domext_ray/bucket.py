@@ -179,7 +179,7 @@ class Bucket:
         found = {"": own} if own else self.files(key)
         if not found:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{key}")
-        tags = {each: info.tag for each, info in sorted(found.items())}
+        tags = {each: info.tag or [info.size, info.modified] for each, info in sorted(found.items())}
         state = hashlib.sha256(json.dumps([self.url, key, tags]).encode()).hexdigest()
         folder = find_cache() / "objects" / state[:32]
         if not folder.exists():

@@ -15,11 +15,11 @@ from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.data.sample import Sample, check_corpus
-from domext_ray.data.sources import Sources, resolve_sources
+from domext_ray.data.sources import Sources, require_files, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
-from domext_ray.plan import count_planned_words, load_run_base, pin_corpus, read_run_vocabulary
-from domext_ray.runs.run_directory import RunPaths, resolve_paths
+from domext_ray.plan import count_planned_words, load_run_base, name_fingerprints, pin_corpus, read_run_vocabulary
+from domext_ray.runs.run_directory import RunPaths, read_identity, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
 from domext_ray.training.losses import needs_teacher
@@ -48,6 +48,45 @@ def check_texts(config: PretrainConfig) -> list[Sample | None]:
         except CorpusError as error:
             raise CorpusError(f"{part.option}: {error}") from error
     return samples
+
+
+def require_same_texts(config: PretrainConfig, paths: RunPaths) -> None:
+    """Refuse a run whose texts are not those that it began with, before anything is made of them.
+
+    Raises:
+        RunError: naming the files.
+    """
+    identity = read_identity(paths.run) or {}
+    for text, name in zip(config.texts, name_fingerprints(config), strict=True):
+        if not text.is_written and name in identity:
+            prepare = config.prepare_for(text)
+            require_same_text(
+                paths, str(identity[name]), text.corpus, prepare, f"the run directory {paths.run}", text.option
+            )
+
+
+def require_same_text(
+    paths: RunPaths, fingerprint: str, spec: str, prepare: PrepareConfig, what: str, option: str = "--corpus"
+) -> None:
+    """Refuse a text that is not the one of a prepared corpus, as far as this is there.
+
+    Args:
+        paths: say where prepared corpora are.
+        fingerprint: of the prepared corpus.
+        spec: the text.
+        prepare: how it is read.
+        what: was made with the prepared corpus, and begins the sentence.
+        option: that names the text.
+
+    Raises:
+        RunError: naming the files.
+    """
+    require_files(
+        paths.corpora / fingerprint[:16],
+        lambda: resolve_sources(spec, prepare, paths.corpora).record(),
+        f"so that {option} {spec!r} is not the text that {what} was made with; bring that back, or give another "
+        "--run.name",
+    )
 
 
 def get_or_prepare_inputs(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Inputs:

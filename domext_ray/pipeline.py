@@ -20,7 +20,13 @@ from domext_ray.data.sample import Sample
 from domext_ray.errors import ConfigError, ReportError, RunError, StorageError
 from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_record
 from domext_ray.export.model_folder import export_run
-from domext_ray.inputs import check_texts, count_words, get_or_build_tokenizer, get_or_prepare_texts
+from domext_ray.inputs import (
+    check_texts,
+    count_words,
+    get_or_build_tokenizer,
+    get_or_prepare_texts,
+    require_same_texts,
+)
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
@@ -112,6 +118,7 @@ def prepare_run(run: Run) -> Run:
             has other words, or the corpus is not the run's.
     """
     config, base, paths = run.config, run.base, run.paths
+    require_same_texts(config, paths)
     tokenizer_dir = get_or_build_tokenizer(config, base, paths)
     vocab_size, num_new_words = count_words(tokenizer_dir)
     shape = describe_run(config, base, run.earlier, num_new_words, vocab_size)

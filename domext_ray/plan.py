@@ -89,11 +89,15 @@ def identify_run(run: Run) -> dict[str, Any]:
     if run.start is not None:
         identity["init_sha256"] = run.start.sha256
     if run.prepared is not None:
-        names = {GENERAL: "replay_fingerprint"}
-        beside = [names.get(part.name, f"part_fingerprint.{part.name}") for part in run.config.parts]
-        prepared = zip(("corpus_fingerprint", *beside), run.prepared.texts[0], strict=True)
+        prepared = zip(name_fingerprints(run.config), run.prepared.texts[0], strict=True)
         identity |= {name: manifest.fingerprint for name, manifest in prepared}
     return identity
+
+
+def name_fingerprints(config: PretrainConfig) -> list[str]:
+    """Return what an identity calls the fingerprints of a run's prepared texts, in the order of these."""
+    names = {GENERAL: "replay_fingerprint"}
+    return ["corpus_fingerprint", *(names.get(part.name, f"part_fingerprint.{part.name}") for part in config.parts)]
 
 
 def resolve_files(config: ConfigT) -> ConfigT:
@@ -243,5 +247,6 @@ def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str
     sources = resolve_sources(config.corpus, config.prepare, paths.corpora)
     tokenizer = load_tokenizer((paths.run / "tokenizer").local())
     pairs = config.objective.next_sentence
-    found = hash_values(identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs))
-    return {"corpus_fingerprint": found} if found == stored.get("corpus_fingerprint") else {}
+    identity = identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs)
+    found = [hash_values({**identity, "content": each}) for each in (sources.fingerprint, sources.former_fingerprint)]
+    return {"corpus_fingerprint": stored["corpus_fingerprint"]} if stored.get("corpus_fingerprint") in found else {}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,18 @@ import pyarrow as pa
 
 from domext_ray.errors import AccessError, CorpusError
 from domext_ray.files import describe_format, newest_format
-from domext_ray.storage import Place, Where, hash_file, hash_files, hash_values, map_file, parse_json, write_json
+from domext_ray.progress import HashLine
+from domext_ray.storage import (
+    Place,
+    Where,
+    hash_file,
+    hash_listed,
+    hash_values,
+    list_on_disk,
+    map_file,
+    parse_json,
+    write_json,
+)
 
 FORMAT_VERSION = newest_format("corpus")
 
@@ -158,7 +169,8 @@ def find_shard_fault(manifest: Manifest) -> str:
         if place.name not in there:
             return describe_fault(place)
     try:
-        found = hash_files(hashes, manifest.folder / HASHES) if manifest.folder.is_local else {}
+        memory, line = manifest.folder / HASHES, HashLine("a prepared corpus")
+        found = hash_listed(list_on_disk(hashes), memory, line) if memory.is_local else {}
     except FileNotFoundError as error:  # its name is a folder's, or a link's to nothing
         return describe_fault(Place(error.filename))
     changed = (place for place, sha256 in hashes.items() if found.get(str(place), sha256) != sha256)
@@ -169,7 +181,13 @@ def remember_shards(manifest: Manifest) -> None:
     """Spare the next start the reading of a prepared corpus whose files were written just now."""
     hashes = list_hashes(manifest)
     if manifest.folder.is_local:
-        hash_files(hashes, manifest.folder / HASHES, {str(place): sha256 for place, sha256 in hashes.items()})
+        known = {str(place): sha256 for place, sha256 in hashes.items()}
+
+        def tell(name: str, count: Callable[[int], None]) -> str:
+            return known[name]
+
+        listed = [replace(each, hash=functools.partial(tell, each.name)) for each in list_on_disk(hashes)]
+        hash_listed(listed, manifest.folder / HASHES)
 
 
 def list_hashes(manifest: Manifest) -> dict[Place, str]:

@@ -4,13 +4,15 @@ Two passes over the text, both in tasks of bounded size. The first hashes every 
 which the driver keeps in files, see `index`): the first of equal documents in canonical order stays, and `split` says
 which are held out, so that a duplicate cannot cross the split. The second tokenises the documents that stay and
 writes one shard a task and split.
-The folder, on a disk or in a bucket, is named after the fingerprint of everything that decides its rows. The manifest
+The folder, on a disk or in a bucket, is named after the fingerprint of everything that decides its rows: of the text
+these are its bytes, hashed before and looked at again at the end. sources.json says which files it had. The manifest
 comes last: until then it is work, whose finished parts a second start takes over (see `runtime.tasks`). On a disk only
 its owner may read it, for it holds held-out documents as text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -18,7 +20,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,13 +50,13 @@ from domext_ray.corpus.rows import NO_TOKEN, RowSettings, count_han, load_jieba
 from domext_ray.data.documents import read_documents, read_grouped
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.ray_tasks import run_read_tasks
-from domext_ray.data.sources import ReadTask, Sources, resolve_sources
+from domext_ray.data.sources import SOURCES, ReadTask, Sources, resolve_sources, write_files
 from domext_ray.data.split import describe_split, resolve_held_out_by
-from domext_ray.errors import AccessError, CorpusError
+from domext_ray.errors import AccessError, CorpusError, StorageError
 from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.records import Records
-from domext_ray.storage import Place, Where, hash_file, hash_values, new_file
+from domext_ray.storage import Place, Where, hash_file, hash_values, new_file, parse_json, write_json
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:  # transformers loads torch, which reading tasks need not
@@ -97,7 +99,7 @@ def prepare_corpus(
     held_out_by = identity["held_out_by"]
     fingerprint = hash_values(identity)
     folder = Place(cache_dir) / fingerprint[:16]
-    manifest = _find_prepared(folder, fingerprint)
+    manifest = _find_prepared(folder, fingerprint) or _find_former(sources, identity, cache_dir)
     is_new = False
     if manifest is None:
         with lock_work(folder, f"preparing --corpus {spec!r}") as work:
@@ -105,6 +107,7 @@ def prepare_corpus(
             if is_new := manifest is None:
                 (work / MANIFEST).delete()
                 record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
+                sources.require_unchanged()  # else what was made of it goes: it may be put back as it was
                 record |= {
                     "format": FORMAT_VERSION,
                     "fingerprint": fingerprint,
@@ -119,8 +122,12 @@ def prepare_corpus(
                 for name in work.list_names():
                     if name.startswith("."):  # of a task that was killed
                         (work / name).delete()
+                write_files(work, sources.record())
                 write_manifest(work, record)
                 manifest = read_manifest(folder)
+    if not (manifest.folder / SOURCES).is_file():  # of 0.1.0
+        with contextlib.suppress(StorageError):  # it is another user's
+            write_files(manifest.folder, sources.record())
     if is_new:
         remember_shards(manifest)
         if split := describe_split(sources.files, prepare, held_out_by):
@@ -160,6 +167,22 @@ def identify_corpus(
         "seq_length": seq_length,
         "pairs": pairs,
     }
+
+
+def _find_former(sources: Sources, identity: Mapping[str, Any], cache_dir: Where) -> Manifest | None:
+    """Return the corpus that 0.1.0 prepared of the same text in a bucket; it stays that when the text is put anew.
+
+    Once it was found by what that version knew of the text, a file beside it says which of today's names is its.
+    """
+    if sources.former_fingerprint == sources.fingerprint:
+        return None
+    name = Place(cache_dir) / f".former-{hash_values(identity)[:16]}.json"
+    known = parse_json(name.read_bytes())["fingerprint"] if name.is_file() else ""
+    fingerprint = known or hash_values({**identity, "content": sources.former_fingerprint})
+    manifest = _find_prepared(Place(cache_dir) / fingerprint[:16], fingerprint)
+    if manifest is not None and not known:
+        write_json(name, {"fingerprint": fingerprint})
+    return manifest
 
 
 def _find_prepared(folder: Place, fingerprint: str) -> Manifest | None:

@@ -11,14 +11,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.files import LINES, PARQUET, TEXT, SourceFile, find_files, fingerprint_files
+from domext_ray.data.files import LINES, LOCAL, PARQUET, TEXT, SourceFile, find_files, hash_sources, name_former
 from domext_ray.data.package_docs import write_docs
-from domext_ray.storage import Place, Where, hash_text
+from domext_ray.errors import CorpusError, RunError
+from domext_ray.storage import Memory, Place, Where, hash_text, parse_json
 
+SOURCES = "sources.json"
+FileRecord: TypeAlias = tuple[str, str]
+"""Where a file is, and what its content is known by."""
 MOST_TASKS = 4096
 """Read tasks of a corpus, by and large: beyond 32 GiB, with the usual --prepare.shard_bytes, they grow with it."""
 
@@ -63,13 +68,47 @@ class Sources:
         return tuple(dict.fromkeys(file for task in self.tasks for file in task.files))
 
     @functools.cached_property
+    def hashes(self) -> tuple[str, ...]:
+        """Hash of every file, which is read for it where nothing else proves that its bytes are as before."""
+        return tuple(hash_sources(self.files, self._memory))
+
+    @functools.cached_property
+    def _memory(self) -> Memory:
+        return self.folder / f".hashes-{hash_text(self.spec)[:16]}.json" if self.folder else {}
+
+    @property
     def fingerprint(self) -> str:
-        """Hash of the content, which is read for it the first time."""
-        memory = self.folder / f".hashes-{hash_text(self.spec)[:16]}.json" if self.folder else None
-        digest = hashlib.sha256()
-        for file, own in zip(self.files, fingerprint_files(self.files, memory), strict=True):
-            digest.update(json.dumps([file.kind, file.size]).encode() + own.encode())
-        return digest.hexdigest()
+        """Hash of the content."""
+        return _join_hashes(self.files, self.hashes)
+
+    @property
+    def former_fingerprint(self) -> str:
+        """What `fingerprint` was in 0.1.0: what it made goes on while its text is what it would take for the same."""
+        return _join_hashes(self.files, self.former_hashes)
+
+    @property
+    def former_hashes(self) -> list[str]:
+        """What `hashes` were in 0.1.0, which knew text in a bucket by path and time; of other text they are equal."""
+        pairs = zip(self.files, self.hashes, strict=True)
+        return [own if file.scheme in LOCAL else name_former(file) for file, own in pairs]
+
+    def record(self) -> list[FileRecord]:
+        """Return the files with what their content is known by, as `describe_changes` takes them."""
+        return _record(self.files, self.hashes)
+
+    def require_unchanged(self) -> None:
+        """Refuse what was read while its files changed; one that has gone since was there.
+
+        Raises:
+            CorpusError: naming them.
+        """
+        there = {each.address: each for each in (write_docs(each, self.folder) for each in find_files(self.spec)[0])}
+        now = [there[each.address] for each in self.files if each.address in there]
+        before = [each for each in self.record() if each[0] in there]
+        if changes := describe_changes(before, _record(now, hash_sources(now, self._memory))):
+            raise CorpusError(
+                f"--corpus {self.spec!r} changed while it was read ({changes}); start again when nothing writes to it."
+            )
 
     @property
     def num_bytes(self) -> int:
@@ -112,3 +151,69 @@ def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig, kinds: Sequen
             group_bytes += file.size
     if group:
         yield ReadTask(tuple(group))
+
+
+def _join_hashes(files: Sequence[SourceFile], hashes: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for file, own in zip(files, hashes, strict=True):
+        digest.update(json.dumps([file.kind, file.size]).encode() + own.encode())
+    return digest.hexdigest()
+
+
+def _record(files: Sequence[SourceFile], hashes: Sequence[str]) -> list[FileRecord]:
+    return [(file.address, f"{file.kind} {own}") for file, own in zip(files, hashes, strict=True)]
+
+
+def write_files(folder: Where, record: Sequence[FileRecord]) -> None:
+    """Keep which files something was made of in its folder."""
+    (Place(folder) / SOURCES).put(json.dumps({"files": record}, ensure_ascii=False).encode())
+
+
+def require_files(folder: Where, find_record: Callable[[], Sequence[FileRecord]], remedy: str) -> None:
+    """Refuse files that are not those that something was made of; nobody knows them of what 0.1.0 made.
+
+    Args:
+        folder: what `write_files` was given.
+        find_record: returns the files as they are; not called where nobody knows what they were.
+        remedy: what to do, the end of the sentence.
+
+    Raises:
+        RunError: naming those that have changed, are new, or are gone.
+    """
+    try:
+        content = (Place(folder) / SOURCES).read_bytes()
+    except FileNotFoundError:
+        return
+    try:
+        before = [(str(path), str(own)) for path, own in parse_json(content)["files"]]
+    except (KeyError, TypeError, ValueError):  # it is damaged
+        return
+    if changes := describe_changes(before, find_record()):
+        raise RunError(f"{changes}, {remedy}.")
+
+
+def describe_changes(before: Sequence[FileRecord], now: Sequence[FileRecord]) -> str:
+    """Say which files of a text have changed, are new, or are gone; empty: the text is the same, if it has moved, too.
+
+    Args:
+        before: `Sources.record` of the text as it was.
+        now: as it is.
+    """
+    old, new = dict(before), dict(now)
+    if [*old.values()] == [*new.values()]:
+        return ""
+    changed = [path for path in new if old.get(path, new[path]) != new[path]]
+    others = {*old.values()}, {*new.values()}
+    come, gone = [path for path in new if path not in old], [path for path in old if path not in new]
+    if changed or others[0] != others[1]:  # else files have only other names, or there is one more of the same
+        come = [path for path in come if new[path] not in others[0]]
+        gone = [path for path in gone if old[path] not in others[1]]
+    told = ((changed, "has changed", "have changed"), (come, "is new", "are new"), (gone, "is gone", "are gone"))
+    said = [f"{name_some(paths)} {many if len(paths) > 1 else one}" for paths, one, many in told if paths]
+    first = next((path for path, was in zip(new, old, strict=False) if new[path] != old[was]), "")
+    return "; ".join(said) or f"the files come in another order, from {first} on"
+
+
+def name_some(paths: Sequence[str]) -> str:
+    """Name the first of some files, and how many more there are."""
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1:,} more"

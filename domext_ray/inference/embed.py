@@ -128,13 +128,8 @@ def plan_embedding(config: EmbedConfig) -> EmbedPlan:
     if max(config.layer_numbers, default=0) > num_layers:
         raise ConfigError(f"--layers is {config.layers!r}; {config.model!r} has {num_layers} layers.")
     rows = plan_input(config.input, FieldNames(config.field), config.block_rows)
-    identity = {
-        **identity_of(config),
-        "pooling": embed.pooling,
-        "model_sha256": embed.start.sha256,
-        "input_sha256": rows.sha256,
-    }
-    return EmbedPlan(config, rows, resolve_output(config, identity), identity, embed.width)
+    identity = {**identity_of(config), "pooling": embed.pooling, "model_sha256": embed.start.sha256}
+    return EmbedPlan(config, rows, *resolve_output(config, identity, rows), embed.width)
 
 
 def load_embedding(config: EmbedConfig, device: str) -> TextEmbedding:

@@ -7,6 +7,7 @@ read where they are predicted; here they are only counted.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -24,7 +25,6 @@ from domext_ray.data.files import (
     PARQUET,
     SourceFile,
     find_files,
-    fingerprint_files,
     name_unreadable,
     open_file,
     open_stream,
@@ -32,6 +32,7 @@ from domext_ray.data.files import (
 )
 from domext_ray.data.package_docs import write_docs
 from domext_ray.data.readers import Row
+from domext_ray.data.sources import FileRecord, ReadTask, Sources
 from domext_ray.errors import CorpusError
 from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
 
@@ -75,6 +76,22 @@ class BlockInput:
         """Rows of all blocks."""
         return sum(each.num_rows for each in self.blocks)
 
+    @property
+    def former_sha256(self) -> str:
+        """What `sha256` was in 0.1.0, which knew files in a bucket by path and time."""
+        return self.sha256
+
+    def list_files(self) -> list[FileRecord]:
+        """Return what the input was, as `data.sources.require_files` compares it; empty: nothing reads it again."""
+        return []
+
+    def require_unchanged(self) -> None:
+        """Refuse what was read while it changed.
+
+        Raises:
+            CorpusError: naming the files.
+        """
+
 
 @dataclass(frozen=True)
 class InputPlan(BlockInput):
@@ -83,6 +100,18 @@ class InputPlan(BlockInput):
     files: tuple[SourceFile, ...]  # in the order of their rows
     names: tuple[str, ...]  # what ids call them
     fields: FieldNames  # which are read
+    sources: Sources  # they, with their hashes
+
+    @property
+    def former_sha256(self) -> str:
+        return _join_hashes(self.files, self.names, self.sources.former_hashes)
+
+    def list_files(self) -> list[FileRecord]:
+        return self.sources.record()
+
+    def require_unchanged(self) -> None:
+        with _name_input():
+            self.sources.require_unchanged()
 
     def make_reader(self) -> Callable[[Block], list[InputRow]]:
         """Return what reads the rows of blocks."""
@@ -138,8 +167,15 @@ def plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
     Raises:
         CorpusError: an entry that names nothing, or files that are empty or cannot be read.
     """
-    try:
+    with _name_input():
         return _plan_input(spec, fields, block_rows)
+
+
+@contextlib.contextmanager
+def _name_input() -> Iterator[None]:
+    """Let messages about a corpus speak of --input."""
+    try:
+        yield
     except CorpusError as error:
         raise CorpusError(str(error).replace("--corpus", "--input")) from error
 
@@ -147,13 +183,19 @@ def plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
 def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
     files = [*map(write_docs, find_files(spec)[0])]
     names = _name_files(files)
-    digest = hashlib.sha256()
-    for file, name, own in zip(files, names, fingerprint_files(files), strict=True):
-        digest.update(json.dumps([name, file.kind, file.size, own]).encode())
+    sources = Sources(spec, (ReadTask(tuple(files)),))
+    sha256 = _join_hashes(files, names, sources.hashes)
     blocks = tuple(_cut_blocks(files, fields, block_rows))
     if not blocks:
         raise CorpusError(f"--input {spec!r} has no row; give files that have content.")
-    return InputPlan(blocks, digest.hexdigest(), tuple(files), names, fields)
+    return InputPlan(blocks, sha256, tuple(files), names, fields, sources)
+
+
+def _join_hashes(files: Sequence[SourceFile], names: Sequence[str], hashes: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for file, name, own in zip(files, names, hashes, strict=True):
+        digest.update(json.dumps([name, file.kind, file.size, own]).encode())
+    return digest.hexdigest()
 
 
 def cut_rows(rows: Sequence[RowT], block_rows: int) -> tuple[Block, ...]:

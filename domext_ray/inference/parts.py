@@ -6,6 +6,7 @@ Enters: a `BlockPlan`, and what each process does with a block. Leaves, in --out
     malformed.jsonl             rows that could not be read: file, line and reason
     summary.json                rows and seconds; written last
     config.yaml, run.json       what the output was made from
+    sources.json                its files, each with what its content is known by
     .blocks/NNNNNN.json         what was counted in a block; written after its part, so a block that has one is done
 
 Each process of a pool (`runtime.tasks`) loads its model once. A block travels as a few numbers and is read where it is
@@ -31,12 +32,13 @@ import torch
 
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import InferenceScaleConfig, PredictConfig
+from domext_ray.data.sources import SOURCES, require_files, write_files
 from domext_ray.errors import ConfigError, CorpusError, RunError
 from domext_ray.inference.input_plan import Block, InputPlan
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.submission import SubmissionInput
-from domext_ray.runs.run_directory import RUN, check_identity, lock_run, write_config, write_run
+from domext_ray.runs.run_directory import RUN, check_identity, lock_run, read_identity, write_config, write_run
 from domext_ray.runtime.cpu_kernels import PREDICTION
 from domext_ray.runtime.device import prepare_device
 from domext_ray.runtime.ray_cluster import describe_nodes, list_nodes, resolve_gpu, start_ray
@@ -81,6 +83,11 @@ class BlockFolder:
         part, size = self.find_part(record["number"]), record["bytes"]
         is_whole = not size or (part.is_file() and part.stat().st_size == size)
         return "" if is_whole else f"{part} is not whole"
+
+    def remove(self, number: int) -> None:
+        """Remove a block's record and its part."""
+        self.records.find(number).delete()
+        self.find_part(number).unlink(missing_ok=True)
 
     def is_done(self, number: int) -> bool:
         """Whether a block's record, and the part that it speaks of, are there and whole."""
@@ -171,14 +178,25 @@ class BlockPlan(ABC, Generic[ConfigT]):
         """Return what a job ends with."""
 
 
-def resolve_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, Any]) -> Path:
-    """Return the folder of an output, which is empty or the job's own."""
+def resolve_output(
+    config: PredictConfig | EmbedConfig, identity: dict[str, Any], rows: InputPlan | LabelledInput | SubmissionInput
+) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of an output, which is empty or the job's own, and what makes it this job."""
     folder = Path(config.output).expanduser().resolve()
     with _name_output():
+        known = (read_identity(folder) or {}).get("input_sha256")
+        identity = {**identity, "input_sha256": known if known == rows.former_sha256 else rows.sha256}
+        if known not in (None, identity["input_sha256"]):
+            require_files(
+                folder,
+                rows.list_files,
+                f"so that --input {config.input!r} is not what the run directory {folder} was made with; bring that "
+                "back, or give another --output",
+            )
         check_identity(folder, identity)
     if (folder / PARTS).exists() and not (folder / RUN).exists():
         raise RunError(f"{folder} holds {PARTS} of something else; give another --output.")
-    return folder
+    return folder, identity
 
 
 def run_block_job(plan: BlockPlan[Any]) -> Path:
@@ -194,6 +212,7 @@ def run_block_job(plan: BlockPlan[Any]) -> Path:
     with _name_output(), lock_run(plan.folder):
         write_config(plan.folder, plan.config)
         write_run(plan.folder, identity=plan.identity)
+        write_files(plan.folder, plan.input.list_files())
         check_shared_storage(plan.folder)
         plan.blocks.make()
         started = time.perf_counter()
@@ -238,7 +257,14 @@ def _run_blocks(plan: BlockPlan[Any]) -> int:
         remedy="lower --batch_tokens or --scale.workers",
         before=total - now,
     )
-    return sum(record["lines"] for record in done)
+    num_rows = sum(record["lines"] for record in done)
+    try:
+        plan.input.require_unchanged()
+    except CorpusError:
+        for each in missing:  # it may be put back as it was
+            folder.remove(each.number)
+        raise
+    return num_rows
 
 
 def _plan_workers(scale: InferenceScaleConfig, most: int) -> tuple[int, float]:
@@ -308,7 +334,7 @@ def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
     if not counts["rows"] and counts["malformed"]:
         for name in (PARTS, RECORDS):
             shutil.rmtree(plan.folder / name, ignore_errors=True)
-        for name in (RUN, MALFORMED):
+        for name in (RUN, SOURCES, MALFORMED):
             (plan.folder / name).unlink(missing_ok=True)
         raise CorpusError(
             f"none of the {counts['malformed']:,} rows of --input {plan.config.input!r} can be used ({first}); set "

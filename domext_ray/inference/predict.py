@@ -144,8 +144,8 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
     config = resolve_gpu(config)
     model = find_model(config)
     rows = _plan_rows(config, model)
-    identity = {**identity_of(config), "task": model.task, "model_sha256": model.sha256, "input_sha256": rows.sha256}
-    return PredictPlan(config, rows, resolve_output(config, identity), identity, model)
+    identity = {**identity_of(config), "task": model.task, "model_sha256": model.sha256}
+    return PredictPlan(config, rows, *resolve_output(config, identity, rows), model)
 
 
 def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput | SubmissionInput:

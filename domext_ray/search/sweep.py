@@ -16,9 +16,17 @@ from typing import Any
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.experiment.on_tune import run_trials
 from domext_ray.experiment.runner import Rules, Trial
-from domext_ray.inputs import count_words, get_or_prepare_inputs
-from domext_ray.plan import load_run_base
-from domext_ray.runs.run_directory import check_identity, lock_run, resolve_paths, resolve_root, write_config, write_run
+from domext_ray.inputs import count_words, get_or_prepare_inputs, require_same_text
+from domext_ray.plan import load_run_base, pin_corpus
+from domext_ray.runs.run_directory import (
+    check_identity,
+    lock_run,
+    read_identity,
+    resolve_paths,
+    resolve_root,
+    write_config,
+    write_run,
+)
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.runtime.tasks import Pool, Task, run_tasks
 from domext_ray.search.plan import (
@@ -86,7 +94,7 @@ def prepare_sweep(plan: SweepPlan) -> SweepPlan:
         DomextError: a text or base is not the sweep's, or cannot be prepared.
     """
     config, folder = plan.config, plan.folder
-    prepared: dict[str, Prepared] = {}
+    prepared, stored = dict[str, Prepared](), read_identity(folder) or {}
     for point in plan.space.list_preparations():
         pretrain = configure(config, plan.space, point).pretrain
         name = name_preparation(pretrain)
@@ -98,8 +106,11 @@ def prepare_sweep(plan: SweepPlan) -> SweepPlan:
             run=replace(pretrain.run, name=name, dir=str(folder / PREPARED)),
             prepare=replace(pretrain.prepare, cache_dir=cache),
         )
-        base = load_run_base(pretrain)
-        inputs = get_or_prepare_inputs(placed, base, resolve_paths(placed))
+        base, paths = load_run_base(pretrain), resolve_paths(placed)
+        if known := stored.get(f"corpus_fingerprint.{name}"):
+            pinned = pin_corpus(placed, paths.run).corpus
+            require_same_text(paths, known, pinned, placed.prepare, f"the sweep in {folder}")
+        inputs = get_or_prepare_inputs(placed, base, paths)
         num_new_words = count_words(inputs.tokenizer.local())[1]
         prepared[name] = Prepared(inputs, base.sha256 if base else "none", num_new_words)
     identity = {**plan.identity, **{f"base_sha256.{name}": each.base_sha256 for name, each in prepared.items()}}

@@ -19,7 +19,7 @@ from typing import Any
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.data.sample import check_corpus
-from domext_ray.data.sources import resolve_sources
+from domext_ray.data.sources import Sources, require_files, resolve_sources, write_files
 from domext_ray.errors import CorpusError
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
@@ -57,7 +57,7 @@ from domext_ray.study.runs import (
 from domext_ray.study.tasks import check_sets, count_trainings, finetune_seed, read_scores
 from domext_ray.training.evaluate import read_probe
 
-DEFAULT_NAME = "comparison"
+DEFAULT_NAME, TEXTS = "comparison", "texts"
 Rates = Mapping[str, Mapping[float, float | None]]
 
 
@@ -84,7 +84,8 @@ def run_study(config: StudyConfig) -> Path:
     assert base is not None, "StudyConfig refuses none"
     _check_inputs(config, strictest, paths)
     arms, left_out = plan_arms(config, presets, base)
-    identity = _describe_identity(config, presets, base.sha256, strictest, paths)
+    texts = _find_texts(config, strictest, paths)
+    identity = _describe_identity(config, presets, base.sha256, strictest, texts, paths)
     check_identity(paths.run, identity, grows=True)  # methods, seeds and general text may come later
     for name, reason in left_out.items():
         print(f"note: {name} is left out: {reason}", flush=True)
@@ -95,6 +96,8 @@ def run_study(config: StudyConfig) -> Path:
         return Path(paths.run)
     print(f"study directory: {paths.run}", flush=True)
     with lock_run(paths.run):
+        for name, sources in texts.items():
+            write_files(paths.run / TEXTS / name, sources.record())
         _run_all(Workplace(config, paths), arms, left_out, identity, base)
     return Path(paths.run)
 
@@ -141,22 +144,49 @@ def _resolve_study_paths(config: StudyConfig) -> RunPaths:
     return resolve_paths(PretrainConfig(run=named, prepare=config.prepare))
 
 
+def _find_texts(config: StudyConfig, strictest: PretrainConfig, paths: RunPaths) -> dict[str, Sources]:
+    """The texts that the study reads, but for what a base writes; none for a dry run of a new study.
+
+    Raises:
+        RunError: they are not those that it began with.
+    """
+    if config.dry_run and not read_identity(paths.run):
+        return {}
+    specs = {"corpus": config.corpus}
+    if strictest.replay.corpus and not strictest.replay.is_written:
+        specs["replay"] = strictest.replay.corpus
+    texts = {name: resolve_sources(spec, config.prepare, paths.corpora) for name, spec in specs.items()}
+    for name, sources in texts.items():
+        option = "--corpus" if name == "corpus" else "--replay.corpus"
+        require_files(
+            paths.run / TEXTS / name,
+            sources.record,
+            f"so that {option} {sources.spec!r} is not the text that the study in {paths.run} was made with; bring "
+            "that back, or give another --run.name",
+        )
+    return texts
+
+
 def _describe_identity(
-    config: StudyConfig, presets: Mapping[str, Any], base_sha256: str, strictest: PretrainConfig, paths: RunPaths
+    config: StudyConfig,
+    presets: Mapping[str, Any],
+    base_sha256: str,
+    strictest: PretrainConfig,
+    texts: Mapping[str, Sources],
+    paths: RunPaths,
 ) -> dict[str, Any]:
     """What may not change in a study's directory; further methods, budgets and seeds may come."""
+    stored = read_identity(paths.run) or {}
     identity = identity_of(config)
     del identity["replay"], identity["finetune"]  # that counts once a method reads general text; this in its own runs
     own = {name: config.count_tokens(name) for name in presets if config.tokens}
-    texts = {"corpus": config.corpus}
     if general := strictest.replay.corpus:
-        texts["replay"] = general
         identity["replay_frac"] = config.replay.frac
-    for name, spec in texts.items():
-        if name == "replay" and strictest.replay.is_written:
-            identity["replay_fingerprint"] = spec
-        elif not config.dry_run or read_identity(paths.run):  # of a new study it reads no text
-            identity[f"{name}_fingerprint"] = resolve_sources(spec, config.prepare, paths.corpora).fingerprint
+        if strictest.replay.is_written:
+            identity["replay_fingerprint"] = general
+    for name, sources in texts.items():
+        is_former = stored.get(f"{name}_fingerprint") == sources.former_fingerprint
+        identity[f"{name}_fingerprint"] = sources.former_fingerprint if is_former else sources.fingerprint
     scored = {name: getattr(config.train, name) for name in ("eval_rows", "general_probe")}
     return {
         **identity,

@@ -12,8 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from changed_files import REPLACED, TOUCHED
+from object_store import BUCKET
 
 from domext_ray.config.inference import PredictConfig
+from domext_ray.data.sources import write_files
 from domext_ray.errors import ConfigError, CorpusError, DomextError, RunError
 from domext_ray.files import read_json
 from domext_ray.inference.parts import MALFORMED, SUMMARY
@@ -23,7 +26,7 @@ from domext_ray.inference.predict import (
     run_prediction,
 )
 from domext_ray.runs.run_directory import RUN, write_run
-from domext_ray.storage import write_json
+from domext_ray.storage import Place, write_json
 
 ROWS = [
     *({"id": f"n{i}", "text": f"the {each} read a [MASK] ."} for i, each in enumerate("doctor man dog".split())),
@@ -154,7 +157,7 @@ def test_another_command_for_an_output_is_refused(
         ({"top_k": 3}, "top_k: 2 -> 3"),
         ({"block_rows": 4}, "block_rows: 3 -> 4"),
         ({"field": "body"}, "field: "),
-        ({"model": str(tiny_roberta_folder)}, "model_sha256"),
+        ({"model": str(tiny_roberta_folder)}, "model: "),
     ):
         with pytest.raises(RunError) as error:
             plan_prediction(replace(config, **options))
@@ -200,3 +203,43 @@ def test_what_cannot_be_done_is_refused(config: PredictConfig) -> None:
     (Path(config.output) / "predictions").mkdir(parents=True)
     with pytest.raises(RunError, match="holds predictions of something else; give another --output"):
         plan_prediction(config)
+
+
+def test_an_input_is_what_its_bytes_are(config: PredictConfig) -> None:
+    """Whatever its size and time say; the file that changed is named."""
+    plan, path = plan_prediction(config), Path(config.input)
+    write_identity_of(plan)
+    write_files(plan.folder, plan.input.list_files())
+    for touch in TOUCHED.values():
+        touch(path)
+        assert plan_prediction(config).identity == plan.identity
+    plan.input.require_unchanged()
+    REPLACED["cp -p"](path, path.read_bytes().replace(b"doctor", b"church"))
+    said = f"{path} has changed, so that --input '{path}' is not what the output {plan.folder} was made with; bring "
+    with pytest.raises(RunError) as error:
+        plan_prediction(config)
+    assert str(error.value) == f"{said}that back, or give another --output."
+    with pytest.raises(CorpusError, match=rf"--input '{path}' changed while it was read \({path} has changed\); start"):
+        plan.input.require_unchanged()
+
+
+def test_an_input_in_a_bucket_is_too(config: PredictConfig, objects: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(f"{BUCKET}/{Path(config.output).parent.name}/in.jsonl")
+    content = Path(config.input).read_bytes()
+    place.put(content)
+    config = replace(config, input=str(place))
+    plan = plan_prediction(config)
+    assert plan.input.former_sha256 != plan.identity["input_sha256"] == plan.input.sha256
+    plan.folder.mkdir()
+    write_run(plan.folder, identity={**plan.identity, "input_sha256": plan.input.former_sha256})  # as 0.1.0 had it
+    assert plan_prediction(config).identity["input_sha256"] == plan.input.former_sha256
+    write_run(plan.folder, identity=plan.identity)
+    write_files(plan.folder, plan.input.list_files())
+    monkeypatch.setattr("domext_ray.data.files.name_former", lambda file: f"{file.path} of a later time")
+    place.put(content)
+    assert plan_prediction(config).identity == plan.identity, "uploaded again"
+    place.put(content.replace(b"doctor", b"church"))
+    with pytest.raises(RunError, match=rf"^{place} has changed, so that --input"):
+        plan_prediction(config)
+    with pytest.raises(CorpusError, match=rf"changed while it was read \({place} has changed\)"):
+        plan.input.require_unchanged()

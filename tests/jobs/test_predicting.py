@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from changed_files import REPLACED
 from conftest import REPOSITORY, WORDS
 from job_calls import call_job
 from job_processes import find_workers, kill_job, start_job
+
+from domext_ray.config.inference import PredictConfig
+from domext_ray.errors import CorpusError
+from domext_ray.inference.predict import plan_prediction, run_prediction
+from domext_ray.runs.run_directory import write_run
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 
@@ -51,6 +59,34 @@ def test_killed_and_resumed_is_as_undisturbed(tiny_base_folder: Path, tmp_path: 
     assert read_output(tmp_path / "cut") == read_output(tmp_path / "whole")
     again = call_job("predict", *options, str(tmp_path / "cut"))
     assert again.code == 0 and "nothing is left to do" in again.out
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_an_input_that_changes_while_it_is_read_is_named(tiny_base_folder: Path, tmp_path: Path) -> None:
+    """What this start made of it goes, for nobody knows which bytes a row is of; what was made before stays."""
+    path, output = Path(write_input(tmp_path / "in.jsonl", 4_000)), tmp_path / "out"
+    config = PredictConfig(model=str(tiny_base_folder), input=str(path), output=str(output), block_rows=100)
+    plan, content = plan_prediction(config), path.read_bytes()
+    output.mkdir()
+    write_run(output, identity=plan.identity)
+    plan.blocks.make()
+    first = plan.input.blocks[0]
+    plan.blocks.records.write(0, plan.blocks.make_part(first, plan.load(torch.device("cpu"))))
+
+    def change() -> None:
+        deadline = time.monotonic() + 300
+        while len(find_done(output)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        REPLACED["cp -p"](path, content.replace(b"doctor", b"church"))
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    with pytest.raises(CorpusError, match=rf"--input .* changed while it was read \({path} has changed\); start again"):
+        run_prediction(config)
+    changing.join()
+    assert [each.name for each in find_done(output)] == ["000000.json"]
+    REPLACED["rsync -t"](path, content)
+    assert len(find_done(run_prediction(config))) == len(plan.input.blocks) == 41
 
 
 def find_done(output: Path) -> list[Path]:

@@ -190,7 +190,9 @@ def test_another_corpus_is_refused(config: SweepConfig, tmp_path: Path) -> None:
     (run_sweep(config, StubTrials) / "summary.json").unlink()
     with corpus.open("a", encoding="utf-8") as file:
         file.write("one line more .\n")
-    with pytest.raises(RunError, match="corpus_fingerprint"):
+    with pytest.raises(
+        RunError, match=rf"{corpus} has changed, so that --corpus '.*' is not the text that the sweep in "
+    ):
         run_sweep(config, StubTrials)
 
 

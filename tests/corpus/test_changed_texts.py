@@ -1,0 +1,219 @@
+"""What is made of a text is of its bytes: a corpus, a run that goes on, and what 0.1.0 made of a text in a bucket."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from changed_files import REPLACED, TOUCHED, watch_hashing
+from conftest import write_corpus
+from object_store import BUCKET
+from safetensors.torch import load_file, save_file
+from small_runs import make_config
+from transformers import AutoTokenizer
+
+from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, ReplayConfig, RunConfig
+from domext_ray.corpus import shards
+from domext_ray.corpus.manifest import (
+    MANIFEST,
+    Manifest,
+    find_shard_fault,
+    read_manifest,
+    take_numbered,
+    write_manifest,
+)
+from domext_ray.corpus.shards import identify_corpus, prepare_corpus
+from domext_ray.data.sources import SOURCES, resolve_sources
+from domext_ray.errors import CorpusError, RunError
+from domext_ray.pipeline import prepare_run
+from domext_ray.plan import identify_run, plan_run
+from domext_ray.runs.run_directory import write_run
+from domext_ray.storage import Place, hash_values, parse_json
+
+PREPARE = PrepareConfig(held_out_frac=0.2, min_document_chars=5)
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def swap(content: bytes, old: str = "doctor", new: str = "church") -> bytes:
+    """Another word of as many letters in the place of every one."""
+    assert old.encode() in content and len(old) == len(new)
+    return content.replace(old.encode(), new.encode())
+
+
+def prepare(text: object, base: Path, place: object) -> Manifest:
+    return prepare_corpus(str(text), PREPARE, base, 32, place)  # type: ignore[arg-type]
+
+
+def read_text(manifest: Manifest, base: Path) -> str:
+    numbers = np.arange(manifest.num_rows("train"))
+    rows = take_numbered(manifest.paths("train"), [each.num_rows for each in manifest.train], numbers)
+    return " ".join(AutoTokenizer.from_pretrained(base).batch_decode(rows.column("input_ids").to_pylist()))
+
+
+@pytest.mark.parametrize("change", REPLACED.values(), ids=REPLACED)
+def test_rows_are_not_those_of_text_that_was_replaced(
+    change: Callable[[Path, bytes], None], tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the same size and time: marks in the place of names, say."""
+    watch_hashing(monkeypatch)
+    text = write_corpus(tmp_path / "text.txt", 80)
+    before = prepare(text, tiny_base_folder, tmp_path / "corpora")
+    assert "doctor" in read_text(before, tiny_base_folder)
+    change(text, swap(text.read_bytes()))
+    after = prepare(text, tiny_base_folder, tmp_path / "corpora")
+    assert after.fingerprint != before.fingerprint and "doctor" not in read_text(after, tiny_base_folder)
+    shard = Path(after.paths("train")[0])
+    assert not find_shard_fault(after)
+    change(shard, shard.read_bytes()[:-9] + b"?" + shard.read_bytes()[-8:])
+    assert find_shard_fault(after) == f"the shard {shard} is not what its manifest says"
+
+
+def test_a_text_that_is_touched_has_its_rows(
+    tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = write_corpus(tmp_path / "text.txt", 80)
+    made = prepare(text, tiny_base_folder, tmp_path / "corpora")
+    for touch in TOUCHED.values():
+        touch(text)
+        touch(Path(made.paths("train")[0]))
+        monkeypatch.setattr(shards, "_build", None)
+        assert prepare(text, tiny_base_folder, tmp_path / "corpora") == made
+
+
+def test_a_text_that_changes_while_it_is_prepared_leaves_nothing(
+    tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch_hashing(monkeypatch)
+    text, build = write_corpus(tmp_path / "text.txt", 80), shards._build
+    content = text.read_bytes()
+
+    def change_after(*given: Any) -> Any:
+        record = build(*given)
+        REPLACED["cp -p"](text, swap(content))
+        return record
+
+    monkeypatch.setattr(shards, "_build", change_after)
+    with pytest.raises(CorpusError, match=rf"changed while it was read \({text} has changed\)"):
+        prepare(text, tiny_base_folder, tmp_path / "corpora")
+    left = (tmp_path / "corpora").iterdir() if (tmp_path / "corpora").exists() else ()
+    assert not [each for each in left if each.is_dir()], "rows of it would be taken for those of the text put back"
+    REPLACED["cp -p"](text, content)
+    monkeypatch.setattr(shards, "_build", build)
+    assert "doctor" in read_text(prepare(text, tiny_base_folder, tmp_path / "corpora"), tiny_base_folder)
+
+
+@pytest.fixture
+def config(tiny_base_folder: Path, tmp_path: Path) -> PretrainConfig:
+    """A run that has begun, with general text."""
+    (tmp_path / "texts").mkdir()
+    for seed, name in enumerate(("a", "b")):
+        write_corpus(tmp_path / "texts" / f"{name}.txt", 80, seed)
+    config = make_config(
+        tiny_base_folder,
+        tmp_path / "texts",
+        run=RunConfig(dir=str(tmp_path / "runs"), name="run", trackers=()),
+        replay=ReplayConfig(corpus=str(write_corpus(tmp_path / "general.txt", 80, 7)), frac=0.25),
+        objective=ObjectiveConfig(keep="replay"),
+    )
+    begin(config)
+    return config
+
+
+def begin(config: PretrainConfig) -> dict[str, Any]:
+    """What a start does until it trains; return what the run is."""
+    run = prepare_run(plan_run(config))
+    Path(run.paths.run).mkdir(parents=True, exist_ok=True)
+    write_run(run.paths.run, identity=identify_run(run))
+    return identify_run(run)
+
+
+def test_a_run_names_the_file_that_changed(config: PretrainConfig, tmp_path: Path) -> None:
+    run, own, general = tmp_path / "runs" / "run", tmp_path / "texts" / "b.txt", tmp_path / "general.txt"
+    end = f"is not the text that the run directory {run} was made with; bring that back, or give another --run.name."
+    prepared = sorted((tmp_path / "runs" / ".corpora").glob("*/" + MANIFEST))
+    identity = begin(config)
+    for touch in TOUCHED.values():
+        touch(own)
+        touch(general)
+    assert begin(config) == identity
+    kept, read_general = own.read_bytes(), general.read_bytes()
+
+    def expect(said: str) -> None:
+        with pytest.raises(RunError) as error:
+            begin(config)
+        assert str(error.value) == said
+        assert sorted((tmp_path / "runs" / ".corpora").glob("*/" + MANIFEST)) == prepared, "nothing was made of it"
+
+    REPLACED["cp -p"](own, swap(kept))
+    expect(f"{own} has changed, so that --corpus '{own.parent}' {end}")
+    (own.parent / "c.txt").write_text("the third file\n")
+    expect(f"{own} has changed; {own.parent}/c.txt is new, so that --corpus '{own.parent}' {end}")
+    own.write_bytes(kept)
+    (own.parent / "c.txt").unlink()
+    (own.parent / "a.txt").rename(tmp_path / "a.txt")
+    expect(f"{own.parent}/a.txt is gone, so that --corpus '{own.parent}' {end}")
+    (tmp_path / "a.txt").rename(own.parent / "a.txt")
+    REPLACED["rsync -t"](general, swap(read_general))
+    expect(f"{general} has changed, so that --replay.corpus '{general}' {end}")
+    REPLACED["tar -x"](general, read_general)
+    assert begin(config) == identity
+
+    for each in (tmp_path / "runs" / ".corpora").glob("*/" + SOURCES):
+        each.unlink()  # as 0.1.0 left it
+    assert begin(config) == identity and list((tmp_path / "runs" / ".corpora").glob("*/" + SOURCES)), (
+        "known from now on"
+    )
+    for each in (tmp_path / "runs" / ".corpora").glob("*/" + SOURCES):
+        each.unlink()
+    REPLACED["cp -p"](own, swap(kept))
+    with pytest.raises(RunError) as error:
+        begin(config)
+    assert "belongs to another run (--corpus " in str(error.value) and "has other text, or " in str(error.value)
+
+
+def test_a_base_that_changed_is_named(config: PretrainConfig, tiny_base_folder: Path, tmp_path: Path) -> None:
+    """It is known by its tensors, and always was."""
+    weights = tmp_path / "base" / "model.safetensors"
+    shutil.copytree(tiny_base_folder, tmp_path / "base")
+    moved = replace(config, base=str(tmp_path / "base"))
+    begin(moved)
+    tensors = load_file(weights)
+    tensors["bert.encoder.layer.0.output.dense.weight"] += 1
+    save_file(tensors, tmp_path / "other", {"format": "pt"})
+    REPLACED["rsync -t"](weights, (tmp_path / "other").read_bytes())
+    with pytest.raises(RunError) as error:
+        plan_run(moved)
+    assert f"belongs to another run (--base '{tmp_path}/base' has other weights than before)" in str(error.value)
+
+
+def test_what_0_1_0_prepared_of_a_bucket_goes_on(
+    objects: str, tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knew text there by path and time. While these are the same its corpus is taken, and from then on by bytes."""
+    watch_hashing(monkeypatch)
+    text, corpora = Place(f"{BUCKET}/{tmp_path.name}/text.txt"), tmp_path / "corpora"
+    content = write_corpus(tmp_path / "text.txt", 80).read_bytes()
+    text.put(content)
+    made = prepare(text, tiny_base_folder, corpora)
+    sources = resolve_sources(str(text), PREPARE, corpora)
+    identity = identify_corpus(sources, PREPARE, AutoTokenizer.from_pretrained(tiny_base_folder), 32, False)
+    assert hash_values(identity) == made.fingerprint
+    former = hash_values({**identity, "content": sources.former_fingerprint})
+    folder = Path(made.folder).rename(corpora / former[:16])
+    (folder / SOURCES).unlink()
+    record = parse_json((folder / MANIFEST).read_bytes())
+    write_manifest(Place(folder), {**{k: v for k, v in record.items() if k != "sha256"}, "fingerprint": former})
+    monkeypatch.setattr(shards, "_build", None)
+    found = prepare(text, tiny_base_folder, corpora)
+    assert found == read_manifest(folder) and found.fingerprint == former and (folder / SOURCES).is_file()
+    text.put(content)
+    monkeypatch.setattr(type(sources), "former_fingerprint", property(lambda self: "of another time"))
+    assert prepare(text, tiny_base_folder, corpora) == found, "uploaded again"
+    text.put(swap(content))
+    with pytest.raises(TypeError):
+        prepare(text, tiny_base_folder, corpora)
