@@ -7,14 +7,16 @@ rows are examples already. A set that has no other split than this one is enough
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
+from domext_ray.data.sources import FileRecord
 from domext_ray.downstream.tasks.tokens import place_words
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
 from domext_ray.labelled.examples import AnyExample, Choice, Question, TaggedSentence
+from domext_ray.labelled.readers.loading import hash_by_file
 from domext_ray.labelled.readers.sets import read_split
 from domext_ray.labelled.set_description import find_set
 
@@ -31,9 +33,21 @@ class LabelledInput(BlockInput):
     notes: tuple[str, ...]  # one sentence for every thing that was counted instead of refused
 
     def read(self) -> tuple[AnyExample, ...]:
-        """Return the examples."""
+        """Return the examples.
+
+        Raises:
+            CorpusError: they are not those that were counted.
+        """
         description, place = find_set(self.task, self.data)
-        return read_split(description, place, self.split, strict=self.strict)[0]
+        examples = read_split(description, place, self.split, strict=self.strict)[0]
+        if _hash_examples(examples) != self.sha256:
+            raise CorpusError(
+                f"--input {self.data!r} changed while it was read; start again when nothing writes to it."
+            )
+        return examples
+
+    def list_files(self) -> list[FileRecord]:
+        return hash_by_file(_list_lines(self.read()))
 
     def make_reader(self) -> Callable[[Block], list[InputRow]]:
         """Return what gives the rows of blocks."""
@@ -55,13 +69,22 @@ def plan_labelled(task: str, data: str, split: str, block_rows: int, *, strict: 
         examples, notes = read_split(description, place, split, strict=strict)
     except CorpusError as error:
         raise CorpusError(str(error).replace("--labelled.strict", "--strict")) from error
+    blocks, sha256 = cut_rows(examples, block_rows), _hash_examples(examples)
+    return LabelledInput(blocks, sha256, task, data, split, strict, description.task, notes)
+
+
+def _hash_examples(examples: Iterable[AnyExample]) -> str:
     digest = hashlib.sha256()
+    for _, line in _list_lines(examples):
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()
+
+
+def _list_lines(examples: Iterable[AnyExample]) -> Iterator[tuple[str, str]]:
+    """Where each example was read, which does not make it another one, and what it is."""
     for example in examples:
         values = asdict(example)
-        del values["source"]  # where a file is does not make it another set
-        digest.update(f"{values}\n".encode())
-    blocks = cut_rows(examples, block_rows)
-    return LabelledInput(blocks, digest.hexdigest(), task, data, split, strict, description.task, notes)
+        yield values.pop("source"), str(values)
 
 
 def _make_row(example: AnyExample) -> InputRow:

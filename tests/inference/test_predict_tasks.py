@@ -9,11 +9,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from changed_files import REPLACED
 from finetuned_models import BOTTLENECK, CPU, FULL, export_fitted, fit, make_raw
 from labelled_fixtures import write_ner
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.inference import PredictConfig
+from domext_ray.data.sources import describe_changes
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import StartModel, load_start_model
@@ -153,3 +155,16 @@ def test_a_test_file_alone_is_enough(tmp_path: Path) -> None:
         plan_labelled("classification", str(tmp_path), "dev", 1, strict=False)
     with pytest.raises(DomextError, match="--input is empty"):
         plan_labelled("classification", "", "dev", 1, strict=False)
+
+
+def test_examples_that_change_are_named(tmp_path: Path) -> None:
+    """Workers read them, too: the same number of others is not taken for them."""
+    (tmp_path / "test.csv").write_text("text,label\na b,x\nd e,y\n")
+    found = plan_labelled("classification", str(tmp_path), "test", 1, strict=False)
+    before = found.list_files()
+    assert [path for path, _ in before] == [str(tmp_path / "test.csv")]
+    REPLACED["cp -p"](tmp_path / "test.csv", b"text,label\na b,x\nd f,y\n")
+    with pytest.raises(CorpusError, match="changed while it was read; start again when nothing writes to it"):
+        found.make_reader()
+    other = plan_labelled("classification", str(tmp_path), "test", 1, strict=False)
+    assert describe_changes(before, other.list_files()) == f"{tmp_path}/test.csv has changed"

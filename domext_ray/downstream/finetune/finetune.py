@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.data.sources import write_files
 from domext_ray.downstream.finetune.comparison import write_resamples
 from domext_ray.downstream.finetune.grid import GridResults, choose_point, gather_results
 from domext_ray.downstream.finetune.output import (
@@ -77,6 +78,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     with lock_run(plan.folder):
         write_config(plan.folder, plan.config)
         write_run(plan.folder, identity=plan.identity)
+        write_files(plan.folder, plan.loaded.files)
         check_shared_storage(plan.folder)
         plan.trainings.mkdir(exist_ok=True)
         started = time.perf_counter()

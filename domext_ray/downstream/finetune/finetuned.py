@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.data.sources import require_files
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
 from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
@@ -131,10 +132,11 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
     for option, found in (("data_sha256", loaded.sha256), ("model_sha256", start.sha256)):
         if identity[option] != found:
             option = option.removesuffix("_sha256")
-            raise RunError(
-                f"--{option} {getattr(config, option)!r} is not what {folder} was trained with (sha256 {found[:12]}, "
-                f"then {identity[f'{option}_sha256'][:12]}); give --{option} where that one is."
-            )
+            given = f"--{option} {getattr(config, option)!r} is not what {folder} was trained with"
+            advice = f"give --{option} where that is"
+            if option == "data":
+                require_files(folder, lambda: loaded.files, f"so that {given}; {advice}")
+            raise RunError(f"{given}: it has other {'examples' if option == 'data' else 'weights'}; {advice}.")
     task = make_set_task(config, start, loaded)
     point = Point(**summary["best"]["point"])
     try:

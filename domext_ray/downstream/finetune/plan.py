@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.data.sources import require_files
 from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger, read_finetune_summary
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.training import Point, make_model
@@ -85,9 +86,23 @@ def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
     identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}
     identity["data"] = ""  # where the files are does not matter; what they hold does
     identity["model"] = start.name
-    check_identity(folder, _take_grid(identity, read_identity(folder) or {}))
+    stored = read_identity(folder) or {}
+    if stored.get("data_sha256", loaded.sha256) != loaded.sha256:
+        require_data(folder, config, loaded)
+    check_identity(folder, _take_grid(identity, stored))
     config = resolve_precision(keep_precision(config, folder))
     return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))
+
+
+def require_data(folder: Path, config: FinetuneConfig, loaded: LoadedSet) -> None:
+    """Refuse labelled files that are not those of a run, as far as this knows them.
+
+    Raises:
+        RunError: naming the files.
+    """
+    given = f"--data {config.data!r}" if config.data else f"--task {config.task}"
+    remedy = f"so that {given} is not the labelled set that the run directory {folder} was trained with; "
+    require_files(folder, lambda: loaded.files, f"{remedy}bring that back, or give another --run.name")
 
 
 def _take_grid(identity: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:

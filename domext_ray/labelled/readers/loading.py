@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.data.sources import FileRecord
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import SPLITS, AnnotatedText, LabelledSet, MultiLabelText, TaggedSentence
 from domext_ray.labelled.readers.sets import load_set
@@ -24,12 +28,14 @@ class LoadedSet:
         data: the set.
         metric: path of the figure that dev chooses by; empty: the family's.
         sha256: hash of all examples, wherever they were read.
+        files: each file with a hash of its examples, as `data.sources.require_files` compares them.
     """
 
     family: str
     data: LabelledSet
     metric: str
     sha256: str
+    files: Sequence[FileRecord] = ()
 
 
 def load_labelled(config: FinetuneConfig) -> LoadedSet:
@@ -49,15 +55,24 @@ def load_labelled(config: FinetuneConfig) -> LoadedSet:
         raise CorpusError(f"no example of {place} has a label ({data.train[0].source} is the first); label some.")
     for each in data.warnings:
         print(f"warning: {each}", flush=True)
-    return LoadedSet(description.task, data, description.metric, _hash_examples(data))
+    return LoadedSet(description.task, data, description.metric, *_hash_examples(data))
 
 
-def _hash_examples(data: LabelledSet) -> str:
-    digest = hashlib.sha256(repr((data.labels, data.catalogue)).encode())
+def hash_by_file(lines: Iterable[tuple[str, str]]) -> list[FileRecord]:
+    """Return each file with a hash of what was read there, given in pairs of FILE:LINE and that."""
+    files = defaultdict[str, Any](hashlib.sha256)
+    for source, line in lines:
+        files[source.rpartition(":")[0]].update(f"{line}\n".encode())
+    return [(path, each.hexdigest()) for path, each in files.items()]
+
+
+def _hash_examples(data: LabelledSet) -> tuple[str, list[FileRecord]]:
+    digest, lines = hashlib.sha256(repr((data.labels, data.catalogue)).encode()), list[tuple[str, str]]()
     for split in SPLITS:
         for example in getattr(data, split):
             values = asdict(example)
-            del values["source"]  # where a file is does not make it another set
+            source = values.pop("source")  # where a file is does not make it another set
             values = {key: each for key, each in values.items() if each or key not in _SELDOM}
-            digest.update(f"{split} {values}\n".encode())
-    return digest.hexdigest()
+            lines.append((source, f"{split} {values}"))
+            digest.update(f"{lines[-1][1]}\n".encode())
+    return digest.hexdigest(), hash_by_file(lines)
