@@ -439,7 +439,8 @@ def hash_sources(files: Sequence[SourceFile], memory: Memory | None = None) -> l
     local = [each.path for each in files if each.scheme in LOCAL]
     remote = [_list_remote(each) for each in files if each.scheme not in (*LOCAL, HUB)]
     try:
-        hashes = hash_listed([*list_on_disk(local), *remote], memory, HashLine(f"{len(files):,} files of text"))
+        what = f"{len(files):,} file{'s' if len(files) > 1 else ''} of text"
+        hashes = hash_listed([*list_on_disk(local), *remote], memory, HashLine(what))
     except FileNotFoundError as error:
         raise CorpusError(f"--corpus names {error.filename}, which cannot be read ({error.strerror}).") from error
     return [hashes.get(each.address) or name_former(each) for each in files]

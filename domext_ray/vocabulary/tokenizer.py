@@ -214,7 +214,7 @@ def learn_wordpiece(
         The folder.
 
     Raises:
-        CorpusError: the size leaves no room beside the alphabet.
+        CorpusError: the size leaves no room beside the alphabet, or the corpus changed meanwhile.
     """
     from transformers import BertTokenizer
 
@@ -243,6 +243,7 @@ def learn_wordpiece(
         show_progress=False,
     )
     wordpiece.train_from_iterator(documents(), trainer)
+    sources.require_unchanged()
     tokenizer = BertTokenizer(
         vocab=wordpiece.get_vocab(), do_lower_case=vocab.lowercase, model_max_length=model_max_length
     )

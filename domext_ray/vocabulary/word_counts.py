@@ -59,14 +59,16 @@ def keep_counts(
         min_groups: words of fewer groups are left out as if they were not there; 0: groups are not counted.
 
     Raises:
-        CorpusError: the corpus has no word, or too many rows without text.
+        CorpusError: the corpus has no word, or too many rows without text, or changed meanwhile.
     """
     splitter_json = tokenizer_family(tokenizer_json).rules_json
     identity = [sources.fingerprint, identity_of(prepare), splitter_json, min_groups]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = Place(cache_dir) / f"words-{key[:16]}"
     with lock_work(folder, f"counting the words of --corpus {sources.spec!r}") as work:
-        yield _count_words(sources, prepare, splitter_json, Records(work / "parts", key), min_groups)
+        counts = _count_words(sources, prepare, splitter_json, Records(work / "parts", key), min_groups)
+        sources.require_unchanged()  # else the counts go: the text may be put back as it was
+        yield counts
         work.delete()
 
 

@@ -6,8 +6,10 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from changed_files import REPLACED, watch_hashing
 from tokenizers import Tokenizer
 from transformers import BertTokenizer
 
@@ -161,3 +163,22 @@ def test_tokenizers_that_take_no_new_words() -> None:
     added.add_tokens(["thalamus"])
     with pytest.raises(CorpusError, match="has 1 added tokens .* the first is 'thalamus'"):
         tokenizer_family(added.to_str(), "base")
+
+
+def test_a_text_that_changes_while_its_words_are_counted_is_refused(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names would be words of the text that has none."""
+    watch_hashing(monkeypatch)
+    text, counted = tmp_path / "text.txt", word_counts._count_words
+    text.write_text("Mrs Miller was seen.\n" * 9)
+
+    def change_after(*given: Any) -> WordCounts:
+        found = counted(*given)
+        REPLACED["cp -p"](text, b"Mrs [NAME] was seen.\n" * 9)
+        return found
+
+    monkeypatch.setattr(word_counts, "_count_words", change_after)
+    with pytest.raises(CorpusError, match=rf"changed while it was read \({text} has changed\)"):
+        count(text, serialise())
+    assert not list((tmp_path / "cache").glob("words-*"))
