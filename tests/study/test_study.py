@@ -298,7 +298,9 @@ def test_general_text_counts_once_a_method_reads_it(runs: FakeRuns, small: Make,
     run_study(kept)
     assert runs.names[3:] == ["full_kept-seed0"] and runs.made[-1].replay.corpus == str(general)
     write_corpus(general, 40, seed=1)
-    with pytest.raises(RunError, match="replay_fingerprint"):
+    with pytest.raises(
+        RunError, match=rf"{general} has changed, so that --replay.corpus .* is not the text that the study in "
+    ):
         run_study(kept)
     for texts, message in (
         ({"replay": replace(config.replay, corpus="no.txt")}, "--replay"),
