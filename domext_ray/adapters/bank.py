@@ -126,15 +126,28 @@ class AdapterBank:
 
     def names(self) -> list[str]:
         """Return the adapters' names, sorted."""
-        folders = (name.removesuffix(f"/{DESCRIPTION}") for name in self._adapters.list_files())
-        return sorted(each for each in folders if _is_name(each))
+        return [*self.list_files()]
+
+    def list_files(self) -> dict[str, frozenset[str]]:
+        """Return the adapters' files by their names, sorted: their names have the hash of what is in them.
+
+        The bank is listed once, and nothing of it is read.
+        """
+        files: dict[str, set[str]] = {}
+        for path in self._adapters.list_files():
+            folder, _, file = path.partition("/")
+            files.setdefault(folder, set()).add(file)
+        whole = (name for name, own in files.items() if DESCRIPTION in own and _is_name(name))
+        return {name: frozenset(files[name]) for name in sorted(whole)}
 
     def find_folder(self, name: str) -> Place:
         """Return where an adapter is."""
-        names = self.names()
-        if name not in names:
-            raise RunError(f"the bank {self.folder} has no adapter {name!r}; it has {', '.join(names) or 'none'}.")
-        return self._adapters / name
+        folder = self._adapters / name
+        is_elsewhere = folder.is_local and os.path.islink(folder)  # what a bank does not list
+        if is_elsewhere or not (_is_name(name) and (folder / DESCRIPTION).is_file()):
+            names = ", ".join(self.names()) or "none"
+            raise RunError(f"the bank {self.folder} has no adapter {name!r}; it has {names}.")
+        return folder
 
     def describe(self, name: str) -> BankEntry:
         """Return what adapter.json says of an adapter."""

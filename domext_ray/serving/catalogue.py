@@ -49,32 +49,36 @@ class Catalogue:
         self.max_length = max_length or min(MAX_TOKENS, text_side.max_tokens)
         self._wanted = frozenset(wanted)
         self._adapters: dict[str, ServedAdapter] = {}
+        self._files: dict[str, frozenset[str]] = {}  # of adapters that are served as these have them
         self.problems: dict[str, DomextError] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Look at what is there: adapters that are new are read, those that have left are served no longer.
 
+        The bank is listed once, whatever it holds; where an adapter's files are the same ones, none of them is read.
+
         Raises:
             DomextError: the bank cannot be listed; what was served stays.
         """
         self._looked = time.monotonic()
-        adapters, problems = {}, {}
-        for name in self.served.names():
+        adapters, files, problems = {}, {}, {}
+        for name, own in self.served.list_files().items():
             if self._wanted and name not in self._wanted:
                 continue
             known = self._adapters.get(name)
             try:
-                if known is None or known.sha256 != self.served.hash_adapter(name):
+                if known is None or (self._files.get(name) != own and known.sha256 != self.served.hash_adapter(name)):
                     known = None
                     known = self.served.read(name, self.max_length)
+                files[name] = own
             except DomextError as error:  # where only its description cannot be read now, a known one stays
                 problems[name] = error
                 if name not in self.problems:
                     _LOG.error("the adapter %s cannot be read: %s", name, error)
             if known is not None:
                 adapters[name] = known
-        self._adapters, self.problems = adapters, problems
+        self._adapters, self._files, self.problems = adapters, files, problems
 
     def is_old(self) -> bool:
         """Whether the last look was a while ago."""

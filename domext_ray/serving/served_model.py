@@ -78,8 +78,12 @@ class ServedModel(ABC):
     text_side: TextSide
 
     @abstractmethod
+    def list_files(self) -> dict[str, frozenset[str]]:
+        """Return the files of the adapters that are there now, by name, sorted: others, where tensors are others."""
+
     def names(self) -> list[str]:
         """Return the names of the adapters that are there now, sorted."""
+        return [*self.list_files()]
 
     @abstractmethod
     def hash_adapter(self, name: str) -> str:
@@ -113,9 +117,9 @@ class ServedBank(ServedModel):
         base = AdapterBank.open(self.bank.folder, self.bank.base_id).base  # its tensors are let go with this object
         return TextSide(load_tokenizer(base.tokenizer_folder), base.config.max_row_length, base.has_mlm_head)
 
-    def names(self) -> list[str]:
-        """Return the bank's names."""
-        return self.bank.names()
+    def list_files(self) -> dict[str, frozenset[str]]:
+        """Return what the bank has, listed once."""
+        return self.bank.list_files()
 
     def hash_adapter(self, name: str) -> str:
         """Return the hash that the bank has of an adapter."""
@@ -161,9 +165,9 @@ class SingleModel(ServedModel):
         """See `TextSide`."""
         return self._seen[0]
 
-    def names(self) -> list[str]:
-        """Return its name."""
-        return [self.name]
+    def list_files(self) -> dict[str, frozenset[str]]:
+        """Return its name, and nothing that could change."""
+        return {self.name: frozenset()}
 
     def hash_adapter(self, name: str) -> str:
         """Return the hash of its files when it was found."""

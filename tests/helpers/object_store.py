@@ -110,6 +110,7 @@ class Proxy:
         self.silent_until = 0.0  # 503 until then, as time.monotonic() has it
         self.shift = 0.0  # seconds that the server's clock is ahead
         self.loses_answers = 0  # how many of what was put is answered with 503
+        self.requests = list[str]()  # all that it was asked
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -117,6 +118,7 @@ class Proxy:
 
             def _pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                proxy.requests.append(f"{self.command} {self.path}")
                 proxy.silent_after -= proxy.silent_after > 0
                 if time.monotonic() < proxy.silent_until or proxy.silent_after == 0:
                     self._answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")

@@ -7,7 +7,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import pytest
 import torch
 from local_service import TOKEN, Served
 from made_banks import CLASSES, add_drawn, make_bank
+from object_store import BUCKET, Proxy, use_objects
 
 from domext_ray.adapters.bank import AdapterBank
+from domext_ray.adapters.bank_job import format_bank
 from domext_ray.config.serve import LimitConfig
 from domext_ray.serving.catalogue import LOOK_SECONDS, Catalogue
 from domext_ray.serving.endpoints import Classify, ClassifyRequest
@@ -307,6 +309,35 @@ def test_adapters_that_were_not_asked_for_are_not_served(bank: AdapterBank) -> N
         add_drawn(bank, "sorts3", "sequence_classification", 33, CLASSES)
         assert [served.post("classify", TEXT, f"sorts{each}").status_code for each in (1, 2, 3)] == [200, 404, 404]
         assert list_names(served) == ["sorts1", "tags1"]
+
+
+def test_a_look_at_a_bank_is_one_listing(
+    tiny_base_folder: Path, objects: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many adapters it has: they may be hundreds, and a server looks up to once per second."""
+    proxy = Proxy(objects)
+    use_objects(proxy.address, monkeypatch)
+    bank = AdapterBank.create(f"{BUCKET}/{tmp_path.name}/bank", str(tiny_base_folder))
+    names = [f"sorts{i}" for i in range(5)]
+    for seed, name in enumerate(names):
+        add_drawn(bank, name, "sequence_classification", seed, CLASSES)
+    catalogue = Catalogue(ServedBank(AdapterBank.open(bank.folder, str(tiny_base_folder))))
+
+    def count(look: Callable[[], object]) -> tuple[int, int]:
+        proxy.requests.clear()
+        look()
+        listings = [each for each in proxy.requests if "list-type=2" in each]
+        return len(listings), len(proxy.requests) - len(listings)
+
+    assert count(catalogue.refresh) == (1, 0) and catalogue.names() == names
+    assert count(lambda: format_bank(bank)) == (1, 2 * len(names)), "whether each is there, and what it says"
+    bank.remove("sorts1")
+    bank.remove("sorts2")
+    add_drawn(bank, "sorts2", "sequence_classification", 99, CLASSES)
+    listings, others = count(catalogue.refresh)
+    assert listings == 1 and others < len(names) + 2 and catalogue.names() == ["sorts0", *names[2:]]
+    assert catalogue.list()[1].sha256 == bank.describe("sorts2").sha256, "it is another one of that name"
+    proxy.close()
 
 
 def test_a_damaged_adapter_is_not_served_at_all(bank: AdapterBank) -> None:
