@@ -6,6 +6,7 @@ sockets in a folder that nobody else may enter.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import logging
 import math
@@ -421,9 +422,13 @@ def share_cpus(nodes: Sequence[Node], number: int, *, most: float, with_gpu: boo
         The share, in hundredths of a CPU; 0.0 where there is no room at all.
     """
     for spare in (2 * read_cpus, read_cpus):
-        for share in (hundredths / 100 for hundredths in range(round(100 * most), 0, -1)):
-            if sum(max(0, each.hold(share, with_gpu=with_gpu, spare=spare)) for each in nodes) >= number:
-                return share
+
+        def is_too_large(hundredths: int, spare: float = spare) -> bool:
+            return sum(max(0, each.hold(hundredths / 100, with_gpu=with_gpu, spare=spare)) for each in nodes) < number
+
+        found = bisect.bisect_left(range(1, round(100 * most) + 1), True, key=is_too_large)
+        if found:
+            return found / 100
     return 0.0
 
 
@@ -436,7 +441,7 @@ def find_shortage(nodes: Sequence[Node], number: int, share: float, *, with_gpu:
     room = [each.hold(share, with_gpu=with_gpu) for each in nodes]
     if sum(room) < number:
         return f"there is room for {sum(room)}"
-    crowded = [each.hold(share, with_gpu=False, spare=read_cpus) + 1 for each in nodes]
+    crowded = [max(0, each.hold(share, with_gpu=False, spare=read_cpus) + 1) for each in nodes]
     if all(least <= most for least, most in zip(crowded, room, strict=True)) and sum(crowded) <= number:
         return f"they may leave no node the {read_cpus:g} CPUs that a reading task asks for"
     return ""

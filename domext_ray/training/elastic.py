@@ -39,14 +39,14 @@ def fit_workers(scale: ScaleConfig, nodes: list[Node]) -> tuple[int, Resources]:
     """Return the largest number of workers that nodes have room for, 0: not even for the least; and what each gets."""
     with_gpu = scale.uses_gpu
     room = count_room(nodes, scale.cpus_per_worker or ENOUGH_CPUS, with_gpu=with_gpu)
-    for number in range(scale.most_workers, scale.least_workers - 1, -1):
-        cpus = scale.cpus_per_worker or share_cpus(
-            nodes, number, most=4.0 if with_gpu else 1.0, with_gpu=with_gpu, read_cpus=READ_CPUS
-        )
-        is_chosen = number <= room or number == scale.least_workers
-        if is_chosen and cpus and not find_shortage(nodes, number, cpus, with_gpu=with_gpu, read_cpus=READ_CPUS):
-            return number, _make_resources(scale, cpus)
-    return 0, {}
+    # As many as there is room for beside reading tasks do run; the least may have less.
+    number = max(scale.least_workers, min(scale.most_workers, room))
+    cpus = scale.cpus_per_worker or share_cpus(
+        nodes, number, most=4.0 if with_gpu else 1.0, with_gpu=with_gpu, read_cpus=READ_CPUS
+    )
+    if not cpus or find_shortage(nodes, number, cpus, with_gpu=with_gpu, read_cpus=READ_CPUS):
+        return 0, {}
+    return number, _make_resources(scale, cpus)
 
 
 def count_room(nodes: list[Node], cpus: float, *, with_gpu: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +16,12 @@ from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
+from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EVENTS, EventReader
-from domext_ray.runtime.ray_cluster import Node
+from domext_ray.runtime.ray_cluster import Node, find_shortage
 from domext_ray.storage import Place, write_text
 from domext_ray.training import pretrain as pretrain_module
 from domext_ray.training.checkpoint import MANIFEST, list_steps
@@ -177,6 +179,41 @@ def test_every_gpu_has_a_worker_and_a_card_that_is_held_has_none() -> None:
     scale = ScaleConfig(num_workers="1-8", use_gpu=True)
     assert fit_workers(scale, [Node(8, 1), Node(8, 2), Node(8, 0)]) == (3, {"CPU": 3.75, "GPU": 1.0})
     assert fit_workers(scale, [Node(8, 0)])[0] == 0
+
+
+def fit_by_trying_all(scale: ScaleConfig, nodes: list[Node]) -> tuple[int, float]:
+    """Try every number from the most to the least, with every share from the largest to the smallest."""
+    with_gpu = scale.uses_gpu
+    room = count_room(nodes, scale.cpus_per_worker or ENOUGH_CPUS, with_gpu=with_gpu)
+
+    def find_share(number: int) -> float:
+        for spare in (2 * READ_CPUS, READ_CPUS):
+            for share in (hundredths / 100 for hundredths in range(400 if with_gpu else 100, 0, -1)):
+                if sum(max(0, each.hold(share, with_gpu=with_gpu, spare=spare)) for each in nodes) >= number:
+                    return share
+        return 0.0
+
+    for number in range(scale.most_workers, scale.least_workers - 1, -1):
+        cpus = scale.cpus_per_worker or find_share(number)
+        is_chosen = number <= room or number == scale.least_workers
+        if is_chosen and cpus and not find_shortage(nodes, number, cpus, with_gpu=with_gpu, read_cpus=READ_CPUS):
+            return number, cpus
+    return 0, 0.0
+
+
+def test_the_number_of_workers_is_found_without_trying_all() -> None:
+    draw, sizes = random.Random(0), (0.0, 0.1, 0.2, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)
+    for _ in range(300):
+        nodes = [Node(draw.choice(sizes), draw.choice((0.0, 1.0, 2.0))) for _ in range(draw.randint(0, 4))]
+        least, share = draw.randint(1, 4), draw.choice((0.0, 0.0, 0.1, 0.25, 0.75, 1.0, 2.0))
+        workers = f"{least}-{least + draw.randint(1, 4)}"
+        scale = ScaleConfig(num_workers=workers, cpus_per_worker=share, use_gpu=draw.random() < 0.3)
+        found, resources = fit_workers(scale, nodes)
+        assert (found, resources.get("CPU", 0.0)) == fit_by_trying_all(scale, nodes), (scale, nodes)
+    started = time.monotonic()
+    many = [Node(each % 7 + 0.5, 0) for each in range(1000)]
+    assert fit_workers(ScaleConfig(num_workers="2-8000", use_gpu=False), many) == (3996, {"CPU": 0.66})
+    assert time.monotonic() - started < 5, "a job that waits asks every two seconds"
 
 
 def test_nodes_that_do_not_share_a_disk_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
