@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.corpus.manifest import flatten_lists
 
 if TYPE_CHECKING:  # reading tasks, which unpickle maskers, need neither transformers nor torch
@@ -33,7 +33,6 @@ Arrays = dict[str, Any]
 EPOCH = "epoch"
 """Column of rows that are read for training: int32, how often their text was read before."""
 
-_SELECT, _ACTION, _REPLACEMENT = 11, 12, 13  # purposes of a hash: no two draws share their counters
 PADDING_MULTIPLE = 8
 TOKENS_MULTIPLE = 64
 MAX_TOKEN_FRAC = 0.95
@@ -166,16 +165,16 @@ class Masker:
             of_rows = hash_counters(self.seed, purpose, epoch, row_ids)
             return hash_counters(at[places], start=of_rows[row_of[places]])
 
-        selected = to_uniform(draw(_SELECT, np.arange(len(tokens)), drawn_at)) < self.objective.mask_prob
+        selected = to_uniform(draw(Purpose.MASKS, np.arange(len(tokens)), drawn_at)) < self.objective.mask_prob
         selected &= ~self.is_special[tokens]
         inputs = tokens.copy()
         chosen = np.flatnonzero(selected)
-        action = to_uniform(draw(_ACTION, chosen, positions))
+        action = to_uniform(draw(Purpose.ACTIONS, chosen, positions))
         masked = action < self.objective.mask_token_frac
         replaced = ~masked & (action < self.objective.mask_token_frac + self.objective.random_token_frac)
         inputs[chosen[masked]] = self.mask_id
         random = chosen[replaced]
-        draws = draw(_REPLACEMENT, random, positions)
+        draws = draw(Purpose.REPLACEMENTS, random, positions)
         inputs[random] = self.ordinary_ids[(draws % np.uint64(len(self.ordinary_ids))).astype(np.int64)]
         pair_columns = [
             rows.column(name).to_numpy().astype(np.int64) if name in rows.column_names else None

@@ -1,15 +1,38 @@
 """Counter-based random draws: integers in, uniform 64-bit integers out.
 
 Every random choice about data (order, masks, pairs) is a hash of what it is about and of a purpose, so it depends
-neither on the worker that makes it nor on what was drawn before. Purposes in use: 1 and 2 in `sampler`, 11 to 13 in
-`batching`, 14 to 16 in `views`, 31 in `training.passages`, 41 and 42 in
-`downstream.batches`, 51 in `downstream.mask_set`, 61 and 67 in `training.phases`, 71 to 73 in
-`training.writing`.
+neither on the worker that makes it nor on what was drawn before.
 """
 
 from __future__ import annotations
 
+import enum
+
 import numpy as np
+
+
+@enum.unique
+class Purpose(enum.IntEnum):
+    """What a draw is for: a counter that no two draws share. One that changes its number changes what runs read."""
+
+    SHARDS = 1  # the order of a text's shards
+    ROWS = 2  # the order of rows in a block of a shard
+    MASKS = 11  # which tokens are masked
+    ACTIONS = 12  # what becomes of a masked token
+    REPLACEMENTS = 13  # the token in its place
+    DELETIONS = 14  # words that a view of a row leaves out
+    LENGTHS = 15  # tokens of a view
+    PLACES = 16  # where it begins
+    WORDS = 31  # words of a passage that are asked for
+    TRAINING_ROWS = 41  # the order of a fine-tuning's rows
+    SNIPPETS = 42  # the order of snippets around new words
+    OCCURRENCES = 43  # which occurrences of new words these are of
+    PROBED_PLACES = 51  # what a forgetting's probe masks
+    REPLAY = 61  # the seed of the general text
+    PARTS = 67  # the seeds of a mixture's parts
+    FIRST_WORDS = 71  # of text that a base writes: what it begins with
+    REFILLS = 72  # places that are written again
+    REFILLED_WORDS = 73  # what they are written with
 
 
 def hash_counters(*counters: int | np.ndarray, start: np.ndarray | None = None) -> np.ndarray:

@@ -24,15 +24,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from domext_ray.corpus.draws import hash_counters
+from domext_ray.corpus.draws import Purpose, hash_counters
 from domext_ray.errors import CorpusError
 
 MAX_LANES = 64
 """Places of a text that are read at the same time, at most: more of them would touch more of the files at once."""
 BLOCK_ROWS = 4096
 """Rows that are shuffled among each other; a task touches a shard only near its lanes' places."""
-
-_SHARDS, _ROWS = 1, 2  # purposes of a hash: no two draws share their counters
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def locate_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Map places in an epoch's sequence, [R], to shards in manifest order and rows within them, all int64 [R]."""
     rows = np.asarray(shard_rows, dtype=np.int64)
-    order = np.argsort(hash_counters(seed, _SHARDS, epoch, np.arange(len(rows))), kind="stable")
+    order = np.argsort(hash_counters(seed, Purpose.SHARDS, epoch, np.arange(len(rows))), kind="stable")
     ends = np.cumsum(rows[order])
     slot = np.searchsorted(ends, positions, side="right")
     shards = order[slot]
@@ -186,4 +184,4 @@ def locate_rows(
 
 @functools.lru_cache(maxsize=256)
 def _permute_block(seed: int, epoch: int, shard: int, block: int, size: int) -> np.ndarray:
-    return np.argsort(hash_counters(seed, _ROWS, epoch, shard, block, np.arange(size)), kind="stable")
+    return np.argsort(hash_counters(seed, Purpose.ROWS, epoch, shard, block, np.arange(size)), kind="stable")

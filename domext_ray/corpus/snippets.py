@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.corpus.manifest import Manifest, read_train_batches
 from domext_ray.errors import CorpusError, StorageError, name_file
 from domext_ray.storage import Place, hash_values, map_file, new_file
 
 _SPARE = 4
 """Occurrences of a word that are looked at for every one that is wanted."""
-_OCCURRENCE = 41  # purpose of a hash: no two draws share their counters
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class SnippetRequest:
     def place(self) -> Place:
         """Where they are stored; the name has all that decides them beside the corpus, which has its tokenizer."""
         own = {name: value for name, value in vars(self).items() if name not in ("manifest", "is_continuation")}
-        name = hash_values({"corpus": self.manifest.fingerprint, **own})[:16]
+        name = hash_values({"corpus": self.manifest.fingerprint, "purpose": Purpose.OCCURRENCES, **own})[:16]
         return self.manifest.folder / f"snippets-{name}.npz"
 
 
@@ -107,7 +106,7 @@ def find_snippets(request: SnippetRequest) -> Snippets:
     for number, batch in enumerate(batches):
         ids = batch.column("input_ids").flatten().to_numpy()
         places = np.flatnonzero(ids >= first_id)
-        words, draws = ids[places] - first_id, hash_counters(request.seed, _OCCURRENCE, number, places)
+        words, draws = ids[places] - first_id, hash_counters(request.seed, Purpose.OCCURRENCES, number, places)
         kept = to_uniform(draws) < share[words]
         found.append((words[kept], draws[kept], np.full(int(kept.sum()), number), places[kept]))
     words, draws, numbers, places = (np.concatenate(each) for each in zip(*found, strict=True))

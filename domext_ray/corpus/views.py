@@ -17,14 +17,13 @@ import pyarrow as pa
 
 from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.batching import PADDING_MULTIPLE, Arrays, Masker, find_sequences
-from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.corpus.manifest import flatten_lists
 from domext_ray.corpus.rows import SECOND_START
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_DELETE, _LENGTH, _PLACE = 14, 15, 16  # purposes of a hash: no two draws share their counters
 CROP_SHARES = 0.1, 0.5
 """Least and greatest share of a row's words in a stretch of it."""
 
@@ -90,7 +89,7 @@ class Viewer:
     def _delete(self, ids: np.ndarray, word_starts: np.ndarray, row_id: int, epoch: int) -> np.ndarray:
         """Delete words; one stays, that with the highest draw."""
         words = _find_words(word_starts)
-        draws = to_uniform(hash_counters(self.seed, _DELETE, epoch, row_id, words))
+        draws = to_uniform(hash_counters(self.seed, Purpose.DELETIONS, epoch, row_id, words))
         is_special = np.isin(ids, self.special_ids)
         draws = np.where(is_special, -1.0, draws)
         limit = min(self.objective.delete_prob, draws.max(initial=0.0))
@@ -101,7 +100,7 @@ class Viewer:
         firsts = np.unique(_find_words(word_starts)[1:-1])
         if not len(firsts):  # a row of special tokens alone
             return ids
-        shares = to_uniform(hash_counters(self.seed, np.array([_LENGTH, _PLACE]), epoch, row_id, view))
+        shares = to_uniform(hash_counters(self.seed, np.array([Purpose.LENGTHS, Purpose.PLACES]), epoch, row_id, view))
         least, most = CROP_SHARES
         num_words = max(1, round((least + (most - least) * shares[0]) * len(firsts)))
         first = int(shares[1] * (len(firsts) - num_words + 1))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.draws import hash_counters
+from domext_ray.corpus.draws import Purpose, hash_counters
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.snippets import SnippetRequest, get_or_find_snippets, read_snippets
 from domext_ray.model.build import bypass_extensions
@@ -50,7 +50,6 @@ BIAS_TOKENS = 16_384
 BIAS_ROUNDS = 20
 TELL_SECONDS = 30.0
 
-_ORDER = 42  # purpose of a hash: no two draws share their counters
 
 Word = tuple[tuple[int, ...], tuple[int, ...]]
 """A word of a snippet: its tokens with the new words, and the base's."""
@@ -109,7 +108,7 @@ def distill_new_words(
     with bypass_extensions(module):
         longest = cast(DomextConfig, model.config).max_row_length - 2
         words = _split_words(snippets.ids, request, tokenizer, base_tokenizer, longest)
-        order = np.argsort(hash_counters(seed, _ORDER, np.arange(len(words))), kind="stable")
+        order = np.argsort(hash_counters(seed, Purpose.SNIPPETS, np.arange(len(words))), kind="stable")
         _fit_embeddings(model, [words[i] for i in order], tokenizer, tell)
         num_rows = max(1, BIAS_TOKENS // manifest.seq_length)
         known = build_domain_set(manifest, tokenizer, objective, num_rows=num_rows, batch_size=16, split="train")

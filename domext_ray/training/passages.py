@@ -37,7 +37,7 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.batching import MaskedRows, pad_masked
-from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.data.sentences import split_sentences
 from domext_ray.training.objective import MaskedBatch, to_batch
@@ -48,7 +48,6 @@ READ_PASSAGES = 4
 """Passages that are looked at for every one that is used; the texts of a large corpus need not be read to the end."""
 PROBE_PASSES = 7
 EVALUATION_SEED = 0x0DD_BA11
-_WORDS = 31  # purpose of a hash: no two draws share their counters
 _BEGINS_AFTER_SPACE = ("Ġ", "▁")  # of the pieces of byte-level BPE, and of SentencePiece
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Tokens that the model sees, tokens as they were, and which of them it is asked for."""
@@ -127,7 +126,7 @@ def read_passages(
         words = _find_words(text, encoding)
         firsts = np.array([first for first, *_ in words], dtype=np.int64)
         seed = int.from_bytes(_hash_text(text), "big") >> 1
-        is_chosen = to_uniform(hash_counters(EVALUATION_SEED, _WORDS, seed, firsts)) < CHOSEN_WORDS_FRAC
+        is_chosen = to_uniform(hash_counters(EVALUATION_SEED, Purpose.WORDS, seed, firsts)) < CHOSEN_WORDS_FRAC
         chosen = [*itertools.compress(words, is_chosen)]
         scored = [
             (end - first, [1 + place for place in pieces])

@@ -24,7 +24,7 @@ from domext_ray.config.pretrain import (
     resolve_long_micro_batch_size,
     resolve_micro_batch_size,
 )
-from domext_ray.corpus.draws import hash_counters
+from domext_ray.corpus.draws import Purpose, hash_counters
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage, share_rows
 from domext_ray.corpus.stream import BatchReader, stream_batches
@@ -34,7 +34,6 @@ from domext_ray.training.objective import to_batch
 ORDER = {"version": 1, "max_lanes": MAX_LANES, "block_rows": BLOCK_ROWS}
 """What decides rows and masks beside a run's options: a run records it, and only code with the same goes on with it.
 Whoever changes the golden orders and masks of tests/corpus gives another version."""
-_REPLAY, _PART = 61, 67  # purposes of a hash: no two draws share their counters
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ def seed_parts(config: PretrainConfig) -> list[int]:
     seeds = [config.seed]
     for part in config.parts:
         digest = hashlib.sha256(part.name.encode()).digest()[:8]
-        purposes = [_REPLAY] if part.name == GENERAL else [_PART, int.from_bytes(digest, "little") >> 1]
+        purposes = [Purpose.REPLAY] if part.name == GENERAL else [Purpose.PARTS, int.from_bytes(digest, "little") >> 1]
         seeds.append(int(hash_counters(config.seed, *purposes)[0] >> np.uint64(1)))
     return seeds
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.corpus.estimate import RowEstimate
 from domext_ray.model.base import Base
 from domext_ray.model.build import build_base
@@ -36,8 +36,6 @@ REFILLED_FRAC = 0.5
 """Share of a domain row's words that the base writes anew."""
 BATCH_ROWS = 16
 FORMAT = 1
-
-_WORD, _MASK, _ANEW = 71, 72, 73  # purposes of hashes: no two draws share their counters
 
 
 def get_or_write_text(base: Base, cache_dir: Where) -> Place:
@@ -84,7 +82,7 @@ class Writer:
         row = np.full((1, self.length), self.tokenizer.mask_token_id, dtype=np.int64)
         row[:, 0], row[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
         reached = self._predict(row, row == self.tokenizer.mask_token_id)
-        draws = hash_counters(_WORD, np.arange(number), np.arange(self.length - 2)[:, None])
+        draws = hash_counters(Purpose.FIRST_WORDS, np.arange(number), np.arange(self.length - 2)[:, None])
         words = _draw(reached, draws).T
         return np.hstack([row[:, :1].repeat(number, 0), words, row[:, -1:].repeat(number, 0)])
 
@@ -101,11 +99,11 @@ class Writer:
             is_word = np.arange(ids.shape[1]) < sizes[:, None]
             ids[is_word] = np.concatenate(batch)
             places = np.arange(first, first + len(batch))[:, None], np.arange(ids.shape[1])
-            is_anew = to_uniform(hash_counters(_MASK, *places)) < REFILLED_FRAC
+            is_anew = to_uniform(hash_counters(Purpose.REFILLS, *places)) < REFILLED_FRAC
             is_anew &= is_word & ~np.isin(ids, self.tokenizer.all_special_ids)
             shown = np.where(is_anew, self.tokenizer.mask_token_id, ids)
             reached = self._predict(shown, is_anew, is_word)
-            ids[is_anew] = _draw(reached, hash_counters(_ANEW, *places)[is_anew][:, None]).flatten()
+            ids[is_anew] = _draw(reached, hash_counters(Purpose.REFILLED_WORDS, *places)[is_anew][:, None]).flatten()
             refilled += [row[:size] for row, size in zip(ids, sizes, strict=True)]
         return refilled
 

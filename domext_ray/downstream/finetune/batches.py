@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from domext_ray.corpus.draws import hash_counters
+from domext_ray.corpus.draws import Purpose, hash_counters
 from domext_ray.downstream.tasks.task import Row
-
-_ROWS = 41  # purpose of a hash: no two draws share their counters
 
 
 def plan_epoch(num_rows: int, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -25,7 +23,7 @@ def plan_epoch(num_rows: int, batch_size: int, seed: int, epoch: int) -> list[np
         seed: the training's.
         epoch: from 0.
     """
-    order = np.argsort(hash_counters(seed, _ROWS, epoch, np.arange(num_rows)), kind="stable")
+    order = np.argsort(hash_counters(seed, Purpose.TRAINING_ROWS, epoch, np.arange(num_rows)), kind="stable")
     return [order[first : first + batch_size] for first in range(0, num_rows, batch_size)]
 
 

@@ -23,7 +23,7 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.data.documents import read_documents
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import PACKAGE_DOCS, SourceFile
@@ -34,7 +34,6 @@ from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, group_pieces,
 MIN_SHARED_FRAC = 0.5
 """Of the drawn words at least this share must be scored; fewer would be a test of another text."""
 
-_PLACES = 51  # purpose of a hash: no two draws share their counters
 Span = tuple[int, int]
 
 
@@ -303,7 +302,7 @@ class _Builder:
         firsts = np.array([first for first, _ in spans], dtype=np.int64)
         if not len(firsts):
             return []
-        is_drawn = to_uniform(hash_counters(_PLACES, text.draw, firsts)) < self.mask_frac
+        is_drawn = to_uniform(hash_counters(Purpose.PROBED_PLACES, text.draw, firsts)) < self.mask_frac
         return [span for span, chosen in zip(spans, is_drawn, strict=True) if chosen]
 
     def _is_shared_token(self, encodings: Sequence[Encoding], places: Sequence[list[int]]) -> bool:
