@@ -99,7 +99,7 @@ class FinetunedRun(Run):
         """
         from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 
-        return read_finetune_summary(Path(self.directory))
+        return read_finetune_summary(self.directory)
 
     @property
     def metric(self) -> str:
@@ -193,7 +193,7 @@ def finetune(
     Returns:
         The run, with its scores; with `dry_run=True` it is described and not started.
     """
-    named = {"task": task, "data": data, "model": model.directory if isinstance(model, Run) else model}
+    named = {"task": task, "data": data, "model": str(model.directory) if isinstance(model, Run) else model}
     run = "downstream.finetune.finetune:run_finetuning"
     return FinetunedRun(_carry_out(["finetune"], run, named, preset, config, options))
 
@@ -205,9 +205,10 @@ def _carry_out(
         job = JOBS[find_verb(words)]
         given = {name: value for name, value in named.items() if value is not None}
         settings = read_values(job.config_class, {**given, **options})
-        made = configure(job, Given(settings, preset, os.fspath(config)))
+        all_given = Given(settings, preset, os.fspath(config))
+        made = configure(job, all_given)
         with job.name_searched(made):
-            return resolve_name(f"domext_ray.{run}")(made)
+            return resolve_name(f"domext_ray.{run}")(made, **job.tell(all_given))
 
 
 def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
@@ -215,7 +216,7 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
 
     Args:
         place: a run or its directory (its export, or its newest checkpoint where that is newer), an export, the folder
-            or hub id of a base, or "general-mini".
+            or hub id of a base, or "general-mini". Runs and exports may be in a bucket.
 
     Returns:
         The tokenizer and the model: with a masked-LM head, or with the head that it was fine-tuned with.
@@ -224,8 +225,9 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
         BaseModelError: it is none of these, or cannot be read.
         RunError: a run without a usable checkpoint.
     """
-    named = find_input(os.fspath(place.directory if isinstance(place, Run) else place))
-    folder = Path(named).expanduser()
+    where = place.directory if isinstance(place, Run) else place
+    named = str(where) if isinstance(where, storage.Place) else find_input(os.fspath(where))
+    folder = storage.Place(named)
     if not (folder / "config.yaml").is_file():
         return _load_pretrained(named, folder)
     from domext_ray.downstream.start.model import TRAININGS
@@ -238,7 +240,7 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     if (folder / TRAININGS).is_dir():
         if (export / "config.json").is_file():
             return _load_pretrained(str(export), export)
-        steps = ", ".join(sorted(each.parent.name for each in export.glob("*/config.json")))
+        steps = ", ".join(each for each in export.list_names() if (export / each / "config.json").is_file())
         found = f"one model per step of its task ({steps}); give the folder of one, such as {export}/…" if steps else ""
         raise RunError(f"{folder} has {found or 'no export; fine-tune again with export=True'}.")
     record, newest = read_export_record(export), max(list_steps(folder / "checkpoints"), default=0)
@@ -249,7 +251,7 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     return run.tokenizer, run.model.eval()
 
 
-def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+def _load_pretrained(place: str, where: storage.Place) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """A model that `save_pretrained` wrote: with this library's classes, or a plain one with those of transformers."""
     import torch
     import transformers
@@ -258,10 +260,10 @@ def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase,
     from domext_ray.model.domext import heads_domext, modeling_domext
     from domext_ray.runtime.quiet import quiet_libraries
 
-    folder = ASSETS / SHIPPED_BASE if place == SHIPPED_BASE else folder
-    is_here = folder.is_dir()
-    source, give = str(folder) if is_here else place, "give a run, an export, or the folder or hub id of a model"
-    if not is_here and (folder.exists() or not HUB_ID.fullmatch(place)):
+    where = storage.Place(ASSETS / SHIPPED_BASE) if place == SHIPPED_BASE else where
+    is_here = where.is_dir()
+    source, give = str(where.local()) if is_here else place, "give a run, an export, or the folder or hub id of a model"
+    if not is_here and (where.exists() or not HUB_ID.fullmatch(place)):
         raise BaseModelError(f"{place!r} is no folder; {give}.")
     with quiet_libraries():
         try:

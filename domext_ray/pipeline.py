@@ -65,11 +65,12 @@ REPORT_LOG = "report_error.log"
 FEW_EPOCHS = 0.1  # below this a run says how little of its corpus it reads
 
 
-def run_pretraining(config: PretrainConfig, started: float | None = None) -> Place:
+def run_pretraining(config: PretrainConfig, preset: str = "", started: float | None = None) -> Place:
     """Carry a pre-training run from text to report.
 
     Args:
         config: the run; with `dry_run` everything is checked and printed and nothing is started or written.
+        preset: the name of the one that its options stand on, for its page; empty: the defaults.
         started: when the job began, as `time.time()` has it; None: now.
 
     Returns:
@@ -79,7 +80,7 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
         DomextError: any mistake of the user's, before anything is written where that can be known.
     """
     started = time.time() if started is None else started
-    run = plan_run(config)
+    run = replace(plan_run(config), preset=preset)
     run_dir = run.paths.run
     if not config.dry_run and is_finished(run_dir, run.config):
         _say_finished(run)
@@ -198,6 +199,7 @@ def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
     return describe_origin(
         run.paths.run,
         base_sha256=run.base_sha256,
+        preset=run.preset,
         parameters={
             "total": counts.total,
             "trainable": counts.trainable,

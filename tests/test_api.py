@@ -20,15 +20,17 @@ import torch
 from checkpoint_runs import make_run
 from conftest import write_corpus
 from labelled_fixtures import write_ner
+from object_store import BUCKET
 from report_records import SUMMARY, make_records
 from report_records import make_run as make_summarised_run
 from transformers import AutoTokenizer, BertForMaskedLM, BertForTokenClassification
 
 import domext_ray
+from domext_ray import storage
 from domext_ray.commands.main import main
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.errors import BaseModelError, ConfigError, RunError
+from domext_ray.errors import BaseModelError, ConfigError, DomextError, RunError, StorageError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
@@ -247,6 +249,30 @@ def test_a_run_loads_from_its_export_and_without_one(run_dir: Path, tiny_base_fo
     assert torch.equal(predict(domext_ray.load(run_dir)), rebuilt), "the export is all that is left"
 
 
+def test_a_run_in_a_bucket_loads_as_one_on_a_disk(run_dir: Path, objects: str, tmp_path: Path) -> None:
+    rebuilt, bucket = predict(domext_ray.load(run_dir)), storage.Place(f"{BUCKET}/{tmp_path.name}/run")
+
+    def copy() -> None:
+        for name in storage.Place(run_dir).list_files():
+            (bucket / name).put((run_dir / name).read_bytes())
+
+    copy()
+    for place in (domext_ray.Run(str(bucket)), bucket, str(bucket)):
+        assert torch.equal(predict(domext_ray.load(place)), rebuilt)
+    export_run(run_dir, run_dir / "export")
+    copy()
+    (bucket / "checkpoints").delete()
+    for place in (domext_ray.Run(bucket), bucket / "export", f"{bucket}/export"):
+        assert torch.equal(predict(domext_ray.load(place)), rebuilt)
+    with pytest.raises(BaseModelError, match=rf"^'{bucket}/nope' is no folder; give a run,"):
+        domext_ray.load(domext_ray.Run(bucket / "nope"))
+    with pytest.raises(StorageError, match="there is no bucket s3://no-such-bucket; make it, or give another"):
+        domext_ray.load("s3://no-such-bucket/runs/af")
+    with pytest.raises(DomextError, match=rf"--model is '{bucket}'; it must be a hub id, or a folder"):
+        domext_ray.finetune("ner", tmp_path, domext_ray.Run(bucket))
+    assert repr(domext_ray.FinetunedRun(bucket)) == f"<FinetunedRun {bucket}: not finished>"
+
+
 def test_an_export_that_is_older_than_the_run_is_passed_over(run_dir: Path, tiny_base_folder: Path) -> None:
     export_run(run_dir, run_dir / "export")
     old = predict(domext_ray.load(run_dir))
@@ -287,7 +313,7 @@ def test_a_damaged_folder_is_one_sentence(tiny_base_folder: Path, tmp_path: Path
 def test_a_place_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    for place in ("/nope", "./nope", "a/b/c", "s3://nope", "file", "nope", "nope/nope"):
+    for place in ("/nope", "./nope", "a/b/c", "file", "nope", "nope/nope"):
         says = (
             "is no folder; give a run,"
             if place not in ("nope", "nope/nope")

@@ -51,18 +51,20 @@ class Job(Generic[ConfigT]):
         reads: options that it reads, where they are few, and behind a dash those that it does not read or decides
             itself: names, or beginnings that end in a dot or an underscore.
         word: the option that a word right behind the verb is.
+        tells_preset: `run` is given the name of the preset that the options stand on, too.
         check: refuses what a look at names and places tells; imports nothing heavy.
     """
 
     verb: str
     about: str
     config_class: type[ConfigT]
-    run: str | Callable[[ConfigT], object]
+    run: str | Callable[..., object]
     preset: str = ""
     plain_preset: str = ""
     main: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     word: str = ""
+    tells_preset: bool = False
     check: Callable[[ConfigT], None] | None = None
 
     def read(self, args: Sequence[str]) -> Given:
@@ -70,11 +72,16 @@ class Job(Generic[ConfigT]):
         has_word = self.word and args and not args[0].startswith("-")
         return read_flags(self.config_class, [f"--{self.word}", *args] if has_word else args)
 
-    def start(self, config: ConfigT) -> None:
+    def start(self, given: Given) -> None:
         """Carry it out."""
+        config = configure(self, given)
         run = resolve_name(f"domext_ray.{self.run}") if isinstance(self.run, str) else self.run
         with self.name_searched(config):
-            run(config)
+            run(config, **self.tell(given))
+
+    def tell(self, given: Given) -> dict[str, str]:
+        """Return what `run` is given beside the configuration."""
+        return {"preset": choose_preset(self, given)} if self.tells_preset else {}
 
     def name_searched(self, config: ConfigT) -> contextlib.AbstractContextManager[None]:
         """Let an error about what is not there say where a submitted job has looked for it."""
@@ -114,7 +121,7 @@ def configure(job: Job[ConfigT], given: Given) -> ConfigT:
     """
     given = replace(given, config=find_input(given.config))
     with name_searched(None, {}, PretrainConfig, given.config):
-        config = presets.configure(job.config_class, _choose_preset(job, given), given)
+        config = presets.configure(job.config_class, choose_preset(job, given), given)
     config = settle_paths(config, job.list_read(), PretrainConfig)
     with job.name_searched(config):
         _check_places(job, config)
@@ -124,10 +131,13 @@ def configure(job: Job[ConfigT], given: Given) -> ConfigT:
     return config
 
 
-def _choose_preset(job: Job[Any], given: Given) -> str:
-    """Return the name of a job's preset, which the lack of general text changes."""
-    if not job.plain_preset:
-        return job.preset
+def choose_preset(job: Job[Any], given: Given) -> str:
+    """Return the name of the preset that options stand on: a user's, or the job's, which lack of general text changes.
+
+    Empty: the defaults.
+    """
+    if given.preset or not job.plain_preset:
+        return given.preset or job.preset
     path = Path(given.config).expanduser()
     file = read_file(job.config_class, path) if path.is_file() else {}
     corpus = {**file, **given.settings}.get("replay.corpus")

@@ -13,7 +13,7 @@ from pathlib import Path
 import domext_ray
 from domext_ray.commands import measuring, pretraining, using
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
-from domext_ray.commands.job import Job, configure
+from domext_ray.commands.job import Job
 from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.presets import describe_preset, find_preset, list_presets
 from domext_ray.errors import ConfigError
@@ -61,7 +61,7 @@ def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str =
             is_full = any(each in arguments for each in ALL)
             print_text(format_help(job, is_full=is_full, program=program))
         else:
-            job.start(configure(job, job.read(arguments)))
+            job.start(job.read(arguments))
 
 
 def run_file(path: str) -> None:

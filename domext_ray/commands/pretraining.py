@@ -12,10 +12,10 @@ from domext_ray.commands.job import FOLDER, TEXT, WITHOUT_BASE, Job
 from domext_ray.config.pretrain import PretrainConfig
 
 
-def _pretrain(config: PretrainConfig) -> None:
+def _pretrain(config: PretrainConfig, preset: str = "") -> None:
     from domext_ray.pipeline import run_pretraining
 
-    run_pretraining(config, started=_find_process_start())
+    run_pretraining(config, preset, started=_find_process_start())
 
 
 def _find_process_start() -> float | None:
@@ -50,6 +50,7 @@ def _make_method(
         plain_preset,
         main=(*TEXT, *main),
         reads=reads,
+        tells_preset=True,
         check=check_early,
     )
 

@@ -110,7 +110,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
     evaluated = [each["step"] for each in records if find_losses(each, DOMAIN)]
     after = "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
     num_words, words = _list_words(run_dir)
-    preset, changed = _list_changed(config)
+    preset, changed = _list_changed(config, origin)
     private = f"No text is shown: its rows say whose they are (--prepare.group_field {config.prepare.group_field}), and"
     write_curves(run_dir / "curves.png", records)
     page = render_page(
@@ -163,12 +163,13 @@ def _list_words(run_dir: Place) -> tuple[int, Sequence[Sequence[Any]]]:
     return statistics["num_new"], statistics["top_words"]
 
 
-def _list_changed(config: PretrainConfig) -> tuple[str, list[tuple[str, str, str]]]:
-    """The options that are not those of the method's preset: its name, and the rows option, here, there.
+def _list_changed(config: PretrainConfig, origin: Mapping[str, Any]) -> tuple[str, list[tuple[str, str, str]]]:
+    """The options that are not those of the preset that they stand on: its name, and the rows option, here, there.
 
     Sizes that a budget was solved for are among them, and the schedule that the corpus decided.
     """
-    preset = config.method.name if config.method.name in list_presets() else ""
+    named = origin.get("preset", config.method.name)  # version 0.1.0 did not record it
+    preset = named if named in list_presets() else ""
     layers = [read_file(PretrainConfig, find_preset(preset), "the preset")] if preset else []
     rows = []
     for name, default in list_values(PretrainConfig, layers).items():

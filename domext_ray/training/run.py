@@ -57,6 +57,7 @@ class Run:
     start: Start | None = None
     goes_on_from: Checkpoint | None = None  # its own, as the driver chose; None: it begins
     prepared: Inputs | None = None  # None before that is prepared
+    preset: str = ""  # that its options stand on, for its page; empty: the defaults
 
     @property
     def inputs(self) -> Inputs:

@@ -116,6 +116,16 @@ def test_a_preset_stands_in_the_place_of_the_jobs_own(tmp_path: Path) -> None:
     assert read("--preset", "bert", job="pretrain lora") == read(job="pretrain bert")
 
 
+def test_a_training_is_told_which_preset_it_stands_on() -> None:
+    def ask(verb: str, *args: str) -> dict[str, str]:
+        return JOBS[verb].tell(read_flags(JOBS[verb].config_class, args))
+
+    assert [ask(f"pretrain {each}")["preset"] for each in ("af", "bert", "lora")] == ["af_words", "bert", "lora"]
+    assert ask("pretrain af", "--replay.corpus", "none") == {"preset": "af"}
+    assert ask("pretrain af", "--replay.corpus", "none", "--preset", "af_routed") == {"preset": "af_routed"}
+    assert ask("finetune") == ask("prepare_corpus") == {}
+
+
 def test_without_general_text_the_preset_of_af_is_another_wherever_that_is_said(tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("replay: {corpus: none}\nmethod: {ffn_units: 64}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,14 +12,17 @@ import pytest
 import yaml
 from report_records import ABOUT, SUMMARY, make_records, make_run, write_origin
 
+from domext_ray.config import presets
 from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.errors import RunError
 from domext_ray.options.build import dump_yaml
 from domext_ray.options.places import hide_places
+from domext_ray.options.read import Given
 from domext_ray.report.examples import Example, Guess, Masked
 from domext_ray.report.figures import format_summary, measure_run
 from domext_ray.report.report import list_facts, write_report
+from domext_ray.runs.run_directory import write_config
 from domext_ray.vocabulary.extension import STATISTICS_FILE
 
 MASKED = Masked("A <b> of ", "tea", ", please.", (1, 2, 3), 1, 9)
@@ -152,6 +156,24 @@ def test_changed_options_are_shown_and_the_others_folded(tmp_path: Path) -> None
     assert "general_probe" not in changed and "general_probe" in folded
     assert "lora_targets" not in changed, "a list that is the preset's"
     assert '<th scope="row">mixture.parts</th>' in changed and "web.txt" in changed and "/data" not in changed
+
+
+@pytest.mark.parametrize(
+    ("recorded", "compared"),
+    [*((name, name) for name in ("af", "af_words", "af_base", "")), ("gone", ""), (None, "af")],  # 0.1.0 recorded none
+)
+def test_options_are_compared_with_the_preset_that_was_used(
+    recorded: str | None, compared: str, tmp_path: Path
+) -> None:
+    """Not with the one that is called as the method, which `domext pretrain af` does not even begin with."""
+    run_dir = make_run(tmp_path / "clinic", make_records())
+    write_config(run_dir, replace(presets.configure(PretrainConfig, compared, Given({})), seed=7))
+    origin = {name: value for name, value in ABOUT.items() if name != "preset"}
+    write_origin(run_dir, origin if recorded is None else {**origin, "preset": recorded})
+    text = write_report(run_dir).read_text(encoding="utf-8")
+    options, _, _ = text[text.index(">Options<") :].partition("<details>")
+    assert re.findall(r'<th scope="row">([\w.]+)</th>', options) == ["seed"]
+    assert (f"preset {compared}" if compared else "default") in options
 
 
 def test_of_a_place_only_the_last_part_is_shown() -> None:

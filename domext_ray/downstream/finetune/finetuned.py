@@ -27,7 +27,7 @@ from domext_ray.experiment.runner import Ledger, Trial
 from domext_ray.files import Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.runs.run_directory import CONFIG, RUN, read_config, read_identity
-from domext_ray.storage import Place
+from domext_ray.storage import Place, Where
 
 _SUMMARY: dict[str, Kind] = {
     **{name: dict for name in ("best.point", "restarts.dev", "parameters", "set", "model", "train", "dev", "test")},
@@ -158,14 +158,14 @@ def _read_run(folder: Path) -> tuple[FinetuneConfig, Mapping[str, Any], dict[str
     return read_config(folder, FinetuneConfig), identity, summary
 
 
-def read_finetune_summary(folder: Path) -> dict[str, Any]:
+def read_finetune_summary(folder: Where) -> dict[str, Any]:
     """Read the summary.json of a fine-tuning run that has ended.
 
     Raises:
         RunError: it is missing or damaged.
     """
     remedy = "delete it and run the job again, which writes it anew"
-    return read_json(folder / "summary.json", remedy, _SUMMARY)
+    return read_json(Place(folder) / "summary.json", remedy, _SUMMARY)
 
 
 def read_result(trainings: Path, point: Point) -> dict[str, Any]:
