@@ -29,6 +29,7 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.runs.run_directory import RunPaths
+from domext_ray.runtime.machine import is_cluster
 from domext_ray.training.cost import StepCost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
 from domext_ray.training.writing import estimate_written
@@ -60,7 +61,7 @@ class Forecast:
         texts: what is read of each text, the domain's first; empty: not known without rows.
         num_steps: steps until the first limit; 0: not known.
         rate: operations of a token, 0.0 where they are not counted, and tokens per second of all workers together.
-        origin: where the rate is from.
+        origin: where the rate is from, or why there is none.
         seconds: training time; 0: not known.
         checkpoint_bytes, export_bytes: what the run's directory will hold, beside the prepared corpus.
         near_duplicates: held-out documents of the sample that training text nearly repeats; None: not known.
@@ -134,12 +135,15 @@ def _find_rate(
     if config.train.tokens_per_second:
         return StepCost(0.0, config.train.tokens_per_second), "--train.tokens_per_second"
     origin, num_workers = "measured here", config.scale.most_workers
-    if config.scale.use_gpu is not True and (load := psutil.cpu_percent(LOAD_SECONDS) / 100) > MAX_LOAD:
+    is_timed = config.scale.use_gpu is not True and not is_cluster()
+    if is_timed and (load := psutil.cpu_percent(LOAD_SECONDS) / 100) > MAX_LOAD:
         origin += f", beside other work that took {load:.0%} of the processors: alone it is faster"
     measured = measure()
     if config.train.teraflops and measured.flops_per_token:
         given = config.train.teraflops * 1e12 * num_workers / measured.flops_per_token
         return replace(measured, tokens_per_second=given), "--train.teraflops"
+    if not measured.tokens_per_second:
+        return measured, "the cluster trains, not this machine" if is_cluster() else "no GPU is here to measure on"
     together = measured.tokens_per_second * (num_workers if config.scale.use_gpu is True else 1)
     if rows is not None:
         together *= min(1.0, rows.num_tokens / (rows.num_rows * config.train.seq_length))
@@ -207,7 +211,7 @@ def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
     if per_token:
         done = f", {rate * per_token / 1e9:,.0f} GFLOP/s ({forecast.origin})" if rate else ""
         lines.append(("operations", f"{per_token / 1e6:,.1f} MFLOP per token, forward and backward{done}"))
-    time = "not known: no GPU is here to measure on; give --train.tokens_per_second or --train.teraflops"
+    time = f"not known: {forecast.origin}; give --train.tokens_per_second or --train.teraflops"
     if rate:
         daily = f"{rate * 86_400 / 1e6:,.0f} million tokens per day"
         time = f"{format_seconds(forecast.seconds)} at {rate:,.0f} tokens/s ({forecast.origin}), {daily}"
@@ -221,12 +225,14 @@ def describe_plan(
     decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
     corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
     held = {**{name.replace("_", " "): value for name, value in memory.items() if value}, "sum": sum(memory.values())}
+    # Whether a cluster has GPUs is known once the job is there.
+    device = ", on a CPU (--scale.use_gpu true: on a GPU)" if config.scale.use_gpu == "auto" else ""
     parts = "\n".join(f"  {name:<22}{value / 2**20:>10,.1f} MiB" for name, value in held.items())
     return (
         f"{dump_yaml(config)}\nrun directory: {paths.run}\n{corpora}"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
-        f"memory per rank when a step needs most, without Python and its libraries:\n{parts}\n"
+        f"memory per rank when a step needs most, without Python and its libraries{device}:\n{parts}\n"
         f"{describe_forecast(forecast, config)}\n"
         "dry run: nothing was started"
     )

@@ -44,6 +44,7 @@ from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.build import Extensions, build_model, choose_attention, store_base
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
+from domext_ray.runtime.machine import is_cluster
 from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
 from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_loss, make_vector_loss, needs_teacher
@@ -269,14 +270,16 @@ def make_full_batch(config: PretrainConfig, vocab_size: int, length: int, num_ro
 def measure_step_cost(model: DryRunModel) -> StepCost:
     """Count the operations of full rows, and time some steps of one micro batch on this machine.
 
-    Nothing is timed where a GPU is wanted and none is here, or where `train.teraflops` says how fast a machine is.
+    Nothing is timed where a GPU is wanted and none is here, where a cluster's machines are going to train, or where
+    `train.teraflops` says how fast a machine is.
     """
     config, length, flops_per_token = model.config, model.config.train.seq_length, 0.0
     if not config.objective.makes_vectors:  # whose two views of a row differ in length
         batch = make_full_batch(config, model.num_words, length)
         whole = MaskedLoss(model.objective.model, model.device, bf16=config.engine.uses_bf16)
         flops_per_token = count_flops(whole, batch).flops_per_token
-    if config.train.teraflops or (config.scale.use_gpu is True and model.device.type != "cuda"):
+    has_no_gpu = config.scale.use_gpu is True and model.device.type != "cuda"
+    if config.train.teraflops or has_no_gpu or is_cluster():
         return StepCost(flops_per_token, 0.0)
     network = model.objective.model
     objective = make_loss(config, model.base, network, (), model.device)(

@@ -327,5 +327,6 @@ def test_dry_run_starts_nothing(
 ) -> None:
     train_here(build_command(tiny_base_folder, corpus_file, tmp_path / "runs", "dry", "--dry_run", "true"))
     said = capsys.readouterr().out
-    assert "trainable" in said and "memory per rank" in said
+    assert "trainable" in said and "without Python and its libraries, on a CPU (--scale.use_gpu true" in said
+    assert "training time         not known: the cluster trains, not this machine; give --train.tok" in said
     assert not (tmp_path / "runs").exists()
