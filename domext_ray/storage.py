@@ -119,6 +119,12 @@ class _Disk:
             file.seek(start)
             return file.read()
 
+    def read_end(self, key: str, num_bytes: int) -> tuple[bytes, int]:
+        with _open_file(key) as file:
+            start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
+            file.seek(start)
+            return file.read(), start
+
     def put(self, key: str, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
         path = Path(key)
         beside = _name_beside(path)
@@ -265,6 +271,14 @@ class Place:
             FileNotFoundError: there is none.
         """
         return self._backend.read(self.key, start)
+
+    def read_end(self, num_bytes: int) -> tuple[bytes, int]:
+        """Return the last bytes and where they begin; of a bucket in one request.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return self._backend.read_end(self.key, num_bytes)
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)

@@ -19,7 +19,7 @@ from domext_ray.errors import StorageError
 from domext_ray.files import NUMBER, check_values
 from domext_ray.storage import Log, Place, Where, parse_json
 
-EVENTS = "events.jsonl"
+EVENTS, TAIL_BYTES = "events.jsonl", 32_768
 STAGES = {
     (START_UP := "start_up"): "start-up",
     (PREPARING := "preparing"): "preparing the text",
@@ -105,10 +105,11 @@ class EventReader:
 
     def read(self) -> list[Event]:
         """Return what was said since the last call."""
-        info = self.path.info()
-        if info is None or info.size <= self._place:
+        try:
+            end, start = self.path.read_end(TAIL_BYTES)  # of a bucket in one request, which asks what has changed
+            added = end[self._place - start :] if start <= self._place else self.path.read_bytes(self._place)
+        except FileNotFoundError:
             return []
-        added = self.path.read_bytes(self._place)
         added = added[: added.rfind(b"\n") + 1]  # a line that is being written is read next time
         self._place += len(added)
         events = []

@@ -8,6 +8,7 @@ bucket metrics.jsonl grows every few seconds.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import threading
@@ -24,7 +25,8 @@ from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.storage import Log, Place, Where, parse_json
 from domext_ray.training.tracking import Tracked, Tracking
 
-REFRESH_SECONDS, TAIL_BYTES = 0.5, 32_768
+REFRESH_SECONDS, REQUEST_SECONDS, TAIL_BYTES = 0.5, 10.0, 32_768
+"""Between two looks at a run's files on a disk, and between two requests for those in a bucket."""
 SHOWN = {
     "train/lr": "lr {:.1e}",
     "train/grad_norm": "norm {:.2g}",
@@ -40,8 +42,10 @@ CHECK_REST = 20.0
 def read_metrics(where: Where, num_bytes: int = 0) -> list[dict[str, Any]]:
     """Read metrics.jsonl, or the last bytes of it; lines that a crash cut short or damaged are left out."""
     path, records = Place(where), list[dict[str, Any]]()
-    info = path.info()
-    content = path.read_bytes(max(0, info.size - num_bytes) if num_bytes else 0) if info else b""
+    try:
+        content = path.read_end(num_bytes)[0] if num_bytes else path.read_bytes()
+    except FileNotFoundError:
+        content = b""
     for line in content.split(b"\n"):
         with contextlib.suppress(ValueError):  # no JSON, or no UTF-8
             record = parse_json(line)
@@ -127,7 +131,8 @@ class MetricsLog:
 class RunProgress:
     """A thread of the driver that shows the newest lines of metrics.jsonl: step, loss, speed, time left, and more.
 
-    On a terminal one line is rewritten; elsewhere a plain line appears every ten seconds. Evaluations always get a
+    On a terminal one line is rewritten; elsewhere a plain line appears every ten seconds. Of a run in a bucket, which
+    has a price for each request, steps are some 20 s old. Evaluations always get a
     line of their own, and so does what workers tell the driver (events.py). When nothing has moved for a while, a line
     says what the run is doing, and what it waits for.
 
@@ -163,21 +168,28 @@ class RunProgress:
         self.stopped.set()
         self.thread.join(timeout=5)
         if not self.thread.is_alive():  # else it waits for storage that does not answer, or writes a page
-            self._show()
+            self._show_events()
+            self._show_steps()
         self.line.end()
 
     def _follow(self) -> None:
-        while not self.stopped.wait(REFRESH_SECONDS):
+        """Look at both files again and again; in a bucket at one of them in turn."""
+        seconds = REFRESH_SECONDS / 2 if self.path.is_local else REQUEST_SECONDS
+        for show in itertools.cycle((self._show_events, self._show_steps)):
+            if self.stopped.wait(seconds):
+                return
             with contextlib.suppress(StorageError):  # whoever must write says so
-                self._show()
+                show()
 
-    def _show(self) -> None:
+    def _show_events(self) -> None:
         for event in self.events.read():
             self.stall.note_move()
             if event.is_phase:
                 self.phase = event.text
             else:
                 self.line.keep(event.text)
+
+    def _show_steps(self) -> None:
         newest = read_metrics(self.path, TAIL_BYTES)
         if not newest or newest[-1]["step"] == self.shown_step:
             self.stall.look(self.phase)

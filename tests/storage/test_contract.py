@@ -116,6 +116,15 @@ def test_what_is_not_there(any_place: Place) -> None:
     any_place.delete()
 
 
+def test_the_end_of_a_file(place: Place) -> None:
+    own = place / "log"
+    with pytest.raises(FileNotFoundError):
+        own.read_end(3)
+    for content in (b"", b"a", b"abc", b"abcdef"):
+        own.put(content)
+        assert own.read_end(3) == (content[-3:], max(0, len(content) - 3))
+
+
 def test_places_are_values(place: Place) -> None:
     below = place / "a/b"
     assert (below.name, below.parent.name, below.parent.parent) == ("b", "a", place)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from object_store import BUCKET, Proxy, use_objects
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError
 from domext_ray.runs.attempts import supersede
+from domext_ray.runs.events import notify_driver
+from domext_ray.storage import Place
+from domext_ray.training import metrics as metrics_module
 from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics
 
 
@@ -96,3 +102,29 @@ def test_progress_shows_what_is_not_finite(tmp_path: Path, capsys: pytest.Captur
     assert "step 1/9  loss nan  10 tokens/s" in shown and "Traceback" not in shown
     for step in (0, 1):
         assert f"step {step}  held-out loss nan, accuracy nan, bits per character not measured; general" in shown
+
+
+def test_of_a_run_in_a_bucket_one_thing_is_asked_at_a_time(
+    objects: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bucket takes money for requests: a day of four per half second is 700,000."""
+    assert metrics_module.REQUEST_SECONDS >= 10
+    monkeypatch.setattr(metrics_module, "REQUEST_SECONDS", 0.25)
+    proxy, run = Proxy(objects), Place(f"{BUCKET}/{tmp_path.name}/run")
+    use_objects(proxy.address, monkeypatch)
+    speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
+    with RunProgress(run / "metrics.jsonl", TrainConfig(max_steps=9)):
+        time.sleep(0.6)  # neither file is there
+        (run / "metrics.jsonl").put(b"")
+        notify_driver(run, "2 workers train.")
+        time.sleep(0.6)
+        (run / "metrics.jsonl").put((json.dumps({"step": 3, "train/mlm_loss": 2.0, **speed}) + "\n").encode())
+        time.sleep(0.6)
+        proxy.requests.clear()
+        started = time.monotonic()
+        time.sleep(1.5)
+        number, seconds = len(proxy.requests), time.monotonic() - started
+    assert 2 <= number <= seconds / 0.25 + 1 and all(each.startswith("GET /") for each in proxy.requests)
+    said = capsys.readouterr().err
+    assert said.count("2 workers train.") == 1 and "step 3/9" in said
+    proxy.close()
