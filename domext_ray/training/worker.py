@@ -144,8 +144,15 @@ class PretrainWorker:
         self._unread: Callable[[], dict[str, Any]] | None = None
         self._ahead: tuple[list[Any], list[int], float] | None = None
         self.log = self._open_log() if rank == 0 else None
-        for choice in describe_choices(self.config, device) if rank == 0 else ():
-            notify_driver(self.run_dir, choice)
+        for said in (*self._describe_start(), *describe_choices(self.config, device)) if rank == 0 else ():
+            notify_driver(self.run_dir, said)
+
+    def _describe_start(self) -> list[str]:
+        """Which checkpoint the first step follows; nothing where the run begins anew."""
+        if self.checkpoint is not None:
+            return [f"going on from step {self.step:,}: {self.checkpoint.path}"]
+        start = self.plan.start
+        return [] if start is None else [f"starting from step {start.checkpoint.step:,}: {start.checkpoint.path}"]
 
     def _open_log(self) -> MetricsLog:
         trackers, options = self.config.run.trackers, list_tracked_options(self.config)

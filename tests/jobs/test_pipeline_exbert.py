@@ -15,6 +15,8 @@ from job_processes import kill_job, start_job
 from pretrain_jobs import LONG_EVALUATIONS, check_mistake, run_job, train_here, wait_for_step, write_command
 from safetensors.torch import load_file
 
+from domext_ray.runs.events import EventReader
+from domext_ray.training.checkpoint import find_latest
 from domext_ray.vocabulary.extension import load_extension
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]  # the matrix (test_methods.py) has the same, by the engine
@@ -116,6 +118,9 @@ def test_the_export_loads_alone_with_its_new_words(second: Path, tmp_path: Path)
 
 
 def test_the_second_stage_goes_on_from_the_first_and_changes_the_base(first: Path, second: Path) -> None:
+    said = [each.text for each in EventReader(second, from_start=True).read()]
+    newest = find_latest(first / "checkpoints")
+    assert newest is not None and f"starting from step {newest.step}: {newest.path}" in said
     last = [each for each in read_records(first) if "eval/domain_mlm_loss" in each][-1]
     start = read_records(second)[0]
     assert start["step"] == 0

@@ -439,6 +439,9 @@ def test_a_run_limited_by_seconds_goes_on_with_its_clock(start: Start, tmp_path:
     limit = 2 * first.seconds
     second = start(optim=optim, train=replace(train, max_seconds=limit))
     assert second.seconds == first.seconds > 0
+    said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    assert [each for each in said if "step 9" in each and "going" in each] == [f"going on from step 9: {saved}"]
     second.run()
     records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if "train/lr" in each]
     spent = [each["time/seconds"] for each in records]
