@@ -275,7 +275,7 @@ def _load_pretrained(place: str, where: storage.Place) -> tuple[PreTrainedTokeni
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # the hub's client and damaged files raise a dozen kinds
             if is_here:
-                storage.require_readable(folder)
+                storage.require_readable(where.local())
             kind, said = type(error).__name__, " ".join(str(error).split())[:200].rstrip(".")
             fault = f"cannot be loaded ({said or kind})"
             fault = fault if is_here else f"is no folder here and could not be fetched from the hub ({kind})"

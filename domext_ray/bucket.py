@@ -23,7 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from domext_ray.errors import StorageError
+from domext_ray.errors import StorageError, name_file
 
 PATIENCE_SECONDS, REQUEST_SECONDS = 120.0, 60.0
 """How long a bucket is asked again that does not answer, and how long one request may take."""
@@ -218,7 +218,7 @@ class Bucket:
         return folder / name
 
     def _download(self, key: str, target: Path) -> None:
-        with target.open("wb") as file:
+        with name_file(target), target.open("wb") as file:
             for chunk in self.store.get(key).stream(min_chunk_size=2**23):
                 file.write(chunk)
 

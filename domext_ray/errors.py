@@ -161,9 +161,11 @@ def find_storage_error(error: BaseException, path: object = "") -> StorageError 
         path: the file; empty: what the error names.
     """
     number: Any = getattr(error, "errno", None)
-    if number is None:  # safetensors and Arrow write the number into their text
-        quoted = re.search(r"\b(?:os error|errno:?) (\d+)", str(error))
+    if number is None:  # safetensors, Arrow and shutil write the number into their text
+        quoted = re.search(r"\b(?:os error|errno:?) (\d+)", str(error), re.IGNORECASE)
         number = int(quoted[1]) if quoted else None
+    if isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", str(error)):
+        number = errno.ENOSPC  # NumPy's, which does not say why
     place = path or getattr(error, "filename", None)
     advice = (_FILE_ADVICE if place else _STORAGE_ADVICE).get(number)
     if isinstance(getattr(error, "cause", None), BaseException) or advice is None:

@@ -31,7 +31,15 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias
 
 from domext_ray.bucket import NEW, Bucket, Info, find_cache
-from domext_ray.errors import AccessError, ConfigError, RunError, StorageError, find_storage_error, name_file
+from domext_ray.errors import (
+    AccessError,
+    ConfigError,
+    DomextError,
+    RunError,
+    StorageError,
+    find_storage_error,
+    name_file,
+)
 
 __all__ = ["NEW", "Info", "find_cache"]  # of a bucket, for those who know places alone
 
@@ -120,7 +128,7 @@ class _Disk:
             return file.read()
 
     def read_end(self, key: str, num_bytes: int) -> tuple[bytes, int]:
-        with _open_file(key) as file:
+        with open_file(key) as file:
             start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
             file.seek(start)
             return file.read(), start
@@ -363,13 +371,33 @@ class Place:
         folder = _name_beside(path)
         folder.mkdir(0o777 if self.is_local else 0o700, parents=True)  # others have the same folder for such files
         try:
-            yield folder
+            with _name_place(folder, self):
+                yield folder
         except Exception as error:
             if folder.is_dir():
                 raise
             raise _describe_loss(folder, self) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _name_place(temporary: Path, place: Place) -> Iterator[None]:
+    """Where writing to a temporary file or folder fails, name the place that it is for; most errors name nothing."""
+    try:
+        yield
+    except DomextError:
+        raise
+    except Exception as error:  # libraries have their own, and quote the operating system's
+        named = getattr(error, "filename2", None) or getattr(error, "filename", None)
+        written = temporary if named is None else Path(os.fsdecode(named))
+        if not written.is_relative_to(temporary):
+            raise  # it is about another file
+        is_whole = written == temporary
+        found = find_storage_error(error, place if is_whole else place / written.relative_to(temporary))
+        if found is None:
+            raise
+        raise found from error
 
 
 Where = str | Path | Place
@@ -390,7 +418,7 @@ def new_file(where: Where, *, is_flushed: bool = True) -> Iterator[Path]:
     with contextlib.nullcontext() if place.is_local else place.scratch() as folder:
         temporary = _name_beside(folder / place.name if folder else Path(place))
         try:
-            with name_file(place):
+            with _name_place(temporary, place):
                 yield temporary
                 if temporary.exists():  # a block may find that there is nothing to write
                     place.put(temporary, flush=is_flushed)

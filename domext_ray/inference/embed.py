@@ -22,7 +22,7 @@ from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.start.model import StartModel, load_start_model, pick_tensors, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
-from domext_ray.errors import ConfigError
+from domext_ray.errors import ConfigError, name_file
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
 from domext_ray.inference.parts import (
@@ -185,10 +185,10 @@ def _to_arrow(vectors: np.ndarray, is_valid: np.ndarray) -> pa.FixedSizeListArra
 def write_npy(plan: EmbedPlan, num_rows: int) -> None:
     """Join the parts as one array, a part in memory at a time, and their ids as JSON, a line each."""
     with (
-        new_file(plan.folder / IDS) as ids,
         new_file(plan.folder / VECTORS) as vectors,
-        ids.open("w", encoding="utf-8") as id_file,
         vectors.open("wb") as file,
+        new_file(plan.folder / IDS) as ids,
+        ids.open("w", encoding="utf-8") as id_file,
     ):
         header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, plan.width)}
         np.lib.format.write_array_header_1_0(file, header)
@@ -197,7 +197,8 @@ def write_npy(plan: EmbedPlan, num_rows: int) -> None:
             rows = np.full((table.num_rows, plan.width), np.nan, dtype="<f4")
             has_vector = column.is_valid().to_numpy(zero_copy_only=False)
             rows[has_vector] = column.flatten().to_numpy().reshape(-1, plan.width)
-            file.write(rows.tobytes())
+            with name_file(plan.folder / VECTORS):
+                file.write(rows.tobytes())
             write_lines(id_file, table.column("id").to_pylist())
 
 

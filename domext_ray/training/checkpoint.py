@@ -165,7 +165,7 @@ def save_checkpoint(
         with contextlib.suppress(OSError, DomextError):
             if not (target / MANIFEST).is_file():  # other ranks still write theirs: what is left counts for nothing
                 (target if num_ranks == 1 else target / (TENSORS + ending)).delete()
-        cause = getattr(error.__cause__ or error, "strerror", None) or str(error)
+        cause = getattr(error.__cause__ or error, "strerror", None) or str(error.__cause__ or error)
         raise StorageError(
             f"the checkpoint of step {step} cannot be written to {folder} ({cause}): free space there, and the same "
             "command goes on from the checkpoint before it."

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure
+import numpy as np
 import pyarrow.parquet
 import pytest
 import ray
@@ -20,10 +24,11 @@ from file_limits import limit_files
 from ray.exceptions import RayError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from domext_ray.errors import CorpusError, StorageError, find_user_error
 from domext_ray.runtime.stopping import exit_on_user_error
-from domext_ray.storage import new_file, write_text
+from domext_ray.storage import Place, new_file, write_text
 
 SIZE = 10_000
 
@@ -51,6 +56,80 @@ def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     ):
         write_text(path, "x" * 2 * SIZE)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def write_arrow(path: Path, table: pyarrow.Table) -> None:
+    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_lines(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:  # what is left is written as it is closed
+        file.write(text)
+
+
+def draw(path: Path) -> None:
+    figure = matplotlib.figure.Figure(figsize=(9, 9))
+    figure.figimage(np.random.default_rng(0).random((900, 900)))
+    figure.savefig(path, format="png")
+
+
+NUMBERS = np.random.default_rng(0).random(5 * SIZE)
+TABLE = pyarrow.table({"x": NUMBERS})
+TENSORS = {"x": torch.zeros(SIZE)}
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "text.md": lambda path: path.write_text("x" * 2 * SIZE),
+    "lines.jsonl": lambda path: write_lines(path, "x" * (SIZE + 100)),
+    "array.npy": lambda path: np.save(path, NUMBERS),  # NumPy says how much was written, and not why
+    "arrays.npz": lambda path: np.savez(path, NUMBERS),
+    "packed.npz": lambda path: np.savez_compressed(path, NUMBERS),
+    "raw.bin": lambda path: NUMBERS.tofile(path),
+    "shard.arrow": lambda path: write_arrow(path, TABLE),
+    "table.parquet": lambda path: pyarrow.parquet.write_table(TABLE, path),
+    "tensors.safetensors": lambda path: save_file(TENSORS, path),
+    "picture.png": draw,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_there_is_no_room_for_is_named(name: str, tmp_path: Path) -> None:
+    """A file, however it is written; of one among the files of a folder the folder, for most errors name no file."""
+    said = r"^{}(/{})? cannot be read or written \((File too large|No space left on device)\): "
+    with (
+        pytest.raises(StorageError, match=said.format(tmp_path / name, "")),
+        new_file(tmp_path / name) as path,
+        limit_files(SIZE),
+    ):
+        WRITERS[name](path)
+    export = Place(tmp_path / "export")
+    with (
+        pytest.raises(StorageError, match=said.format(export, name)),
+        export.new_files("last.json") as temporary,
+        limit_files(SIZE),
+    ):
+        WRITERS[name](temporary / name)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_folders_that_libraries_write_are_named(tiny_base_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForMaskedLM.from_pretrained(tiny_base_folder)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_base_folder)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "large.bin").write_bytes(bytes(2 * SIZE))
+    copy = functools.partial(shutil.copytree, tmp_path / "source", dirs_exist_ok=True)
+    for write in (model.save_pretrained, tokenizer.save_pretrained, copy):
+        with (
+            pytest.raises(StorageError, match=rf"^{tmp_path / 'made'} cannot be read or written \(File too large"),
+            Place(tmp_path / "made").new_files("last.json") as temporary,
+            limit_files(2000),
+        ):
+            write(temporary)
+
+
+def test_a_file_that_is_read_meanwhile_is_not_the_one_that_is_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught, new_file(tmp_path / "part.jsonl"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/data/notes.txt")
+    assert str(find_user_error(caught.value)).startswith("/data/notes.txt cannot be read or written (Input/output err")
 
 
 def test_files_reach_the_disk_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from domext_ray.downstream.finetune.finetuned import read_result, restore_stages
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.downstream.tasks.stages import StagedResult, evaluate_stages, score_baselines
-from domext_ray.errors import TrainingError
+from domext_ray.errors import TrainingError, name_file
 from domext_ray.experiment.runner import Step, Trial
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED
@@ -68,11 +68,13 @@ def train_point(plan: FinetunePlan, point: Point) -> Step:
 
 def _train_point(plan: FinetunePlan, point: Point) -> Step:
     device = _prepare_process(plan)
-    with (plan.trainings / f"{point.key}.progress.jsonl").open("w", encoding="utf-8") as progress:
+    path = plan.trainings / f"{point.key}.progress.jsonl"
+    with path.open("w", encoding="utf-8") as progress:
 
         def report(record: dict[str, Any]) -> None:
-            progress.write(json.dumps(record) + "\n")
-            progress.flush()
+            with name_file(path):
+                progress.write(json.dumps(record) + "\n")
+                progress.flush()
 
         fitted = fit_stages(plan.start, plan.task, plan.config, point, device, report)
     result = evaluate_stages(plan.task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))
