@@ -147,8 +147,10 @@ def test_each_does_its_work(
         assert (f"export: {BUCKET}/runs/" if number else "nothing is left to do") in said, words
     for place in ("bank", f"{BUCKET}/bank"):
         run(("bank", "--bank", place, "--add", f"{BUCKET}/runs/af", "--name", "clinic"))
+    # The workers of a Ray that runs already are in another folder: models have their whole paths.
+    models = {"embed": ("--model", str(tiny_base_folder)), "predict": ("--model", f"{tmp_path}/bank:clinic")}
     for words in (each for each in commands if each[0] != "pretrain"):
         capsys.readouterr()
-        run([*words, *(("--model", str(tiny_base_folder)) if words[0] == "embed" else ())])
+        run([*words, *models.get(words[0], ())])
         assert capsys.readouterr().out.strip(), words
     assert [*(tmp_path / "filled").rglob("*.jsonl")] and [*(tmp_path / "vectors").rglob("*.npy")]
