@@ -75,7 +75,7 @@ def test_a_submitted_job_finds_what_an_earlier_one_wrote(
     for command, says in {
         train: f"run directory: {runs}/clinic",
         "domext embed --model runs/clinic --input texts/*.txt --output vectors": f"vectors, .*: {runs}/vectors",
-        "python script.py": rf"loaded 4 steps\n.* 'nothing/of/this' was looked for .* and as {runs}/nothing/of/this\.",
+        "python script.py": rf"loaded 4 steps\n.*'nothing/of/this' was looked for .* and as {runs}/nothing/of/this\.",
     }.items():
         done = submit(cluster, working_dir, command)
         said = done.stdout[-3000:] + done.stderr[-3000:]
