@@ -147,7 +147,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
         return None
     vocabulary = _provide_extension(config, base, paths.scratch, paths.corpora)
     if config.vocab.words:
-        start_ray()
+        start_ray(config.scale.wait_seconds)
         measure_extension(config.corpus, config.prepare, config.vocab, vocabulary.folder, paths.corpora)
     _keep(vocabulary.folder, paths.run)
     print(f"{format_statistics(vocabulary.folder)}\nvocabulary: {paths.run}")
@@ -159,7 +159,7 @@ def _provide_extension(config: PretrainConfig, base: Base, folder: Path, cache_d
     known = read_run_vocabulary(config, base)
     if config.vocab.words:
         return import_words(config.vocab, known, folder)
-    start_ray()
+    start_ray(config.scale.wait_seconds)
     return learn_extension(config.corpus, config.prepare, config.vocab, known, folder, cache_dir)
 
 
@@ -182,7 +182,7 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     if config.dry_run:
         print(_describe_sources(resolve_sources(config.corpus, config.prepare), paths))
         return None
-    start_ray()
+    start_ray(config.scale.wait_seconds)
     is_own = base is not None and not config.vocab.extends_base
     tokenizer_dir = base.tokenizer_folder if base and is_own else get_or_build_tokenizer(config, base, paths)
     inputs = get_or_prepare_texts(config, base, tokenizer_dir, paths)

@@ -93,7 +93,7 @@ def run_pretraining(config: PretrainConfig, preset: str = "", started: float | N
         print(_forecast(run, samples))
         return run_dir
     with lock_run(run_dir) as held:  # before Ray starts: storage that refuses is told within seconds
-        start_ray()
+        start_ray(run.config.scale.wait_seconds)
         run = replace(run.at(held), config=resolve_workers(run.config))
         check_room(run.config)
         print(f"run directory: {held}", flush=True)

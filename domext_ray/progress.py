@@ -9,11 +9,9 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable
 
 TERMINAL_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
-PATIENCE_SECONDS = 30.0
 
 
 class StatusLine:
@@ -80,31 +78,6 @@ class HashLine:
         line.show(f"{done}, {speed}{left}")
         if num_bytes >= total and line.seconds >= PLAIN_SECONDS:
             line.keep(f"{done} in {format_seconds(line.seconds)}, {speed}")
-
-
-class StallTimer:
-    """Says what work waits for when nothing has moved for 30 s, then for twice as long.
-
-    Args:
-        line: where to say it.
-        describe_waiting: says what Ray cannot place; empty: nothing.
-    """
-
-    def __init__(self, line: StatusLine, describe_waiting: Callable[[], str]) -> None:
-        self._line, self._describe_waiting = line, describe_waiting
-        self.note_move()
-
-    def note_move(self) -> None:
-        """Something has moved."""
-        self._moved, self._limit = time.monotonic(), PATIENCE_SECONDS
-
-    def look(self, work: str) -> None:
-        """Say it, once for every limit that is passed; `work` is what is being done, such as "preparing"."""
-        seconds = time.monotonic() - self._moved
-        if seconds >= self._limit:
-            self._limit *= 2
-            waiting = f" ({said})" if (said := self._describe_waiting()) else ""
-            self._line.keep(f"{work}: nothing has moved for {seconds:,.0f} s{waiting}; Ctrl-C stops.")
 
 
 def format_seconds(seconds: float) -> str:

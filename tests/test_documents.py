@@ -51,6 +51,7 @@ IMAGE = "/opt/domext_ray/"
 FREE = set("cd docker git kubectl mlflow mypy pre-commit pytest ruff scancel tail tensorboard trackio".split())
 """Commands of others whose options are not looked at; the files of ours that they name are."""
 OTHERS_OPTIONS = {
+    "--dashboard-agent-listen-port",
     "--help",
     "--help_all",
     f"--{CONFIG}",

@@ -1,4 +1,4 @@
-"""Whether the processes of a job have GPUs, and how long they wait for them."""
+"""Whether the processes of a job have GPUs, and how long they wait for these and for room."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class GpuOptions:
 
     # a GPU for each process; auto: where there are GPUs, or a cluster can bring them
     use_gpu: Main[UseGpu] = free("auto")
-    # how long a job waits for GPUs, or for room, that a cluster has too little of, before it gives up
+    # how long a job waits for GPUs, or for room for any of its tasks and processes, before it gives up
     wait: Time = free("10m")
 
     @property

@@ -17,7 +17,8 @@ import pickle
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -29,12 +30,15 @@ from domext_ray.corpus.manifest import take_rows
 from domext_ray.corpus.sampler import Sampler
 from domext_ray.data.ray_tasks import configure_ray_data
 from domext_ray.errors import CorpusError
+from domext_ray.runtime.waiting import WAIT_SECONDS, RoomTimer
 from domext_ray.storage import Place
 
 ROWS_PER_TASK = 1024
 TASKS = 4
 """Reading tasks of one Ray Data execution, whose rows are all made before the first is used."""
 PREFETCHED_BATCHES = 4
+LOOK_SECONDS = 10.0
+"""Between two looks at whether reading tasks that have made nothing have room."""
 READ_CPUS = 0.25  # of a reading task: it leaves a small machine to the model
 
 RankBatch = tuple[list[Arrays], list[int]]
@@ -117,16 +121,20 @@ class BatchRange:
         return pa.table({"batch": pa.array([pickle.dumps(each, protocol=5) for each in made], pa.large_binary())})
 
 
-def stream_batches(reader: BatchReader, batch: int = 0, end: int = sys.maxsize) -> Iterator[RankBatch]:
+def stream_batches(
+    reader: BatchReader, batch: int = 0, end: int = sys.maxsize, wait_seconds: float = WAIT_SECONDS
+) -> Iterator[RankBatch]:
     """Yield a rank's micro batches of the global batches from one on.
 
     Args:
         reader: makes them.
         batch: global batch to start at.
         end: global batch to end before; nothing beyond is read.
+        wait_seconds: how long reading tasks may wait for room.
 
     Raises:
         CorpusError: a shard has gone.
+        RunError: nobody has left any room for reading tasks for so long.
     """
     per_task = max(1, ROWS_PER_TASK // reader.num_rows)
     running = list[Prefetch[RankBatch]]()
@@ -134,7 +142,8 @@ def stream_batches(reader: BatchReader, batch: int = 0, end: int = sys.maxsize) 
         while True:
             while len(running) < 2 and batch < end:  # the next one begins while a model trains on this one
                 last = min(batch + TASKS * per_task, end)
-                running.append(Prefetch(_run(BatchRange(reader, batch, last, per_task))))
+                rows = _run(BatchRange(reader, batch, last, per_task))
+                running.append(Prefetch(rows, look=_RoomToRead(wait_seconds).look))
                 batch = last
             if not running:
                 return
@@ -143,6 +152,28 @@ def stream_batches(reader: BatchReader, batch: int = 0, end: int = sys.maxsize) 
     finally:
         for each in running:
             each.close()
+
+
+class _RoomToRead:
+    """Ends reading that has had no room for too long: Ray Data itself would wait for ever."""
+
+    def __init__(self, seconds: float) -> None:
+        from domext_ray.runtime.ray_cluster import ask_waiting
+
+        self._room, self._due = RoomTimer(ask_waiting, seconds), 0.0
+
+    def look(self, waited: float) -> None:
+        """Nothing has come for so many seconds; see whether tasks could run, which then are slow."""
+        from domext_ray.runtime.ray_cluster import list_nodes
+
+        if waited < LOOK_SECONDS:
+            self._room.note_work()
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + LOOK_SECONDS
+            if any(each.cpus >= READ_CPUS for each in list_nodes(free=True)):
+                self._room.note_work()
+            else:
+                self._room.check("reading rows")
 
 
 def _run(batches: BatchRange) -> Iterator[RankBatch]:
@@ -178,21 +209,35 @@ class Prefetch(Iterator[ItemT]):
     Args:
         items: what to run; its exceptions come out of `next`.
         depth: items that are kept ready.
+        look: called now and then while nothing is ready, with the seconds; its exceptions come out of `next`, too.
     """
 
-    def __init__(self, items: Iterator[ItemT], depth: int = PREFETCHED_BATCHES) -> None:
-        self._items = items
+    def __init__(
+        self,
+        items: Iterator[ItemT],
+        depth: int = PREFETCHED_BATCHES,
+        look: Callable[[float], None] = lambda waited: None,
+    ) -> None:
+        self._items, self._look = items, look
         self._ready: queue.Queue[tuple[ItemT | None, BaseException | None]] = queue.Queue(maxsize=depth)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="prefetch", daemon=True)
         self._thread.start()
 
     def __next__(self) -> ItemT:
-        item, error = self._ready.get()
+        item, error = self._get()
         if error is not None:
             self._put(None, error)  # a second call ends in the same way
             raise error
         return cast(ItemT, item)
+
+    def _get(self) -> tuple[ItemT | None, BaseException | None]:
+        started = time.monotonic()
+        while True:
+            try:
+                return self._ready.get(timeout=1.0)
+            except queue.Empty:
+                self._look(time.monotonic() - started)
 
     def close(self) -> None:
         """Stop the thread; what is ready is dropped."""

@@ -25,9 +25,9 @@ from ray.tune.search import Searcher
 
 from domext_ray.errors import StorageError, find_user_error
 from domext_ray.experiment.runner import Ledger, Outcome, Rules, Step, Trial, Watch
-from domext_ray.progress import StallTimer
-from domext_ray.runtime.ray_cluster import describe_waiting
+from domext_ray.runtime.ray_cluster import ask_waiting, describe_waiting
 from domext_ray.runtime.tasks import END_SECONDS, Pool
+from domext_ray.runtime.waiting import RoomTimer, StallTimer
 
 SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # no table on the terminal
@@ -51,7 +51,7 @@ def run_trials(pool: Pool, trials: Iterable[Trial], ledger: Ledger, watch: Watch
         rules: what holds for all of them.
 
     Raises:
-        DomextError: a mistake that all trials share.
+        DomextError: a mistake that all trials share, or no room for any of them.
     """
     os.environ.update(SETTINGS)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what matters of it the watch says in a line
@@ -131,6 +131,7 @@ class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # 
         self.trials: list[Any] = []  # Tune's
         self.error: Exception | None = None
         self.stall, self.place, self.looked = StallTimer(watch.line, describe_waiting), object(), time.monotonic()
+        self.room, self.placed = RoomTimer(ask_waiting), set[str]()  # ids of trials that have a process
 
     def __reduce__(self) -> Any:
         return object, ()  # for the state that Tune keeps
@@ -153,6 +154,7 @@ class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # 
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         outcome, self.trials, self.since[trial.trial_id] = self.running[trial.trial_id], trials, time.monotonic()
+        self.placed.add(trial.trial_id)
         with self._keep_error():
             self.ledger.write(outcome)  # its name is known from now on, and so is what it leaves before its first step
         step = len(outcome.steps), self.rules.num_steps
@@ -180,6 +182,7 @@ class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # 
         self._note_death(trial, is_last=True)
 
     def _note_death(self, trial: Any, *, is_last: bool) -> None:
+        self.placed.discard(trial.trial_id)
         if self.error is not None:
             return
         with self._keep_error():
@@ -196,6 +199,7 @@ class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # 
         self.ledger.write(outcome)
         if outcome.status:
             del self.running[trial_id]
+            self.placed.discard(trial_id)
             self.watch.num_ended += 1
             self.watch.end(outcome)
 
@@ -214,6 +218,8 @@ class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # 
         if time.monotonic() - self.looked >= LOOK_SECONDS:
             seen, self.place = self.place, self.watch.look([each.trial for each in self.running.values()])
             self.stall.look(self.rules.verb) if self.place == seen else self.stall.note_move()
+            with self._keep_error():  # raised at the next look
+                self.room.note_work() if self.placed else self.room.check(self.rules.verb)
             self.looked = time.monotonic()
         return False
 

@@ -41,7 +41,7 @@ from domext_ray.inference.submission import SubmissionInput
 from domext_ray.runs.run_directory import RUN, check_identity, lock_run, read_identity, write_config, write_run
 from domext_ray.runtime.cpu_kernels import PREDICTION
 from domext_ray.runtime.device import prepare_device
-from domext_ray.runtime.ray_cluster import describe_nodes, list_nodes, resolve_gpu, start_ray
+from domext_ray.runtime.ray_cluster import describe_hold, describe_nodes, list_nodes, resolve_gpu, start_ray
 from domext_ray.runtime.records import Records
 from domext_ray.runtime.tasks import Function, Pool, Task, run_tasks
 from domext_ray.storage import Place, new_file
@@ -207,7 +207,7 @@ def run_block_job(plan: BlockPlan[Any]) -> Path:
     if plan.is_complete:
         print(f"the {plan.product} in {plan.folder} are complete; nothing is left to do.")
         return plan.folder
-    start_ray()
+    start_ray(plan.config.scale.wait_seconds)
     plan = replace(plan, config=resolve_gpu(plan.config))
     with _name_output(), lock_run(plan.folder):
         write_config(plan.folder, plan.config)
@@ -273,11 +273,11 @@ def _plan_workers(scale: InferenceScaleConfig, most: int) -> tuple[int, float]:
     share = scale.cpus or 1.0
     room = sum(each.hold(share, with_gpu=scale.uses_gpu) for each in nodes)
     if scale.cpus and not room:
-        raise ConfigError(f"--scale.cpus is {scale.cpus:g}; there are {describe_nodes(nodes)}.")
+        raise ConfigError(f"--scale.cpus is {scale.cpus:g}; there are {describe_nodes(nodes)}{describe_hold()}.")
     if scale.workers > max(room, 1):
         raise ConfigError(
             f"--scale.workers is {scale.workers}; there is room for {room} with {share:g} CPUs each "
-            f"({describe_nodes(nodes)}); lower it or --scale.cpus."
+            f"({describe_nodes(nodes)}{describe_hold()}); lower it or --scale.cpus."
         )
     return min(scale.workers or max(room, 1), most), share
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -35,10 +36,13 @@ from domext_ray.runtime.ray_private import (
     is_growing,
     list_free_resources,
     read_autoscaler_state,
+    read_own_job,
     read_resource_state,
     stay_on_localhost,
+    take_any_agent_port,
 )
 from domext_ray.runtime.stopping import keep_signals
+from domext_ray.runtime.waiting import WAIT_SECONDS, set_limit
 
 OBJECT_STORE_BYTES = 512 * 2**20
 CONNECT_SECONDS = 5.0
@@ -70,15 +74,19 @@ SHARED_MEMORY, START_BYTES = "/dev/shm", 2**20
 ConfigT = TypeVar("ConfigT", bound=Any)
 
 
-def start_ray() -> None:
+def start_ray(wait_seconds: float = WAIT_SECONDS) -> None:
     """Connect to the cluster that RAY_ADDRESS or the job server names, or start a local one on localhost.
 
     The local one has token authentication, no dashboard and a bounded object store.
+
+    Args:
+        wait_seconds: how long work may wait for room on it from now on, before it ends with an error.
 
     Raises:
         ConfigError: the cluster does not answer, or refuses the token; or a variable asks for unknown kernels.
         RunError: a local Ray does not start, or somebody else has its folder.
     """
+    set_limit(wait_seconds)
     if ray.is_initialized():
         return
     # Here, because reading tasks import this file and do not compute.
@@ -181,6 +189,7 @@ def _keep_to_this_machine() -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     _set_environment(LOCAL_TRAIN_SETTINGS | LOCAL_WORKER_SETTINGS)
     stay_on_localhost()
+    take_any_agent_port()
     if LOOPBACK.exists():
         _set_environment({"GLOO_SOCKET_IFNAME": LOOPBACK.name})  # workers talk to each other there, too
 
@@ -396,9 +405,49 @@ class Node:
 
 
 def list_nodes(*, free: bool = False) -> list[Node]:
-    """Return the cluster's nodes; `free`: with what nobody holds, of those that stay. Ray is initialised."""
-    resources = list_free_resources() if free else [each["Resources"] for each in _list_alive()]
-    return [Node(each.get("CPU", 0.0), each.get("GPU", 0.0)) for each in resources]
+    """Return the cluster's nodes, without what this job's own command holds; Ray is initialised.
+
+    `free`: with what nobody holds, of those that stay.
+    """
+    if free:
+        return [_to_node(each) for each in list_free_resources()]
+    own, nodes = _find_own_hold(), {each["NodeID"]: _to_node(each["Resources"]) for each in _list_alive()}
+    if own.node_id in nodes:
+        whole = nodes[own.node_id]
+        nodes[own.node_id] = Node(max(0.0, whole.cpus - own.node.cpus), max(0.0, whole.gpus - own.node.gpus))
+    return [*nodes.values()]
+
+
+def _to_node(resources: Mapping[str, float]) -> Node:
+    return Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """What the command of a submitted job holds, on which node: its processes never get it."""
+
+    node_id: str = ""
+    node: Node = Node(0.0, 0.0)
+
+
+def _find_own_hold() -> _Hold:
+    context = ray.get_runtime_context()
+    return _read_own_hold(context.gcs_address, context.get_job_id())
+
+
+@functools.lru_cache(maxsize=1)
+def _read_own_hold(address: str, job_id: str) -> _Hold:
+    """It stays what it was while the job runs; what was not submitted holds nothing."""
+    own = read_own_job(address, job_id)
+    return _Hold(own.driver_node_id, Node(own.entrypoint_num_cpus, own.entrypoint_num_gpus))
+
+
+def describe_hold() -> str:
+    """Say what this job's own command holds, and how to have it back, as the end of a clause; empty: nothing."""
+    own = _find_own_hold().node
+    held = {"CPU": own.cpus, "GPU": own.gpus}
+    parts = [f"{amount:g} {name} (--entrypoint-num-{name.lower()}s)" for name, amount in held.items() if amount]
+    return f", while this job's own command holds {' and '.join(parts)}: submit it without" if parts else ""
 
 
 def list_accelerators() -> list[str]:
@@ -457,23 +506,30 @@ def describe_nodes(nodes: Sequence[Node]) -> str:
 
 
 def describe_waiting() -> str:
-    """Say what Ray cannot place now and what is free, in one clause; empty: nothing waits. Ray is initialised."""
+    """Say what Ray cannot place now and what has the room, in one clause; empty: nothing waits. Ray is initialised."""
+    return ask_waiting()[1]
+
+
+def ask_waiting() -> tuple[int, str]:
+    """Return how many tasks and processes of anybody's Ray cannot place now, and what `describe_waiting` says."""
     try:
         state = read_resource_state()
     except RayError:  # Ray is ending, or too busy to say
-        return ""
+        return 0, ""
     asked: Counter[str] = Counter()
     for each in state.pending_resource_requests:  # tasks and actors
         asked[_describe_bundle(each.request.resources_bundle)] += each.count
     for gang in state.pending_gang_resource_requests:  # workers that start together
         asked.update(_describe_bundle(each.resources_bundle) for each in gang.requests)
     if not asked:
-        return ""
+        return 0, ""
     free, total = ray.available_resources(), ray.cluster_resources()
     wanted = ", ".join(f"{number} times {bundle}" for bundle, number in asked.most_common(3))
     names = [name for name in ("CPU", "GPU") if name == "CPU" or name in total]
     has = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in names)
-    return f"Ray has no room yet for {wanted}; free are {has} on {describe_nodes(list_nodes())}"
+    nodes = [_to_node(each["Resources"]) for each in _list_alive()]
+    said = f"Ray has no room yet for {wanted}; free are {has} on {describe_nodes(nodes)}{describe_hold()}"
+    return asked.total(), said
 
 
 def _describe_bundle(bundle: Mapping[str, float]) -> str:

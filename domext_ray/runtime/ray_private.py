@@ -6,6 +6,7 @@ otherwise, ends a job in one sentence, and changes nothing in silence.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -28,7 +29,8 @@ REACHES = {
     "ray.autoscaler.v2.sdk:get_cluster_resource_state": "what a cluster cannot place",
     "ray.autoscaler.v2.utils:is_autoscaler_v2": "whether a cluster grows",
     "ray.core.generated.autoscaler_pb2:GetClusterStatusReply": "what its autoscaler can bring",
-    "ray._raylet:GcsClient": "the client that asks for it",
+    "ray._raylet:GcsClient": "the client that asks for it, and for what a job's own command holds",
+    "ray._private.parameter:RayParams": "a Ray that leaves the agent's port to a cluster beside it",
     "ray.core.generated.autoscaler_pb2:NodeStatus": "nodes that are taken back",
     "ray.train.v2._internal.execution.callback:WorkerCallback": "workers that heed SIGTERM",
     "ray._private.services:JEMALLOC_SO": "the allocator that Ray ships",
@@ -77,6 +79,16 @@ def stay_on_localhost() -> None:
     reach("ray._private.authentication.authentication_token_setup:logger").setLevel(logging.ERROR)
 
 
+def take_any_agent_port() -> None:
+    """Let the agent of the local Ray that is going to start listen on a port that is free.
+
+    By default it takes 52365, which `ray start` takes, too: the agent of a cluster that starts later on this machine
+    then ends, and the cluster answers every `ray job submit` with "No available agent to submit job".
+    """
+    params = reach("ray._private.parameter:RayParams")
+    _replace("ray._private.parameter:RayParams", functools.partial(params, dashboard_agent_listen_port=0))
+
+
 def make_token_header() -> dict[str, str]:
     """Return the header that shows this machine's token to a cluster; empty where tokens are off.
 
@@ -113,6 +125,18 @@ def list_free_resources() -> list[dict[str, float]]:
     statuses = reach("ray.core.generated.autoscaler_pb2:NodeStatus")
     gone = {statuses.Value("DEAD"), statuses.Value("DRAINING")}
     return [dict(each.available_resources) for each in read_resource_state().node_states if each.status not in gone]
+
+
+def read_own_job(address: str, job_id: str) -> Any:
+    """Return what the job server of the cluster at HOST:PORT knows of the command that a job was submitted with."""
+    client = reach("ray._raylet:GcsClient")(address=address)
+    found = client.get_all_job_info(job_or_submission_id=job_id, skip_is_running_tasks_field=True)
+    return next(each.job_info for number, each in found.items() if number.hex() == job_id)
+
+
+def wait_for_proxies() -> None:
+    """Wait until what answers Serve's HTTP knows all applications; Serve runs, and its own limit counts."""
+    reach("ray.serve.context:_get_global_client")().wait_for_proxies_serving(wait_for_applications_running=True)
 
 
 def is_growing() -> bool:

@@ -5,7 +5,8 @@ makes, in a folder or a bucket. A task depends on what it is given alone, so a j
 not.
 
 Ray is handed a bounded number of tasks at a time, and more than there are CPUs for, so that a cluster that can grow
-does. Results come in the order of the tasks, and no more of them are kept than tasks are under way.
+does. Results come in the order of the tasks, and no more of them are kept than tasks are under way. A job of whose
+tasks none has room for as long as it may wait (`runtime.waiting`) ends.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import ray
 from ray import exceptions
 
 from domext_ray.errors import RunError, find_storage_error, find_user_error
-from domext_ray.progress import StallTimer, StatusLine, format_seconds
-from domext_ray.runtime.ray_cluster import describe_waiting
+from domext_ray.progress import StatusLine, format_seconds
+from domext_ray.runtime.ray_cluster import ask_waiting, describe_waiting
 from domext_ray.runtime.records import Records, Result
+from domext_ray.runtime.waiting import RoomTimer, StallTimer
 
 MOST_DEATHS = 3
 """Workers that a task may lose: a node that goes away is no reason to stop, a text that kills its worker is."""
@@ -94,14 +96,15 @@ def run_tasks(
         The results, in order.
 
     Raises:
-        DomextError: a task met a user's mistake, could not write, or lost its worker again and again.
+        DomextError: a task met a user's mistake, could not write, or lost its worker again and again; or there was no
+            room for any.
     """
     runner, progress = (
         _Runner(work, records, {"num_cpus": cpus, "num_gpus": gpus}),
         _Progress(verb, total, unit, before),
     )
     coming, order, ready, deaths = iter(tasks), deque[int](), dict[int, Result](), Counter[int]()
-    stall = StallTimer(progress.line, describe_waiting)
+    stall, room = StallTimer(progress.line, describe_waiting), RoomTimer(ask_waiting)
     try:
         while True:
             for task in islice(coming, max(0, count_window() - len(order))):
@@ -109,9 +112,11 @@ def run_tasks(
                 runner.submit(task)
             if not order:
                 break
+            stall.note_move()
+            room.note_work()
             while (ended := runner.wait()) is None:
                 stall.look(verb)
-            stall.note_move()
+                room.note_work() if runner.begun else room.check(verb, runner.num_waiting)
             task, found = ended
             if isinstance(found, Exception):
                 deaths[task.number] += 1
@@ -148,13 +153,24 @@ class _Runner:
         self.work: Any = ray.put(work)
         self.records = ray.put(records)
         self.running: dict[Any, tuple[Task, Any]] = {}
+        self.begun = set[Any]()  # those of them that have a process
         self.waiting = deque[Task]()
-        self.idle = [self._start_worker() for _ in range(self.pool.workers)] if self.pool else []
+        self.idle = list[Any]()
+        self.starting = dict[Any, Any]()  # workers without a process so far, by what says that they have one
+        self.lost_starts = 0  # in a row
+        for _ in range(self.pool.workers if self.pool else 0):
+            self._start_worker()
 
-    def _start_worker(self) -> Any:
+    def _start_worker(self) -> None:
         assert self.pool is not None
         options = {"num_cpus": self.pool.cpus, "num_gpus": self.pool.gpus}
-        return _Worker.options(**options).remote(self.work, self.records)  # type: ignore[attr-defined]
+        worker = _Worker.options(**options).remote(self.work, self.records)  # type: ignore[attr-defined]
+        self.starting[worker.begin.remote()] = worker
+
+    @property
+    def num_waiting(self) -> int:
+        """How many tasks, or processes of a pool, Ray has not started yet."""
+        return len(self.running) - len(self.begun) + len(self.starting)
 
     def submit(self, task: Task) -> None:
         self.waiting.append(task)
@@ -162,39 +178,77 @@ class _Runner:
 
     def _hand_out(self) -> None:
         while self.waiting and (self.pool is None or self.idle):
-            worker = self.idle.pop() if self.pool else None
             task = self.waiting.popleft()
-            answer = worker.perform.remote(task) if worker else self.perform.remote(self.work, self.records, task)
-            self.running[answer] = task, worker
+            if self.pool is None:
+                self.running[self.perform.remote(self.work, self.records, task)] = task, None
+            else:
+                worker = self.idle.pop()
+                answer = worker.perform.remote(task)
+                self.running[answer] = task, worker
+                self.begun.add(answer)
 
     def wait(self) -> tuple[Task, Any] | None:
         """Return a task that has ended, with its result or how its worker died; None: none within a second."""
-        ended, _ = ray.wait([*self.running], timeout=1.0)
-        if not ended:
+        ready, _ = ray.wait([*self.running, *self.starting], timeout=1.0)
+        if not ready:
             return None
-        task, worker = self.running.pop(ended[0])
+        answer: Any = ready[0]
+        if self.pool is not None and answer in self.starting:
+            self._take_worker(self.pool, answer)
+            return None
+        reference = next(answer) if self.pool is None else answer
         try:
-            found = ray.get(ended[0])
+            found = ray.get(reference)
         except exceptions.RayTaskError as error:
             raise find_user_error(error) or error from None
         except _DEATHS as error:
-            if worker is not None:
-                ray.kill(worker)  # it may be there, and not be heard
-            found, worker = error, self.pool and self._start_worker()
-        if worker is not None:
+            found = error
+        if found is None:  # a task without a pool has begun
+            self.begun.add(answer)
+            return None
+        self.begun.discard(answer)
+        task, worker = self.running.pop(answer)
+        if worker is not None and isinstance(found, Exception):
+            ray.kill(worker)  # it may be there, and not be heard
+            self._start_worker()
+        elif worker is not None:
             self.idle.append(worker)
         self._hand_out()
         return task, found
+
+    def _take_worker(self, pool: Pool, answer: Any) -> None:
+        """Give a worker that has a process its first task; another one is started for one that has died before.
+
+        Raises:
+            RunError: none lives so long.
+        """
+        worker = self.starting.pop(answer)
+        try:
+            ray.get(answer)
+        except _DEATHS as error:
+            self.lost_starts += 1
+            if self.lost_starts > MOST_DEATHS * pool.workers:
+                reason = " ".join(str(error).split())
+                raise RunError(
+                    f"{self.lost_starts} processes died before they had begun, and none has begun ({reason}); see what "
+                    "is wrong with the nodes, and the same command goes on."
+                ) from error
+            self._start_worker()
+        else:
+            self.lost_starts = 0
+            self.idle.append(worker)
+            self._hand_out()
 
     def end(self) -> None:
         """End what is still running."""
         for answer, (_, worker) in self.running.items():
             with contextlib.suppress(exceptions.RayError, ValueError):
                 ray.kill(worker) if worker is not None else ray.cancel(answer, force=True)
-        for worker in self.idle:
+        for worker in (*self.idle, *self.starting.values()):
             ray.kill(worker)
-        if self.running:
-            ray.wait([*self.running], num_returns=len(self.running), timeout=END_SECONDS)
+        ends = [each.completed() if self.pool is None else each for each in self.running]
+        if ends:
+            ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS)
 
 
 def _do_task(work: Function, records: Records | None, task: Task) -> tuple[Result, bool, str]:
@@ -212,9 +266,10 @@ def _do_task(work: Function, records: Records | None, task: Task) -> tuple[Resul
     return result, False, fault
 
 
-@ray.remote(max_retries=0, scheduling_strategy="SPREAD")  # `run_tasks` itself tries again
-def _perform(work: Function, records: Records | None, task: Task) -> tuple[Result, bool, str]:
-    return _do_task(work, records, task)
+@ray.remote(max_retries=0, scheduling_strategy="SPREAD", num_returns="streaming")  # `run_tasks` itself tries again
+def _perform(work: Function, records: Records | None, task: Task) -> Iterator[tuple[Result, bool, str] | None]:
+    yield None  # it has begun
+    yield _do_task(work, records, task)
 
 
 @ray.remote(max_restarts=0)
@@ -224,6 +279,9 @@ class _Worker:
     def __init__(self, pool: Pool, records: Records | None) -> None:
         self.pool, self.records = pool, records
         self.function: Function | None = None
+
+    def begin(self) -> None:
+        """Say that there is a process."""
 
     def perform(self, task: Task) -> tuple[Result, bool, str]:
         self.function = self.function or self.pool.make()  # here, where an error comes back as what it is

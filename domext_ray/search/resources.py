@@ -8,7 +8,7 @@ from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError
 from domext_ray.plan import load_run_base
-from domext_ray.runtime.ray_cluster import describe_nodes, find_shortage, list_nodes, share_cpus
+from domext_ray.runtime.ray_cluster import describe_hold, describe_nodes, find_shortage, list_nodes, share_cpus
 from domext_ray.search.space import Space, configure
 
 PROCESS_BYTES = 2**30
@@ -64,7 +64,8 @@ def plan_resources(config: SweepConfig, trial_bytes: int = 0) -> tuple[float, in
         trials = f"{number} trial{'s' if number > 1 else ''} at once"
         raise ConfigError(
             f"{trials} would take {share or READ_CPUS:g} CPUs{' and a GPU' if with_gpu else ''} each, and on "
-            f"{describe_nodes(nodes)} {shortage}; lower --search.parallel or --scale.cpus_per_worker, or add nodes."
+            f"{describe_nodes(nodes)} {shortage}{describe_hold()}; lower --search.parallel or --scale.cpus_per_worker, "
+            "or add nodes."
         )
     room_for = _count_by_memory(trial_bytes) if trial_bytes else number
     if room_for < number:

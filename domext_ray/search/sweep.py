@@ -71,7 +71,7 @@ def run_sweep(config: SweepConfig, make: Callable[[SweepPlan], Any] = SweepWorke
     if is_finished(plan):
         print(f"the sweep in {folder} has ended; nothing is left to do.")
         return folder
-    start_ray()
+    start_ray(config.scale.wait_seconds)
     plan = replace(plan, config=resolve_trials(plan.config))
     cpus, parallel = plan_resources(plan.config, estimate_trial_bytes(plan.config, plan.space))
     print(f"sweep directory: {folder}", flush=True)

@@ -15,24 +15,29 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import LoggingConfig
+from ray.serve.schema import ApplicationStatusOverview, LoggingConfig
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import CONFIG
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.runtime.ray_cluster import (
+    ask_waiting,
+    describe_hold,
     describe_nodes,
+    describe_waiting,
     find_shortage,
     list_nodes,
     resolve_gpu,
     run_on_each_node,
     start_ray,
 )
-from domext_ray.runtime.ray_private import close_replica_port, find_serve_options
+from domext_ray.runtime.ray_private import close_replica_port, find_serve_options, wait_for_proxies
 from domext_ray.runtime.stopping import Stopped, find_kill_timer, signal_name
+from domext_ray.runtime.waiting import RoomTimer, StallTimer, name_stop
 from domext_ray.serving.access import find_token
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.deployment import APP, build_application
@@ -124,7 +129,7 @@ def start_serving(config: ServeConfig) -> Iterator[str]:
         DomextError: Ray has no room, or the address is taken.
     """
     os.environ.update({name: os.environ.get(name, "0") for name in _THREADS})
-    start_ray()
+    start_ray(config.scale.wait_seconds)
     close_replica_port()  # here, too: a version of Ray in which it cannot be done is refused before anything starts
     _check_serve(config)
     _check_storage(config)
@@ -141,16 +146,43 @@ def start_serving(config: ServeConfig) -> Iterator[str]:
         )
     try:
         application = build_application(config, token_sha256, on_gpu=on_gpu)
+        target = serve.RunTarget(application, name=APP, route_prefix="/", logging_config=_LOGGING)
         try:
             with quiet_libraries():
-                serve.run(application, name=APP, route_prefix="/", logging_config=_LOGGING)
+                serve.run_many([target], wait_for_applications_running=False)  # Serve would wait for ever
+                _wait_for_replicas()
+                wait_for_proxies()
         except RayServeException as error:  # of the controller: another application has the prefix
             reason = " ".join(str(getattr(error, "cause", error)).split())
             raise ConfigError(f"this cluster's Ray Serve does not take the application: {reason}") from error
-        yield f"serving at {_show_address(config.host, config.port)} (token: {source}); Ctrl-C ends it"
+        yield f"serving at {_show_address(config.host, config.port)} (token: {source}); {name_stop()} ends it"
     finally:
         with contextlib.suppress(RayError), quiet_libraries():
             serve.delete(APP)  # Serve itself ends with a Ray of this job's own; on a cluster others may use it
+
+
+def _wait_for_replicas() -> None:
+    """Wait until all of the application runs, saying what keeps it from that.
+
+    Raises:
+        RunError: it cannot run, or has had no room for too long.
+    """
+    stall, room = StallTimer(StatusLine(), describe_waiting), RoomTimer(ask_waiting)
+    while not _is_running():
+        stall.look("starting the replicas")
+        room.check("starting the replicas")
+        time.sleep(LOOK_SECONDS)
+
+
+def _is_running() -> bool:
+    found = serve.status().applications[APP]
+    _check_status(found)
+    return bool(found.status == "RUNNING")
+
+
+def _check_status(found: ApplicationStatusOverview) -> None:
+    if found.status == "DEPLOY_FAILED":
+        raise RunError(f"the application does not start: {' '.join(found.message.split())[:500]}")
 
 
 _THREADS = ("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP")
@@ -202,7 +234,7 @@ def _check_room(config: ServeConfig, *, on_gpu: bool) -> None:
     if shortage:
         raise ConfigError(
             f"--replicas {config.replicas} with --scale.threads {config.scale.threads} need more than there is on "
-            f"{describe_nodes(nodes)}: {shortage}; lower one of them."
+            f"{describe_nodes(nodes)}: {shortage}{describe_hold()}; lower one of them."
         )
 
 
@@ -226,8 +258,7 @@ def _wait(config: ServeConfig) -> None:
             if found.status != before:
                 print(f"state: {found.status.lower()} {' '.join(found.message.split())[:200]}".rstrip(), flush=True)
             before = found.status
-            if found.status == "DEPLOY_FAILED":
-                raise RunError(f"the application does not start: {' '.join(found.message.split())[:500]}")
+            _check_status(found)
     except KeyboardInterrupt:
         raise Stopped(drain(config)) from None
 

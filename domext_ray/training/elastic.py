@@ -21,7 +21,7 @@ from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError, RunError, StorageError, TrainingError, find_user_error
 from domext_ray.runs.events import notify_driver
 from domext_ray.runtime.machine import is_cluster
-from domext_ray.runtime.ray_cluster import Node, describe_nodes, find_shortage, list_nodes, share_cpus
+from domext_ray.runtime.ray_cluster import Node, describe_hold, describe_nodes, find_shortage, list_nodes, share_cpus
 from domext_ray.runtime.ray_private import is_growing
 from domext_ray.storage import Where
 
@@ -71,7 +71,8 @@ def check_room(config: PretrainConfig) -> None:
         )
         raise ConfigError(
             f"{_describe_need(scale)}, and on {describe_nodes(nodes)} "
-            f"{shortage or 'they leave no room for a reading task'}; lower one of the two, or add nodes."
+            f"{shortage or 'they leave no room for a reading task'}{describe_hold()}; lower one of the two, or add "
+            "nodes."
         )
 
 
@@ -103,7 +104,8 @@ def settle_workers(config: PretrainConfig) -> tuple[PretrainConfig, Resources]:
         if not number and waited > scale.wait_seconds:
             raise RunError(
                 f"{_describe_need(scale)}, and free are {describe_nodes(nodes) or 'no nodes'} after --scale.wait "
-                f"{scale.wait}; wait longer, add nodes, or lower one of the two, and the same command goes on."
+                f"{scale.wait}{describe_hold()}; wait longer, add nodes, or lower one of the two, and the same command "
+                "goes on."
             )
         if not number and waited >= (said + 1) * SAY_SECONDS:
             said += 1

@@ -18,10 +18,11 @@ from typing import Any
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import StorageError
-from domext_ray.progress import StallTimer, StatusLine, format_seconds
+from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader, notify_driver
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
+from domext_ray.runtime.waiting import StallTimer
 from domext_ray.storage import Log, Place, Where, parse_json
 from domext_ray.training.tracking import Tracked, Tracking
 

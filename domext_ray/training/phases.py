@@ -215,7 +215,8 @@ class BatchMaker:
             passes = count_passes(self.config, phase.micro_batch_size, world_size)
             reader = self.open(phase, rank=rank, world_size=world_size)
             end = min(phase.end_step, self.config.train.max_steps or sys.maxsize)
-            for arrays, tokens in stream_batches(reader, step - phase.first_step, end - phase.first_step):
+            first, last = step - phase.first_step, end - phase.first_step
+            for arrays, tokens in stream_batches(reader, first, last, self.config.scale.wait_seconds):
                 batches = [to_batch(each) for each in arrays]
                 # A rank with a row less may have a pass less, for which the others would wait for ever at ZeRO-3.
                 batches += [batches[-1].without_weight()] * (passes - len(batches))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import ray
 from test_sampler import Sampler, list_rows, make_alone, make_curriculum, make_mixture
 from transformers import BertTokenizer
 
@@ -20,7 +21,7 @@ from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.corpus.sampler import share_rows
 from domext_ray.corpus.stream import BatchReader, Prefetch, RankBatch, stream_batches
-from domext_ray.errors import CorpusError
+from domext_ray.errors import CorpusError, RunError
 
 NUM_WORDS = 1200
 SAMPLERS = {
@@ -147,6 +148,25 @@ def test_a_shard_that_has_gone_is_named(tmp_path: Path, local_ray: None) -> None
     (tmp_path / "0" / "train-0.arrow").unlink()
     with pytest.raises(CorpusError, match=r"train-0\.arrow has gone; the same command prepares it again"):
         next(stream_batches(reader))
+
+
+def test_reading_that_has_no_room_ends(tmp_path: Path, local_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others' work that does not end: Ray Data would wait for ever."""
+    monkeypatch.setattr(stream, "LOOK_SECONDS", 0.5)
+
+    @ray.remote(num_cpus=ray.cluster_resources()["CPU"] - 0.1)
+    class Other:
+        def begin(self) -> None: ...
+
+    other = Other.remote()  # type: ignore[attr-defined]
+    ray.get(other.begin.remote())
+    batches = stream_batches(open_reader(tmp_path, make_alone(24, 5, (300,))), wait_seconds=2.0)
+    with pytest.raises(RunError) as raised:
+        next(batches)
+    said = str(raised.value)
+    assert said.startswith("reading rows: nothing of it runs after 2 s (--scale.wait): Ray has no room yet for ")
+    assert "times 0.25 CPU; free are 0.1 of " in said
+    ray.kill(other)
 
 
 def test_prefetch_starts_at_once_and_hands_over_items_and_errors() -> None:

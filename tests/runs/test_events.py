@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from domext_ray import progress as status_line
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.runs.events import (
     EVALUATION,
@@ -21,6 +20,7 @@ from domext_ray.runs.events import (
     measure_times,
     notify_driver,
 )
+from domext_ray.runtime import waiting
 from domext_ray.training.metrics import RunProgress
 
 
@@ -60,41 +60,20 @@ def wait_for(text: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_what_does_not_move_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_line, "PATIENCE_SECONDS", 0.1)
-    waiting = ["Ray has no room yet for 4 times 1 CPU"]
-    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(), "starting 4 workers", lambda: "".join(waiting)):
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
+    said = ["Ray has no room yet for 4 times 1 CPU"]
+    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(), "starting 4 workers", lambda: "".join(said)):
         shown = wait_for("nothing has moved", capsys)
-        waiting.clear()
+        said.clear()
         enter_phase(tmp_path, "evaluating the start")
         shown += wait_for("evaluating the start: nothing has moved", capsys)
     shown += capsys.readouterr().err
     first, last = "starting 4 workers: nothing has moved for ", "evaluating the start: nothing has moved for "
     lines = shown.splitlines()
-    assert lines[0].startswith(first) and lines[0].endswith(" s (Ray has no room yet for 4 times 1 CPU); Ctrl-C stops.")
-    assert lines[-1].startswith(last) and lines[-1].endswith(" s; Ctrl-C stops.")
-
-
-def test_what_is_waited_for_is_said_after_growing_intervals(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(status_line.time, "monotonic", lambda: now[0])
-    stall = status_line.StallTimer(status_line.StatusLine(), lambda: "Ray has no room yet")
-
-    def list_ends(last: int) -> list[int]:
-        begin, ends = now[0], []
-        for second in range(last):
-            now[0] = begin + second
-            stall.look("preparing")
-            said = capsys.readouterr().err
-            if said:
-                assert said == f"preparing: nothing has moved for {second} s (Ray has no room yet); Ctrl-C stops.\n"
-                ends.append(second)
-        return ends
-
-    assert list_ends(300) == [30, 60, 120, 240]
-    stall.note_move()
-    assert list_ends(100) == [30, 60]
+    assert lines[0].startswith(first) and lines[0].endswith(
+        " s (Ray has no room yet for 4 times 1 CPU); Ctrl-C ends the job."
+    )
+    assert lines[-1].startswith(last) and lines[-1].endswith(" s; Ctrl-C ends the job.")
 
 
 def test_times_are_of_the_newest_job(tmp_path: Path) -> None:

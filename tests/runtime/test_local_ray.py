@@ -77,6 +77,7 @@ def test_every_listener_is_on_localhost_and_asks_for_the_token() -> None:
         if connection.status == psutil.CONN_LISTEN
     }
     assert not [place for place in places if place[0] not in LOOPBACK], "nothing is open to the network"
+    assert 52365 not in {port for _, port, _ in places}, "a cluster beside it needs this one for `ray job submit`"
     kinds = {name for _, _, name in places}
     assert {"gcs_server", "raylet"} <= kinds and len(places) >= 6, places
     assert busy in places.values()

@@ -16,9 +16,8 @@ import pytest
 from file_limits import limit_files
 from object_store import BUCKET
 
-from domext_ray import progress
 from domext_ray.errors import CorpusError, RunError, StorageError
-from domext_ray.runtime import tasks
+from domext_ray.runtime import tasks, waiting
 from domext_ray.runtime.ray_cluster import describe_waiting
 from domext_ray.runtime.records import Records, Result
 from domext_ray.runtime.tasks import Pool, Task, run_tasks
@@ -97,7 +96,7 @@ def test_tasks_that_wait_ask_for_cpus(
     local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By this a cluster that can grow knows that it should; and a user why nothing moves."""
-    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
 
     def wait(item: int) -> Result:
         deadline = time.monotonic() + 60
@@ -114,7 +113,7 @@ def test_tasks_that_wait_ask_for_cpus(
     (tmp_path / "seen").touch()
     thread.join(60)
     assert re.search(r"Ray has no room yet for \d+ times 1 CPU", said) and not thread.is_alive()
-    assert re.search(r"counting: nothing has moved for \d+ s \(.*\); Ctrl-C stops\.", told)
+    assert re.search(r"counting: nothing has moved for \d+ s \(.*\); Ctrl-C ends the job\.", told)
 
 
 def test_a_pool_makes_its_function_once_in_each_worker(local_ray: None, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from domext_ray.experiment.runner import Rules, Trial, describe_amount
 from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.files import read_json
 from domext_ray.runs.run_directory import lock_run, write_config, write_run
-from domext_ray.runtime.ray_cluster import list_nodes, resolve_gpu, resolve_precision, start_ray
+from domext_ray.runtime.ray_cluster import describe_hold, list_nodes, resolve_gpu, resolve_precision, start_ray
 from domext_ray.runtime.tasks import Task, run_tasks
 from domext_ray.storage import write_json, write_text
 from domext_ray.training.pretrain import check_shared_storage
@@ -71,7 +71,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
         return plan.folder
     if config.export:
         check_target(plan.folder / "export", FINE_TUNED)
-    start_ray()
+    start_ray(config.scale.wait_seconds)
     plan = replace(plan, config=resolve_precision(resolve_gpu(plan.config)))
     cpus, gpus, parallel = plan_resources(plan.config)
     plan = replace(plan, cpus=cpus, gpus=gpus, parallel=parallel)
@@ -100,9 +100,9 @@ def plan_resources(config: FinetuneConfig) -> tuple[float, float, int]:
     limit = int(gpus) * per_card if scale.uses_gpu else max(1, int(cpus / (scale.cpus or 1.0)))
     parallel = min(num_trainings, scale.parallel or limit)
     largest = max(each.cpus for each in nodes)
-    share = scale.cpus or min(max(1.0, cpus // parallel), largest)
-    if share > largest:
-        raise ConfigError(f"--scale.cpus is {share:g}; no node has more than {largest:g} CPUs.")
+    share = scale.cpus or min(max(1.0, cpus // parallel), largest or 1.0)  # without a CPU it waits for one
+    if share > largest > 0:
+        raise ConfigError(f"--scale.cpus is {share:g}; no node has more than {largest:g} CPUs{describe_hold()}.")
     return share, scale.gpus if scale.uses_gpu else 0.0, parallel
 
 
