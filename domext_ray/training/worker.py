@@ -363,7 +363,7 @@ class PretrainWorker:
             EndAsked: that is so.
         """
         self._hear()
-        if self.end:
+        if self.end not in ("", LIMIT):  # a run that has reached it may be asked for more figures
             raise EndAsked
 
     def _train_step(self) -> dict[str, Any] | None:

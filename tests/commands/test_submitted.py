@@ -173,7 +173,7 @@ def test_a_refusal_says_where_it_was_looked_for(command: str, folders: tuple[Pat
     verb = max((each for each in JOBS if f"{command} ".startswith(f"{each} ")), key=len)
     job, (kind, says) = JOBS[verb], REFUSED[command]
     with pytest.raises(kind, match=says.format(home=folders[1])):
-        job.start(configure(job, job.read(command.removeprefix(verb).split())))
+        job.start(job.read(command.removeprefix(verb).split()))
 
 
 def test_what_would_be_written_into_the_copy_is_refused(folders: tuple[Path, Path]) -> None:
@@ -181,7 +181,7 @@ def test_what_would_be_written_into_the_copy_is_refused(folders: tuple[Path, Pat
     for command in ("export_hf --run shipped", "ablate --study spans --finetuned shipped"):
         verb, *words = command.split()
         with pytest.raises(OptionError, match="it must be absolute, or below ~/domext_runs, or given with --output"):
-            JOBS[verb].start(configure(JOBS[verb], JOBS[verb].read(words)))
+            JOBS[verb].start(JOBS[verb].read(words))
 
 
 def test_in_python_too(folders: tuple[Path, Path], tiny_base_folder: Path) -> None:

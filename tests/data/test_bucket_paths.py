@@ -61,7 +61,7 @@ SMALL, KINDS = (
 )
 REFUSED = {
     **dict.fromkeys(("s3://", "s3:///t", "gs:///t", "s3:// /t", "s3://BUCKET/texts/", "s3://Paths/t"), NO_BUCKET),
-    **dict.fromkeys(("s3://key:secret@runs/t", "s3://runs?region=x/t", "s3://*/t", "s3://-x/t"), NO_BUCKET),
+    **dict.fromkeys(("s3://runs?region=x/t", "s3://*/t", "s3://-x/t"), NO_BUCKET),
     **dict.fromkeys(("s3://runs//t", "s3://runs//", "s3://runs/t//", "s3://runs/t//a.txt"), SLASH),
     **dict.fromkeys(("s3://runs/t/../t", "s3://runs/./t", "s3://runs/.."), DOTS),
     "s3://runs/t\x01": "without control characters",

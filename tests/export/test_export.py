@@ -31,7 +31,7 @@ from transformers import (
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, VocabConfig
 from domext_ray.downstream.start.model import load_start_model
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, StorageError
 from domext_ray.export.card import Terms, build_card, read_terms
 from domext_ray.export.folder import ExportRecord, list_exported, new_export, read_export_record
 from domext_ray.export.model_folder import CODE_FILES, export_model, export_run
@@ -238,7 +238,7 @@ def test_an_export_is_replaced_only_by_a_complete_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", fail)
-        with pytest.raises(RunError, match="No space left"):
+        with pytest.raises(StorageError, match="No space left"):
             export_model(make_rebuilt(base, name="second"), folder)
     assert "# first" in (folder / "README.md").read_text()
     export_model(make_rebuilt(base, name="third"), folder)

@@ -98,7 +98,8 @@ def test_new_words_are_what_the_base_predicts_beside_the_others(
 ) -> None:
     monkeypatch.setattr(writing, "BATCH_ROWS", 4_000)
     monkeypatch.setattr(writing, "REFILLED_FRAC", 0.3)
-    masks = writing.to_uniform(writing.hash_counters(writing._MASK, np.arange(20_000)[:, None], np.arange(5))) < 0.3
+    draws = writing.hash_counters(writing.Purpose.REFILLS, np.arange(20_000)[:, None], np.arange(5))
+    masks = writing.to_uniform(draws) < 0.3
     chosen = masks[:, 2] & ~masks[:, 1] & ~masks[:, 3]
     refilled = np.stack(Writer(load_base(str(tiny_base_folder))).refill_rows([np.array([2, 70, 80, 90, 3])] * 20_000))
     ids = torch.tensor([[2, 70, load_tokenizer(tiny_base_folder).mask_token_id, 90, 3]])
