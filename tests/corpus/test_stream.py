@@ -150,6 +150,7 @@ def test_a_shard_that_has_gone_is_named(tmp_path: Path, local_ray: None) -> None
         next(stream_batches(reader))
 
 
+@pytest.mark.slow  # it waits for as long as Ray looks for room
 def test_reading_that_has_no_room_ends(tmp_path: Path, local_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside others' work that does not end: Ray Data would wait for ever."""
     monkeypatch.setattr(stream, "LOOK_SECONDS", 0.5)

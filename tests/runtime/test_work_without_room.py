@@ -119,6 +119,7 @@ def test_work_that_has_no_room_ends(short_wait: None, tmp_path: Path) -> None:
     assert [each.status for each in ledger.list()] == ["complete", "complete"]
 
 
+@pytest.mark.slow  # it waits, too
 def test_work_that_has_some_room_is_done_there(short_wait: None) -> None:
     """A process of a pool that never starts is given no task, and a long task is no wait."""
     short, long = make_work(1.5), make_work(5.0)
