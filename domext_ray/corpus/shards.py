@@ -52,7 +52,7 @@ from domext_ray.data.dropped import Dropped
 from domext_ray.data.ray_tasks import run_read_tasks
 from domext_ray.data.sources import SOURCES, ReadTask, Sources, resolve_sources, write_files
 from domext_ray.data.split import describe_split, resolve_held_out_by
-from domext_ray.errors import AccessError, CorpusError, StorageError
+from domext_ray.errors import AccessError, CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.records import Records
@@ -126,7 +126,7 @@ def prepare_corpus(
                 write_manifest(work, record)
                 manifest = read_manifest(folder)
     if not (manifest.folder / SOURCES).is_file():  # of 0.1.0
-        with contextlib.suppress(StorageError):  # it is another user's
+        with contextlib.suppress(AccessError):  # it is another user's
             write_files(manifest.folder, sources.record())
     if is_new:
         remember_shards(manifest)

@@ -20,6 +20,7 @@ from domext_ray.files import NUMBER, check_values
 from domext_ray.storage import Log, Place, Where, parse_json
 
 EVENTS, TAIL_BYTES = "events.jsonl", 32_768
+"""The file, and what is read of its end, or of another one that grows, to see what is new."""
 STAGES = {
     (START_UP := "start_up"): "start-up",
     (PREPARING := "preparing"): "preparing the text",

@@ -26,15 +26,6 @@ FORMAT = newest_format("run")
 _PACKAGES = ("domext_ray", "torch", "ray", "transformers", "deepspeed", "tokenizers", "numpy")
 _CONFIG_REMEDY = "bring back a copy of it, or run its own command again, which writes it anew"
 _RUN_REMEDY = "bring back a copy of it, delete the run directory, or give another --run.name"
-_SAME_BYTES = {
-    "base": "base_sha256",
-    "corpus": "corpus_fingerprint",
-    "init_from": "init_sha256",
-    "model": "model_sha256",
-    "data": "data_sha256",
-    "input": "input_sha256",
-}
-"""Options that say where something is, by the hash of what is there: where the hash is equal, it has only moved."""
 _CONTENTS = {
     "base_sha256": ("base", "other weights"),
     "corpus_fingerprint": ("corpus", "other text, or the tokenizer other entries,"),
@@ -45,7 +36,10 @@ _CONTENTS = {
     "data_sha256": ("data", "other examples"),
     "input_sha256": ("input", "other rows"),
 }
-"""Hashes, some with a name after a dot: the option that says what they are of, and what it has where they differ."""
+"""Hashes, some with a name after a dot: the option that says where that is, and what it has where they differ.
+
+Where a hash is equal, what the option names has only moved.
+"""
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,9 @@ def check_identity(run_dir: Where, identity: Mapping[str, Any], *, grows: bool =
     stored = read_identity(run_dir)
     if stored is None:
         return
-    moved = {name for name, key in _SAME_BYTES.items() if stored.get(key) and stored[key] == identity.get(key)}
+    moved = {
+        option for name, (option, _) in _CONTENTS.items() if stored.get(name) and stored[name] == identity.get(name)
+    }
     compared = [name for name in identity if name not in moved and (name in stored or not grows)]
     old, new = ({name: each.get(name) for name in compared} for each in (stored, identity))
     differing = describe_other(old, new)

@@ -81,9 +81,10 @@ def find_kill_timer(environment: Mapping[str, str] = os.environ) -> KillTimer | 
     return None
 
 
-def describe_haste() -> str:
-    """Return what a user may do who does not want to wait for a job that ends; in brackets, after a space, or empty."""
-    return "" if find_submission() else " (Ctrl-C ends it at once)"
+def name_stop() -> str:
+    """Return what ends this job: a key, or of a submitted job, which has no terminal, a command."""
+    submission = find_submission()
+    return f"ray job stop {submission}" if submission else "Ctrl-C"
 
 
 def _read_seconds(text: str | None) -> float | None:
@@ -142,8 +143,9 @@ class _Signals:
         self.deadline = time.monotonic() + seconds
         # `threading` has locks, which may be held now.
         _thread.start_new_thread(self._wait_for_save, (self.save[1], self.deadline))
+        haste = "" if find_submission() else " (Ctrl-C ends it at once)"
         limit = f" if that takes at most {seconds:.3g} s ({timer.describe()})" if timer else ""
-        _say(f"\n{NAMES[self.first]}: the next step is saved{limit}, then the job ends{describe_haste()}\n")
+        _say(f"\n{NAMES[self.first]}: the next step is saved{limit}, then the job ends{haste}\n")
         return True
 
     def _wait_for_save(self, is_done: Callable[[], bool], deadline: float) -> None:

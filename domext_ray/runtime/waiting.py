@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from domext_ray.errors import RunError
 from domext_ray.progress import StatusLine
-from domext_ray.runtime.machine import find_submission
+from domext_ray.runtime.stopping import name_stop
 
 PATIENCE_SECONDS = 30.0
 WAIT_SECONDS = 600.0
@@ -21,12 +21,6 @@ def set_limit(seconds: float) -> None:
     """Let this process's work wait so long for room from now on (`--scale.wait`)."""
     global _limit
     _limit = seconds
-
-
-def name_stop() -> str:
-    """Return what ends this job: a key, or of a submitted job, which has no terminal, a command."""
-    submission = find_submission()
-    return f"ray job stop {submission}" if submission else "Ctrl-C"
 
 
 class StallTimer:

@@ -36,8 +36,8 @@ from domext_ray.runtime.ray_cluster import (
     start_ray,
 )
 from domext_ray.runtime.ray_private import close_replica_port, find_serve_options, wait_for_proxies
-from domext_ray.runtime.stopping import Stopped, find_kill_timer, signal_name
-from domext_ray.runtime.waiting import RoomTimer, StallTimer, name_stop
+from domext_ray.runtime.stopping import Stopped, find_kill_timer, name_stop, signal_name
+from domext_ray.runtime.waiting import RoomTimer, StallTimer
 from domext_ray.serving.access import find_token
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.deployment import APP, build_application

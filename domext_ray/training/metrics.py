@@ -20,13 +20,13 @@ from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import StorageError
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runs.attempts import Attempt
-from domext_ray.runs.events import EventReader, notify_driver
+from domext_ray.runs.events import TAIL_BYTES, EventReader, notify_driver
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.runtime.waiting import StallTimer
 from domext_ray.storage import Log, Place, Where, parse_json
 from domext_ray.training.tracking import Tracked, Tracking
 
-REFRESH_SECONDS, REQUEST_SECONDS, TAIL_BYTES = 0.5, 10.0, 32_768
+REFRESH_SECONDS, REQUEST_SECONDS = 0.5, 10.0
 """Between two looks at a run's files on a disk, and between two requests for those in a bucket."""
 SHOWN = {
     "train/lr": "lr {:.1e}",

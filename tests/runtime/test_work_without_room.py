@@ -18,8 +18,9 @@ from domext_ray.experiment.runner import Ledger, Rules, Trial, Watch
 from domext_ray.progress import StatusLine
 from domext_ray.runtime import waiting
 from domext_ray.runtime.ray_cluster import start_ray
+from domext_ray.runtime.stopping import name_stop
 from domext_ray.runtime.tasks import Pool, Task, run_tasks
-from domext_ray.runtime.waiting import StallTimer, name_stop
+from domext_ray.runtime.waiting import StallTimer
 from domext_ray.storage import Place
 
 SAID = {"verb": "counting", "unit": "rows", "remedy": "lower --something"}
