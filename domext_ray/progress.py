@@ -57,29 +57,6 @@ class StatusLine:
             print(f"{start if self.is_terminal else ''}{text}", end=end, file=sys.stderr, flush=True)
 
 
-class HashLine:
-    """Says how far files are hashed, and where that took long how fast it went.
-
-    Args:
-        what: the files, such as "shards of a prepared corpus".
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what, self._line = what, StatusLine(is_due=False)
-
-    def __call__(self, num_bytes: int, total: int) -> None:
-        """Note how many bytes were read, of how many."""
-        line, rate = self._line, num_bytes / self._line.seconds
-        done, speed = (
-            f"hashing {self._what}: {num_bytes / 1e6:,.0f} of {total / 1e6:,.0f} MB",
-            f"{rate / 1e6:,.0f} MB/s",
-        )
-        left = f", {format_seconds((total - num_bytes) / rate)} left" if 0 < num_bytes < total else ""
-        line.show(f"{done}, {speed}{left}")
-        if num_bytes >= total and line.seconds >= PLAIN_SECONDS:
-            line.keep(f"{done} in {format_seconds(line.seconds)}, {speed}")
-
-
 def format_seconds(seconds: float) -> str:
     """Return a duration as M:SS or H:MM:SS."""
     minutes, rest = divmod(int(seconds), 60)

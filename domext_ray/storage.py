@@ -20,19 +20,14 @@ import shutil
 import socket
 import stat
 import tempfile
-import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, Any, Protocol
 
 from domext_ray.bucket import NEW, Bucket, Info, find_cache
 from domext_ray.errors import (
-    AccessError,
     ConfigError,
     DomextError,
     RunError,
@@ -48,9 +43,8 @@ _ADDRESS = re.compile(r"(s3[an]?|gs|gcs):/(/?)([^/]*)/?(.*)", re.IGNORECASE | re
 _BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 MOST_KEY_BYTES, ROOM_BYTES = 1024, 224
 """Of an object's key, as S3 has it; and of these what a job adds to a folder's."""
-HASH_THREADS, HASH_BYTES, SETTLED_SECONDS = 8, 2**20, 2.0
-"""How many files are hashed at once, in blocks of so many bytes; and how old a change is that the next one, by the file
-system's clock, cannot be taken for."""
+HASH_BYTES = 2**20
+"""Of a file that is hashed, read at once."""
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 """What a disk answers where a name has no file: nothing at all, a folder, or a link to itself."""
 
@@ -107,20 +101,14 @@ class _Disk:
     """A file system; keys are absolute paths."""
 
     def info(self, key: str) -> Info | None:
-        found = self._stat(key)
+        found = look_at(key)
         if found is None or stat.S_ISDIR(found.st_mode):
             return None
         return Info(found.st_size, f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime)
 
     def is_dir(self, key: str) -> bool:
-        found = self._stat(key)
+        found = look_at(key)
         return found is not None and stat.S_ISDIR(found.st_mode)
-
-    @staticmethod
-    def _stat(key: str) -> os.stat_result | None:
-        with _pass_over_nothing(key):  # not os.path.isdir, which says of a disk that fails that there is nothing
-            return os.stat(key)
-        return None
 
     def read(self, key: str, start: int = 0) -> bytes:
         with open_file(key) as file:
@@ -465,141 +453,6 @@ def hash_stream(stream: Stream, count: Callable[[int], None], block_bytes: int =
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A file as a listing has it, which may tell that its bytes are those that were hashed before.
-
-    Args:
-        name: by which it is remembered.
-        size: bytes.
-        hints: what changes with its bytes as good as ever: all equal, the bytes are; a difference says nothing. None:
-            a clock may not tell when it changes again.
-        hash: reads it; called with what counts the bytes.
-        find_tag: returns its storage's own word for the bytes, asked for where hints differ; empty: there is none.
-    """
-
-    name: str
-    size: int
-    hints: list[Any] | None
-    hash: Callable[[Callable[[int], None]], str]
-    find_tag: Callable[[], str] = lambda: ""
-
-
-def list_on_disk(places: Iterable[Where]) -> list[Listed]:
-    """Return files of a disk, by their paths.
-
-    Hints are size, time, inode, and the time of the last change, which is what `rsync -t`, `tar -x` and `cp -p` cannot
-    set: text of equal length may have taken the place of other text under the old time.
-
-    Raises:
-        StorageError: a file cannot be looked at.
-    """
-
-    def look(path: str) -> Listed:
-        read = functools.partial(hash_file, path)
-        found = _Disk._stat(path)
-        if found is None:
-            return Listed(path, 0, None, read)  # which says that there is none
-        hints = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-        return Listed(path, found.st_size, keep_settled(hints, max(found.st_mtime, found.st_ctime)), read)
-
-    with ThreadPoolExecutor(HASH_THREADS) as pool:  # a shared file system takes a request for each
-        return [*pool.map(look, map(str, places))]
-
-
-Memory: TypeAlias = Place | dict[str, dict[str, Any]]
-"""Hashes, tags and hints of files by name: in a file, or of this process alone."""
-
-
-def keep_settled(hints: list[Any], changed: float) -> list[Any] | None:
-    """Return the hints of a file that changed then, unless a clock may not tell when it changes again."""
-    return hints if changed < time.time() - SETTLED_SECONDS else None
-
-
-def hash_listed(
-    files: Sequence[Listed], memory: Memory | None = None, watch: Callable[[int, int], None] | None = None
-) -> dict[str, str]:
-    """Return the sha256 of files, by name; of those that are remembered without reading them.
-
-    Args:
-        files: each once.
-        memory: what is remembered, which is written anew where something has changed.
-        watch: told, every half second or so, how many bytes were read, and how many are to be.
-
-    Raises:
-        FileNotFoundError: one is not there.
-        StorageError: one cannot be read.
-    """
-    known = _read_memory(memory)
-    with ThreadPoolExecutor(HASH_THREADS) as pool:
-        found = dict(
-            zip((each.name for each in files), pool.map(lambda each: _recall(each, known), files), strict=True)
-        )
-    fresh = [each for each in files if not found[each.name]["sha256"]]
-    for name, sha256 in _hash_all(fresh, watch).items():
-        found[name]["sha256"] = sha256
-    if isinstance(memory, dict):
-        memory.update(found)
-    elif memory and found != known and any(each["hints"] or each["tag"] for each in found.values()):
-        with contextlib.suppress(OSError, StorageError):  # of another user's folder: files are read again then
-            memory.put(json.dumps(found).encode(), flush=False)
-    return {name: each["sha256"] for name, each in found.items()}
-
-
-def _read_memory(memory: Memory | None) -> dict[str, dict[str, Any]]:
-    """What is remembered; nothing of a file that there is not yet, or of which a power cut has left a part."""
-    if isinstance(memory, dict):
-        return memory
-    try:
-        content = memory.read_bytes() if memory else b"{}"
-    except (FileNotFoundError, AccessError):  # there is none yet, or it is another user's
-        return {}
-    try:
-        values = dict(parse_json(content))
-    except (TypeError, ValueError):
-        return {}
-    fields = {"hints", "tag", "sha256"}
-    return {name: each for name, each in values.items() if isinstance(each, dict) and each.keys() == fields}
-
-
-def _recall(file: Listed, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """What is remembered of a file whose hints or tag say that its bytes are the same; else without a hash."""
-    before = known.get(file.name, {})
-    if file.hints and before.get("hints") == file.hints:
-        return before
-    tag = file.find_tag()
-    is_same = tag and tag == before.get("tag")
-    return {"hints": file.hints, "tag": tag, "sha256": before["sha256"] if is_same else ""}
-
-
-def _hash_all(files: Sequence[Listed], watch: Callable[[int, int], None] | None) -> dict[str, str]:
-    """Read files in threads, which end soon after the job is asked to end or one of them fails."""
-    total, done, has_ended = sum(each.size for each in files), deque[int](), threading.Event()
-
-    def count(num_bytes: int) -> None:
-        if has_ended.is_set():
-            raise CancelledError
-        done.append(num_bytes)
-
-    num_bytes, pool = 0, ThreadPoolExecutor(HASH_THREADS)
-    try:
-        running = {pool.submit(each.hash, count): each.name for each in files}
-        waiting = {*running}
-        while waiting:
-            pause = max(0.5, len(waiting) / 10_000)  # to wait for a hundred thousand takes a second itself
-            ended, waiting = wait(waiting, pause, FIRST_EXCEPTION)
-            for each in ended:
-                each.result()
-            while done:
-                num_bytes += done.popleft()
-            if watch:
-                watch(num_bytes, total)
-        return {name: future.result() for future, name in running.items()}
-    finally:
-        has_ended.set()
-        pool.shutdown(cancel_futures=True)
-
-
 def map_file(where: Where) -> memoryview:
     """Return the content of a file, mapped into memory: of a bucket's that of a copy, which stays while it is used.
 
@@ -732,6 +585,17 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:  # somebody else's
         pass
     return True
+
+
+def look_at(path: str | Path) -> os.stat_result | None:
+    """Return what a disk says of a file or folder; None where there is none.
+
+    Raises:
+        StorageError: the disk refuses or fails.
+    """
+    with _pass_over_nothing(str(path)):  # not os.path.isdir, which says of a disk that fails that there is nothing
+        return os.stat(path)
+    return None
 
 
 @contextlib.contextmanager

@@ -15,20 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from domext_ray.data.hashes import HashLine, hash_listed, list_on_disk
 from domext_ray.errors import AccessError, CorpusError
 from domext_ray.files import describe_format, newest_format
-from domext_ray.progress import HashLine
-from domext_ray.storage import (
-    Place,
-    Where,
-    hash_file,
-    hash_listed,
-    hash_values,
-    list_on_disk,
-    map_file,
-    parse_json,
-    write_json,
-)
+from domext_ray.storage import Place, Where, hash_file, hash_values, map_file, parse_json, write_json
 
 FORMAT_VERSION = newest_format("corpus")
 

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,21 +30,7 @@ import pyarrow.fs as pafs
 from domext_ray.config.pretrain import REPAIR_NOTES
 from domext_ray.errors import CorpusError, StorageError, name_file
 from domext_ray.files import ASSETS, split_paths
-from domext_ray.progress import HashLine
-from domext_ray.storage import (
-    SCHEMES,
-    Listed,
-    Memory,
-    Place,
-    find_cache,
-    find_fault,
-    hash_listed,
-    hash_stream,
-    hash_text,
-    is_address,
-    keep_settled,
-    list_on_disk,
-)
+from domext_ray.storage import Place, find_cache, find_fault, hash_text, is_address
 
 PACKAGE_DOCS = "package-docs"
 SHIPPED = {REPAIR_NOTES: str(ASSETS / "sets" / "repair_notes" / "text.txt.gz")}
@@ -65,8 +51,7 @@ SYSTEMS = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 HUB, _HUB_NAME = "hf", r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_ENTRY = re.compile(rf"({_HUB_NAME}|[\w-][\w.-]*)(?::([^@:/]+))?(?:@(.+))?")
 _DOCS_ENTRY = rf"{PACKAGE_DOCS}(:(all|[1-9]\d*))?"
-LISTING_THREADS, REQUEST_BYTES, SKEW_SECONDS = 16, 2**23, 60.0
-"""Of a bucket: what is asked for at once, and how far its clock may be from this machine's."""
+LISTING_THREADS = 16
 _GZIP = ".gz"
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD_BYTES = 2**16
@@ -106,7 +91,7 @@ class SourceFile:
         kind: text, jsonl, csv, parquet, arrow or package-docs.
         size: bytes; 1 of `package-docs` that is not written yet (`package_docs`).
         scheme: "" for local files, else for example "s3".
-        modified: nanoseconds, as the listing has it: a hint, see `hash_sources`.
+        modified: nanoseconds, as the listing has it: a hint, see `hashes`.
     """
 
     path: str
@@ -424,46 +409,6 @@ def find_suffix(path: str) -> str:
     """Return what a path's last name ends in, in small letters and without .gz."""
     name = path.rsplit("/", 1)[-1].lower().removesuffix(_GZIP)
     return name[name.rfind(".") :] if "." in name else ""
-
-
-def hash_sources(files: Sequence[SourceFile], memory: Memory | None = None) -> list[str]:
-    """Return the sha256 of each file's content; of the hub its path, which has a commit.
-
-    Args:
-        files: as they were found.
-        memory: see `storage.hash_listed`.
-
-    Raises:
-        CorpusError: one cannot be read.
-    """
-    local = [each.path for each in files if each.scheme in LOCAL]
-    remote = [_list_remote(each) for each in files if each.scheme not in (*LOCAL, HUB)]
-    try:
-        what = f"{len(files):,} file{'s' if len(files) > 1 else ''} of text"
-        hashes = hash_listed([*list_on_disk(local), *remote], memory, HashLine(what))
-    except FileNotFoundError as error:
-        raise CorpusError(f"--corpus names {error.filename}, which cannot be read ({error.strerror}).") from error
-    return [hashes.get(each.address) or name_former(each) for each in files]
-
-
-def name_former(file: SourceFile) -> str:
-    """Return what stood for the content of a file in a bucket, in 0.1.0, and stands for that of one on the hub."""
-    return f"{file.path} {file.modified}"
-
-
-def _list_remote(file: SourceFile) -> Listed:
-    """A file in a bucket, whose tag tells that it was put there again as it was."""
-    hints = keep_settled([file.size, file.modified], file.modified / 1e9 + SKEW_SECONDS)
-
-    def read(count: Callable[[int], None]) -> str:
-        with name_unreadable(file), open_file(file) as stream:
-            return hash_stream(stream, count, REQUEST_BYTES)
-
-    def find_tag() -> str:
-        info = Place(file.address).info() if file.scheme in SCHEMES else None
-        return info.tag if info else ""
-
-    return Listed(file.address, file.size, hints, read, find_tag)
 
 
 def open_file(file: SourceFile) -> pa.NativeFile:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.files import LINES, LOCAL, PARQUET, TEXT, SourceFile, find_files, hash_sources, name_former
+from domext_ray.data.files import LINES, LOCAL, PARQUET, TEXT, SourceFile, find_files
+from domext_ray.data.hashes import Memory, hash_sources, name_former
 from domext_ray.data.package_docs import write_docs
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.storage import Memory, Place, Where, hash_text, parse_json
+from domext_ray.storage import Place, Where, hash_text, parse_json
 
 SOURCES = "sources.json"
 FileRecord: TypeAlias = tuple[str, str]

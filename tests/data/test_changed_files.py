@@ -15,7 +15,7 @@ from object_store import BUCKET
 
 from domext_ray import storage
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data import files
+from domext_ray.data import hashes
 from domext_ray.data.sources import Sources, describe_changes, require_files, resolve_sources, write_files
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.storage import Place
@@ -112,7 +112,7 @@ def test_a_bucket_knows_text_by_its_bytes(
     changed = find(remote, tmp_path / "corpora")
     assert changed.fingerprint != before.fingerprint and len(read) == 4
     assert describe_changes(before.record(), changed.record()) == f"{remote} has changed"
-    monkeypatch.setattr(files, "SKEW_SECONDS", 0.0)  # as if a minute had gone
+    monkeypatch.setattr(hashes, "SKEW_SECONDS", 0.0)  # as if a minute had gone
     assert find(remote, tmp_path / "corpora").fingerprint == changed.fingerprint
     monkeypatch.setattr(
         Place, "info", lambda self: pytest.fail("for a text that is as it was nobody asks file by file")
@@ -202,18 +202,18 @@ def test_hashing_ends_when_the_job_does(text: Path, monkeypatch: pytest.MonkeyPa
         assert ends.wait(10)
         raise KeyboardInterrupt
 
-    endless = [storage.Listed(str(number), 10**12, None, hash_endless) for number in range(3)]
+    endless = [hashes.Listed(str(number), 10**12, None, hash_endless) for number in range(3)]
     with pytest.raises(KeyboardInterrupt):
-        storage.hash_listed(endless, watch=interrupt)
+        hashes.hash_listed(endless, watch=interrupt)
     with pytest.raises(FileNotFoundError):
-        storage.hash_listed([*endless, *storage.list_on_disk([text.with_name("none")])])
+        hashes.hash_listed([*endless, *hashes.list_on_disk([text.with_name("none")])])
 
 
 def test_long_hashing_says_how_far_it_is(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(files.HashLine.__init__.__globals__["StatusLine"], "is_due", True)
-    monkeypatch.setitem(files.HashLine.__init__.__globals__, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(hashes.StatusLine, "is_due", True)
+    monkeypatch.setattr(hashes, "PLAIN_SECONDS", 0.0)
     assert find(text.parent, tmp_path).fingerprint
     said = capsys.readouterr().err
     assert "hashing 2 files of text: 0 of 0 MB in 0:00, " in said and " MB/s" in said

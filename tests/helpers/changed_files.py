@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from domext_ray import storage
-from domext_ray.data import files
+from domext_ray.data import hashes
 
 
 def _make_other(path: Path, content: bytes) -> Path:
@@ -76,7 +76,7 @@ TOUCHED: dict[str, Callable[[Path], None]] = {"touched": _touch, "written": _put
 
 def watch_hashing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the files that are read for their hash from now on; all are taken for older than they are."""
-    read, disk, remote = list[str](), storage.hash_file, files.hash_stream
+    read, disk, remote = list[str](), hashes.hash_file, hashes.hash_stream
 
     def note_file(path: storage.Where, *rest: Callable[[int], None]) -> str:
         read.append(Path(str(path)).name)
@@ -86,7 +86,7 @@ def watch_hashing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         read.append("remote")
         return remote(stream, count, num_bytes)
 
-    monkeypatch.setattr(storage, "hash_file", note_file)
-    monkeypatch.setattr(files, "hash_stream", note_stream)
-    monkeypatch.setattr(storage, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(hashes, "hash_file", note_file)
+    monkeypatch.setattr(hashes, "hash_stream", note_stream)
+    monkeypatch.setattr(hashes, "SETTLED_SECONDS", -1.0)
     return read

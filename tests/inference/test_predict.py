@@ -235,7 +235,7 @@ def test_an_input_in_a_bucket_is_too(config: PredictConfig, objects: str, monkey
     assert plan_prediction(config).identity["input_sha256"] == plan.input.former_sha256
     write_run(plan.folder, identity=plan.identity)
     write_files(plan.folder, plan.input.list_files())
-    monkeypatch.setattr("domext_ray.data.files.name_former", lambda file: f"{file.path} of a later time")
+    monkeypatch.setattr("domext_ray.data.hashes.name_former", lambda file: f"{file.path} of a later time")
     place.put(content)
     assert plan_prediction(config).identity == plan.identity, "uploaded again"
     place.put(content.replace(b"doctor", b"church"))
