@@ -2,9 +2,9 @@
 
 A signal raises KeyboardInterrupt wherever the job is. Inside `save_first` it asks for a save and lets the job go on
 until that is done, within a limit: its own, or that of whoever kills it (`find_kill_timer`), less what it takes to say
-where the job stands. A Ctrl-C after the first signal ends the job at once; other signals after it change
-nothing, because a terminal that closes may send SIGHUP twice. The exit code is 128 + the first signal's number, as
-shells have it.
+where the job stands. A Ctrl-C after the first signal ends the job at once; other signals after it change nothing,
+because a terminal that closes may send SIGHUP twice. The exit code is 128 + the first signal's number, as shells have
+it.
 
 A program that calls this library (a notebook, say) is not ended: it gets `Stopped`, and its own handlers back.
 """

@@ -166,12 +166,7 @@ class Growth:
                 elif time.monotonic() - since >= GROW_SECONDS:
                     self.room = min(room, self.scale.most_workers - self.number)
                     return self._ask_to_end()
-            except (
-                RayError,
-                RunError,
-                StorageError,
-                OSError,
-            ):  # the cluster, or the run's storage, does not answer just now
+            except (RayError, RunError, StorageError, OSError):  # the cluster, or the storage, does not answer just now
                 since = time.monotonic()
 
 

@@ -133,9 +133,9 @@ class RunProgress:
     """A thread of the driver that shows the newest lines of metrics.jsonl: step, loss, speed, time left, and more.
 
     On a terminal one line is rewritten; elsewhere a plain line appears every ten seconds. Of a run in a bucket, which
-    has a price for each request, steps are some 20 s old. Evaluations always get a
-    line of their own, and so does what workers tell the driver (events.py). When nothing has moved for a while, a line
-    says what the run is doing, and what it waits for.
+    has a price for each request, steps are some 20 s old. Evaluations always get a line of their own, and so does what
+    workers tell the driver (events.py). When nothing has moved for a while, a line says what the run is doing, and what
+    it waits for.
 
     Args:
         path: the run's metrics.jsonl.
