@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ import pytest
 import yaml
 from conftest import write_corpus
 from labelled_fixtures import write_ner
-from raylets import REPOSITORY, START_SECONDS, Cluster, run_raylets
+from raylets import REPOSITORY, Cluster, run_raylets
 
 NUM_WORKERS = 2
 """Raylets beside the head, which has no CPU, as in the cluster files."""
@@ -56,25 +54,14 @@ def sweep_file(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     return path
 
 
-def submit(cluster: Cluster, *command: str) -> subprocess.CompletedProcess[str]:
-    """Submit a job and follow it to its end."""
-    options = ("--address", cluster.dashboard, "--working-dir", str(REPOSITORY))
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        done = cluster.call("ray", "job", "submit", *options, "--", *command)
-        if "No available agent" not in done.stderr or time.monotonic() > deadline:  # the head still starts
-            return done
-        time.sleep(1)
-
-
 def test_the_job_server_refuses_who_has_no_token(cluster: Cluster) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{cluster.dashboard}/api/jobs/")
 
 
 def test_a_submitted_sweep_spreads_over_the_cluster(cluster: Cluster, sweep_file: Path) -> None:
-    command = ("python", "jobs/sweep.py", "--config", str(sweep_file))
-    done = submit(cluster, *command)
+    command = ("--working-dir", str(REPOSITORY), "--", "python", "jobs/sweep.py", "--config", str(sweep_file))
+    done = cluster.submit(*command)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     folder = sweep_file.parent / "runs" / "tiny"
     trials = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["trials"]
@@ -82,5 +69,5 @@ def test_a_submitted_sweep_spreads_over_the_cluster(cluster: Cluster, sweep_file
     assert (folder / "best.yaml").exists() and (folder / "sweep.html").exists()
     actors = [each for each in cluster.list("actors") if each["class_name"].endswith("ResourceTrainable")]  # Ray Tune's
     assert len({each["node_id"] for each in actors}) == NUM_WORKERS, "trials ran on every worker"
-    again = submit(cluster, *command)
+    again = cluster.submit(*command)
     assert again.returncode == 0 and "nothing is left to do" in again.stdout

@@ -53,18 +53,10 @@ class Job:
         self.cluster, self.folder, self.id = cluster, folder, f"job-{time.time_ns()}"
         path = os.pathsep.join([str(INJECT), str(REPOSITORY)])
         given = {"PYTHONPATH": path, "FAULTS": json.dumps(faults), "FAULTS_DIR": str(folder)}
-        self._call("submit", "--no-wait", "--submission-id", self.id, "--runtime-env-json",
-                   json.dumps({"env_vars": given}), "--", *command)  # fmt: skip
-
-    def _call(self, verb: str, *options: str) -> str:
-        address = ("--address", self.cluster.dashboard)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            done = self.cluster.call("ray", "job", verb, *address, *options)
-            if "No available agent" not in done.stderr or time.monotonic() > deadline:  # the head still starts
-                assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-                return done.stdout
-            time.sleep(1)
+        environment = json.dumps({"env_vars": given})
+        options = ("--no-wait", "--submission-id", self.id, "--runtime-env-json", environment)
+        done = cluster.submit(*options, "--", *command)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
     def read_fired(self) -> list[dict[str, Any]]:
         path = self.folder / "fired"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import FEW_SENTENCES, write_corpus
-from raylets import START_SECONDS, Cluster, run_raylets
+from raylets import Cluster, run_raylets
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -57,16 +55,6 @@ def working_dir(tmp_path_factory: pytest.TempPathFactory, tiny_base_folder: Path
     return folder
 
 
-def submit(cluster: Cluster, folder: Path, command: str) -> subprocess.CompletedProcess[str]:
-    deadline = time.monotonic() + START_SECONDS
-    words = ("ray", "job", "submit", "--address", cluster.dashboard, "--working-dir", str(folder), "--")
-    while True:
-        done = cluster.call(*words, *command.split())
-        if "No available agent" not in done.stderr or time.monotonic() > deadline:  # the head still starts
-            return done
-        time.sleep(1)
-
-
 def test_a_submitted_job_finds_what_an_earlier_one_wrote(
     cluster: Cluster, home: Path, working_dir: Path, tiny_base_folder: Path
 ) -> None:
@@ -77,7 +65,7 @@ def test_a_submitted_job_finds_what_an_earlier_one_wrote(
         "domext embed --model runs/clinic --input texts/*.txt --output vectors": f"vectors, .*: {runs}/vectors",
         "python script.py": rf"loaded 4 steps\n.*'nothing/of/this' was looked for .* and as {runs}/nothing/of/this\.",
     }.items():
-        done = submit(cluster, working_dir, command)
+        done = cluster.submit("--working-dir", str(working_dir), "--", *command.split())
         said = done.stdout[-3000:] + done.stderr[-3000:]
         assert done.returncode == 0 and re.search(says, done.stdout), said
     assert json.loads((runs / "clinic" / "summary.json").read_text())["train"]["steps"] == 4

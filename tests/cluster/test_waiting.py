@@ -6,8 +6,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from conftest import write_corpus
+from labelled_fixtures import write_ner
+from pretrain_jobs import write_command
 from raylets import Cluster, run_raylets
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -146,3 +150,26 @@ def test_a_job_waits_for_room_that_others_hold_and_no_longer() -> None:
         (refused,) = read(start(cluster, SETTLE, "5-8", "10m", "0.2"))
         room = "on 2 nodes of 1 CPU and 1 node of 0 CPUs there is room for 4"
         assert refused.endswith(f"{room}; lower one of the two, or add nodes.")
+
+
+def test_a_job_whose_own_command_holds_the_last_cpu_ends(tiny_base_folder: Path, tmp_path: Path) -> None:
+    """Whatever it is that asks Ray for room."""
+    base, corpus = str(tiny_base_folder), write_corpus(tmp_path / "corpus.txt", 300)
+    read = ["--model", base, "--input", str(corpus)]
+    commands = {
+        "pretrain": write_command("af", tiny_base_folder, corpus, tmp_path, "run", "--replay.corpus none"),
+        "prepare": ["domext", "prepare_corpus", "--base", base, "--corpus", str(corpus), "--run.dir", str(tmp_path)],
+        "predict": ["domext", "predict", *read, "--task", "fill_mask", "--output", str(tmp_path / "predicted")],
+        "embed": ["domext", "embed", *read, "--output", str(tmp_path / "vectors")],
+        "finetune": [
+            *("domext", "finetune", "--task", "ner", "--data", str(write_ner(tmp_path / "ner")), "--model", base),
+            *("--run.dir", str(tmp_path), "--run.name", "ner"),
+        ],
+    }
+    holds = "while this job's own command holds 1 CPU (--entrypoint-num-cpus): submit it without"
+    with run_raylets([1]) as cluster:
+        for name, command in commands.items():
+            waits = ("--scale.use_gpu", "false", "--scale.wait", "5s")
+            done = cluster.submit("--entrypoint-num-cpus", "1", "--", *command, *waits)
+            said = done.stdout[-3000:] + done.stderr[-3000:]
+            assert done.returncode != 0 and holds in said and "Traceback" not in said, f"{name}: {said}"

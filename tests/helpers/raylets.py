@@ -48,6 +48,15 @@ class Cluster:
             command, env=self.environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=900
         )
 
+    def submit(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Call `ray job submit` with some options and a command, once the head takes jobs."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            done = self.call("ray", "job", "submit", "--address", self.dashboard, *options)
+            if "No available agent" not in done.stderr or time.monotonic() > deadline:
+                return done
+            time.sleep(1)
+
     def get(self, path: str, method: str = "GET") -> Any:
         """Ask the dashboard, with the token."""
         token = {"Authorization": f"Bearer {self.token}"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from domext_ray.experiment.runner import Ledger, Rules, Trial, Watch
 from domext_ray.progress import StatusLine
 from domext_ray.runtime import waiting
 from domext_ray.runtime.ray_cluster import start_ray
-from domext_ray.runtime.stopping import name_stop
 from domext_ray.runtime.tasks import Pool, Task, run_tasks
 from domext_ray.runtime.waiting import StallTimer
 from domext_ray.storage import Place
@@ -49,13 +47,6 @@ def test_what_is_waited_for_is_said_after_growing_intervals(
     assert list_ends(300) == [30, 60, 120, 240]
     stall.note_move()
     assert list_ends(100) == [30, 60]
-
-
-def test_what_ends_a_job_is_what_has_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert name_stop() == "Ctrl-C"
-    settings = {"runtime_env": {}, "metadata": {"job_submission_id": "raysubmit_1", "job_name": "raysubmit_1"}}
-    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(settings))  # as the job server sets it
-    assert name_stop() == "ray job stop raysubmit_1"
 
 
 @pytest.fixture
