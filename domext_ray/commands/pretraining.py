@@ -134,7 +134,7 @@ training's other options may be given too, and have no effect here.""",
     main=(*TEXT, "prepare.shard_bytes", "prepare.cache_dir", "vocab.size"),
     reads=(
         *("base", "corpus", "prepare.", "vocab.", "train.seq_length", "train.long_seq_length"),
-        *("objective.next_sentence", *FOLDER),
+        *("objective.next_sentence", "scale.wait", *FOLDER),
     ),
     check=check_early,
 )
@@ -153,7 +153,7 @@ Training's other options may be given too, and have no effect here.""",
     "inputs:run_vocabulary",
     "vocab",
     main=(*TEXT, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.extend"),
-    reads=("base", "corpus", "prepare.", "vocab.", "-vocab.lowercase", *FOLDER),
+    reads=("base", "corpus", "prepare.", "vocab.", "-vocab.lowercase", "scale.wait", *FOLDER),
     check=check_early,
 )
 
