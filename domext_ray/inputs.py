@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
-from domext_ray.corpus.shards import prepare_corpus
+from domext_ray.corpus.shards import make_settings, prepare_corpus
+from domext_ray.corpus.unknown import check_sample, count_sample, describe_unknown, find_unknown
 from domext_ray.data.sample import Sample, check_corpus
-from domext_ray.data.sources import Sources, require_files, resolve_sources
+from domext_ray.data.sources import require_files, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
 from domext_ray.plan import count_planned_words, load_run_base, name_fingerprints, pin_corpus, read_run_vocabulary
@@ -25,8 +28,8 @@ from domext_ray.storage import Place
 from domext_ray.training.losses import needs_teacher
 from domext_ray.training.run import Inputs
 from domext_ray.training.writing import get_or_write_text, prepare_written
-from domext_ray.vocabulary.extension import ExtensionVocabulary, format_statistics, load_extension
-from domext_ray.vocabulary.learn import import_words, learn_extension, measure_extension
+from domext_ray.vocabulary.extension import ExtensionVocabulary, extend_tokenizer, format_statistics, load_extension
+from domext_ray.vocabulary.learn import import_words, learn_extension, measure_extension, read_given
 from domext_ray.vocabulary.tokenizer import (
     LAST_FILE,
     fingerprint_tokenizer,
@@ -35,19 +38,44 @@ from domext_ray.vocabulary.tokenizer import (
     replace_folder,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def check_texts(config: PretrainConfig) -> list[Sample | None]:
-    """Read and return a sample of each of a run's texts, before Ray starts; None: the base is going to write it."""
-    samples: list[Sample | None] = [check_corpus(config.corpus, config.prepare, to_end=config.dry_run)]
+
+def check_texts(config: PretrainConfig, base: Base | None) -> list[Sample | None]:
+    """Read and return a sample of each of a run's texts, before Ray starts; None: the base is going to write it.
+
+    Raises:
+        CorpusError: see `check_corpus`; or the run's tokenizer, as far as it is known, does not know the text.
+    """
+    samples: list[Sample | None] = [_check_text(config.corpus, config.prepare, config, base)]
     for part in config.parts:
         if part.is_written:
             samples.append(None)
             continue
         try:
-            samples.append(check_corpus(part.corpus, config.prepare_for(part), to_end=config.dry_run))
+            samples.append(_check_text(part.corpus, config.prepare_for(part), config, base))
         except CorpusError as error:
             raise CorpusError(f"{part.option}: {error}") from error
     return samples
+
+
+def _check_text(spec: str, prepare: PrepareConfig, config: PretrainConfig, base: Base | None) -> Sample:
+    sample = check_corpus(spec, prepare, to_end=config.dry_run)
+    if (tokenizer := _plan_tokenizer(config, base)) is not None:
+        settings = make_settings(tokenizer, prepare, config.train.seq_length)
+        check_sample(spec, sample, settings, prepare, warns=config.dry_run)
+    return sample
+
+
+def _plan_tokenizer(config: PretrainConfig, base: Base | None) -> PreTrainedTokenizerBase | None:
+    """The run's tokenizer; None: it is still to be learned, or words of it are."""
+    if base is None or (config.vocab.extends_base and not config.vocab.words):
+        return None
+    if not config.vocab.words:
+        return load_tokenizer(base.tokenizer_folder)
+    known = read_run_vocabulary(config, base)
+    return extend_tokenizer(known, read_given(config.vocab, known))
 
 
 def require_same_texts(config: PretrainConfig, paths: RunPaths) -> None:
@@ -141,9 +169,9 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
             "and a --base that they stand beside."
         )
     count_planned_words(config, base)  # words that are given are checked
-    check_corpus(config.corpus, config.prepare)
+    samples = [check_corpus(config.corpus, config.prepare)]
     if config.dry_run:
-        print(_describe_sources(resolve_sources(config.corpus, config.prepare), paths))
+        print(_describe_sources(config, base, samples, paths))
         return None
     vocabulary = _provide_extension(config, base, paths.scratch, paths.corpora)
     if config.vocab.words:
@@ -178,43 +206,58 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     paths = resolve_paths(config)
     config = pin_corpus(config, paths.run)
     base = load_run_base(config)
-    check_corpus(config.corpus, config.prepare)
+    samples = check_texts(config, base)
     if config.dry_run:
-        print(_describe_sources(resolve_sources(config.corpus, config.prepare), paths))
+        print(_describe_sources(config, base, samples, paths))
         return None
     start_ray(config.scale.wait_seconds)
     is_own = base is not None and not config.vocab.extends_base
     tokenizer_dir = base.tokenizer_folder if base and is_own else get_or_build_tokenizer(config, base, paths)
     inputs = get_or_prepare_texts(config, base, tokenizer_dir, paths)
     for own in zip(*inputs.texts, strict=True):
-        print("\n".join(map(_describe_manifest, own)))
+        print("\n".join(_describe_manifest(each, config.prepare) for each in own))
     return inputs.domain
 
 
-def _describe_sources(sources: Sources, paths: RunPaths) -> str:
-    """Return what a dry run of the preparation prints: the files and their size."""
+def _describe_sources(
+    config: PretrainConfig, base: Base | None, samples: Sequence[Sample | None], paths: RunPaths
+) -> str:
+    """Return what a dry run of the preparation prints: the files, their size, and what of them is unknown."""
+    sources, known = resolve_sources(config.corpus, config.prepare), []
     files = sources.files
     lines = [f"  {each.size / 1e6:>12,.2f} MB  {each.path}" for each in files[:20]]
     if len(files) > 20:
         lines.append(f"  … and {len(files) - 20:,} more")
+    if base is not None:
+        tokenizer = _plan_tokenizer(config, base)
+        owner = "the tokenizer" if tokenizer is not None else "the base's tokenizer, without new words"
+        settings = make_settings(tokenizer or load_tokenizer(base.tokenizer_folder), config.prepare, 0)
+        for text, sample in zip(config.texts, samples, strict=False):
+            if sample is not None:
+                found = find_unknown(count_sample(sample, settings)[0].pack(), config.prepare_for(text))
+                known.append(f"unknown to {owner} in a sample of {text.option}: {describe_unknown(found)}")
     return "\n".join(
         [
             f"corpus: {len(files):,} files, {sources.num_bytes / 1e6:,.2f} MB, {len(sources.tasks):,} read tasks",
             *lines,
+            *known,
             f"folder of prepared corpora: {paths.corpora}",
             "dry run: nothing was started",
         ]
     )
 
 
-def _describe_manifest(manifest: Manifest) -> str:
-    """Return the table of a prepared corpus: rows and tokens by split, documents, what was dropped and why."""
+def _describe_manifest(manifest: Manifest, prepare: PrepareConfig) -> str:
+    """Return the table of a prepared corpus: rows and tokens by split, documents, what was dropped, what is unknown."""
     lines = [f"{'split':<10}{'shards':>8}{'rows':>14}{'tokens':>16}"]
     for split in SPLITS:
         records, num_rows, num_tokens = manifest.records(split), manifest.num_rows(split), manifest.num_tokens(split)
         lines.append(f"{split:<10}{len(records):>8,}{num_rows:>14,}{num_tokens:>16,}")
     dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(manifest.dropped.items()))
-    lines += [f"documents: {manifest.num_documents:,}", f"dropped: {dropped or 'none'}", f"folder: {manifest.folder}"]
+    lines += [f"documents: {manifest.num_documents:,}", f"dropped: {dropped or 'none'}"]
+    if unknown := describe_unknown(find_unknown(manifest.unknown, prepare)):
+        lines.append(f"unknown to the tokenizer: {unknown}")
+    lines.append(f"folder: {manifest.folder}")
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.unknown import find_unknown
 from domext_ray.data.sample import Sample
 from domext_ray.errors import ConfigError, ReportError, RunError, StorageError
 from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_record
@@ -85,7 +86,7 @@ def run_pretraining(config: PretrainConfig, preset: str = "", started: float | N
     if not config.dry_run and is_finished(run_dir, run.config):
         _say_finished(run)
         return run_dir
-    samples = check_texts(run.config)
+    samples = check_texts(run.config, run.base)
     run = replace(run, goes_on_from=_look_back(run_dir))
     if run.base is not None:
         warn_of_rate(run.config.optim, run.base, "--optim.lr")
@@ -215,6 +216,10 @@ def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
             "tokens": manifest.num_tokens("train"),
             "held_out_rows": manifest.num_rows("held_out"),
             "overlaps": list(run.inputs.overlaps),
+            "unknown": {
+                text.name: find_unknown(own.unknown, run.config.prepare_for(text))
+                for text, own in zip(run.config.texts, run.inputs.texts[0], strict=True)
+            },
             "phases": [[each.first_step, each.end_step, each.steps_per_epoch] for each in phases],
         },
     )

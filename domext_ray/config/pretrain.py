@@ -81,6 +81,8 @@ class PrepareConfig:
     shard_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20  # source bytes of one reading task, which makes one shard
     # share of rows without text (null, no such field, not UTF-8) that is refused
     max_dropped_frac: Ratio = free(0.5)
+    # text of which more than a third of the tokens is unknown to the tokenizer, such as text in another script
+    unknown: Literal["refuse", "allow"] = free("refuse")
     # where prepared corpora are kept: a folder, or s3://bucket/folder; empty: RUN.DIR/.corpora
     cache_dir: Written[Annotated[str, place(buckets=True)]] = free("")
 

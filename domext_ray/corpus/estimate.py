@@ -14,16 +14,17 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.index import HELD_OUT, TRAIN, DocumentIndex
 from domext_ray.corpus.pairs import choose_rows
-from domext_ray.corpus.rows import RowSettings, count_han
+from domext_ray.corpus.rows import RowSettings, TokenCounts, count_han
 from domext_ray.corpus.shards import CHINESE_FRAC, hash_document
 from domext_ray.data.sample import Sample, choose_evenly
 from domext_ray.data.split import resolve_held_out_by
@@ -49,12 +50,14 @@ class RowEstimate:
         num_tokens: tokens in them.
         num_bytes: bytes of the prepared corpus on disk.
         sampled_frac: share of the corpus's bytes that was read for this, 0 to 1.
+        unknown: what of it the tokenizer does not know, see `rows.TokenCounts`; empty: it was not counted.
     """
 
     num_rows: int
     num_tokens: int
     num_bytes: int
     sampled_frac: float
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,14 @@ def estimate_rows(sample: Sample, prepare: PrepareConfig, settings: RowSettings)
         settings: tokenizer and row length.
     """
     used_chars = num_rows = num_tokens = 0
+    tokens = TokenCounts()
     for place in choose_evenly(sample.places, TOKENIZED_PLACES):
         documents = list(_take(place.documents, TOKENIZED_CHARS))
         num_chars = sum(map(len, documents))
         used_chars += num_chars
         is_chinese = sum(map(count_han, documents)) >= CHINESE_FRAC * num_chars
         own = replace(settings, chinese_words=settings.chinese_words and is_chinese)
-        for row in choose_rows(documents, own, (0,), Counter())[0]:
+        for row in choose_rows(documents, own, (0,), Counter(), tokens)[0]:
             num_rows, num_tokens = num_rows + 1, num_tokens + len(row[0])
     num_chars = sum(each.num_chars for each in sample.places)
     if not (num_rows and num_chars):
@@ -99,6 +103,7 @@ def estimate_rows(sample: Sample, prepare: PrepareConfig, settings: RowSettings)
         round(num_tokens * scale),
         round(num_tokens * scale * (np.dtype(np.int32).itemsize + 1 / 8)),
         sample.frac,
+        tokens.pack(),
     )
 
 

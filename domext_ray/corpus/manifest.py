@@ -65,6 +65,8 @@ class Manifest:
         texts: files with a part of the held-out documents as text; which part depends on the documents alone.
         dropped_places: the first place of what was dropped, by reason, in words.
         token_counts_sha256: of the file that `token_counts` reads.
+        unknown: how much of both splits is unknown to the tokenizer, see `rows.TokenCounts`; empty: it was not counted,
+            as in 0.1.0.
     """
 
     folder: Place
@@ -82,6 +84,7 @@ class Manifest:
     texts: tuple[FileRecord, ...] = ()
     dropped_places: dict[str, str] = field(default_factory=dict)
     token_counts_sha256: str = ""
+    unknown: dict[str, Any] = field(default_factory=dict)
 
     def token_counts(self, num_words: int) -> np.ndarray:
         """Return how often each token occurs in the training rows, int64 [num_words]; ids from there on do not count.
@@ -144,6 +147,7 @@ def read_manifest(folder: Where) -> Manifest:
         fault = f"is damaged ({error})"
     if fault:
         raise CorpusError(f"{path} {fault}; delete its folder and prepare the corpus again.")
+    record.setdefault("unknown", {})
     values = {each.name: record[each.name] for each in fields(Manifest) if each.name != "folder"}
     files = {name: tuple(FileRecord(**each) for each in record[name]) for name in (*SPLITS, "texts")}
     return Manifest(path.parent, **{**values, **files})

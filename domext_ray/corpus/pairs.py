@@ -22,6 +22,7 @@ from domext_ray.corpus.rows import (
     SCHEMA,
     TWO_TEXT_SCHEMA,
     RowSettings,
+    TokenCounts,
     Tokens,
     build_rows,
     build_two_text_rows,
@@ -55,18 +56,26 @@ class PairRow(NamedTuple):
 
 
 def choose_rows(
-    documents: Iterable[str], settings: RowSettings, seed: Sequence[int], counts: Counter[str]
+    documents: Iterable[str],
+    settings: RowSettings,
+    seed: Sequence[int],
+    counts: Counter[str],
+    tokens: TokenCounts | None = None,
 ) -> tuple[Iterator[tuple[Any, ...]], pa.Schema]:
     """Return the rows that settings make of documents, and their columns; arguments as of `build_pairs`."""
     if settings.pairs:
-        return build_pairs(documents, settings, seed, counts), PAIR_SCHEMA
+        return build_pairs(documents, settings, seed, counts, tokens), PAIR_SCHEMA
     if settings.has_two_texts:
-        return build_two_text_rows(documents, settings, counts), TWO_TEXT_SCHEMA
-    return build_rows(documents, settings), SCHEMA
+        return build_two_text_rows(documents, settings, counts, tokens), TWO_TEXT_SCHEMA
+    return build_rows(documents, settings, tokens), SCHEMA
 
 
 def build_pairs(
-    documents: Iterable[str], settings: RowSettings, seed: Sequence[int], counts: Counter[str]
+    documents: Iterable[str],
+    settings: RowSettings,
+    seed: Sequence[int],
+    counts: Counter[str],
+    tokens: TokenCounts | None = None,
 ) -> Iterator[PairRow]:
     """Turn documents into pairs.
 
@@ -75,11 +84,12 @@ def build_pairs(
         settings: tokenizer and row length.
         seed: numbers that no other documents of the corpus have.
         counts: counts documents: "used", and those that make no pair.
+        tokens: counts the tokens of all.
     """
     draw = np.random.default_rng(seed)
     size = (settings.seq_length - NUM_SPECIAL_TOKENS) // 2  # no sentence is longer, so any two fit
     texts, spare, num_tokens = list[Text](), list[Text](), 0
-    for sentences in tokenize_documents(documents, settings):
+    for sentences in tokenize_documents(documents, settings, tokens):
         text = [part for each in sentences for part in cut_tokens(each, size)]
         if len(text) < 2:
             counts[NO_NEXT_SENTENCE] += 1

@@ -14,8 +14,8 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +39,8 @@ NO_TOKEN = "no_token"
 
 Tokens = tuple[np.ndarray, np.ndarray]
 """Ids, int32 [N], and whether a word starts at each, bool [N]; a special token starts one."""
+MAX_COUNTED_WORDS, MAX_KEPT_WORDS, MAX_WORD_CHARS = 10_000, 8, 40
+"""Different words that one task counts, of which it keeps the most frequent, and how much of a long one it shows."""
 
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 _CHUNK = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")  # BERT isolates every ASCII punctuation mark
@@ -62,6 +64,7 @@ class RowSettings:
         pairs: rows are pairs for next-sentence prediction (see `pairs`).
         packed: a row may go on with the next document, which has a [CLS] of its own.
         has_two_texts: documents are two texts, and each is a row.
+        unk_id: id of what the tokenizer does not know; -1: it is not counted.
     """
 
     tokenizer_json: str
@@ -73,6 +76,43 @@ class RowSettings:
     pairs: bool = False
     packed: bool = False
     has_two_texts: bool = False
+    unk_id: int = -1
+
+
+@dataclass
+class TokenCounts:
+    """What was tokenised, and how much of it is unknown to the tokenizer.
+
+    Args:
+        num_tokens, num_unknown: tokens, special ones not included, and those that are the unknown one.
+        num_chars, unknown_chars: characters but spaces, and those that unknown tokens stand for.
+        words: the most frequent of what these stand for, a long one cut, and how often each occurs.
+    """
+
+    num_tokens: int = 0
+    num_unknown: int = 0
+    num_chars: int = 0
+    unknown_chars: int = 0
+    words: Counter[str] = field(default_factory=Counter)
+
+    def add_words(self, words: Iterable[str]) -> None:
+        """Count what unknown tokens stand for."""
+        for word in words:
+            self.unknown_chars += len(word)
+            shown = word[:MAX_WORD_CHARS]
+            if shown in self.words or len(self.words) < MAX_COUNTED_WORDS:
+                self.words[shown] += 1
+
+    def merge(self, later: Mapping[str, Any]) -> None:
+        """Add what was counted elsewhere: `pack` of it."""
+        for name in ("num_tokens", "num_unknown", "num_chars", "unknown_chars"):
+            setattr(self, name, getattr(self, name) + later[name])
+        self.words.update(later["words"])
+
+    def pack(self) -> dict[str, Any]:
+        """Return the counts as plain values, the same in any order of counting."""
+        kept = sorted(self.words.items(), key=lambda each: (-each[1], each[0]))[:MAX_KEPT_WORDS]
+        return {**vars(self), "words": dict(kept)}
 
 
 @functools.cache
@@ -103,23 +143,26 @@ class SentenceTokenizer:
     Args:
         tokenizer_json: the fast tokenizer, serialised.
         chinese_words: words of Han text are jieba's; else every Han character is a word.
+        unk_id: id of what it does not know; -1: that is not looked for.
     """
 
-    def __init__(self, tokenizer_json: str, chinese_words: bool) -> None:
-        self.chinese_words = chinese_words
+    def __init__(self, tokenizer_json: str, chinese_words: bool, unk_id: int = -1) -> None:
+        self.chinese_words, self.unk_id = chinese_words, unk_id
         self.tokenizer = make_backend(tokenizer_json)
         self.splits_at_spaces = _splits_at_spaces(json.loads(tokenizer_json))
         self._cache: dict[str, list[int]] = {}
         self._cached_chars = 0
+        self._unknown: dict[str, list[str]] = {}  # by chunk or sentence
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return the tokens of every sentence, special ones not included."""
         if not self.splits_at_spaces:
+            self._unknown = {}
             encodings = self.tokenizer.encode_batch(list(sentences), add_special_tokens=False)
             return [self._pack_sentence(each, encoding) for each, encoding in zip(sentences, encodings, strict=True)]
         chunked = [self._split_chunks(each) for each in sentences]
         if self._cached_chars > MAX_CACHED_CHARS:
-            self._cache, self._cached_chars = {}, 0
+            self._cache, self._cached_chars, self._unknown = {}, 0, {}
         missing = list(dict.fromkeys(chunk for chunks in chunked for chunk in chunks if chunk not in self._cache))
         for chunk, encoding in zip(
             missing, self.tokenizer.encode_batch(missing, add_special_tokens=False), strict=True
@@ -128,6 +171,19 @@ class SentenceTokenizer:
             self._cached_chars += len(chunk)
         lookup = self._cache.__getitem__
         return [list(itertools.chain.from_iterable(map(lookup, chunks))) for chunks in chunked]
+
+    def find_unknown(self, sentence: str) -> Iterator[str]:
+        """Yield what unknown tokens stand for in a sentence of the last call of `encode`."""
+        for each in self._split_chunks(sentence) if self.splits_at_spaces else [sentence]:
+            yield from self._unknown.get(each, ())
+
+    def _note_unknown(self, text: str, encoding: Encoding) -> list[int]:
+        """Return the ids of a text, and keep what of it is unknown."""
+        ids = encoding.ids
+        if self.unk_id in ids:
+            places = (span for own, span in zip(ids, encoding.offsets, strict=True) if own == self.unk_id)
+            self._unknown[text] = [text[first:end] for first, end in places]
+        return ids
 
     def _split_chunks(self, sentence: str) -> list[str]:
         """Cut at spaces, and where a jieba word begins or ends with a Han character."""
@@ -151,7 +207,7 @@ class SentenceTokenizer:
                 start and (first == 0 or not _HAN.match(chunk[first]))
                 for start, (first, _) in zip(starts, encoding.offsets, strict=True)
             ]
-        return [number << 1 | start for number, start in zip(encoding.ids, starts, strict=True)]
+        return [number << 1 | start for number, start in zip(self._note_unknown(chunk, encoding), starts, strict=True)]
 
     def _pack_sentence(self, sentence: str, encoding: Encoding) -> list[int]:
         starts = _start_pre_tokens(encoding)
@@ -163,7 +219,8 @@ class SentenceTokenizer:
                 if first < len(sentence) and (is_han[first] or (first and is_han[first - 1])):
                     starts[i] = first in begins and first != previous
                 previous = first
-        return [number << 1 | start for number, start in zip(encoding.ids, starts, strict=True)]
+        ids = self._note_unknown(sentence, encoding)
+        return [number << 1 | start for number, start in zip(ids, starts, strict=True)]
 
     def _begin_words(self, sentence: str) -> set[int]:
         words = load_jieba().cut(sentence) if self.chinese_words else sentence
@@ -188,8 +245,8 @@ def _start_pre_tokens(encoding: Encoding) -> list[bool]:
 
 
 @functools.lru_cache(maxsize=2)
-def _load_tokenizer(tokenizer_json: str, chinese_words: bool) -> SentenceTokenizer:
-    return SentenceTokenizer(tokenizer_json, chinese_words)
+def _load_tokenizer(tokenizer_json: str, chinese_words: bool, unk_id: int) -> SentenceTokenizer:
+    return SentenceTokenizer(tokenizer_json, chinese_words, unk_id)
 
 
 class TwoTextRow(NamedTuple):
@@ -200,22 +257,40 @@ class TwoTextRow(NamedTuple):
     second_start: int
 
 
-def tokenize_sentences(sentences: Sequence[str], settings: RowSettings) -> Iterator[Tokens]:
-    """Yield the tokens of every sentence, special ones not included."""
-    encoded = _load_tokenizer(settings.tokenizer_json, settings.chinese_words).encode(sentences)
+def tokenize_sentences(
+    sentences: Sequence[str], settings: RowSettings, counts: TokenCounts | None = None
+) -> Iterator[Tokens]:
+    """Yield the tokens of every sentence, special ones not included.
+
+    Args:
+        sentences: of any documents.
+        settings: the tokenizer.
+        counts: counts tokens, and those that are unknown.
+    """
+    tokenizer = _load_tokenizer(settings.tokenizer_json, settings.chinese_words, settings.unk_id)
+    encoded = tokenizer.encode(sentences)
     ends = list(itertools.accumulate(map(len, encoded), initial=0))
     packed = np.fromiter(itertools.chain.from_iterable(encoded), dtype=np.int64, count=ends[-1])
     ids, starts = (packed >> 1).astype(np.int32), (packed & 1).astype(bool)
+    if counts is not None:
+        unknown = np.flatnonzero(ids == settings.unk_id)
+        counts.num_tokens += len(ids)
+        counts.num_unknown += len(unknown)
+        counts.num_chars += sum(len(each) - each.count(" ") for each in sentences)
+        for place in np.unique(np.searchsorted(ends, unknown, side="right")) - 1:
+            counts.add_words(tokenizer.find_unknown(sentences[place]))
     for first, end in itertools.pairwise(ends):
         yield ids[first:end], starts[first:end]
 
 
-def tokenize_documents(documents: Iterable[str], settings: RowSettings) -> Iterator[list[Tokens]]:
-    """Yield every document as the tokens of its sentences, special ones not included."""
+def tokenize_documents(
+    documents: Iterable[str], settings: RowSettings, counts: TokenCounts | None = None
+) -> Iterator[list[Tokens]]:
+    """Yield every document as the tokens of its sentences; arguments as of `tokenize_sentences`."""
     waiting, num_sentences = list[list[str]](), 0
 
     def flush() -> Iterator[list[Tokens]]:
-        tokenized = tokenize_sentences([*itertools.chain(*waiting)], settings)
+        tokenized = tokenize_sentences([*itertools.chain(*waiting)], settings, counts)
         return (list(itertools.islice(tokenized, len(each))) for each in waiting)
 
     for document in documents:
@@ -304,26 +379,29 @@ class _RowBuilder:
         return row
 
 
-def build_rows(documents: Iterable[str], settings: RowSettings) -> Iterator[Tokens]:
-    """Turn clean documents into rows of at most `seq_length` tokens."""
+def build_rows(documents: Iterable[str], settings: RowSettings, tokens: TokenCounts | None = None) -> Iterator[Tokens]:
+    """Turn clean documents into rows of at most `seq_length` tokens, which are counted."""
     builder = _RowBuilder(settings)
-    for sentences in tokenize_documents(documents, settings):
+    for sentences in tokenize_documents(documents, settings, tokens):
         for each in sentences:
             yield from builder.add(each)
         yield from builder.end_document()
     yield from builder.end()
 
 
-def build_two_text_rows(documents: Iterable[str], settings: RowSettings, counts: Counter[str]) -> Iterator[TwoTextRow]:
+def build_two_text_rows(
+    documents: Iterable[str], settings: RowSettings, counts: Counter[str], tokens: TokenCounts | None = None
+) -> Iterator[TwoTextRow]:
     """Turn documents of two texts, `PAIR_SEPARATOR` between them, into rows [CLS] first [SEP] [CLS] second [SEP].
 
     Args:
         documents: two clean texts each.
         settings: tokenizer and the length of a text.
         counts: counts documents: "used", and those without a token in one of their texts.
+        tokens: counts the tokens of all.
     """
     texts = (text for document in documents for text in document.partition(PAIR_SEPARATOR)[::2])
-    tokenized = tokenize_documents(texts, settings)
+    tokenized = tokenize_documents(texts, settings, tokens)
     for pair in zip(tokenized, tokenized, strict=True):
         is_used = all(any(len(ids) for ids, _ in text) for text in pair)
         counts["used" if is_used else NO_TOKEN] += 1

@@ -46,10 +46,12 @@ from domext_ray.corpus.manifest import (
 )
 from domext_ray.corpus.overlap import read_hashes
 from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, choose_rows
-from domext_ray.corpus.rows import NO_TOKEN, RowSettings, count_han, load_jieba
+from domext_ray.corpus.rows import NO_TOKEN, RowSettings, TokenCounts, count_han, load_jieba
+from domext_ray.corpus.unknown import check_sample, require_known, warn_of_unknown
 from domext_ray.data.documents import read_documents, read_grouped
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.ray_tasks import run_read_tasks
+from domext_ray.data.sample import read_sample
 from domext_ray.data.sources import SOURCES, ReadTask, Sources, resolve_sources, write_files
 from domext_ray.data.split import describe_split, resolve_held_out_by
 from domext_ray.errors import AccessError, CorpusError
@@ -88,8 +90,8 @@ def prepare_corpus(
         pairs: make pairs for next-sentence prediction; `prepare.cross_documents` has no say in these.
 
     Raises:
-        CorpusError: nothing to read, nothing usable in it, too many rows without text, or an empty split; with `pairs`
-            also a split without two documents of several sentences.
+        CorpusError: nothing to read, nothing usable in it, too many rows without text, too much that the tokenizer does
+            not know, or an empty split; with `pairs` also a split without two documents of several sentences.
     """
     sources = resolve_sources(spec, prepare, cache_dir)
     tokenizer = load_tokenizer(tokenizer_folder)
@@ -106,6 +108,7 @@ def prepare_corpus(
             manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
             if is_new := manifest is None:
                 (work / MANIFEST).delete()
+                check_sample(spec, read_sample(sources.files, prepare), settings, prepare)
                 record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
                 sources.require_unchanged()  # else what was made of it goes: it may be put back as it was
                 record |= {
@@ -134,6 +137,9 @@ def prepare_corpus(
             print(split, file=sys.stderr)
     dropped = Dropped(Counter(manifest.dropped), manifest.dropped_places)
     dropped.tell(spec, manifest.num_documents, prepare, is_new=is_new)
+    if manifest.unknown:
+        require_known(spec, manifest.unknown, settings, prepare)
+        warn_of_unknown(spec, manifest.unknown, settings, prepare)
     return manifest
 
 
@@ -151,6 +157,7 @@ def make_settings(
         pairs,
         prepare.packed,
         bool(prepare.pair),
+        tokenizer.unk_token_id,
     )
 
 
@@ -248,9 +255,10 @@ def _write_documents(
     written: dict[str, list[dict[str, Any]]] = {name: [] for name in _PARTS}
     num_used: Counter[Split] = Counter()
     write = functools.partial(_write_task, prepare, settings, folder)
-    kept = Records(folder / "parts" / "rows", fingerprint, functools.partial(_find_part_fault, folder))
+    made = f"{fingerprint} with tokens"  # which 0.1.0 did not count: what it left half made is made again
+    kept = Records(folder / "parts" / "rows", made, functools.partial(_find_part_fault, folder))
 
-    token_counts = np.zeros(0, dtype=np.int64)
+    token_counts, tokens = np.zeros(0, dtype=np.int64), TokenCounts()
 
     def find_plan(number: int) -> bytes:
         return index.uses[ends[number] - counts[number] : ends[number]].tobytes()
@@ -259,10 +267,12 @@ def _write_documents(
         for name, records in written.items():
             records += result[name]
         token_counts = _add_counts(token_counts, np.frombuffer(result["token_counts"], dtype=np.int64))
+        tokens.merge(result["tokens"])
         for split in SPLITS:
             num_used[split] += result["counts"][split].get("used", 0)
             for reason in (NO_NEXT_SENTENCE, NO_OTHER_TEXT, NO_TOKEN):
                 dropped[reason] += result["counts"][split].get(reason, 0)
+    require_known(sources.spec, tokens.pack(), settings, prepare)
     read.place.delete()
     if settings.pairs:
         _require_partners(sources, prepare, num_used)
@@ -278,6 +288,7 @@ def _write_documents(
         "dropped_places": lost.places,
         "han_frac": han_frac,
         "chinese_words": is_chinese,
+        "unknown": tokens.pack(),
     }
 
 
@@ -354,20 +365,21 @@ def _write_task(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Ray runs one such task a core
     held_out: list[str] = []
     counts: dict[Split, Counter[str]] = {split: Counter() for split in SPLITS}
-    result: dict[str, Any] = {"counts": counts}
+    tokens, result = TokenCounts(), dict[str, Any](counts=counts)
     sources: tuple[tuple[Split, Iterable[str]], ...] = (
         ("train", _divide(task, prepare, plan, held_out)),
         ("held_out", held_out),
     )
     for i, (split, documents) in enumerate(sources):
         path = folder / f"{split}-{number:06d}.arrow"
-        record, token_counts = _write_shard(path, *choose_rows(documents, settings, (number, i), counts[split]))
+        rows = choose_rows(documents, settings, (number, i), counts[split], tokens)
+        record, token_counts = _write_shard(path, *rows)
         result[split] = [asdict(record)] if record else []
         if split == "train":
             result["token_counts"] = token_counts.tobytes()
     text = _write_texts(folder / f"text-{number:06d}.jsonl", held_out)
     result["texts"] = [asdict(text)] if text else []
-    return result
+    return {**result, "tokens": tokens.pack()}
 
 
 def _divide(task: ReadTask, prepare: PrepareConfig, plan: bytes, held_out: list[str]) -> Iterator[str]:

@@ -7,7 +7,8 @@ a sample of the text, hours from a rate that is given or measured here; nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import psutil
 
@@ -22,6 +23,7 @@ from domext_ray.corpus.estimate import (
 )
 from domext_ray.corpus.sampler import count_rows
 from domext_ray.corpus.shards import make_settings
+from domext_ray.corpus.unknown import describe_unknown, find_unknown
 from domext_ray.data.sample import Sample
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
@@ -65,6 +67,7 @@ class Forecast:
         seconds: training time; 0: not known.
         checkpoint_bytes, export_bytes: what the run's directory will hold, beside the prepared corpus.
         near_duplicates: held-out documents of the sample that training text nearly repeats; None: not known.
+        unknown: of each text by its title, what its tokenizer does not know of the sample (`unknown.find_unknown`).
     """
 
     estimates: tuple[RowEstimate | None, ...]
@@ -76,6 +79,7 @@ class Forecast:
     checkpoint_bytes: int = 0
     export_bytes: int = 0
     near_duplicates: NearDuplicates | None = None
+    unknown: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def make_forecast(
@@ -122,7 +126,9 @@ def make_forecast(
     checkpoint = (counts.trainable + counts.decoder) * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
     near_duplicates = count_near_duplicates(samples[0], config.prepare) if samples[0] is not None else None
     disk = checkpoint * config.run.keep_checkpoints, counts.total * BYTES_PER_VALUE
-    return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates)
+    counted = zip(config.texts, (own[0].unknown if own[0] and base else {} for own in estimates), strict=True)
+    unknown = {text.title: find_unknown(counts, config.prepare_for(text)) for text, counts in counted if counts}
+    return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates, unknown)
 
 
 def _find_rate(
@@ -181,6 +187,9 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
                 share += " without new words, which make fewer"
             rows = f"{estimate.num_rows:,} of {config.prepare.describe_length(length)} ({share})"
         lines.append(("training rows", rows))
+    for title, own in forecast.unknown.items():
+        without = ", without new words" if config.vocab.extends_base else ""
+        lines.append((f"unknown, {title}", f"{describe_unknown(own)} (in this sample{without})"))
     if found := forecast.near_duplicates:
         found_text = (
             f"{found.num_similar:,} of {found.num_held_out:,} held-out documents share {RESEMBLANCE:.0%} of their runs "

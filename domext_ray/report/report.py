@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from domext_ray.config.presets import find_preset, list_presets
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.unknown import describe_unknown
 from domext_ray.errors import RunError
 from domext_ray.files import read_json
 from domext_ray.options.build import dump_yaml, list_values
@@ -213,6 +214,7 @@ def list_facts(
         "text": str(corpus["sources"]),
         "documents": f"{corpus['documents']:,}; dropped: {dropped or 'none'}",
         "rows": f"{corpus['rows']:,} for training, {corpus['tokens']:,} tokens; {corpus['held_out_rows']:,} held out",
+        "unknown to the tokenizer": _describe_unknown(corpus.get("unknown", {})),
         "epochs read": f"{read:.2f}",
         "general text": _describe_replay(config, _find_last(records, "train/replay_epochs")),
         "router": describe_router(config, router),
@@ -227,6 +229,12 @@ def list_facts(
         "command": about["command"] or "called from Python",
     }
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _describe_unknown(texts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say how much of each text is unknown to its tokenizer; empty: it was not counted."""
+    found = {title: describe_unknown(each) for title, each in texts.items() if each}
+    return "; ".join(f"{title}: {text}" if len(found) > 1 else text for title, text in found.items())
 
 
 def _find_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -122,7 +122,7 @@ def write_summary(where: Where, config: PretrainConfig) -> dict[str, Any]:
     summary = {
         "parameters": {name: value for name, value in origin["parameters"].items() if name != "kinds"},
         **measured,
-        "corpus": {name: origin["corpus"][name] for name in ("rows", "tokens", "dropped")},
+        "corpus": {name: origin["corpus"].get(name, {}) for name in ("rows", "tokens", "dropped", "unknown")},
         **({"router": asdict(router)} if router else {}),
         "method": asdict(config.method),
         "base": hide_places(config.base),

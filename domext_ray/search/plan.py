@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.data.sample import check_corpus
 from domext_ray.errors import ConfigError, DomextError, StorageError
 from domext_ray.experiment.runner import Ledger, describe_amount
+from domext_ray.inputs import check_texts
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.options.build import identity_of
@@ -85,7 +85,8 @@ def plan_sweep(config: SweepConfig) -> SweepPlan:
     sets = tuple(_load_sets(config))
     identity = {**identity_of(config), **{f"data_sha256.{i}": each.sha256 for i, each in enumerate(sets)}}
     check_identity(folder, take_trials(identity, folder))
-    check_corpus(config.corpus, config.prepare)
+    is_fixed = not any(each.name == "base" or each.name.startswith("vocab.") for each in space.dimensions)
+    check_texts(config, load_run_base(config) if is_fixed else None)
     return SweepPlan(config, space, points, refused, folder, sets, identity)
 
 

@@ -82,7 +82,7 @@ def run_study(config: StudyConfig) -> Path:
     strictest = max(configs, key=lambda each: (bool(each.replay.corpus), each.objective.keep == "kl"))
     base = load_run_base(strictest)
     assert base is not None, "StudyConfig refuses none"
-    _check_inputs(config, strictest, paths)
+    _check_inputs(config, strictest, base, paths)
     arms, left_out = plan_arms(config, presets, base)
     texts = _find_texts(config, strictest, paths)
     identity = _describe_identity(config, presets, base.sha256, strictest, texts, paths)
@@ -102,10 +102,10 @@ def run_study(config: StudyConfig) -> Path:
     return Path(paths.run)
 
 
-def _check_inputs(config: StudyConfig, strictest: PretrainConfig, paths: RunPaths) -> None:
+def _check_inputs(config: StudyConfig, strictest: PretrainConfig, base: Base, paths: RunPaths) -> None:
     """Read the beginnings of all texts that the study trains on and asks for."""
     read_probe(config.train.general_probe)
-    check_texts(strictest)
+    check_texts(strictest, base)
     check_sets(config)
     if not config.retention:
         return

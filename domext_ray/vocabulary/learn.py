@@ -48,7 +48,7 @@ def learn_extension(
         CorpusError: the size has no room for the words that must be in or for the alphabet, or the corpus has nothing
             new.
     """
-    given = _read_given(vocab, known)
+    given = read_given(vocab, known)
     sources, min_groups = resolve_sources(spec, prepare, cache_dir), resolve_min_groups(prepare, vocab)
     made_from = {
         "content": sources.fingerprint,
@@ -79,14 +79,14 @@ def import_words(vocab: VocabConfig, known: BaseVocabulary, folder: Path) -> Ext
     Raises:
         CorpusError: the list has a word that can be no new entry.
     """
-    words = _read_given(vocab, known)
+    words = read_given(vocab, known)
     made_from = {"given": _hash_words(words)}
     return find_made(folder, made_from, known) or save_extension(folder, known, words, made_from)
 
 
 def count_new_words(vocab: VocabConfig, known: BaseVocabulary) -> int:
     """Return how many words `import_words` takes, or `learn_extension` at most; it raises as these do."""
-    given = _read_given(vocab, known)
+    given = read_given(vocab, known)
     return len(given) if vocab.words else vocab.size
 
 
@@ -161,7 +161,7 @@ def _fill(
     return [each for each in chosen if each not in unused], rest[size - len(fixed) :], sorted(unused)
 
 
-def _read_given(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
+def read_given(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
     """Return the words that are there in any case: those of an earlier vocabulary, then brought or protected ones."""
     earlier = _read_made(vocab.extend, "vocab.extend", known) if vocab.extend else []
     if vocab.words:

@@ -85,7 +85,7 @@ def test_too_small_a_share_says_which_is_enough(local_ray: None, tmp_path: Path,
     few = tmp_path / "few.jsonl"
     rows = [{"patient_id": i % 6, "text": f"patient {i % 6}. a note with the number {i}"} for i in range(60)]
     write_rows(few, rows)
-    prepare = replace(PREPARE, held_out_frac=0.0101)
+    prepare = replace(PREPARE, held_out_frac=0.0101, unknown="allow")
     with pytest.raises(CorpusError, match="none of the 6 different 'patient_id' falls .* give 0") as raised:
         prepare_corpus(str(few), prepare, tokenizer_dir, 64, tmp_path / "cache")
     needed = float(str(raised.value).split("give ")[1].split()[0])

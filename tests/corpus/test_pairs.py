@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -227,7 +228,7 @@ def test_a_corpus_without_partners_is_refused(local_ray: None, tokenizer_dir: Pa
     ):
         text.write_text("\n".join(documents))
         with pytest.raises(CorpusError, match=message):
-            prepare_corpus(str(text), PREPARE, tokenizer_dir, SEQ_LENGTH, cache, pairs=True)
+            prepare_corpus(str(text), replace(PREPARE, unknown="allow"), tokenizer_dir, SEQ_LENGTH, cache, pairs=True)
         assert not cache.exists()
 
 

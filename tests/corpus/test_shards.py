@@ -220,7 +220,7 @@ def test_a_corpus_without_use_leaves_nothing(local_ray: None, tokenizer_dir: Pat
     for content, message in (
         (b"\n \nno\n", r"has no usable document \(dropped: 2 blank, 1 too_short\)"),
         (b"\xff\xff\n" * 3, r"3 of 3 rows .* hold no text \(3 rows that are not UTF-8; the first is .*text.txt:1\)"),
-        (b"same line all over again\n" * 50, "has 1 usable documents, so the (held-out|training) split is empty"),
+        (b"line 1 says 1.\n" * 50, "has 1 usable documents, so the (held-out|training) split is empty"),
     ):
         (tmp_path / "text.txt").write_bytes(content)
         with pytest.raises(CorpusError, match=message):
@@ -462,8 +462,8 @@ def test_chinese_text_without_jieba_is_refused_and_a_few_characters_are_not(
     lines = [f"第{i}号患者口服降压药，血压平稳。高血压病人可以口服党参吗？" for i in range(200)]
     (tmp_path / "zh.txt").write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(CorpusError, match=r'pip install "domext_ray\[chinese\]", or set --prepare.chinese_words false'):
-        prepare_lines(tmp_path / "zh.txt", tokenizer_dir, tmp_path / "cache")
-    plain = replace(PREPARE, chinese_words=False)
+        prepare_lines(tmp_path / "zh.txt", tokenizer_dir, tmp_path / "cache", replace(PREPARE, unknown="allow"))
+    plain = replace(PREPARE, chinese_words=False, unknown="allow")
     few = write_lines(tmp_path / "en.txt", [*range(300)])
     few.write_text(few.read_text() + "a house is called 房子 in Chinese text\n", encoding="utf-8")
     for path, prepare, least, most in ((tmp_path / "zh.txt", plain, 0.5, 1.0), (few, PREPARE, 0.0, 0.01)):

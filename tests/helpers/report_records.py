@@ -42,6 +42,7 @@ SUMMARY: dict[str, Any] = {
         "bits_per_character": {"before": 1.9, "after": 1.71},
     },
     "general": {"mlm_accuracy": {"before": 0.386, "after": 0.367}},
+    "corpus": {"unknown": {"domain": {"tokens": 0.0, "characters": 0.0, "words": []}}},
     "train": {
         "steps": 60,
         "tokens": 245_760,

@@ -101,6 +101,7 @@ def test_a_forecast_says_steps_hours_and_disk(tiny_base_folder: Path, tmp_path: 
     printed = describe_forecast(forecast, config)
     assert f"{forecast.num_steps:,}, {text.num_epochs:.2f} epochs" in printed
     assert "100 tokens/s (--train.tokens_per_second)" in printed and "rows" in printed
+    assert "  unknown, domain text  nothing (in this sample)" in printed
 
 
 def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_path: Path) -> None:

@@ -223,6 +223,23 @@ def test_general_text_and_what_it_is_for_are_said() -> None:
     assert "general text" not in dict(list_facts(PretrainConfig(), ABOUT, records))
 
 
+def test_the_page_says_what_the_tokenizer_does_not_know() -> None:
+    domain, general = (
+        {"tokens": 0.0312, "characters": 0.05, "words": ["→"]},
+        {"tokens": 0.0, "characters": 0.0, "words": []},
+    )
+    for unknown, said in (
+        ({"domain": domain}, "3.12% of the tokens, 5.00% of the characters, such as '→'"),
+        (
+            {"domain": general, "general": domain},
+            "domain: nothing; general: 3.12% of the tokens, 5.00% of the characters, such as '→'",
+        ),
+        ({"domain": {}}, None),  # prepared by 0.1.0
+    ):
+        about = {**ABOUT, "corpus": {**ABOUT["corpus"], "unknown": unknown}}
+        assert dict(list_facts(PretrainConfig(), about, make_records())).get("unknown to the tokenizer") == said
+
+
 def test_the_page_says_what_the_router_keeps_and_takes() -> None:
     config = PretrainConfig(replay=ReplayConfig(corpus="/data/general.txt"))
     record = {"threshold": 1.5, "kept": 0.971, "taken": 0.004, "written": False}

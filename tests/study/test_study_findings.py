@@ -196,11 +196,13 @@ def test_few_seeds_support_nothing() -> None:
 
 def test_reservations_are_named() -> None:
     apart = make_method("apart", [(0.5, 0.35)] * 3, characters=8000, words=2010, seconds=120.0)
+    apart.summaries[0]["corpus"]["unknown"]["domain"]["tokens"] = 0.0312
     study = compare(FULL, ADAPTER, apart)
     text = format_study(study)
     assert "apart are not ranked" in text and "| apart |" not in list_measures(study)[0]["table"]
     assert "90 seconds were wanted, and these took apart 120" in text
     assert "scored on 2,000 words of it, but apart on 2,010" in text
+    assert "Tokens of the domain text that a method's tokenizer does not know: apart 3.12%." in text
     assert [each["title"] for each in list_measures(compare(apart))] == ["Points lost of the general probe"]
     assert to_results(study)["pareto_front"] == ["adapter", "full"]
     results = compare(

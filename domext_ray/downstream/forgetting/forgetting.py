@@ -21,6 +21,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ForgettingConfig
+from domext_ray.corpus.shards import make_settings
+from domext_ray.corpus.unknown import check_sample
 from domext_ray.data.sample import check_corpus
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
@@ -178,7 +180,7 @@ def measure_forgetting(config: ForgettingConfig) -> Forgetting:
         DomextError: a model or the corpus cannot be read, or they cannot be compared (`build_mask_set`).
     """
     output, device = Path(config.output).expanduser(), _choose_device(config)
-    check_corpus(config.corpus, config.prepare)
+    sample = check_corpus(config.corpus, config.prepare)
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     hashes: dict[str, str] = {}
     # Every model is read before any predicts, one at a time: a mistake shows at once, and memory holds one.
@@ -186,6 +188,8 @@ def measure_forgetting(config: ForgettingConfig) -> Forgetting:
         model, tokenizers[name] = load_masked_lm(place)
         _check_length(config, name, cast(DomextConfig, model.config))
         hashes[name] = hash_model(model)
+        settings = make_settings(tokenizers[name], config.prepare, config.max_length)
+        check_sample(config.corpus, sample, settings, config.prepare)
     _make_folder(output / PREDICTED)
     texts = choose_texts(config.corpus, config.prepare, num_texts=config.num_texts, seed=config.seed)
     masks = build_mask_set(
