@@ -141,8 +141,9 @@ def test_it_becomes_rows_like_any_general_text(
         prepare=PrepareConfig(field="body", min_document_chars=2000),  # which written text has not
         train=TrainConfig(seq_length=64),
     )
-    check_texts(config)
-    inputs = get_or_prepare_inputs(config, load_run_base(config), resolve_paths(config))
+    base = load_run_base(config)
+    check_texts(config, base)
+    inputs = get_or_prepare_inputs(config, base, resolve_paths(config))
     [[_, general]] = inputs.texts
     assert general.num_documents == writing.NUM_ROWS and general.num_rows("held_out") > 0
     expected = estimate_written(64)
