@@ -1,4 +1,4 @@
-"""JSON and YAML that are read with care, and options that name several paths.
+"""JSON and YAML that are read with care, and options that name several paths, by globs, too.
 
 Whatever reads a file of a run's directory goes through here: the disk may have lost a part of it, somebody may have
 edited it, and a job that takes what is left is worse than one that stops.
@@ -6,10 +6,15 @@ edited it, and a job that takes what is left is worse than one that stops.
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
+import functools
 import glob
+import heapq
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,9 @@ from domext_ray.errors import RunError
 from domext_ray.storage import Place, Where, parse_json
 
 Kind = type | tuple[type, ...]
+Globs = frozenset[tuple[str, ...]]
+"""What is left of a glob below a folder, name by name, in each way in which the folder fits it; () at its end."""
+EVERYTHING: Globs = frozenset({("**",)})
 NUMBER: Kind = (int, float)
 ASSETS = Path(__file__).parent / "assets"
 """What comes with the package beside its code."""
@@ -196,4 +204,85 @@ def _goes_on(text: str) -> bool:
 
 def _exists(path: str) -> bool:
     expanded = os.path.expanduser(path)
-    return os.path.lexists(expanded) or any(glob.iglob(expanded, recursive=True))
+    if os.path.lexists(expanded) or "**" not in expanded:
+        return os.path.lexists(expanded) or any(glob.iglob(expanded))
+    folder, globs = split_glob(os.path.abspath(expanded))
+    with contextlib.suppress(OSError):  # told where the files are listed
+        return os.path.isdir(folder) and any(is_match for _, _, is_match in walk(folder, globs))
+    return False
+
+
+def split_glob(pattern: str) -> tuple[str, Globs]:
+    """Return the folder that a glob begins in, and what is left of it there.
+
+    Args:
+        pattern: a path with `*`, `?` and `[…]` within a name, and `**` for any number of names.
+    """
+    folder = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
+    return folder or "/", parse_glob(pattern[len(folder) :].removeprefix("/"))
+
+
+def parse_glob(pattern: str) -> Globs:
+    """Return a glob of paths in a folder as `follow_globs` takes it."""
+    return frozenset(_spell_out(tuple(pattern.replace("[^", "[!").split("/"))))
+
+
+def _spell_out(parts: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield globs whose `**` are names of their own: a**b is a*b, or a*/**/*b."""
+    for i, part in enumerate(parts):
+        head, mark, tail = part.partition("**")
+        if mark and part != mark:
+            tail = tail.lstrip("*")
+            ways = ((f"{head}*{tail}",), (f"{head}*", "**", f"*{tail}")) if head else (("**", f"*{tail}"),)
+            for way in ways:
+                yield from _spell_out((*parts[:i], *way, *parts[i + 1 :]))
+            return
+    yield parts
+
+
+def follow_globs(globs: Globs, name: str) -> Globs:
+    """Return what is left of globs behind the name of a file or folder; with () among it, the name ends a match."""
+    found, waiting = set[tuple[str, ...]](), [*globs]
+    while waiting:
+        first, *others = waiting.pop() or ("",)
+        if first == "**":  # it takes the name, and may take more; or it ends before the name
+            found |= {("**", *others)} if others else {("**",), ()}
+            waiting += [tuple(others)]
+        elif fnmatch.fnmatchcase(name, first):
+            found.add(tuple(others))
+    return frozenset(found)
+
+
+def matches(globs: Globs, path: str) -> bool:
+    """Whether a path in a folder is of those that globs name."""
+    return () in functools.reduce(follow_globs, path.split("/"), globs)
+
+
+def _identify(folder: str | Path) -> tuple[int, int]:
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino
+
+
+def walk(folder: str, globs: Globs = EVERYTHING) -> Iterator[tuple[str, bool, bool]]:
+    """Yield what is below a folder of a disk: its path, whether it is a folder, and whether it matches.
+
+    Links are followed, but those to a folder above, which `**` would not mean. A folder to which several paths lead is
+    entered once, by the first of them in order, and by one without a hidden name before others; again only where
+    another part of the globs is left for it.
+    """
+    above = {_identify(each) for each in Path(os.path.realpath(folder)).parents}
+    seen = set()
+    waiting = [(False, f"{folder.rstrip('/')}/", globs)]
+    while waiting:
+        is_hidden, path, left = heapq.heappop(waiting)
+        own, left = _identify(path), left - {()}
+        if (own, left) in seen or (own in above and all(first == "**" for first, *_ in left)):
+            continue
+        seen.add((own, left))
+        with os.scandir(path) as entries:
+            for each in entries:
+                rest = follow_globs(left, each.name)
+                is_folder = each.is_dir(follow_symlinks=False) or (each.is_symlink() and os.path.isdir(each.path))
+                if is_folder:
+                    heapq.heappush(waiting, (is_hidden or each.name.startswith("."), f"{each.path}/", rest))
+                yield each.path, is_folder, () in rest

@@ -16,11 +16,10 @@ import itertools
 import json
 import os
 import re
-import sys
 import zlib
 from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import IO
 
@@ -28,8 +27,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from domext_ray.config.pretrain import REPAIR_NOTES
+from domext_ray.data.folders import CARD, choose_text, name_few, say, say_train
 from domext_ray.errors import CorpusError, StorageError, name_file
-from domext_ray.files import ASSETS, split_paths
+from domext_ray.files import ASSETS, EVERYTHING, Globs, matches, split_glob, split_paths, walk
 from domext_ray.storage import Place, find_cache, find_fault, hash_text, is_address
 
 PACKAGE_DOCS = "package-docs"
@@ -52,6 +52,7 @@ HUB, _HUB_NAME = "hf", r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_ENTRY = re.compile(rf"({_HUB_NAME}|[\w-][\w.-]*)(?::([^@:/]+))?(?:@(.+))?")
 _DOCS_ENTRY = rf"{PACKAGE_DOCS}(:(all|[1-9]\d*))?"
 LISTING_THREADS = 16
+_CARD_BYTES = 2**20
 _GZIP = ".gz"
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD_BYTES = 2**16
@@ -116,11 +117,12 @@ class SourceFile:
         return find_suffix(self.path)
 
 
-def find_files(spec: str) -> tuple[list[SourceFile], list[str]]:
+def find_files(spec: str, *, by_names: bool = True) -> tuple[list[SourceFile], list[str]]:
     """Find the files of a corpus without reading them.
 
     Args:
         spec: the `--corpus` option.
+        by_names: of a folder, files whose names alone say that they are of another split than train are left out.
 
     Returns:
         The files, each once, and the paths that were named more than once.
@@ -130,8 +132,10 @@ def find_files(spec: str) -> tuple[list[SourceFile], list[str]]:
     """
     files: dict[tuple[str, str], SourceFile] = {}
     repeated: dict[str, None] = {}
-    with ThreadPoolExecutor(LISTING_THREADS) as pool:  # what is elsewhere takes a request for each entry
-        found = list(itertools.chain.from_iterable(pool.map(_find_files, split_paths(spec))))
+    entries, find = split_paths(spec), functools.partial(_find_files, by_names=by_names)
+    # What is elsewhere takes a request for each entry. A stop is obeyed at once: nobody waits for this pool's threads.
+    with ThreadPool(max(1, min(len(entries), LISTING_THREADS))) as pool:
+        found = list(itertools.chain.from_iterable(pool.imap(find, entries)))
     for each in found:
         key = ("", os.path.realpath(each.path)) if each.scheme in LOCAL else (each.scheme, each.path)
         if key in files:
@@ -142,13 +146,13 @@ def find_files(spec: str) -> tuple[list[SourceFile], list[str]]:
     return list(files.values()), list(repeated)
 
 
-def _find_files(entry: str) -> list[SourceFile]:
+def _find_files(entry: str, *, by_names: bool = True) -> list[SourceFile]:
     if re.fullmatch(_DOCS_ENTRY, entry):
         return [SourceFile(entry, PACKAGE_DOCS, 1)]
     entry = SHIPPED.get(entry, entry)
     _check_entry(entry)
     scheme, _, path = entry.rpartition("://")
-    files = _find_dataset(entry, path) if scheme == HUB else _find_paths(entry, scheme, path)
+    files = _find_dataset(entry, path) if scheme == HUB else _find_paths(entry, scheme, path, by_names)
     for each in files:
         if each.path.lower().endswith(_UNREADABLE):
             raise CorpusError(f"--corpus {entry!r} includes {each.path}, whose format cannot be read; give {READABLE}.")
@@ -180,10 +184,10 @@ def _to_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _find_paths(entry: str, scheme: str, path: str) -> list[SourceFile]:
+def _find_paths(entry: str, scheme: str, path: str, by_names: bool) -> list[SourceFile]:
     filesystem = _open_filesystem(scheme, path)
     try:
-        infos = _list_files(filesystem, path if scheme else str(Path(path).expanduser().absolute()))
+        infos = _list_files(filesystem, path if scheme else str(Path(path).expanduser().absolute()), by_names)
         is_there = bool(infos) or scheme in LOCAL or filesystem.get_file_info(path.split("/")[0]).type != _NOTHING
     except OSError as error:
         raise CorpusError(f"--corpus {entry!r} cannot be reached ({_to_line(error)}).") from error
@@ -205,7 +209,7 @@ def _find_paths(entry: str, scheme: str, path: str) -> list[SourceFile]:
     return [SourceFile(each.path, _find_kind(each.path), each.size, scheme, each.mtime_ns or 0) for each in infos]
 
 
-def _list_files(filesystem: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
+def _list_files(filesystem: pafs.FileSystem, path: str, by_names: bool) -> list[pafs.FileInfo]:
     """What a path names: a file, a folder's files, or those that match a glob; in place of a file, what is there."""
     has_slash, path = path.endswith("/"), path.rstrip("/") or "/"
     info = filesystem.get_file_info(path)
@@ -220,7 +224,7 @@ def _list_files(filesystem: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
             )
     if is_folder:
         saved = _list_saved_dataset(filesystem, path)
-        return _list_visible(filesystem, path) if saved is None else saved
+        return _list_text(filesystem, path, by_names) if saved is None else saved
     if info.type != _NOTHING or os.path.islink(path):
         return [info]
     return _glob(filesystem, path) if any(each in path for each in "*?[") else []
@@ -237,33 +241,36 @@ def _open_filesystem(scheme: str, path: str) -> pafs.FileSystem:
 
 def _glob(filesystem: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
     """Match `*` and `?` within a folder name and `**` across folders."""
-    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rsplit("/", 1)[0] or "/"
-    if filesystem.get_file_info(fixed).type != pafs.FileType.Directory:
+    folder, globs = split_glob(pattern)
+    if filesystem.get_file_info(folder).type != pafs.FileType.Directory:
         return []
-    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-
-    def translate(match: re.Match[str]) -> str:
-        text = match[0]
-        return parts.get(text) or (text.replace("[!", "[^", 1) if text.endswith("]") else re.escape(text))
-
-    matching = re.compile(re.sub(r"\*\*/|\*\*|\*|\?|\[[^\]*?]+\]|[^*?\[]+|\[", translate, pattern))
-    return [each for each in _list_all(filesystem, fixed) if matching.fullmatch(each.path)]
+    return _list_all(filesystem, folder, globs)[0]
 
 
-def _list_all(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
-    """All files below a folder, links to nothing included, which the file system itself leaves out."""
-    infos = filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
-    infos = [each for each in infos if each.type != pafs.FileType.Directory]
-    if isinstance(filesystem, pafs.LocalFileSystem):
-        paths = (f"{parent.rstrip('/')}/{name}" for parent, _, names in os.walk(folder) for name in names)
-        infos += filesystem.get_file_info([each for each in paths if os.path.islink(each) and not os.path.exists(each)])
-    own = _find_own([each.path for each in infos]) - {folder}
-    pages = {f"{each.rpartition('/')[0]}/{_RUNS_PAGE}" for each in own}
-    kept = [each for each in infos if each.path not in pages and not _is_below(each.path, own)] if own else infos
-    if own:
+def _list_all(
+    filesystem: pafs.FileSystem, folder: str, globs: Globs = EVERYTHING
+) -> tuple[list[pafs.FileInfo], set[str]]:
+    """The files below a folder that match, links to nothing included, and the folders there that jobs have made."""
+    if isinstance(filesystem, pafs.LocalFileSystem):  # whose own listing follows links for ever
+        found = [(path, is_match) for path, is_folder, is_match in walk(folder, globs) if not is_folder]
+        paths, matching = [path for path, _ in found], [path for path, is_match in found if is_match]
+    else:
+        infos = filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
+        listed = {each.path: each for each in infos if each.type != pafs.FileType.Directory}
+        paths = [*listed]
+        matching = [each for each in paths if matches(globs, each[len(folder) :].removeprefix("/"))]
+    made = _find_own(paths)
+    if own := made - {folder}:
+        pages = {f"{each.rpartition('/')[0]}/{_RUNS_PAGE}" for each in own}
+        matching = [each for each in matching if each not in pages and not _is_below(each, own)]
         outer = sorted(each for each in own if not _is_below(each.rpartition("/")[0], own))
-        _say_left_out(tuple(_name(filesystem, each) for each in outer))
-    return kept
+        say(
+            "what jobs of this package have made is no text, and is left out: "
+            f"{name_few([_name(filesystem, each) for each in outer])}"
+        )
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        return filesystem.get_file_info(matching), made
+    return [listed[each] for each in matching], made
 
 
 def _find_own(paths: Sequence[str]) -> set[str]:
@@ -283,27 +290,26 @@ def _is_below(path: str, folders: Container[str]) -> bool:
     return any(path[: found.start()] in folders for found in re.finditer("/|$", path))
 
 
-@functools.cache
-def _say_left_out(folders: tuple[str, ...]) -> None:
-    """Say it once a process, which lists a text several times."""
-    more = f" and {len(folders) - 3} more" if len(folders) > 3 else ""
-    shown = f"{', '.join(folders[:3])}{more}"
-    print(
-        f"note: what jobs of this package have made is no text, and is left out: {shown}.", file=sys.stderr, flush=True
-    )
-
-
-def _list_visible(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
-    """All files below a folder but hidden ones.
+def _list_text(filesystem: pafs.FileSystem, folder: str, by_names: bool) -> list[pafs.FileInfo]:
+    """The files of a folder that are its text, none of them hidden.
 
     Raises:
-        CorpusError: a job of this package has made the folder itself.
+        CorpusError: a job of this package has made the folder itself, or see `choose_text`.
     """
-    infos = [each for each in _list_all(filesystem, folder) if "/." not in each.path[len(folder) :]]
-    if folder in _find_own([each.path for each in infos]):
-        named = _name(filesystem, folder)
+    infos, made = _list_all(filesystem, folder)
+    named, start = _name(filesystem, folder), len(folder.rstrip("/")) + 1
+    if folder in made:
         raise CorpusError(f"--corpus names {named}, which a job of this package has made; give a folder of text.")
-    return infos
+    listed = {each.path[start:]: each for each in infos if "/." not in each.path[start - 1 :]}
+
+    def read_card() -> bytes:
+        if not listed[CARD].is_file:  # a pipe would be waited for
+            return b""
+        with filesystem.open_input_file(listed[CARD].path) as file:
+            return file.read(_CARD_BYTES)
+
+    sizes = {name: each.size or 0 for name, each in listed.items()}
+    return [listed[each] for each in choose_text(named, sizes, _find_form, read_card, by_names=by_names)]
 
 
 def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo] | None:
@@ -313,9 +319,12 @@ def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.F
         if "train" not in splits:
             raise CorpusError(f"{folder} has no split 'train'; name one of {', '.join(splits)} below it.")
         split = f"{folder}/train"
+        if others := [each for each in splits if each != "train"]:
+            named = _name(filesystem, folder)
+            say_train(named, splits, f"to read another, name its folder, such as {named}/{others[0]}")
     files = _read_names(filesystem, f"{split}/state.json", "_data_files")
     if files is None:
-        return None if splits is None else _list_visible(filesystem, split)
+        return None if splits is None else _list_text(filesystem, split, by_names=False)
     own = os.path.realpath(folder).rstrip("/") + "/"
     is_local = isinstance(filesystem, pafs.LocalFileSystem)
     for name in files:
@@ -403,6 +412,11 @@ def pin_entries(spec: str, known: str, megabytes: int | None) -> str:
 
 def _find_kind(path: str) -> str:
     return _KINDS.get(find_suffix(path), TEXT)
+
+
+def _find_form(path: str) -> str:
+    """Return a file's kind, or of one that cannot be read what its name ends in."""
+    return find_suffix(path) if path.lower().endswith(_UNREADABLE) else _find_kind(path)
 
 
 def find_suffix(path: str) -> str:

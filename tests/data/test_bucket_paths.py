@@ -11,7 +11,7 @@ from object_store import BUCKET, put_object, use_objects
 
 from domext_ray.commands.early import check_text
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data import files
+from domext_ray.data import folders
 from domext_ray.data.documents import read_documents
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import find_files
@@ -139,11 +139,11 @@ def test_what_jobs_have_made_is_no_text(objects: str, capsys: pytest.CaptureFixt
     ]
     for each in made:
         put_object(objects, f"own/{each}")
-    files._say_left_out.cache_clear()
+    folders.say.cache_clear()
     for spec in ("own", "own/", "own/**"):
         assert resolve_sources(f"{BUCKET}/{spec}", PrepareConfig()).fingerprint == before
     said = capsys.readouterr().err
-    assert said.count("note:") == 1
+    assert said.count("note: what jobs") == 1
     assert (
         "made is no text, and is left out: s3://runs/own/bank, s3://runs/own/bert, s3://runs/own/old and 2 more.\n"
         in said

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from domext_ray import files as option_files
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data import files
 from domext_ray.data.documents import read_documents
@@ -272,8 +273,10 @@ def test_a_list_of_globs_is_looked_for_once_each(tmp_path: Path, monkeypatch: py
     """Not once for every join of them: each may walk through all folders."""
     for name in ("a0.txt", "a1,2.txt"):
         (tmp_path / name).write_text(SENTENCE)
-    found, original = [], glob.iglob
-    monkeypatch.setattr(glob, "iglob", lambda *args, **options: found.append(args) or original(*args, **options))
+    found = list[object]()
+    for module, name in ((glob, "iglob"), (option_files, "walk")):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, call=original: found.append(args) or call(*args))
     entries = [f"{tmp_path}/**/b{i}*.txt" for i in range(30)]
     assert split_paths(",".join(entries)) == entries
     assert len(found) == 29
@@ -293,9 +296,9 @@ def test_entries_are_looked_for_side_by_side_and_told_in_order(tmp_path: Path, m
         Path(each).write_text(SENTENCE)
     together, original = threading.Barrier(4), files._find_files
 
-    def find(entry: str) -> list[SourceFile]:
+    def find(entry: str, *, by_names: bool) -> list[SourceFile]:
         together.wait(120)
-        return original(entry)
+        return original(entry, by_names=by_names)
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "_find_files", find)
