@@ -26,14 +26,20 @@ def check_early(config: PretrainConfig) -> None:
             check_text(part.option.removeprefix("--"), part.corpus)
 
 
-def check_text(option: str, spec: str) -> None:
-    """Refuse text that an option names and that is not on this machine; what is elsewhere the job itself looks for."""
+def check_text(option: str, spec: str, *, by_names: bool = True) -> None:
+    """Refuse text that an option names and that is not on this machine; what is elsewhere the job itself looks for.
+
+    Args:
+        option: its name.
+        spec: its value.
+        by_names: as of `find_files`.
+    """
     from domext_ray.data.files import check_addresses, find_files
 
     try:
         check_addresses(spec)
         if "://" not in spec:
-            find_files(spec)
+            find_files(spec, by_names=by_names)
     except CorpusError as error:
         raise CorpusError(str(error).replace("--corpus", f"--{option}")) from error
 

@@ -57,11 +57,13 @@ class Sources:
         spec: what the user wrote.
         tasks: what to read, in canonical order.
         folder: where hashes of files are remembered; None: nowhere.
+        by_names: as of `find_files`.
     """
 
     spec: str
     tasks: tuple[ReadTask, ...]
     folder: Place | None = None
+    by_names: bool = True
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -103,7 +105,8 @@ class Sources:
         Raises:
             CorpusError: naming them.
         """
-        there = {each.address: each for each in (write_docs(each, self.folder) for each in find_files(self.spec)[0])}
+        found = find_files(self.spec, by_names=self.by_names)[0]
+        there = {each.address: each for each in (write_docs(each, self.folder) for each in found)}
         now = [there[each.address] for each in self.files if each.address in there]
         before = [each for each in self.record() if each[0] in there]
         if changes := describe_changes(before, _record(now, hash_sources(now, self._memory))):

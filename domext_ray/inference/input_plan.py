@@ -181,9 +181,9 @@ def _name_input() -> Iterator[None]:
 
 
 def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
-    files = [*map(write_docs, find_files(spec)[0])]
+    files = [*map(write_docs, find_files(spec, by_names=False)[0])]  # what a model is tried on is often called test
     names = _name_files(files)
-    sources = Sources(spec, (ReadTask(tuple(files)),))
+    sources = Sources(spec, (ReadTask(tuple(files)),), by_names=False)
     sha256 = _join_hashes(files, names, sources.hashes)
     blocks = tuple(_cut_blocks(files, fields, block_rows))
     if not blocks:

@@ -121,7 +121,7 @@ def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], bl
 def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields]]:
     """Read the one file: an array of JSON, or what a corpus may be."""
     try:
-        files = find_files(spec)[0]
+        files = find_files(spec, by_names=False)[0]
     except CorpusError as error:
         raise CorpusError(str(error).replace("--corpus", "--input")) from error
     if len(files) > 1:

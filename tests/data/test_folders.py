@@ -238,6 +238,10 @@ def test_a_folder_of_a_disk(tmp_path: Path, said: Say) -> None:
         return str(tmp_path / name)
 
     check_folders(make, said)
+    predicted = [
+        find_files(f"{tmp_path}/{each}", by_names=False)[0] for each in ("names", "test-alone", "shards", "card")
+    ]
+    assert [len(each) for each in predicted] == [4, 2, 4, 2], "names alone count for nothing where a model is tried"
 
 
 def test_a_folder_of_a_bucket(objects: str, said: Say) -> None:

@@ -167,3 +167,14 @@ def test_a_file_that_has_changed_is_refused_and_the_hash_is_of_names_and_content
     (tmp_path / "a.txt").write_text("one\n")
     with pytest.raises(CorpusError, match="has changed while it was read"):
         first.make_reader()(first.blocks[0])
+
+
+def test_names_alone_leave_nothing_out(tmp_path: Path) -> None:
+    """What a model is tried on is often called test; a README is still no text."""
+    for name in ("train.txt", "test.txt", "dev.txt", "README.md"):
+        (tmp_path / name).write_text("some words\n")
+    plan = plan_input(str(tmp_path), FieldNames(), 10)
+    assert plan.names == ("dev.txt", "test.txt", "train.txt")
+    (tmp_path / "test.txt").write_text("other words\n")
+    with pytest.raises(CorpusError, match="test.txt has changed"):
+        plan.require_unchanged()
