@@ -191,6 +191,9 @@ def _find_paths(entry: str, scheme: str, path: str, by_names: bool) -> list[Sour
         is_there = bool(infos) or scheme in LOCAL or filesystem.get_file_info(path.split("/")[0]).type != _NOTHING
     except OSError as error:
         raise CorpusError(f"--corpus {entry!r} cannot be reached ({_to_line(error)}).") from error
+    except UnicodeEncodeError as error:  # Python reads such bytes of a name as surrogates, which Arrow does not take
+        shown = os.fsencode(error.object).decode(errors="backslashreplace")
+        raise CorpusError(f"--corpus {entry!r} includes {shown}, whose name is not UTF-8; rename it.") from error
     if not is_there:
         raise CorpusError(
             f"--corpus {entry!r}: there is no bucket {scheme}://{path.split('/')[0]}; make it, or give another."
@@ -368,24 +371,34 @@ def _find_dataset(entry: str, path: str) -> list[SourceFile]:
         )
     kept = Place(find_cache()) / "hub"
     with contextlib.suppress(FileNotFoundError):
-        return [SourceFile(**each) for each in json.loads((kept / hash_text(path)).read_bytes())]
+        files = [SourceFile(**each) for each in json.loads((kept / hash_text(path)).read_bytes())]
+        with contextlib.suppress(FileNotFoundError):  # a former version kept the files alone
+            _say_split(entry, json.loads((kept / f"{hash_text(path)}.splits").read_bytes()))
+        return files
     import datasets
     from huggingface_hub import HfApi
 
     try:
         info = HfApi().dataset_info(name, revision=revision, files_metadata=True)
-        found = datasets.load_dataset_builder(name, config, revision=info.sha).config.data_files["train"]
+        splits = datasets.load_dataset_builder(name, config, revision=info.sha).config.data_files
         sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
-        paths = [str(each).partition(f"@{info.sha}/")[2] for each in found]
+        paths = [str(each).partition(f"@{info.sha}/")[2] for each in splits["train"]]
         files = [SourceFile(f"{name}@{info.sha}/{each}", _find_kind(each), sizes[each], HUB) for each in paths]
     except Exception as error:  # the hub's client raises a dozen kinds: offline, unknown, gated, no such split …
         raise CorpusError(
             f"--corpus {entry!r} could not be fetched as a dataset with a train split ({type(error).__name__}: "
             f"{_to_line(error)})."
         ) from error
-    pinned = f"{path.partition('@')[0]}@{info.sha}"
-    (kept / hash_text(pinned)).put(json.dumps([vars(each) for each in files]).encode())
+    pinned = hash_text(f"{path.partition('@')[0]}@{info.sha}")
+    (kept / f"{pinned}.splits").put(json.dumps([*splits]).encode())
+    (kept / pinned).put(json.dumps([vars(each) for each in files]).encode())
+    _say_split(entry, [*splits])
     return files
+
+
+def _say_split(entry: str, splits: Sequence[str]) -> None:
+    if len(splits) > 1:
+        say_train(entry, splits, "to read another, download its files and name them")
 
 
 def pin_entries(spec: str, known: str, megabytes: int | None) -> str:

@@ -19,9 +19,12 @@ from domext_ray.data.files import HUB, SourceFile, find_files, open_stream, pin_
 from domext_ray.errors import CorpusError
 
 OLD, NEW = "1" * 40, "2" * 40
-CARD = "---\nconfigs:\n{}{}---\n".format(
-    *(f"- {{config_name: {each}, data_files: [{{split: train, path: {each}/*}}]}}\n" for each in ("notes", "other"))
-)
+CARD = """---
+configs:
+- {config_name: notes, data_files: [{split: train, path: notes/*}, {split: test, path: other/*}]}
+- {config_name: other, data_files: [{split: train, path: other/*}]}
+---
+"""
 ONLINE = {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
 ASK = """
 import json, sys
@@ -92,16 +95,18 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
     server.shutdown()
 
 
-def ask(environment: dict[str, str], *specs: str) -> list[list[object] | str]:
+def ask(environment: dict[str, str], *specs: str) -> tuple[list[list[object] | str], list[str]]:
+    """What is found, and the notes."""
     command = [sys.executable, "-c", ASK, *specs]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-    return [json.loads(line) for line in found.stdout.splitlines()]
+    notes = [line for line in found.stderr.splitlines() if line.startswith("note:")]
+    return [json.loads(line) for line in found.stdout.splitlines()], notes
 
 
 def test_a_dataset_is_read_at_one_commit(hub: dict[str, str]) -> None:
     """A configuration can be named; what is pinned is found again without the hub."""
     pinned = f"hf://org/set:notes@{NEW}"
-    newest, old, other, unnamed, missing = ask(
+    (newest, old, other, unnamed, missing), notes = ask(
         hub,
         "hf://org/set:notes",
         f"hf://org/set:notes@{OLD}",
@@ -114,8 +119,11 @@ def test_a_dataset_is_read_at_one_commit(hub: dict[str, str]) -> None:
     assert other[1:3] == [[f"org/set@{NEW}/other/b.jsonl"], ["another of 2"]]
     assert len({str(each[3]) for each in (newest, old, other)}) == 3
     assert "'notes', 'other'" in unnamed and "'x' not found" in missing
-    assert ask({**hub, "HF_HUB_OFFLINE": "1"}, pinned) == [newest]
-    (refused,) = ask({**hub, "HF_HUB_OFFLINE": "1"}, "hf://org/set:notes")
+    told = "note: of {} (splits: train, test) the split train alone is text; to read another, download its "
+    told += "files and name them."
+    assert notes == [told.format(each) for each in ("hf://org/set:notes", f"hf://org/set:notes@{OLD}")]
+    assert ask({**hub, "HF_HUB_OFFLINE": "1"}, pinned) == ([newest], [told.format(pinned)])
+    (refused,), _ = ask({**hub, "HF_HUB_OFFLINE": "1"}, "hf://org/set:notes")
     assert refused.startswith("--corpus 'hf://org/set:notes' could not be fetched")
 
 

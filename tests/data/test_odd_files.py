@@ -233,6 +233,13 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path)
     assert len(find_files(str(tmp_path))[0]) == 1
 
 
+def test_a_name_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text(SENTENCE)
+    for spec in (tmp_path, f"{tmp_path}/*.txt"):
+        with pytest.raises(CorpusError, match=r"includes /\S+/caf\\xe9\.txt, whose name is not UTF-8; rename it\.$"):
+            find_files(str(spec))
+
+
 def test_a_missing_folder_is_no_dataset_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CorpusError, match=r"'a/b' names no file; .*; a dataset of the hub is hf://a/b"):
