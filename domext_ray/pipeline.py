@@ -56,7 +56,7 @@ from domext_ray.training.checkpoint import Checkpoint, choose_checkpoint, find_l
 from domext_ray.training.cost import estimate_memory, make_dry_run_model, measure_step_cost
 from domext_ray.training.elastic import check_room
 from domext_ray.training.metrics import find_last_step
-from domext_ray.training.phases import ORDER, Phase, make_phases, resolve_max_steps
+from domext_ray.training.phases import ADDED_TO_ORDER, ORDER, Phase, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain
 from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.run import Run
@@ -276,8 +276,8 @@ def _say_finished(run: Run) -> None:
 
 def _look_back(run_dir: Place) -> Checkpoint | None:
     """Choose the checkpoint that a run goes on from, and say what has changed since; None: it begins anew."""
-    for changed in check_order(run_dir, ORDER):
-        print(f"note: {changed} since this run's last start; losses may differ in their last digits.", flush=True)
+    for changed in check_order(run_dir, ORDER, ADDED_TO_ORDER):
+        print(f"note: {changed}.", flush=True)
     found = choose_checkpoint(run_dir / "checkpoints", tell=lambda sentence: print(f"warning: {sentence}", flush=True))
     if found is None and (step := find_last_step(run_dir / "metrics.jsonl")):
         print(f"note: step {step:,} was the last one and no checkpoint is there; the run begins anew.", flush=True)

@@ -215,7 +215,7 @@ class ObjectiveConfig(VectorOptions):
     mask_prob: Share = 0.15  # share of tokens that are predicted
     mask_token_frac: Ratio = 0.8  # of these: replaced by [MASK]
     random_token_frac: Ratio = 0.1  # of these: replaced by a random ordinary token; the rest is kept
-    whole_word: bool = True  # all tokens of a word are predicted together
+    whole_word: bool = True  # all tokens of a word are predicted together, up to 16 of them
     next_sentence: bool = False  # rows are pairs of text, and half of the second ones come from another document
     keep: Literal["kl", "replay", "none"] = "kl"  # what rows of --replay.corpus teach; kl: the base's predictions
     keep_weight: Annotated[float, Field(gt=0.0, le=1000.0)] = 3.0  # weight of that term's mean beside the domain's

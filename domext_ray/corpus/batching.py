@@ -6,8 +6,9 @@ it is numpy, so that the tasks that read rows make batches of them, and a traini
 Rows that are pairs (see `corpus.pairs`) keep their segments and their next-sentence labels.
 
 BERT section 3.1: 15 % of the tokens are predicted; of these 80 % are replaced by [MASK], 10 % by a random ordinary
-token, 10 % stay. With whole-word masking (AF Adapter's setting) one draw decides for all tokens of a word. Because
-a draw depends on the row and on nothing around it, masks move with the row, whatever worker reads it.
+token, 10 % stay. With whole-word masking (AF Adapter's setting) one draw decides for all tokens of a word, or of each
+span of a word that is longer than `SPAN_TOKENS` (`find_spans`). Because a draw depends on the row and on nothing around
+it, masks move with the row, whatever worker reads it.
 
 Section 5.1, left to right: nothing is masked, and every token of a row but the last predicts the one after it.
 """
@@ -37,6 +38,9 @@ PADDING_MULTIPLE = 8
 TOKENS_MULTIPLE = 64
 MAX_TOKEN_FRAC = 0.95
 """Share of tokens in a batch up to which its padding is left out; above it, moving the tokens costs what it saves."""
+SPAN_TOKENS = 16
+"""Tokens that one draw decides for, at most. A longer word is a sequence (DNA, a protein, base64) or a row of dots,
+and may fill a row, all of which would be masked or nothing."""
 _FLAT = ("inputs", "labels", "selected")  # fields of `MaskedRows` that have a value for every token
 
 
@@ -157,9 +161,7 @@ class Masker:
         positions = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         drawn_at = positions
         if self.objective.whole_word:
-            # The first token of a row always starts a word, so the running maximum never leaves its row.
-            flat = np.where(starts | (positions == 0), np.arange(len(tokens)), 0)
-            drawn_at = positions[np.maximum.accumulate(flat)] if len(tokens) else positions
+            drawn_at = positions[find_spans(starts | (positions == 0))]
 
         def draw(purpose: int, places: np.ndarray, at: np.ndarray) -> np.ndarray:
             of_rows = hash_counters(self.seed, purpose, epoch, row_ids)
@@ -192,6 +194,28 @@ class Masker:
         firsts = range(0, len(rows.lengths), micro_batch_size)
         each_cut = (rows.cut(slice(first, first + micro_batch_size)) for first in firsts)
         return [pad_masked(each, self.pad_id, first_id=self.first_id, with_filler=True) for each in each_cut]
+
+
+def find_spans(starts: np.ndarray) -> np.ndarray:
+    """Find the span that each token is drawn with: its word, or a part of one that has more than `SPAN_TOKENS` tokens.
+
+    The parts of a word are as few as there can be, and their sizes differ by one token at most.
+
+    Args:
+        starts: bool [S], whether a word starts at a token; one does at the first token, and at that of each row.
+
+    Returns:
+        Index of the first token of each token's span, int64 [S].
+    """
+    firsts = np.flatnonzero(starts)
+    sizes = np.diff(firsts, append=len(starts))
+    if sizes.max(initial=0) > SPAN_TOKENS:
+        num_spans = -(-sizes // SPAN_TOKENS)
+        words = np.repeat(np.arange(len(firsts)), num_spans)
+        numbers = np.arange(len(words)) - (np.cumsum(num_spans) - num_spans)[words]
+        firsts = firsts[words] + numbers * sizes[words] // num_spans[words]
+        sizes = np.diff(firsts, append=len(starts))
+    return np.repeat(firsts, sizes)
 
 
 def _shift(tokens: np.ndarray, lengths: np.ndarray) -> MaskedRows:

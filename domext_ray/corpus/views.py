@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.batching import PADDING_MULTIPLE, Arrays, Masker, find_sequences
+from domext_ray.corpus.batching import PADDING_MULTIPLE, Arrays, Masker, find_sequences, find_spans
 from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.corpus.manifest import flatten_lists
 from domext_ray.corpus.rows import SECOND_START
@@ -87,9 +87,9 @@ class Viewer:
         return ViewedRows(whole, whole)
 
     def _delete(self, ids: np.ndarray, word_starts: np.ndarray, row_id: int, epoch: int) -> np.ndarray:
-        """Delete words; one stays, that with the highest draw."""
-        words = _find_words(word_starts)
-        draws = to_uniform(hash_counters(self.seed, Purpose.DELETIONS, epoch, row_id, words))
+        """Delete words, or spans of long ones (`find_spans`); one stays, that with the highest draw."""
+        spans = find_spans(word_starts)
+        draws = to_uniform(hash_counters(self.seed, Purpose.DELETIONS, epoch, row_id, spans))
         is_special = np.isin(ids, self.special_ids)
         draws = np.where(is_special, -1.0, draws)
         limit = min(self.objective.delete_prob, draws.max(initial=0.0))
@@ -97,7 +97,8 @@ class Viewer:
 
     def _crop(self, ids: np.ndarray, word_starts: np.ndarray, row_id: int, epoch: int, view: int) -> np.ndarray:
         """Take a stretch of a row's words, between its first and its last token."""
-        firsts = np.unique(_find_words(word_starts)[1:-1])
+        # A row may begin within a word, behind [CLS].
+        firsts = np.unique(np.maximum(find_spans(word_starts)[1:-1], 1))
         if not len(firsts):  # a row of special tokens alone
             return ids
         shares = to_uniform(hash_counters(self.seed, np.array([Purpose.LENGTHS, Purpose.PLACES]), epoch, row_id, view))
@@ -121,11 +122,6 @@ def make_masker(
     if objective.makes_vectors:
         return Viewer(tokenizer, objective, seed)
     return Masker(tokenizer, objective, seed, packed=packed)
-
-
-def _find_words(word_starts: np.ndarray) -> np.ndarray:
-    """Place of the first token of each token's word, int64 [N]; the first token of a row is a word's."""
-    return np.maximum.accumulate(np.where(word_starts, np.arange(len(word_starts)), 0))
 
 
 def pad_infonce(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:

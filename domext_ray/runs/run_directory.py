@@ -205,28 +205,34 @@ def read_identity(run_dir: Where, expected: Mapping[str, Kind] | None = None) ->
     return read_run(run_dir, names).get("identity")
 
 
-def check_order(run_dir: Where, order: Mapping[str, Any]) -> list[str]:
+def check_order(run_dir: Where, order: Mapping[str, Any], added: Mapping[str, str]) -> list[str]:
     """Refuse to go on with a run whose rows or masks this version would draw in another way.
 
     Args:
         run_dir: the run's directory.
         order: what decides them in this version, beside the run's options.
+        added: of what earlier versions did not have in `order`, what has changed by it.
 
     Returns:
-        Packages that have changed since the run's last start, as `name: old -> new`.
+        What has changed since the run's last start: such rules, and packages.
     """
     stored = read_run(run_dir, {"order": dict, "versions": list})
     if not stored:
         return []
     versions, now = stored["versions"][-1], list_versions()
-    differing = describe_difference(stored["order"], dict(order))
+    later = [name for name in added if name not in stored["order"]]
+    differing = describe_difference(stored["order"] | {name: order[name] for name in later}, dict(order))
     if differing:
         by = f"domext_ray {versions['domext_ray']}" if "domext_ray" in versions else "the version that made it"
         raise RunError(
             f"the run in {run_dir} draws rows and masks in another way than this version ({'; '.join(differing)}); "
             f"finish it with {by}, or give another --run.name."
         )
-    return describe_difference({name: versions.get(name, now[name]) for name in now}, now)
+    changed = describe_difference({name: versions.get(name, now[name]) for name in now}, now)
+    return [
+        *(added[name] for name in later),
+        *(f"{each} since this run's last start; losses may differ in their last digits" for each in changed),
+    ]
 
 
 def add_versions(run_dir: Where, step: int) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from domext_ray.config.pretrain import (
     resolve_long_micro_batch_size,
     resolve_micro_batch_size,
 )
+from domext_ray.corpus.batching import SPAN_TOKENS
 from domext_ray.corpus.draws import Purpose, hash_counters
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage, share_rows
@@ -31,9 +32,14 @@ from domext_ray.corpus.stream import BatchReader, stream_batches
 from domext_ray.corpus.views import make_masker
 from domext_ray.training.objective import to_batch
 
-ORDER = {"version": 1, "max_lanes": MAX_LANES, "block_rows": BLOCK_ROWS}
+ORDER = {"version": 1, "max_lanes": MAX_LANES, "block_rows": BLOCK_ROWS, "span_tokens": SPAN_TOKENS}
 """What decides rows and masks beside a run's options: a run records it, and only code with the same goes on with it.
 Whoever changes the golden orders and masks of tests/corpus gives another version."""
+ADDED_TO_ORDER = {
+    "span_tokens": f"words of over {SPAN_TOKENS} tokens (DNA, base64) are masked in spans now, no longer as wholes; if "
+    "the text has such words, losses do not compare with those before this start",
+}
+"""What a run is told whose record lacks a key of `ORDER`: its other rows and masks are what they were."""
 
 
 @dataclass(frozen=True)

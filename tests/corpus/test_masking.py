@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from transformers import BertTokenizer
+from made_tokenizers import save_roberta, save_xlm_roberta
+from transformers import AutoTokenizer, BertTokenizer
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.batching import MaskedRows, Masker, find_sequences, pad_masked
+from domext_ray.corpus.batching import SPAN_TOKENS, MaskedRows, Masker, find_sequences, find_spans, pad_masked
+from domext_ray.corpus.rows import RowSettings, build_rows
 from domext_ray.errors import ConfigError
 from domext_ray.training.objective import NO_LABEL, MaskedBatch, pad_batch, to_batch
 
@@ -94,6 +98,70 @@ def test_whole_words_are_masked_together(tokenizer: BertTokenizer) -> None:
     sizes = np.bincount(words)[1:]
     assert np.isin(selected / sizes, [0.0, 1.0]).all()
     assert (sizes > 1).any()
+
+
+def test_spans_of_a_word_are_equal_and_as_few_as_there_can_be() -> None:
+    sizes = [1, 16, 17, 1, 33, 126, 15, 16, 200_000, 2]
+    starts = np.zeros(sum(sizes), dtype=bool)
+    starts[np.cumsum([0, *sizes[:-1]])] = True
+    found = find_spans(starts)
+    numbers = np.cumsum([-(-size // SPAN_TOKENS) for size in sizes])
+    spans = np.split(np.unique(found, return_counts=True)[1], numbers[:-1])
+    for size, own in zip(sizes, spans, strict=True):
+        assert own.sum() == size and len(own) == -(-size // SPAN_TOKENS) and own.max() - own.min() <= 1, size
+    np.testing.assert_array_equal(found[found], found)
+    short = starts | (np.arange(len(starts)) % 16 == 0)
+    words = np.maximum.accumulate(np.where(short, np.arange(len(short)), 0))
+    np.testing.assert_array_equal(find_spans(short), words, "words of up to 16 tokens are whole")
+    assert find_spans(np.zeros(0, dtype=bool)).shape == (0,)
+
+
+def draw_letters(alphabet: str, length: int) -> str:
+    return "".join(np.random.default_rng(7).choice(list(alphabet), length))
+
+
+PIECED = "words that a WordPiece has pieces of"
+LONG_WORDS = {
+    "DNA": draw_letters("ACGT", 40_000),
+    "a protein": draw_letters("ACDEFGHIKLMNPQRSTVWY", 40_000),
+    "base64": base64.b64encode(np.random.default_rng(7).bytes(30_000)).decode(),
+    "dots": "." * 40_000,
+    "one long word among others": " ".join(["the cat", draw_letters("ACGT", 300)] * 100),
+    PIECED: " ".join([draw_letters("acgt", 90)] * 300),
+}
+TOKENIZERS = {"byte-level BPE": save_roberta, "unigram": save_xlm_roberta, "WordPiece": None}
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tokenizer and how its rows are made."""
+    if save := TOKENIZERS[request.param]:
+        loaded = AutoTokenizer.from_pretrained(save(tmp_path_factory.mktemp("tokenizer")))
+    else:
+        pieces = [*"acgt", *(f"##{each}" for each in "acgt"), "the", "cat"]
+        loaded = BertTokenizer(vocab={token: i for i, token in enumerate([*SPECIALS, *pieces])})
+    made = RowSettings(loaded.backend_tokenizer.to_str(), loaded.cls_token_id, loaded.sep_token_id, 128, True, False)
+    return loaded, made
+
+
+@pytest.mark.parametrize("kind", LONG_WORDS)
+def test_rows_that_are_one_word_are_masked_in_spans(kind: str, settings: Any) -> None:
+    """As text becomes rows; a row goes on within a word of the one before."""
+    tokenizer, made = settings
+    if isinstance(tokenizer, BertTokenizer) and kind != PIECED:
+        return  # [UNK]: a word of over 100 letters, or a character of its own
+    ids, starts = zip(*build_rows([LONG_WORDS[kind]], made), strict=True)
+    table = pa.table({"input_ids": ids, "word_starts": starts, "row_id": np.arange(len(ids))})
+    masker, shares = Masker(tokenizer, ObjectiveConfig(), seed=1), []
+    for epoch in range(5):
+        masked = masker.mask(table, epoch)
+        is_ordinary = ~masker.is_special[masked.labels]
+        _, spans, sizes = np.unique(find_spans(np.concatenate(starts)), return_inverse=True, return_counts=True)
+        ordinary, selected = np.bincount(spans, is_ordinary), np.bincount(spans, masked.selected)
+        assert sizes.max() <= SPAN_TOKENS and ((selected == 0) | (selected == ordinary)).all()
+        rows = np.split(masked.selected, np.cumsum(masked.lengths)[:-1])
+        shares += [each.mean() for each in rows if len(each) > 60]
+    assert np.mean(shares) == pytest.approx(0.15, abs=0.04) and np.mean(np.array(shares) > 0.7) < 0.01
 
 
 def test_masks_move_with_the_row_and_change_with_epoch_and_seed(tokenizer: BertTokenizer) -> None:

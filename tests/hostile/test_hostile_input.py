@@ -137,7 +137,7 @@ def write_recorded_run(folder: Path, base: Path) -> None:
 
 def read_recorded_run(folder: Path) -> Any:
     return (
-        *(read_config(folder, PretrainConfig), read_run(folder), read_origin(folder), check_order(folder, {})),
+        *(read_config(folder, PretrainConfig), read_run(folder), read_origin(folder), check_order(folder, {}, {})),
         *(add_versions(folder, 3), read_summary(folder / "summary.json"), measure_times(folder)),
         *(measure_run(read_metrics(folder / "metrics.jsonl")), find_last_step(folder / "metrics.jsonl")),
     )

@@ -16,7 +16,9 @@ from domext_ray.options.build import identity_of
 from domext_ray.pipeline import is_finished
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
+    add_versions,
     check_identity,
+    check_order,
     keep_precision,
     lock_run,
     resolve_schedule,
@@ -48,6 +50,18 @@ def test_a_run_goes_on_in_its_own_precision(tmp_path: Path) -> None:
     assert keep_precision(asked, run) == asked
     (run / "config.yaml").write_text("damaged", encoding="utf-8")
     assert keep_precision(CONFIG, run) == CONFIG
+
+
+def test_a_rule_that_a_run_lacks_is_told_once_and_another_one_is_refused(tmp_path: Path) -> None:
+    run, versions = lay_out(tmp_path / "run"), add_versions(tmp_path / "run", 0)
+    added = {"span_tokens": "long words are masked otherwise"}
+    write_run(run, order={"version": 1}, versions=versions)
+    assert check_order(run, {"version": 1, "span_tokens": 16}, added) == ["long words are masked otherwise"]
+    write_run(run, order={"version": 1, "span_tokens": 16})
+    assert check_order(run, {"version": 1, "span_tokens": 16}, added) == []
+    for order in ({"version": 1, "span_tokens": 8}, {"version": 2, "span_tokens": 16}, {"version": 1}):
+        with pytest.raises(RunError, match="draws rows and masks in another way"):
+            check_order(run, order, {})
 
 
 def test_a_config_of_something_else_is_one_sentence(tmp_path: Path) -> None:

@@ -159,6 +159,20 @@ def test_crops_are_stretches_of_whole_words(tiny_base_folder: Path) -> None:
             assert 1 <= len(inner) <= 0.75 * len(before)
 
 
+def test_a_row_that_is_one_word_loses_spans_and_is_cropped(tiny_base_folder: Path) -> None:
+    """Such as DNA: the row may begin within the word, behind [CLS]."""
+    ids = [[2, *range(5, 59), 3]] * 50
+    for begins in (True, False):
+        starts = [[True, begins, *[False] * 53, True]] * 50
+        columns = [pa.array(ids, pa.list_(pa.int32())), pa.array(starts, pa.list_(pa.bool_())), np.arange(50)]
+        rows = pa.table(columns, ["input_ids", "word_starts", "row_id"])
+        for objective, least, most in ((DENOISE, 15, 45), (CROP, 15, 31)):
+            first = make_viewer(tiny_base_folder, objective).mask(rows, epoch=0).first
+            assert least < np.mean([*map(len, first)]) < most
+            assert all(view[0] == 2 and view[-1] == 3 and (np.diff(view[1:-1]) > 0).all() for view in first)
+            assert all((view[1:-1] > 3).all() for view in first), "[CLS] comes once"
+
+
 def test_a_row_of_special_tokens_has_views(tiny_base_folder: Path) -> None:
     rows = pa.table(
         {
