@@ -297,7 +297,7 @@ class TSDAELoss(VectorLoss):
     def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor]:
         """Predict tokens of the second views."""
         model = cast(Any, self.model)
-        states = getattr(model, DECODER)(model.bert.embeddings.embed_words(written["decoder_ids"]), vectors)
+        states = getattr(model, DECODER)(model.bert.embeddings.words(written["decoder_ids"]), vectors)
         states = states.flatten(0, 1).index_select(0, written["positions"])
         return _score_words(model, states), written["labels"]
 

@@ -124,11 +124,14 @@ def list_losses(figures: list[StepFigures]) -> list[float]:
 
 
 @torch.no_grad()
-def score(model: torch.nn.Module, row: Row, places: Places) -> Tensor:
-    """Logits of the tokens of a padded batch of the row's text."""
+def score(model: Any, row: Row, places: Places, *, embedded: bool = False) -> Tensor:
+    """Logits of the tokens of a padded batch of the row's text, by their ids or by the model's embeddings of these."""
     batch = draw_batches(row, places, STEPS)[0][0]
     assert batch.attention_mask is not None
-    return model.eval()(batch.input_ids, attention_mask=batch.attention_mask)[0][batch.attention_mask.bool()]
+    given = (
+        {"inputs_embeds": model.get_input_embeddings()(batch.input_ids)} if embedded else {"input_ids": batch.input_ids}
+    )
+    return model.eval()(**given, attention_mask=batch.attention_mask)[0][batch.attention_mask.bool()]
 
 
 # --- the matrix -----------------------------------------------------------------------------------------------------
@@ -199,7 +202,10 @@ def test_an_export_loads_with_transformers(row: Row, places: Places, runs: dict[
     exported = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=not row.plain_export)
     assert type(exported) is not DomextForMaskedLM
     expected = score(rebuild_run(places.run_of(row)).model, row, places)
-    torch.testing.assert_close(score(exported, row, places), expected, atol=1e-5, rtol=0)
+    found = score(exported, row, places)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert torch.equal(score(exported, row, places, embedded=True), found)
+    assert exported.resize_token_embeddings(found.shape[-1]) is exported.get_input_embeddings()
 
 
 @each_row

@@ -24,7 +24,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from .configuration_domext import DomextConfig
 from .layers_domext import Linear, Pooler
-from .modeling_domext import DomextModel, DomextPreTrainedModel
+from .modeling_domext import DomextEncoderModel, DomextModel
 from .routers_domext import Routers  # noqa: F401 - this and the next one: transformers 5.5 copies what a file itself
 from .words_domext import Embeddings  # noqa: F401 - imports, and then misses what these do
 
@@ -86,7 +86,7 @@ class StateBiLSTM(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=inputs.shape[1])[0]
 
 
-class DomextHeadModel(DomextPreTrainedModel):
+class DomextHeadModel(DomextEncoderModel):
     """What the heads share: they load an export of a masked LM and leave its vocabulary projection out.
 
     A head is what scores states and computes a loss; one that reads more has a forward pass of its own.

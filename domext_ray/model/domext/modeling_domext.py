@@ -70,33 +70,85 @@ class DomextPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = False
     _input_embed_layer = "word_embeddings"
 
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the words as the model reads them: `get_input_embeddings()(input_ids)` are the rows' `inputs_embeds`.
+
+        `weight` is [V + E, d]. Where adapters shift words, or there are new ones, it is computed of several tables, by
+        whose names they train; else the module is the base's table.
+        """
+        embeddings = self._embeddings
+        return embeddings.words if embeddings.has_more_words else embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the base's word embedding table; shifts and new words stay."""
+        embeddings = self._embeddings
+        if value in (embeddings.words, embeddings.word_embeddings):
+            return
+        if not embeddings.has_more_words:
+            super().set_input_embeddings(value)
+            return
+        self._check_base_rows(value)
+        embeddings.word_embeddings.weight = value.weight  # type: ignore[assignment]
+
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the word embeddings as transformers does; ValueError: new words, whose ids come last, would go."""
-        num_words, num_new = self.config.vocab_size, self.config.extension_vocab_size
-        if not num_new:
+        """Resize the word embeddings as transformers does; to the words that there are, it changes nothing.
+
+        Raises:
+            ValueError: new words, whose ids come last, or shifted ones would go.
+        """
+        embeddings = self._embeddings
+        if not embeddings.has_more_words:
             return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        if pad_to_multiple_of is not None or new_num_tokens not in (None, num_words):
+        multiple = pad_to_multiple_of or 1
+        size = -(-(self.config.vocab_size if new_num_tokens is None else new_num_tokens) // multiple) * multiple
+        if size != self.config.vocab_size:
+            self._make_resizable(size)
+            table = embeddings.word_embeddings.weight
+            is_trained = table.requires_grad
+            super().resize_token_embeddings(size, mean_resizing=mean_resizing)
+            table.requires_grad_(is_trained)  # it would train where shifts do
+        return cast(nn.Embedding, embeddings.words)
+
+    def _make_resizable(self, size: int) -> None:
+        """Have adapters that shift all words list them, for a table of more words; refuse one that lacks some."""
+        num_words, num_new = self.config.vocab_size, self.config.extension_vocab_size
+        if num_new:
             raise ValueError(
                 f"the model has {num_words} words, of which the last {num_new} are an extension's, in a table of their "
-                f"own; resizing it to {new_num_tokens or f'a multiple of {pad_to_multiple_of}'} would lose them. "
+                f"own; resizing it to {size} would lose them. "
                 "Append words in a training run that goes on from this model's (--vocab.words, --init_from)."
             )
-        return cast(nn.Embedding, self.get_input_embeddings())
+        shifts = cast(dict[str, WordShift], self._embeddings.adapters)
+        for name, shift in shifts.items():
+            if size <= (last := num_words - 1 if shift.rows is None else int(shift.rows[-1])):
+                raise ValueError(
+                    f"the adapter {name!r} shifts words up to the id {last}; resizing the table to {size} would lose "
+                    f"some. Give {last + 1} or more."
+                )
+        for shift in shifts.values():
+            if shift.rows is None:
+                shift.rows = torch.arange(num_words, device=shift.weight.device)
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the base's word embedding table."""
-        self._check_base_rows(value)
-        super().set_input_embeddings(value)
+    def _get_resized_embeddings(self, old_embeddings: Any, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resize the base's table in the place of all words."""
+        is_all = old_embeddings is self._embeddings.words
+        table = self._embeddings.word_embeddings if is_all else old_embeddings
+        return super()._get_resized_embeddings(table, *args, **kwargs)
 
     def _check_base_rows(self, module: nn.Module) -> None:
-        num_rows, expected = cast(Tensor, module.weight).shape[0], self.config.base_vocab_size
-        if self.config.extension_vocab_size and num_rows != expected:
+        weight, expected = getattr(module, "weight", None), self.config.base_vocab_size
+        rows = len(weight) if isinstance(weight, nn.Parameter) else "no"
+        if rows != expected:
             raise ValueError(
-                f"the table has {num_rows} rows; it must have the base's {expected}, for the model's "
-                f"{self.config.extension_vocab_size} new words have the ids from {expected} on."
+                f"the table has {rows} rows; it must have the base's {expected}. Shifts of words and new words have "
+                "tables of their own, which stay."
             )
+
+    @property
+    def _embeddings(self) -> Embeddings:
+        return cast(DomextModel, self.base_model).embeddings
 
     def set_active_adapters(self, names: Sequence[str] | None) -> None:
         """Say which adapters take part in the forward pass; None: all of them; []: none, which is the base.
@@ -167,7 +219,7 @@ class DomextPreTrainedModel(PreTrainedModel):
     def _attach(self, place: AdapterPlace, name: str) -> None:
         """Bring an adapter's part in a place to its start, on the device and in the dtype of the model."""
         if (part := place.attach_adapter(name)) is not None:
-            like = cast(DomextModel, self.base_model).embeddings.LayerNorm.weight
+            like = self._embeddings.LayerNorm.weight
             part.to(like.device, like.dtype).train(self.training)
             for module in part.modules():
                 self._init_weights(module)
@@ -399,7 +451,8 @@ class DomextModel(DomextPreTrainedModel):
             attention_mask: [B, N], 1 for tokens and 0 for padding; None when nothing is padded, which is faster.
             token_type_ids: int64 [B, N]; None: all 0. A layout without segment types does not read them.
             position_ids: int64 [B, N]; None: by the configuration's rule.
-            inputs_embeds: float [B, N, d], word embeddings in the place of `input_ids`.
+            inputs_embeds: float [B, N, d], in the place of `input_ids`: words as `get_input_embeddings()` returns them.
+                As in transformers, positions by roberta's rule then count padding, too: pad on the right.
             output_hidden_states: also return the embeddings and every layer's output.
             output_attentions: also return the base heads' weights (attn_implementation="eager" only).
             pool: run the pooler, if the model has one.
@@ -438,6 +491,11 @@ class DomextModel(DomextPreTrainedModel):
         if document_ids is not None and position_ids is None:
             position_ids = self._count_positions(document_ids)
         adapter_names = self.name_rows(adapter_names, input_ids)
+        if inputs_embeds is not None and adapter_names is not None and self.embeddings.adapters:
+            raise ValueError(
+                "adapter_names says whose shifts of words each row has, and inputs_embeds are words already; give "
+                "input_ids, or choose the adapters of all rows by set_active_adapters."
+            )
         chosen = output_indices is not None or token_indices is not None
         if chosen and (output_hidden_states or adapter_names is not None or (pool and output_indices is not None)):
             raise ValueError(
@@ -470,7 +528,18 @@ class DomextModel(DomextPreTrainedModel):
         )
 
 
-class DomextForMaskedLM(DomextPreTrainedModel):
+class DomextEncoderModel(DomextPreTrainedModel):
+    """A model around the encoder, `bert`."""
+
+    bert: DomextModel
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The encoder's, for peft, which looks for `embeddings.word_embeddings` to learn a prompt."""
+        return self.bert.embeddings
+
+
+class DomextForMaskedLM(DomextEncoderModel):
     """The encoder with BERT's masked-language-modelling head."""
 
     _tied_weights_keys = {
@@ -490,12 +559,13 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:
-        """Return the projection to the base's vocabulary."""
+        """Return the projection to the base's vocabulary: without shifts and new words, whose parts are beside it."""
         return self.cls.predictions.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the projection to the base's vocabulary."""
-        self._check_base_rows(new_embeddings)
+        if self.config.extension_vocab_size:
+            self._check_base_rows(new_embeddings)
         self.cls.predictions.decoder = new_embeddings  # type: ignore[assignment]
         self.cls.predictions.bias = new_embeddings.bias  # type: ignore[assignment]
 

@@ -73,13 +73,71 @@ class WordShift(nn.Module):
         return nn.functional.embedding(indices, self.weight) * is_shifted[..., None]
 
 
+class WordEmbeddings(nn.Embedding):
+    """The base's word table, which reads words as the model does: with the adapters' shifts, and the new ones.
+
+    These stand beside it in `embeddings`, where checkpoints have them.
+    """
+
+    def __init__(self, config: DomextConfig, embeddings: Embeddings) -> None:
+        super().__init__(config.base_vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self._owner = (embeddings,)  # in a tuple, for it is no part of this module
+
+    def forward(self, input_ids: Tensor, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
+        """[B, N] -> [B, N, d]; `adapter_rows`: see `select_adapters`."""
+        (embeddings,) = self._owner
+        deltas = embeddings.compute_deltas(adapter_rows, input_ids)
+        if embeddings.extension is None:
+            return add_deltas(super().forward(input_ids), deltas)
+        new_ids = input_ids - self.num_embeddings
+        is_new = new_ids >= 0
+        known = add_deltas(super().forward(input_ids.masked_fill(is_new, embeddings.config.pad_token_id)), deltas)
+        new = embeddings.extension(new_ids.clamp_min(0))
+        return torch.where(is_new[..., None], new, known.to(new.dtype))
+
+
+class WordTable(nn.Module):
+    """All words as the model reads them, where it has shifts or new words: what it gives out as its embeddings.
+
+    It has no parameters; `weight` is computed of those of its `embeddings`, whose forward pass calls it.
+    """
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        super().__init__()
+        self._owner = (embeddings,)  # as above
+
+    def forward(self, input_ids: Tensor, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
+        """[...] -> [..., d], of the active adapters; with `adapter_rows`, [B, N] -> [B, N, d]."""
+        words = self._owner[0].word_embeddings
+        return words(input_ids) if adapter_rows is None else words(input_ids, adapter_rows)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Words of the base and new ones, V + E."""
+        (embeddings,) = self._owner
+        num_new = 0 if embeddings.extension is None else embeddings.extension.num_embeddings
+        return embeddings.word_embeddings.num_embeddings + num_new
+
+    @property
+    def embedding_dim(self) -> int:
+        """Their size d."""
+        return self._owner[0].word_embeddings.embedding_dim
+
+    @property
+    def weight(self) -> Tensor:
+        """All words, [V + E, d]; gradients go to the tables and shifts that it is made of."""
+        words = self._owner[0].word_embeddings
+        return words(torch.arange(self.num_embeddings, device=words.weight.device))
+
+
 class Embeddings(AdapterPlace):
     """Word, position and segment embeddings as far as a layout has them, summed and normalised; words with shifts."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
-        num_words, num_new = config.base_vocab_size, config.extension_vocab_size
-        self.word_embeddings = nn.Embedding(num_words, config.hidden_size, padding_idx=config.pad_token_id)
+        num_new = config.extension_vocab_size
+        self.word_embeddings = WordEmbeddings(config, self)
+        self.words = WordTable(self)
         self.extension = nn.Embedding(num_new, config.hidden_size) if num_new else None
         width, num_types = config.hidden_size, config.type_vocab_size
         num_positions = config.max_position_embeddings
@@ -93,6 +151,11 @@ class Embeddings(AdapterPlace):
         """Make an adapter's shifts of words."""
         return WordShift(self.config, adapter) if adapter.word_rows else None
 
+    @property
+    def has_more_words(self) -> bool:
+        """Whether the model reads other words than the base's table has."""
+        return self.extension is not None or bool(self.adapters)
+
     def forward(
         self,
         input_ids: Tensor | None,
@@ -101,8 +164,8 @@ class Embeddings(AdapterPlace):
         inputs_embeds: Tensor | None,
         adapter_rows: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return [B, N, d]; `inputs_embeds` are word embeddings as they are, which no adapter shifts."""
-        words = self.embed_words(input_ids, adapter_rows) if inputs_embeds is None else inputs_embeds
+        """Return [B, N, d]; `inputs_embeds` are words as `words` returns them, with their shifts."""
+        words = self.words(input_ids, adapter_rows) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             longest = self.config.max_row_length
             if words.shape[1] > longest:
@@ -118,18 +181,6 @@ class Embeddings(AdapterPlace):
                 position_ids = self._count_positions(input_ids, words)
             embedded = embedded + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embedded))
-
-    def embed_words(self, input_ids: Tensor | None, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
-        """Look words up in the base's table, with the adapters' shifts, and in the new words'; [B, N] -> [B, N, d]."""
-        assert input_ids is not None
-        deltas = self.compute_deltas(adapter_rows, input_ids)
-        if self.extension is None:
-            return add_deltas(self.word_embeddings(input_ids), deltas)
-        new_ids = input_ids - self.config.base_vocab_size
-        is_new = new_ids >= 0
-        known = add_deltas(self.word_embeddings(input_ids.masked_fill(is_new, self.config.pad_token_id)), deltas)
-        new = self.extension(new_ids.clamp_min(0))
-        return torch.where(is_new[..., None], new, known.to(new.dtype))
 
     def _count_positions(self, input_ids: Tensor | None, words: Tensor) -> Tensor:
         if self.config.position_rule == "absolute":
