@@ -168,7 +168,10 @@ def build_word_set(
     rows = [_mask(ids, places[i:], [place], tokenizer) for ids, _, places in words for i, place in enumerate(places)]
     counts = Counter(size for each in passages for size in each.other_sizes)
     # A number of pieces is as likely as it is frequent, with one word more spread over all numbers.
-    prices = (-math.log2((counts[len(places)] + 0.5 ** len(places)) / (counts.total() + 1)) for *_, places in words)
+    all_bits = math.log2(counts.total() + 1)
+    sizes = [len(places) for *_, places in words]
+    # 0.5 ** 1075 is 0.
+    prices = (all_bits - (math.log2(counts[size] + 0.5**size) if counts[size] else -size) for size in sizes)
     num_chars = sum(chars for _, chars, _ in words)
     return _make_set(rows, tokenizer, batch_size, full_length, num_chars, sum(prices), find_kinds(tokenizer))
 

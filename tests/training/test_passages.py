@@ -198,6 +198,9 @@ def test_the_price_of_a_number_of_pieces_is_how_often_other_words_have_it() -> N
     assert words.price_bits == pytest.approx(-math.log2((1 + 0.25) / 5))
     unseen = build_word_set([Passage(ids, [[1, 2]], [(5, [1, 2])], [1, 1, 1])], tokenizer, batch_size=4)
     assert unseen.price_bits == pytest.approx(-math.log2(0.25 / 4))
+    whole = [*range(1, 1101)]  # a row of DNA: 0.5 ** 1100 is 0
+    row = build_word_set([Passage(np.full(1102, ids[2]), [whole], [(1100, whole)], [])], tokenizer, batch_size=4)
+    assert row.price_bits == 1100
 
 
 def test_a_piece_competes_with_those_that_can_stand_in_its_place(
