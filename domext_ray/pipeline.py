@@ -31,7 +31,15 @@ from domext_ray.inputs import (
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
-from domext_ray.plan import count_run, describe_run, identify_run, plan_run, resolve_workers, warn_of_rate
+from domext_ray.plan import (
+    count_run,
+    describe_run,
+    identify_run,
+    plan_run,
+    resolve_workers,
+    warn_of_rate,
+    warn_of_rules,
+)
 from domext_ray.report.compare import write_index
 from domext_ray.report.examples import make_examples
 from domext_ray.report.figures import describe_times, format_summary
@@ -88,6 +96,7 @@ def run_pretraining(config: PretrainConfig, preset: str = "", started: float | N
         return run_dir
     samples = check_texts(run.config, run.base)
     run = replace(run, goes_on_from=_look_back(run_dir))
+    warn_of_rules(run.base)
     if run.base is not None:
         warn_of_rate(run.config.optim, run.base, "--optim.lr")
     if config.dry_run:
@@ -200,6 +209,7 @@ def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
     return describe_origin(
         run.paths.run,
         base_sha256=run.base_sha256,
+        wrong_rules=hide_places(run.base.wrong_rules) if run.base else "",
         preset=run.preset,
         parameters={
             "total": counts.total,

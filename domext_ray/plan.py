@@ -81,6 +81,12 @@ def warn_of_rate(optim: OptimConfig, base: Base, option: str) -> None:
         )
 
 
+def warn_of_rules(base: Base | None) -> None:
+    """Say so where the rules of a base's tokenizer do not fit its entries."""
+    if base is not None and base.wrong_rules:
+        print(f"warning: {base.wrong_rules}", flush=True)
+
+
 def identify_run(run: Run) -> dict[str, Any]:
     """Return what makes a run this one and no other, as far as it is known."""
     identity = {**identity_of(run.config), "base_sha256": run.base_sha256}

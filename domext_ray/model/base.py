@@ -23,6 +23,7 @@ from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfi
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
 from domext_ray.storage import parse_json
+from domext_ray.vocabulary.rules import find_wrong_rules
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
 _SIZE_ERRORS = (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError)
@@ -47,6 +48,7 @@ class Base:
     original_names: dict[str, str]
     sha256: str  # `hash_tensors` of `tensors`
     tokenizer_folder: Path
+    wrong_rules: str = ""  # what `find_wrong_rules` says of its tokenizer; empty: its rules fit its entries
 
     @property
     def has_mlm_head(self) -> bool:
@@ -76,7 +78,8 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
         raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a model.")
     config, layout = _read_config(folder, base)
     try:
-        check_fit(load_tokenizer(folder), config.vocab_size, "this base")
+        tokenizer = load_tokenizer(folder)
+        check_fit(tokenizer, config.vocab_size, "this base")
     except CorpusError as error:
         raise BaseModelError(f"--base {base!r}: {error}") from error
     original = read_weights(folder, base)
@@ -99,7 +102,8 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
             raise BaseModelError(
                 f"--base {base!r} has nan or infinite values in {names[name]}; save its weights again, or give another."
             )
-    return Base(base, folder, config, tensors, names, hash_tensors(tensors), folder)
+    wrong_rules = find_wrong_rules(tokenizer, base, folder)
+    return Base(base, folder, config, tensors, names, hash_tensors(tensors), folder, wrong_rules)
 
 
 def describe_base(config: DomextConfig) -> dict[str, Any]:
@@ -144,8 +148,10 @@ def _read_config(folder: Path, base: str) -> tuple[DomextConfig, Layout]:
     kind = values.get("model_type")
     if is_own_config(values):
         raise BaseModelError(f"--base {base!r} is an export of this library; give the base that it was made from.")
-    if kind not in LAYOUTS:
-        *others, last = LAYOUTS
+    *others, last = LAYOUTS
+    if kind is None:
+        raise BaseModelError(f"{path} has no model_type, which says how the model is built; {_tell_kind(values)}.")
+    if not isinstance(kind, str) or kind not in LAYOUTS:
         raise BaseModelError(
             f"--base {base!r} has model_type {kind!r} in its config.json; give a base of {', '.join(others)} or {last}."
         )
@@ -162,6 +168,16 @@ def _read_config(folder: Path, base: str) -> tuple[DomextConfig, Layout]:
         if activation not in ACT2FN:
             raise BaseModelError(f"{path} names the activation {activation!r}, which transformers does not have.")
     return config, layout
+
+
+def _tell_kind(values: dict[str, Any]) -> str:
+    """Say which model_type to write into a config.json without one, such as those of BERT's first release."""
+    classes = values.get("architectures") or [""]
+    name = str(classes[0]) if isinstance(classes, list) else ""
+    for kind in LAYOUTS:
+        if name.startswith(CONFIG_MAPPING[kind].__name__.removesuffix("Config")):
+            return f'write "model_type": "{kind}" into it'
+    return f'write "model_type": "bert" into it, or, if it is no BERT, its own ({", ".join(LAYOUTS)})'
 
 
 def is_own_config(values: dict[str, Any]) -> bool:

@@ -209,6 +209,7 @@ def list_facts(
     facts = {
         "method": config.method.name,
         "base": base,
+        "tokenizer": about.get("wrong_rules", ""),
         "what trains": f"{counts['trainable']:,} of {counts['total']:,} parameters, {counts['trainable_frac']:.1%} of "
         f"base and extension: {kinds}",
         "text": str(corpus["sources"]),

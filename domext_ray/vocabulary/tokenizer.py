@@ -64,10 +64,10 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # a damaged file raises whatever its reader raises
         require_readable(folder)
+        _require_fast(Path(folder), _find_class(Path(folder)))
         fault = CorpusError(f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]}).")
         raise find_storage_error(error, folder) or fault from error
-    if not tokenizer.is_fast:
-        raise CorpusError(f"the tokenizer of {folder} has no tokenizer.json; save it with a fast implementation.")
+    _require_fast(Path(folder), type(tokenizer))
     entries = _read_entries(Path(folder), tokenizer)
     for name in ("cls", "sep", "mask", "pad", "unk"):
         token = getattr(tokenizer, f"{name}_token")
@@ -78,6 +78,29 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
                 "modelling needs one."
             )
     return tokenizer
+
+
+def _find_class(folder: Path) -> type | None:
+    """Return the class of transformers that a tokenizer's files name; None where they name none."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    for path in (folder / LAST_FILE, folder / "config.json"):
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):  # what cannot be read names none
+            name = parse_json(Place(path).read_bytes()).get("tokenizer_class")
+            if name:
+                return tokenizer_class_from_name(name)
+    return None
+
+
+def _require_fast(folder: Path, kind: type | None) -> None:
+    """Refuse a tokenizer that has no fast implementation, whatever it needs to be installed (MeCab for Japanese)."""
+    from transformers import PreTrainedTokenizer
+
+    if kind not in (None, PreTrainedTokenizer) and issubclass(kind, PreTrainedTokenizer):
+        raise CorpusError(
+            f"the tokenizer of {folder} is a {kind.__name__}, which has no fast implementation (tokenizer.json), so it "
+            "cannot be used; give another base, such as xlm-roberta-base, which reads a hundred languages."
+        )
 
 
 def check_tokenizer_files(folder: str | Path) -> None:

@@ -378,8 +378,19 @@ def test_folders_that_are_no_checkpoints(tmp_path: Path, tiny_base_folder: Path)
     assert_refused(tmp_path, "is not valid JSON")
     (tmp_path / "config.json").write_text("[]")
     assert_refused(tmp_path, "no JSON object")
-    (tmp_path / "config.json").write_text("{}")
-    assert_refused(tmp_path, "model_type None")
+    for values, said in (
+        ({}, 'has no model_type, which says how the model is built; write "model_type": "bert" into it, or, if it is'),
+        ({"architectures": ["BertForMaskedLM"], "model_type": None}, "has no model_type, "),
+        ({"architectures": ["BertForMaskedLM"]}, 'write "model_type": "bert" into it.'),
+        ({"architectures": ["XLMRobertaForMaskedLM"]}, 'write "model_type": "xlm-roberta" into it.'),
+        ({"architectures": ["RobertaModel"]}, 'write "model_type": "roberta" into it.'),
+        ({"architectures": ["ModernBertForMaskedLM"]}, 'write "model_type": "modernbert" into it.'),
+        ({"architectures": ["GPT2LMHeadModel"]}, "(bert, roberta, "),
+        ({"architectures": "BertForMaskedLM"}, "(bert, roberta, "),
+        ({"model_type": ["bert"]}, "has model_type ['bert']"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        assert_refused(tmp_path, said)
     (tmp_path / "config.json").write_text((tiny_base_folder / "config.json").read_text())
     assert_refused(tmp_path, "has no tokenizer (none of tokenizer.json, vocab.txt")
     shutil.copy(tiny_base_folder / "tokenizer.json", tmp_path)

@@ -240,6 +240,12 @@ def test_the_page_says_what_the_tokenizer_does_not_know() -> None:
         assert dict(list_facts(PretrainConfig(), about, make_records())).get("unknown to the tokenizer") == said
 
 
+def test_the_page_says_what_is_wrong_with_a_tokenizer() -> None:
+    about = {**ABOUT, "wrong_rules": "the tokenizer of --base old lowercases text: 6 of its 71 entries have capitals"}
+    assert dict(list_facts(PretrainConfig(), about, make_records()))["tokenizer"] == about["wrong_rules"]
+    assert "tokenizer" not in dict(list_facts(PretrainConfig(), ABOUT, make_records()))
+
+
 def test_the_page_says_what_the_router_keeps_and_takes() -> None:
     config = PretrainConfig(replay=ReplayConfig(corpus="/data/general.txt"))
     record = {"threshold": 1.5, "kept": 0.971, "taken": 0.004, "written": False}

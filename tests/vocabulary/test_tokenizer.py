@@ -63,6 +63,26 @@ def test_folders_without_a_usable_tokenizer(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "plain")
 
 
+def test_a_tokenizer_in_python_is_refused_whatever_is_installed(tmp_path: Path) -> None:
+    """Japanese ones ask for MeCab, and would be refused once it is there."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "本"]))
+    for file, name in ((LAST_FILE, "BertJapaneseTokenizer"), ("config.json", "PhobertTokenizer")):
+        (tmp_path / LAST_FILE).unlink(missing_ok=True)
+        (tmp_path / file).write_text(json.dumps({"model_type": "bert", "tokenizer_class": name}))
+        with pytest.raises(CorpusError) as refused:
+            load_tokenizer(tmp_path)
+        assert f"is a {name}, which has no fast implementation" in str(refused.value)
+        assert "install" not in str(refused.value)
+    (tmp_path / "config.json").unlink()
+    make_tokenizer("a").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / LAST_FILE).read_text())
+    (tmp_path / LAST_FILE).write_text(json.dumps({**config, "tokenizer_class": "PreTrainedTokenizer"}))
+    assert load_tokenizer(tmp_path).is_fast, "the name of all of them"
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(CorpusError, match="holds no tokenizer that can be loaded"):
+        load_tokenizer(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"

@@ -59,8 +59,8 @@ def run_finetuning(config: FinetuneConfig) -> Path:
         DomextError: any mistake of the user's, before anything is trained where that can be known.
     """
     plan = plan_finetuning(config)
-    if plan.note:
-        print(plan.note)
+    for note in plan.notes:
+        print(note)
     if config.dry_run:
         outcomes = [plan.ledger.read(each) for each in plan.trials]
         ended, trained = [each for each in outcomes if each.has_ended], sum(each for each, _ in plan.counts.values())

@@ -61,13 +61,15 @@ class FinetunePlan:
         return ("dev", "test") if self.task.data.test else ("dev",)
 
     @property
-    def note(self) -> str:
-        """What the user should know about the start model; empty: nothing."""
+    def notes(self) -> list[str]:
+        """What the user should know about the start model."""
         start = self.start
-        if start.brings is None or start.head is not None:
-            return ""
-        kind = start.brings.removeprefix("DomextFor")
-        return f"note: {start.name} brings a {kind} head; a new one takes its place (--keep_head true goes on with it)."
+        notes = [f"warning: {start.wrong_rules}"] if start.wrong_rules else []
+        if start.brings is not None and start.head is None:
+            kind = start.brings.removeprefix("DomextFor")
+            taken = "a new one takes its place (--keep_head true goes on with it)"
+            notes.append(f"note: {start.name} brings a {kind} head; {taken}.")
+        return notes
 
 
 def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:

@@ -65,6 +65,7 @@ class StartModel:
         head: that head, if it goes on.
         terms: those of its card, or of the card of a run's base.
         step: of a run, the checkpoint's.
+        wrong_rules: what a base's tokenizer gets wrong, see `model.base.Base`.
     """
 
     id: str
@@ -77,6 +78,7 @@ class StartModel:
     head: StartHead | None = None
     terms: Terms = field(default_factory=Terms)
     step: int = 0
+    wrong_rules: str = ""
 
     @property
     def name(self) -> str:
@@ -166,6 +168,7 @@ def load_start_model(
     if (folder / TRAININGS).is_dir():
         raise BaseModelError(f"{option} {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
     card: Path | None = folder
+    wrong_rules = ""
     if is_run(folder):
         run = rebuild_run(folder, step)
         if scale != 1:
@@ -181,6 +184,7 @@ def load_start_model(
         except BaseModelError as error:
             raise BaseModelError(str(error).replace("--base", option)) from error
         kind, config, tensors, folder = "base", base.config, base.tensors, base.folder
+        wrong_rules = base.wrong_rules.replace("--base", option)
         card, tokenizer = folder, load_tokenizer(folder)
     return StartModel(
         model,
@@ -193,6 +197,7 @@ def load_start_model(
         read_head(folder, model) if keep_head else None,
         read_terms(card) if card else Terms(),
         step,
+        wrong_rules,
     )
 
 

@@ -1,0 +1,149 @@
+"""Rules of tokenizers that do not fit their entries: which are told, how they are mended, and which are left alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from made_tokenizers import MAKERS, save_xlm_roberta
+from transformers import BertTokenizer, PreTrainedTokenizerFast
+
+from domext_ray.config.pretrain import PretrainConfig, RunConfig
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.inputs import run_preparation
+from domext_ray.vocabulary import rules
+from domext_ray.vocabulary.rules import find_wrong_rules
+from domext_ray.vocabulary.tokenizer import load_tokenizer
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SMALL = [*"abcdefghijklmnopqrstuvwxyz", *"0123456789.,-", *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz")]
+CAPITALS = ["A", "S", "Smith", "Berlin", "##NA", "Noted"]
+ACCENTS = ["é", "für", "##ère", "größe", "ça"]
+CHINESE = [*"丘脑是大的", *(f"##{each}" for each in "丘脑是大的")]
+
+
+def save(folder: Path, *entries: str, **options: bool | None) -> Path:
+    """A folder as old checkpoints were published: a vocabulary, and what its tokenizer_config.json said, if any."""
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join([*SPECIALS, *entries]) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    if options:
+        (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    return folder
+
+
+def tell(folder: Path) -> str:
+    return find_wrong_rules(load_tokenizer(folder), "old", folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "options", "fault", "lines"),
+    [
+        (SMALL + CAPITALS, {}, "lowercases text: 6 of its 71 entries have capitals", '{"do_lower_case": false}'),
+        (SMALL + CAPITALS + ACCENTS, {}, "lowercases text: 6 of its 76 entries", '{"do_lower_case": false}'),
+        (
+            SMALL + CAPITALS + ACCENTS,
+            {"strip_accents": True},
+            "lowercases text: 6 of its 76 entries have capitals and can never be produced, and strips accents: 5",
+            '"do_lower_case": false, "strip_accents": false',
+        ),
+        (SMALL + ACCENTS, {}, "strips accents: 5 of its 70 entries have accents", '{"strip_accents": false}'),
+        (
+            SMALL + CAPITALS + ACCENTS,
+            {"do_lower_case": False, "strip_accents": True},
+            "strips accents: 5 of its 76 entries",
+            '"strip_accents": false',
+        ),
+        (
+            SMALL + ["丘脑", "大脑", "##脑是"],
+            {},
+            "parts Chinese characters: 3 of its",
+            '{"tokenize_chinese_chars": false}',
+        ),
+        (SMALL, {"do_lower_case": False}, "keeps capitals: 0 of its 65 entries", '"do_lower_case": true'),
+        (SMALL, {"strip_accents": False}, "keeps accents: 0 of its 65 entries", '"strip_accents": true'),
+    ],
+)
+def test_rules_that_do_not_fit(
+    entries: list[str], options: dict[str, bool], fault: str, lines: str, tmp_path: Path
+) -> None:
+    folder = save(tmp_path / "old", *entries, **options)
+    found, config = tell(folder), folder / "tokenizer_config.json"
+    verb = f"set {lines} in {config}" if options else f"write {lines} as {config}"
+    assert found.startswith(f"the tokenizer of --base old {fault}") and verb in found
+    written = json.loads(lines if lines.startswith("{") else f"{{{lines}}}")
+    config.write_text(json.dumps({**options, **written}))
+    assert tell(folder) == "", "what it says to write mends it"
+    load_tokenizer(folder).save_pretrained(folder)
+    (folder / "vocab.txt").unlink()
+    assert tell(folder) == "", "also beside a tokenizer.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **{name: not written[name] for name in written}}))
+    assert fault.split(":")[0] in tell(folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "options"),
+    [
+        (SMALL, {}),
+        (SMALL + CAPITALS, {"do_lower_case": False}),
+        (SMALL + CAPITALS + ACCENTS, {"do_lower_case": False}),
+        (SMALL + ACCENTS, {"strip_accents": False}),
+        (SMALL + CHINESE, {}),
+        (SMALL + CHINESE, {"tokenize_chinese_chars": False}),
+        (CHINESE + ["a", "##a"], {"do_lower_case": False}),
+        (SMALL + [f"w{i}" for i in range(100)] + ["é", "L"], {}),  # as SciBERT, which has some
+        (SMALL + [f"[unused{i}]" for i in range(99)], {}),
+    ],
+)
+def test_rules_that_fit(entries: list[str], options: dict[str, bool], tmp_path: Path) -> None:
+    assert tell(save(tmp_path / "sound", *entries, **options)) == ""
+
+
+def test_a_base_tells_it_before_anything_is_made(
+    tiny_base_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rules that a base is read by are those of what is exported."""
+    base, text = tmp_path / "cased", tmp_path / "text.txt"
+    shutil.copytree(tiny_base_folder, base)
+    names = load_tokenizer(base).convert_ids_to_tokens([*range(len(load_tokenizer(base)))])
+    (base / "vocab.txt").write_text("\n".join(name.title() if name.isalpha() else name for name in names) + "\n")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (base / name).unlink()
+    text.write_text("".join(f"A text of {i} words and some others.\n" for i in range(9)))
+    config = PretrainConfig(
+        base=str(base), corpus=str(text), dry_run=True, run=RunConfig(dir=str(tmp_path / "runs"), name="run")
+    )
+    run_preparation(config)
+    told = capsys.readouterr().out
+    assert told.count(f"warning: the tokenizer of --base {base} lowercases text: ") == 1
+    assert load_start_model(str(base)).wrong_rules.startswith(f"the tokenizer of --model {base} lowercases text: ")
+    (base / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    run_preparation(config)
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_other_models_have_their_own_rules(tmp_path: Path) -> None:
+    for name, make in (*MAKERS.items(), ("xlm-roberta", save_xlm_roberta)):
+        assert tell(make(tmp_path / name.replace(" ", "-"))) == ""
+
+
+def test_rules_that_only_tokenizer_json_has(tmp_path: Path) -> None:
+    """Classes other than BERT's do not read those of tokenizer_config.json."""
+    made = BertTokenizer(vocab={each: i for i, each in enumerate([*SPECIALS, *SMALL, *CAPITALS])})
+    names = {f"{each}_token": getattr(made, f"{each}_token") for each in ("unk", "sep", "pad", "cls", "mask")}
+    PreTrainedTokenizerFast(tokenizer_object=made.backend_tokenizer, **names).save_pretrained(tmp_path)
+    assert f'set "lowercase": false in the normalizer of {tmp_path / "tokenizer.json"} ' in tell(tmp_path)
+    record = json.loads((tmp_path / "tokenizer.json").read_text())
+    record["normalizer"]["lowercase"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(record))
+    assert tell(tmp_path) == ""
+
+
+def test_a_large_vocabulary_is_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "SAMPLE_ENTRIES", 100)
+    entries = [*SPECIALS, *(f"{'W' if i % 4 else 'w'}ord{i}" for i in range(295))]
+    tokenizer = BertTokenizer(vocab={each: i for i, each in enumerate(entries)})
+    found = find_wrong_rules(tokenizer, "large", Path("large"))
+    assert "lowercases text: about 219 of its 294 entries have capitals" in found
