@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
@@ -21,7 +23,14 @@ from domext_ray.data.sample import Sample, check_corpus
 from domext_ray.data.sources import require_files, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
-from domext_ray.plan import count_planned_words, load_run_base, name_fingerprints, pin_corpus, read_run_vocabulary
+from domext_ray.plan import (
+    count_planned_words,
+    load_run_base,
+    name_fingerprints,
+    pin_corpus,
+    read_run_vocabulary,
+    warn_of_rules,
+)
 from domext_ray.runs.run_directory import RunPaths, read_identity, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
@@ -40,6 +49,8 @@ from domext_ray.vocabulary.tokenizer import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+SHOWN_WORDS = 10
 
 
 def check_texts(config: PretrainConfig, base: Base | None) -> list[Sample | None]:
@@ -141,12 +152,31 @@ def get_or_prepare_texts(config: PretrainConfig, base: Base | None, tokenizer_di
         for length in config.train.lengths
     )
     overlaps = list[str]()
+    own = [each for text, each in zip(config.texts, texts[0], strict=True) if not (general and text.keep)]
+    _tell_unused(tokenizer_dir, own)
     if config.parts:
         named = zip(config.texts, texts[0], strict=True)
         overlaps = find_overlaps([(text.option, read_hashes(manifest.folder)) for text, manifest in named])
         for each in overlaps:
             print(f"{each}.", flush=True)
     return Inputs(Place(tokenizer_dir), texts, general, tuple(overlaps))
+
+
+def _tell_unused(tokenizer_dir: Path, texts: Sequence[Manifest]) -> None:
+    """Say how many of a run's new words no training row has: those learn nothing."""
+    extension = load_extension(tokenizer_dir)
+    if extension is None:
+        return
+    num_words = extension.first_id + len(extension.words)
+    counts = np.sum([each.token_counts(num_words)[extension.first_id :] for each in texts], axis=0)
+    unused = [extension.words[i] for i in np.flatnonzero(counts == 0)]
+    if unused:
+        shown = ", ".join(unused[:SHOWN_WORDS]) + ", …" * (len(unused) > SHOWN_WORDS)
+        print(
+            f"note: {len(unused):,} of {len(extension.words):,} new words are in no training row and learn nothing: "
+            f"{shown}.",
+            flush=True,
+        )
 
 
 def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
@@ -168,6 +198,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
             f"--vocab.size is {config.vocab.size}; give the number of new words (for example 5000), or --vocab.words, "
             "and a --base that they stand beside."
         )
+    warn_of_rules(base)
     count_planned_words(config, base)  # words that are given are checked
     samples = [check_corpus(config.corpus, config.prepare)]
     if config.dry_run:
@@ -206,6 +237,8 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     paths = resolve_paths(config)
     config = pin_corpus(config, paths.run)
     base = load_run_base(config)
+    warn_of_rules(base)
+    count_planned_words(config, base)  # words that are given are checked
     samples = check_texts(config, base)
     if config.dry_run:
         print(_describe_sources(config, base, samples, paths))

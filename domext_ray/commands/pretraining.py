@@ -152,7 +152,7 @@ Training's other options may be given too, and have no effect here.""",
     PretrainConfig,
     "inputs:run_vocabulary",
     "vocab",
-    main=(*TEXT, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.extend"),
+    main=(*TEXT, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.skip", "vocab.extend"),
     reads=("base", "corpus", "prepare.", "vocab.", "-vocab.lowercase", "scale.wait", *FOLDER),
     check=check_early,
 )

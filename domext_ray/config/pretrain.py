@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -33,6 +33,7 @@ from domext_ray.options.declare import (
     Written,
     filled,
     free,
+    later,
     option_group,
     place,
     read_workers,
@@ -139,6 +140,10 @@ class ReplayConfig:
 
 
 VocabPlace = Read[Annotated[str, place("a file or folder")]]
+WordFault = Literal["known", "doublets", "special", "malformed"]
+WORD_FAULTS: tuple[WordFault, ...] = get_args(WordFault)
+"""Why a line of a list can be no new word: the base has it, the list has it already, it is a token such as [PAD], or it
+is anything but one word."""
 
 
 @option_group
@@ -154,10 +159,14 @@ class VocabConfig:
     whole_words: bool = False  # new entries are whole words only, no pieces of words
     protected: VocabPlace = ""  # file of words, one per line, that get an entry whatever their frequency
     words: Found[VocabPlace] = ""  # your own new words: a file, one per line, or a folder that domext build_vocab made
+    # lines of --vocab.words and --vocab.protected that are left out: known, doublets, special, malformed
+    skip: Annotated[tuple[WordFault, ...], DIFFERENT] = later(())
     extend: VocabPlace = ""  # folder of an earlier extension vocabulary, whose words and ids come first
 
     def __post_init__(self) -> None:
         require(not (self.size and self.words), "size", self.size, "0 when --vocab.words brings the words")
+        rule = "empty without --vocab.words or --vocab.protected, whose lines it is about"
+        require(bool(self.words or self.protected) or not self.skip, "skip", ",".join(self.skip), rule)
 
     @property
     def extends_base(self) -> bool:

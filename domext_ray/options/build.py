@@ -114,9 +114,10 @@ def identity_of(config: Any) -> dict[str, Any]:
     """Return the identity fields as nested dictionaries; equal identities may share a run directory."""
     kept: dict[str, Any] = {}
     for name, value in to_dict(config).items():
-        if name in list_sections(type(config)):
+        option = list_options(type(config)).get(name)
+        if option is None:
             kept[name] = identity_of(getattr(config, name))
-        elif not list_options(type(config))[name].is_free:
+        elif not option.is_free and not (option.is_later and getattr(config, name) == option.default):
             kept[name] = value
     return {name: value for name, value in kept.items() if value != {}}
 

@@ -54,6 +54,11 @@ def free(default: Any) -> Any:
     return Field(**{"default_factory" if default is dict else "default": default}, json_schema_extra={"free": True})
 
 
+def later(default: Any) -> Any:
+    """Declare an option that came after runs were released: at its default they are runs of the same identity."""
+    return Field(default=default, json_schema_extra={"later": True})
+
+
 def whole(default: Callable[[], Any], by: Literal["file", "any"] = "any") -> Any:
     """Declare an option whose content a file, or any later place, replaces whole instead of value by value."""
     return Field(default_factory=default, json_schema_extra={"whole": by})

@@ -44,6 +44,7 @@ class Option:
         owner: the class that has the field.
         limits: its bounds: ge, gt, le, lt.
         is_free: see `free`.
+        is_later: see `later`.
         whole: see `whole`.
         tags: what else its annotation says; see `Main` and `Found`.
     """
@@ -58,6 +59,7 @@ class Option:
     owner: type
     limits: Mapping[str, float]
     is_free: bool
+    is_later: bool
     whole: str
     tags: frozenset[str]
 
@@ -123,6 +125,7 @@ def _walk(config_class: Any, instance: Any = None, prefix: str = "") -> Iterator
             kind, item, is_list, choices = _read_kind(field.annotation)
             marks = (
                 said.get("free", False),
+                said.get("later", False),
                 said.get("whole", ""),
                 frozenset(t for t in field.metadata if type(t) is str),
             )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from domext_ray.errors import CorpusError, DomextError
 from domext_ray.files import describe_format, newest_format
 from domext_ray.storage import Place, parse_json, write_json, write_text
-from domext_ray.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily, make_refusal, tokenizer_family
+from domext_ray.vocabulary.family import TokenizerFamily, make_refusal, tokenizer_family
 from domext_ray.vocabulary.statistics import format_table
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, replace_folder
 
@@ -221,51 +221,3 @@ def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) 
     taken = set(entries.values())
     filled = entries | {next(names): i for i in range(num_base_rows) if i not in taken}
     return BaseVocabulary(base, family, tokenizer, filled, fingerprint_tokenizer(tokenizer))
-
-
-def read_words(path: str, option: str, known: BaseVocabulary, may_be_known: bool = False) -> list[str]:
-    """Read a list of new words, one per line.
-
-    Args:
-        path: a UTF-8 file.
-        option: the option that names it, for messages.
-        known: the base.
-        may_be_known: words that the base has are no mistake.
-
-    Raises:
-        CorpusError: the file is missing or empty, or a line is no possible new entry; names the line.
-    """
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"--{option} {path!r} cannot be read as UTF-8 text ({error}).") from error
-    lines = [each.removesuffix("\r") for each in (lines[:-1] if lines[-1] == "" else lines)]
-    if not lines:
-        raise CorpusError(f"--{option} {path!r} is empty; give one word per line.")
-    places: dict[str, int] = {}
-    for number, word in enumerate(lines, start=1):
-        fault = f"stands in line {places[word]} already" if word in places else _find_fault(word, known, may_be_known)
-        if fault:
-            raise CorpusError(f"--{option} {path!r}, line {number}: {word!r} {fault}; mend or remove the line.")
-        places[word] = number
-    return lines
-
-
-def _find_fault(word: str, known: BaseVocabulary, may_be_known: bool) -> str:
-    """Say why a word cannot be a new entry; empty when it can."""
-    text = word.removeprefix(PREFIX)
-    if not text.strip():
-        return "is empty, and ids must have no gap"
-    if word in known.tokenizer.all_special_tokens:
-        return "is a special token"
-    if len(text) > MAX_WORD_CHARS:
-        return f"has more than {MAX_WORD_CHARS} characters, so no text can produce it"
-    if known.has(word):
-        return "" if may_be_known else "is in the base's vocabulary already"
-    seen = known.family.cut_name(word)
-    if len(seen) != 1:
-        return f"can never be one token: the base's tokenizer cuts it into {len(seen)} words"
-    if seen[0] != word:
-        found = seen[0].removeprefix(PREFIX) if word.startswith(PREFIX) else seen[0]
-        return f"can never be a token: the base's normaliser makes it {found!r}"
-    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from domext_ray.vocabulary.extension import (
     ExtensionVocabulary,
     find_made,
     load_extension,
-    read_words,
     save_extension,
     write_statistics,
 )
@@ -27,6 +27,7 @@ from domext_ray.vocabulary.ranking import Ranking, rank_new_entries
 from domext_ray.vocabulary.statistics import count_pieces, describe_vocabulary
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 from domext_ray.vocabulary.word_counts import keep_counts
+from domext_ray.vocabulary.word_list import read_words
 
 MAX_REFILLS = 20
 
@@ -85,8 +86,8 @@ def import_words(vocab: VocabConfig, known: BaseVocabulary, folder: Path) -> Ext
 
 
 def count_new_words(vocab: VocabConfig, known: BaseVocabulary) -> int:
-    """Return how many words `import_words` takes, or `learn_extension` at most; it raises as these do."""
-    given = read_given(vocab, known)
+    """Return how many words `import_words` takes, or `learn_extension` at most; tell what is odd, raise as these do."""
+    given = read_given(vocab, known, lambda sentence: print(f"note: {sentence}", flush=True))
     return len(given) if vocab.words else vocab.size
 
 
@@ -161,15 +162,27 @@ def _fill(
     return [each for each in chosen if each not in unused], rest[size - len(fixed) :], sorted(unused)
 
 
-def read_given(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
-    """Return the words that are there in any case: those of an earlier vocabulary, then brought or protected ones."""
+def read_given(
+    vocab: VocabConfig, known: BaseVocabulary, tell: Callable[[str], None] = lambda sentence: None
+) -> list[str]:
+    """Return the words that are there in any case: those of an earlier vocabulary, then brought or protected ones.
+
+    Args:
+        vocab: names their files.
+        known: the base's vocabulary.
+        tell: takes a sentence about lines of a file that are left out, or are read otherwise than they are written.
+    """
     earlier = _read_made(vocab.extend, "vocab.extend", known) if vocab.extend else []
     if vocab.words:
-        is_folder = Path(vocab.words).expanduser().is_dir()
-        own = (_read_made if is_folder else read_words)(vocab.words, "vocab.words", known)
+        if Path(vocab.words).expanduser().is_dir():
+            return list(dict.fromkeys([*earlier, *_read_made(vocab.words, "vocab.words", known)]))
+        own = read_words(vocab.words, "vocab.words", known, vocab.skip, tell)
+        if not own:
+            raise CorpusError(f"--vocab.words {vocab.words!r} has no line that --vocab.skip leaves; give new words.")
         return list(dict.fromkeys([*earlier, *own]))
-    own = read_words(vocab.protected, "vocab.protected", known, may_be_known=True) if vocab.protected else []
-    given = list(dict.fromkeys([*earlier, *(each for each in own if not known.has(each))]))
+    skip = (*vocab.skip, "known")
+    own = read_words(vocab.protected, "vocab.protected", known, skip, tell) if vocab.protected else []
+    given = list(dict.fromkeys([*earlier, *own]))
     if len(given) > vocab.size or (earlier and len(earlier) == vocab.size):
         raise CorpusError(
             f"--vocab.size is {vocab.size}; the words of --vocab.extend and --vocab.protected are {len(given)} "

@@ -91,7 +91,8 @@ def describe_vocabulary(
         pieces = count_pieces(counts, family, entries, unk_id)
         rows.append(_measure_size(counts, has_letter, pieces, size))
         if size == len(new):
-            usage = zip(map(family.to_name, new), pieces.usage[first_id:].tolist(), strict=True)
+            usage = list(zip(map(family.to_name, new), pieces.usage[first_id:].tolist(), strict=True))
+    unused = [name for name, count in usage if not count]
     return {
         "format": 2,
         "num_documents": counts.num_documents,
@@ -103,6 +104,8 @@ def describe_vocabulary(
         "num_new": len(new),
         "sizes": rows,
         "top_words": sorted(map(list, usage), key=lambda item: (-item[1], item[0]))[:NUM_TOP_WORDS],
+        "num_unused": len(unused),
+        "unused_examples": unused[:NUM_EXAMPLES],
         "num_unreachable": len(unreachable),
         "unreachable_examples": list(unreachable[:NUM_EXAMPLES]),
     }
@@ -124,12 +127,17 @@ def format_table(record: dict[str, Any]) -> str:
     lines.append("most frequent new words:")
     top = [f"{word} {count:,}" for word, count in record["top_words"]]
     lines += ["  " + "  ".join(top[i : i + _WORDS_PER_LINE]) for i in range(0, len(top), _WORDS_PER_LINE)]
-    examples = ", ".join(record["unreachable_examples"])
-    lines.append(
-        f"unreachable pieces, dropped: {record['num_unreachable']:,}{f' (for example {examples})' if examples else ''}"
-    )
+    if record["num_unused"]:
+        lines.append(f"given words that the text never has: {_name_some(record, 'unused')}")
+    lines.append(f"unreachable pieces, dropped: {_name_some(record, 'unreachable')}")
     if record["num_too_long"]:
         lines.append(f"words of more than {MAX_WORD_CHARS} characters, always [UNK]: {record['num_too_long']:,}")
     if record["num_forgotten"]:
         lines.append(f"occurrences of rare words that are not in these figures: {record['num_forgotten']:,}")
     return "\n".join(lines) + "\n"
+
+
+def _name_some(record: dict[str, Any], kind: str) -> str:
+    """Return how many words of a kind there are, with a few of them."""
+    examples = ", ".join(record[f"{kind}_examples"])
+    return f"{record[f'num_{kind}']:,}{f' (for example {examples})' if examples else ''}"

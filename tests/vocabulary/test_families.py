@@ -181,19 +181,17 @@ def test_new_words_in_the_bases_pieces(made: ExtensionVocabulary, base_folder: P
 
 def test_lists_with_a_mistake(bases: dict[str, Path], tmp_path: Path) -> None:
     mistakes = [
-        ("[MASK]", "is a special token|cuts it into 3 words"),
+        ("[MASK]", "is a special token"),
         ("the", "is in the base's vocabulary already"),
-        ("co-opt", "cuts it into 3 words"),
-        ("basal ganglia", "cuts it into 2 words"),
+        ("co-opt", "is 3 words to the base's tokenizer"),
+        ("basal ganglia", "is 2 words"),
         ("", "is empty"),
-        (" neuron", "can never be"),
         ("x" * 101, "more than 100 characters"),
     ]
     cases = [(name, *each) for name in bases for each in mistakes]
     cases += [
-        ("roberta", "thalamus2", "cuts it into 2 words"),
-        ("modernbert", "e\u0301te\u0301", "the base's normaliser makes it 'été'"),
-        ("roberta with a space first", "##co-opt", "cuts it into 3 words"),
+        ("roberta", "thalamus2", "is 2 words"),
+        ("roberta with a space first", "##co-opt", "is 3 words"),
     ]
     for name, word, message in cases:
         with pytest.raises(CorpusError, match=message):
