@@ -7,7 +7,6 @@ lines (or paragraphs, or JSON rows) that begin in it, so that ranges together re
 from __future__ import annotations
 
 import csv
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,19 +16,20 @@ from typing import IO, Any
 import pyarrow as pa
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.dropped import BLANK, Dropped, describe_place
+from domext_ray.data.dropped import BLANK, Dropped, describe_place, require_encoding
 from domext_ray.data.files import (
     CSV,
-    JSONL,
     PACKAGE_DOCS,
     TEXT,
     SourceFile,
     name_unreadable,
     open_stream,
+    part_words,
+    require_lines,
     require_utf8_text,
 )
 from domext_ray.data.groups import hash_group
-from domext_ray.data.readers import TEXT_FIELD, Row, is_text, read_lines, read_rows
+from domext_ray.data.readers import TEXT_FIELD, is_text, read_lines, read_rows
 from domext_ray.data.sources import ReadTask
 from domext_ray.errors import CorpusError
 
@@ -69,6 +69,7 @@ def read_grouped(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> It
     """
     for file in task.files:
         nothing = BLANK if file.kind in (TEXT, PACKAGE_DOCS) else "empty"
+        before, num_bad, num_documents = dropped.count_rows(0), dropped.counts["bad_utf8"], 0
         for number, raw, name in _read_raw(file, task, prepare, dropped):
             try:
                 texts = [clean_text(each if isinstance(each, str) else each.decode("utf-8")) for each in raw]
@@ -86,7 +87,11 @@ def read_grouped(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> It
                 if len(document) < prepare.min_document_chars:
                     dropped.add("too_short", file, number, start=task.start)
                 else:
+                    num_documents += 1
                     yield document, group
+        if task.end < 0:  # a bad range of a file is no bad file
+            num_rows = dropped.count_rows(num_documents) - before
+            require_encoding(file.path, dropped.counts["bad_utf8"] - num_bad, num_rows)
 
 
 def _cut(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:
@@ -108,8 +113,11 @@ def require_fields(file: SourceFile, prepare: PrepareConfig) -> None:
 
 
 def clean_text(text: str) -> str:
-    """Normalise to NFC, drop control and unassigned characters, and make every run of white space one space."""
-    text = text if text.isascii() else unicodedata.normalize("NFC", text)
+    """Normalise to NFC, drop control and unassigned characters, and make every run of white space one space.
+
+    U+200B is white space here; what else has no width is dropped, as most tokenizers drop it.
+    """
+    text = text if text.isascii() else unicodedata.normalize("NFC", part_words(text))
     if not text.isprintable():  # isprintable is false for spaces other than " " and for the categories C*
         text = "".join(each if each.isprintable() or each.isspace() or each in "\u200c\u200d" else "" for each in text)
     return _SPACES.sub(" ", text).strip()
@@ -122,8 +130,9 @@ def _read_raw(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped:
         yield from _read_fields(file, task, prepare, dropped)
         return
     with name_unreadable(file), open_stream(file) as stream:
-        if not task.start:
-            require_utf8_text(file, stream)
+        head = b"" if task.start else require_utf8_text(file, stream)
+        if prepare.document != "file":
+            require_lines(file.path, head)
         if prepare.document == "file":
             yield 0, (stream.read(),), None
         elif prepare.document == "line":
@@ -165,7 +174,6 @@ def _read_paragraphs(stream: IO[bytes], task: ReadTask, prepare: PrepareConfig) 
 def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> Iterator[Numbered]:
     """Yield the texts of rows with fields; the others are counted."""
     names = (TEXT_FIELD,) if file.kind == PACKAGE_DOCS else prepare.text_fields
-    is_first = task.start == 0
     add = partial(dropped.add, file=file, start=task.start)
     for row in read_rows(
         file,
@@ -175,11 +183,9 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
         end=task.end,
         max_bytes=_MAX_CELL_CHARS if file.kind == CSV else _longest_line(prepare),
         only_texts=True,
+        forms=dropped.forms,
     ):
         number = row.number
-        if is_first and file.kind == JSONL and row.value is not None:
-            _refuse_json_document(file, row)
-            is_first = row.reason == "bad_utf8"
         if row.reason == "no_object":
             add("no_field", number=number, note=f"it is no object but {type(row.value).__name__}")
         elif row.reason:
@@ -189,9 +195,12 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
             values = tuple(row.value[name] for name in names if name in row.value)
             group = row.value.get(prepare.group_field)
             if len(values) < len(names):
-                add("no_field", number=number, note=_list_names(row.value))
+                inner = (each for each in row.value.values() if isinstance(each, dict))
+                is_nested = any(all(name in row.value or name in each for name in names) for each in inner)
+                add("nested" if is_nested else "no_field", number=number, note=_list_names(row.value))
             elif not all(isinstance(each, str) for each in values):
-                add("null" if None in values else "not_text", number=number)
+                is_list = all(isinstance(each, str | list) for each in values)
+                add("null" if None in values else "list" if is_list else "not_text", number=number)
             elif file.kind == CSV:  # whose bytes that are no UTF-8 came as halves of surrogate pairs
                 yield number, tuple(e if e.isascii() else e.encode("utf-8", "surrogateescape") for e in values), group
             else:
@@ -202,31 +211,6 @@ def _list_names(names: Iterable[str]) -> str:
     shown = [" ".join(each.split())[:40] for each in names]
     more = f" and {len(shown) - _LISTED_NAMES} more" if len(shown) > _LISTED_NAMES else ""
     return f"it has {', '.join(shown[:_LISTED_NAMES]) or 'none'}{more}"
-
-
-def _refuse_json_document(file: SourceFile, row: Row) -> None:
-    """Refuse a file whose first row is an array, or begins a value that goes on below it: JSON, and no JSON Lines."""
-    what = ""
-    if row.reason == "no_object" and isinstance(row.value, list) and row.value and isinstance(row.value[0], dict):
-        what = "an array"
-    elif row.reason in ("bad_json", "too_long"):
-        line = row.value.decode("utf-8", "replace").strip()
-        if re.match(r"\[\s*\{", line) or (row.reason == "bad_json" and _ends_too_early(line)):
-            what = "an array" if line.startswith("[") else "an object over several lines"
-    if what:
-        command = "jq -c '.[]'" if what == "an array" else "jq -c ."
-        raise CorpusError(
-            f"{file.path} is not JSON Lines, an object a line, but {what}; run {command} FILE > NEW.jsonl and give "
-            "that."
-        )
-
-
-def _ends_too_early(line: str) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return isinstance(error, json.JSONDecodeError) and error.pos >= len(line)
-    return False
 
 
 def _require_columns(file: SourceFile, prepare: PrepareConfig, names: Sequence[str], schema: pa.Schema | None) -> None:

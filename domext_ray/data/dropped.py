@@ -7,7 +7,9 @@ that are too short, and duplicates, are counted and told, and no more.
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -16,9 +18,13 @@ from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data.files import JSONL, PACKAGE_DOCS, TEXT, SourceFile
+from domext_ray.data.tables import Forms, tell_forms
 from domext_ray.errors import CorpusError
 
 WARNING_FRAC = 0.01
+MOST_NOT_UTF8 = 0.05
+"""Of the rows of a file, or of all: above it they are in another encoding, and not damaged."""
+_FEW_ROWS = 1
 BLANK = "blank"
 """Lines without a character stand between texts, so they are no loss."""
 
@@ -27,8 +33,11 @@ _NOT_TEXT = {
     "bad_json": "that are no JSON",
     "too_long": "of JSON above {limit:,} bytes (four times --prepare.max_document_chars)",
     "bad_csv": "of another width than the header",
+    "bad_quote": "with a quote that is neither doubled nor the end of its cell",
     "no_field": "without the field {field}",
+    "nested": "with {field} within another object",
     "null": "with null as {field}",
+    "list": "with a list as {field}",
     "not_text": "with something other than text as {field}",
     "empty": "with an empty {field}",
 }
@@ -40,6 +49,10 @@ _OTHER = {
     "no_token": "of which a text makes no token",
 }
 _FIELD_REASONS = ("no_field", "null", "not_text", "empty")
+_RECODE = (
+    "run iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW if it is of Windows or Latin-1, or iconv -f UTF-8 -t UTF-8 -c FILE "
+    "> NEW to take damaged characters out"
+)
 _UNITS = {TEXT: "line", JSONL: "line", PACKAGE_DOCS: "paragraph"}
 
 
@@ -66,6 +79,7 @@ class Dropped:
 
     counts: Counter[str] = field(default_factory=Counter)
     places: dict[str, str] = field(default_factory=dict)
+    forms: Forms = field(default_factory=dict)
 
     def add(self, reason: str, file: SourceFile, number: int, note: str = "", start: int = 0) -> None:
         """Count one, by a reason of the tables above or `BLANK`; where it is, see `describe_place`."""
@@ -77,6 +91,8 @@ class Dropped:
         """Add what was dropped from the next task in order: `vars` of another one."""
         self.counts.update(later["counts"])
         self.places = {**later["places"], **self.places}
+        for form, (number, place) in later.get("forms", {}).items():  # 0.1.0 had none
+            self.forms.setdefault(form, [0, place])[0] += number
 
     @property
     def num_not_text(self) -> int:
@@ -134,12 +150,14 @@ class Dropped:
             )
 
     def require_text(self, spec: str, num_documents: int, prepare: PrepareConfig) -> None:
-        """Refuse a corpus of which too many rows hold no text; arguments as of `tell`.
+        """Refuse a corpus of which too many rows hold no text, and say how it was read; arguments as of `tell`.
 
         Raises:
-            CorpusError: more than `--prepare.max_dropped_frac` of the rows hold no text.
+            CorpusError: more than `--prepare.max_dropped_frac` of the rows hold no text, or too many are not UTF-8.
         """
+        tell_forms(self.forms)
         num_not_text, num_rows = self.num_not_text, self.count_rows(num_documents)
+        require_encoding(f"--corpus {spec!r}", self.counts["bad_utf8"], num_rows, self.places.get("bad_utf8", ""))
         if num_not_text > prepare.max_dropped_frac * num_rows:
             needed = math.ceil(100 * num_not_text / num_rows) / 100
             rest = f", or train on the rest with --prepare.max_dropped_frac {needed:g}"
@@ -156,5 +174,30 @@ class Dropped:
             what = "the two fields that hold the texts" if prepare.pair else "the field that holds the text"
             return f"set {prepare.fields_option} to {what}"
         if most == "bad_utf8":
-            return "make the files UTF-8 (of Windows or Latin-1: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW)"
+            return _RECODE
+        if most == "nested":
+            return "run jq -c '. + .OUTER' FILE > NEW.jsonl, where OUTER is the field around it"
+        if most == "list":
+            program = f'.[{json.dumps(prepare.text_fields[0], ensure_ascii=False)}] |= join(" ")'
+            return f"run jq -c {shlex.quote(program)} FILE > NEW.jsonl to join the texts of each list"
         return "mend these rows"
+
+
+def require_encoding(name: str, num_bad: int, num_rows: int, place: str = "") -> None:
+    """Refuse text of which a considerable share is not UTF-8.
+
+    Args:
+        name: what the text is called.
+        num_bad: of its rows, those that are not UTF-8.
+        num_rows: all of them, but blank ones.
+        place: the first of the bad ones, in words; empty: it is not told.
+
+    Raises:
+        CorpusError: says what to run.
+    """
+    if num_bad > max(MOST_NOT_UTF8 * num_rows, _FEW_ROWS):
+        first = f" (the first is {place})" if place else ""
+        raise CorpusError(
+            f"{num_bad:,} of {num_rows:,} rows of {name} are not UTF-8{first}: it is in another encoding, or damaged; "
+            f"{_RECODE}."
+        )

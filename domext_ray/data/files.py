@@ -55,7 +55,8 @@ LISTING_THREADS = 16
 _CARD_BYTES = 2**20
 _GZIP = ".gz"
 _GZIP_MAGIC = b"\x1f\x8b"
-_HEAD_BYTES = 2**16
+HEAD_BYTES = 2**16
+"""By which a file's kind and encoding are seen."""
 _NOTHING = pafs.FileType.NotFound
 _OWN_FILE = re.compile(
     r"(.*/\.corpora)/.*|(.*)/(?:attempts/\d{6}\.(?:json|end)|adapters/\w+/adapter\.json|domext_export\.json)"
@@ -81,6 +82,7 @@ _MAGIC = {
     b"PAR1": "Parquet, whose name must end in .parquet",
     b"ARROW1": "Arrow, whose name must end in .arrow",
 }
+_MARKUP = {rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b": "html", rb"(\xef\xbb\xbf)?\s*\{\\rtf": "rtf"}
 
 
 @dataclass(frozen=True)
@@ -493,27 +495,56 @@ def open_stream(file: SourceFile) -> IO[bytes]:
     return io.BufferedReader(gzip.GzipFile(fileobj=source))
 
 
-def require_utf8_text(file: SourceFile, stream: IO[bytes]) -> None:
-    """Refuse what is no text, or text of another encoding, by its first bytes.
+def part_words(text: str) -> str:
+    """Make a space of every U+200B, without which tokenizers join words; all places stay as they are."""
+    return text.replace("\u200b", " ")
+
+
+def require_utf8_text(file: SourceFile, stream: IO[bytes]) -> bytes:
+    """Refuse what is no text, or text of another encoding; return the first bytes, by which that was seen.
 
     Raises:
         CorpusError: says which, and what to run.
     """
-    head = stream.read(_HEAD_BYTES)
+    head = stream.read(HEAD_BYTES)
     stream.seek(0)
+    require_text(file.path, head)
+    return head
+
+
+def require_text(path: str, head: bytes) -> None:
+    """Refuse a file by its first bytes; see `require_utf8_text`."""
     for marks, name in _BYTE_ORDER_MARKS.items():
         if head.startswith(marks):
-            raise _not_utf8(file, name)
+            raise _not_utf8(path, name)
     for magic, name in _MAGIC.items():
         if head.startswith(magic):
-            raise CorpusError(f"{file.path} is not UTF-8 text but {name}; give {READABLE}.")
+            raise CorpusError(f"{path} is not UTF-8 text but {name}; give {READABLE}.")
+    for start, name in _MARKUP.items():
+        if re.match(start, head, re.IGNORECASE):
+            raise CorpusError(
+                f"{path} is no plain text but {name.upper()}; run pandoc -f {name} -t plain --wrap none FILE > NEW.txt "
+                "and give that."
+            )
     num_even, num_odd = head[::2].count(0), head[1::2].count(0)
     if num_even + num_odd > len(head) / _MIN_NUL_DISTANCE:
         for few, many, name in ((num_even, num_odd, "UTF-16LE"), (num_odd, num_even, "UTF-16BE")):
             if many > 0.3 * len(head) / 2 and few < 0.01 * len(head) / 2:  # every other byte of Latin letters
-                raise _not_utf8(file, name)
-        raise CorpusError(f"{file.path} is not UTF-8 text (it has NUL bytes); give {READABLE}.")
+                raise _not_utf8(path, name)
+        raise CorpusError(f"{path} is not UTF-8 text (it has NUL bytes); give {READABLE}.")
 
 
-def _not_utf8(file: SourceFile, encoding: str) -> CorpusError:
-    return CorpusError(f"{file.path} is {encoding}, not UTF-8; run iconv -f {encoding} -t UTF-8 FILE > NEW.")
+def require_lines(path: str, head: bytes) -> None:
+    r"""Refuse a file whose lines end with \r alone, by its first bytes: all of it would be one line.
+
+    Raises:
+        CorpusError: says what to run.
+    """
+    if b"\n" not in head and b"\r" in head.strip():
+        raise CorpusError(
+            rf"{path} ends its lines with CR alone, as old Macs did; run tr '\r' '\n' < FILE > NEW and give that."
+        )
+
+
+def _not_utf8(path: str, encoding: str) -> CorpusError:
+    return CorpusError(f"{path} is {encoding}, not UTF-8; run iconv -f {encoding} -t UTF-8 FILE > NEW.")

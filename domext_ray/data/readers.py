@@ -9,8 +9,6 @@ begins is none of its text.
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -29,8 +27,12 @@ from domext_ray.data.files import (
     name_unreadable,
     open_file,
     open_stream,
+    part_words,
+    require_lines,
     require_utf8_text,
 )
+from domext_ray.data.json_forms import part_json_words, require_json_lines
+from domext_ray.data.tables import Forms, read_cells
 
 TEXT_FIELD = "text"
 """The field of a line or a paragraph."""
@@ -47,7 +49,7 @@ class Row(NamedTuple):
     Args:
         number: of the line, object or row, from 1 at the first that begins in the range; a header does not count.
         value: its fields by name; of a blank line None; of a row that cannot be used what is there.
-        reason: why it cannot: bad_utf8, bad_json, no_object, bad_csv or too_long; empty: it can.
+        reason: why it cannot: bad_utf8, bad_json, no_object, bad_csv, bad_quote or too_long; empty: it can.
         fault: the same as it follows "the row" in a sentence.
     """
 
@@ -70,31 +72,36 @@ def read_rows(
     end: int = -1,
     max_bytes: int,
     only_texts: bool = False,
+    forms: Forms | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of a file.
 
     Args:
         file: of any kind.
-        fields: of a table these columns are read, as far as it has them.
+        fields: of a table these columns are read, as far as it has them; the first is a text's.
         check: see `CheckColumns`.
         start: of a file of lines or row groups, the first byte; only those that begin there or later are read.
         end: the byte after the range; -1: to the end.
         max_bytes: of the longest line, so that memory stays bounded; of a CSV characters of the longest cell.
         only_texts: nothing but texts and names is wanted of JSON: numbers may have thousands of digits, of which the
             first are read, and half a surrogate pair may be encoded as UTF-8 encodes it.
+        forms: is told what `tables.tell_forms` tells.
 
     Raises:
-        CorpusError: the file is no text, is damaged, or has vanished; or `check` refuses.
+        CorpusError: the file is no text, is damaged, has vanished, or has another layout; or `check` refuses.
     """
     with name_unreadable(file):
         if file.kind in (PARQUET, ARROW):
             yield from read_columns(file, fields, check, start, end)
         else:
             with open_stream(file) as stream:
-                if not start:
-                    require_utf8_text(file, stream)
+                head = b"" if start else require_utf8_text(file, stream)
+                if file.kind != CSV:
+                    require_lines(file.path, head)
+                if file.kind == JSONL and head:
+                    require_json_lines(file.path, head, fields, field=next(iter(fields), TEXT_FIELD))
                 if file.kind == CSV:
-                    yield from _read_table(stream, file.suffix == ".tsv", fields, check, max_bytes)
+                    yield from _read_table(file, stream, fields, check, max_bytes, {} if forms is None else forms)
                 elif file.kind in (JSONL, PACKAGE_DOCS):
                     yield from read_objects(stream, start, end, max_bytes, only_texts)
                 else:
@@ -166,7 +173,7 @@ def _read_line_rows(
 
 def _decode_text(line: bytes) -> tuple[Any, ...]:
     try:
-        return ({TEXT_FIELD: line.decode("utf-8")},)
+        return ({TEXT_FIELD: part_words(line.decode("utf-8"))},)
     except UnicodeDecodeError as error:
         return (line, *_name_byte(error))
 
@@ -181,7 +188,7 @@ def _decode_object(only_texts: bool, line: bytes) -> tuple[Any, ...]:
         return (None,)
     try:
         text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass" if only_texts else "strict")
-        value = (_TEXT_DECODER if only_texts else _DECODER).decode(text)
+        value = (_TEXT_DECODER if only_texts else _DECODER).decode(part_json_words(text))
     except UnicodeDecodeError as error:
         return (line, *_name_byte(error))
     except json.JSONDecodeError as error:
@@ -198,41 +205,23 @@ def _name_byte(error: UnicodeDecodeError) -> tuple[str, str]:
     return "bad_utf8", f"is not UTF-8 (byte 0x{error.object[error.start]:02x})"
 
 
-def read_cells(
-    stream: IO[bytes], is_tsv: bool, max_cell: int, *, strict: bool = False
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield (last line, cells) of the rows of a .csv: commas and quotes; or of a .tsv: tabs, and its quotes are text.
-
-    Args:
-        stream: of a file.
-        is_tsv: which of them it is.
-        max_cell: characters of the longest cell.
-        strict: a quote within a cell is an error.
-
-    Raises:
-        csv.Error: a cell is too long, or see `strict`.
-    """
-    csv.field_size_limit(max_cell)
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    quoting: Any = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
-    rows = csv.reader(text, delimiter="\t" if is_tsv else ",", quoting=quoting, strict=strict)
-    for row in rows:
-        yield rows.line_num, row
-
-
 def _read_table(
-    stream: IO[bytes], is_tsv: bool, fields: Sequence[str], check: CheckColumns, max_cell: int
+    file: SourceFile, stream: IO[bytes], fields: Sequence[str], check: CheckColumns, max_cell: int, forms: Forms
 ) -> Iterator[Row]:
-    """Yield the rows below a header; bytes that are no UTF-8 are halves of surrogate pairs (PEP 383)."""
-    rows = read_cells(stream, is_tsv, max_cell)
-    names = next((cells for _, cells in rows if cells), [])
+    """Yield the rows below a header, whose names are without the spaces around them where that tells them apart."""
+    rows = read_cells(stream, file.path, is_tsv=file.suffix == ".tsv", max_cell=max_cell, forms=forms)
+    names = next((cells for _, cells, _ in rows if cells), [])
+    stripped = [each.strip() for each in names]
+    names = stripped if len({*stripped}) == len({*names}) else names
     check([each.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for each in names], None)
     places = {name: i for i, name in enumerate(names) if name in fields}
-    for number, (_, cells) in enumerate(rows, 1):
-        if not cells:
+    for number, (_, cells, fault) in enumerate(rows, 1):
+        if fault:
+            yield Row(number, None, "bad_quote", fault)
+        elif not cells:
             yield Row(number, None)
         elif len(cells) == len(names):
-            yield Row(number, {name: cells[i] for name, i in places.items()})
+            yield Row(number, {name: part_words(cells[i]) for name, i in places.items()})
         else:
             found = (len(cells), len(names))
             yield Row(number, found, "bad_csv", "has {} columns, the header {}".format(*found))
@@ -291,12 +280,26 @@ def _to_values(column: pa.Array) -> list[Any]:
         column = column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
         column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
     column.validate(full=True)
-    return [_decode(each) if is_texts and each is not None else each for each in column.to_pylist()]
+    if is_texts:
+        return [each if each is None else _decode(each) for each in column.to_pylist()]
+    return [part_values(each) for each in column.to_pylist()] if pa.types.is_nested(column.type) else column.to_pylist()
+
+
+def part_values(value: Any) -> Any:
+    """Make a space of every U+200B in the texts of a value."""
+    match value:
+        case str():
+            return part_words(value)
+        case list():
+            return [part_values(each) for each in value]
+        case dict():
+            return {name: part_values(each) for name, each in value.items()}
+    return value
 
 
 def _decode(text: bytes) -> str | UnicodeDecodeError:
     try:
-        return text.decode("utf-8")
+        return part_words(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         return error
 

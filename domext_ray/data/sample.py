@@ -18,6 +18,7 @@ from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import LOCAL, PACKAGE_DOCS, SourceFile, find_files
 from domext_ray.data.package_docs import write_docs
 from domext_ray.data.sources import ReadTask, cut_tasks
+from domext_ray.data.tables import tell_forms
 from domext_ray.errors import CorpusError
 
 PLACES, REMOTE_PLACES = 32, 8
@@ -87,6 +88,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
         print(f"warning: --corpus names {repeated[0]} more than once; it is read once.", file=sys.stderr, flush=True)
     files = [*map(write_docs, files)] if to_end else files
     sample = read_sample(files, prepare, to_end=to_end)
+    tell_forms(sample.dropped.forms)
     dropped, documents = sample.dropped, [each for place in sample.places for each in place.documents]
     has_docs = any(each.kind == PACKAGE_DOCS for each in files)  # which are text
     if sample.frac == 1 or (

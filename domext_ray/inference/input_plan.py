@@ -28,11 +28,11 @@ from domext_ray.data.files import (
     name_unreadable,
     open_file,
     open_stream,
-    require_utf8_text,
 )
 from domext_ray.data.package_docs import write_docs
 from domext_ray.data.readers import Row
 from domext_ray.data.sources import FileRecord, ReadTask, Sources
+from domext_ray.data.tables import Forms, tell_forms
 from domext_ray.errors import CorpusError
 from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
 
@@ -219,9 +219,9 @@ def _name_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
 
 
 def _cut_blocks(files: Sequence[SourceFile], fields: FieldNames, block_rows: int) -> Iterator[Block]:
-    number, pieces, room = 0, list[Piece](), block_rows
+    number, pieces, room, forms = 0, list[Piece](), block_rows, Forms()
     for place, file in enumerate(files):
-        for first, count, byte in _cut_file(file, fields, room, block_rows):
+        for first, count, byte in _cut_file(file, fields, room, block_rows, forms):
             pieces.append(Piece(place, first, count, byte))
             room -= count
             if not room:
@@ -229,18 +229,21 @@ def _cut_blocks(files: Sequence[SourceFile], fields: FieldNames, block_rows: int
                 number, pieces, room = number + 1, [], block_rows
     if pieces:
         yield Block(number, tuple(pieces))
+    tell_forms(forms)
 
 
-def _cut_file(file: SourceFile, fields: FieldNames, room: int, block_rows: int) -> Iterator[tuple[int, int, int]]:
+def _cut_file(
+    file: SourceFile, fields: FieldNames, room: int, block_rows: int, forms: Forms
+) -> Iterator[tuple[int, int, int]]:
     """Yield first row, rows and first byte of the stretches of a file; the first is at most `room` long."""
     if file.kind in LINES:
+        next(fields.read(file), None)  # what is of another form or encoding is refused
         with name_unreadable(file), open_stream(file) as stream:
-            require_utf8_text(file, stream)
             num_rows, starts = _find_starts(stream, room, block_rows)
         if file.is_gzip:
             starts = [-1] * len(starts)
     else:
-        num_rows = _count_rows(file, fields)
+        num_rows = _count_rows(file, fields, forms)
         starts = [-1] * (1 + max(0, -(-(num_rows - room) // block_rows)))
     first = 0
     for byte in starts:
@@ -250,14 +253,14 @@ def _cut_file(file: SourceFile, fields: FieldNames, room: int, block_rows: int) 
         first += count
 
 
-def _count_rows(file: SourceFile, fields: FieldNames) -> int:
+def _count_rows(file: SourceFile, fields: FieldNames, forms: Forms) -> int:
     """Rows of a file that has to be read from its start; a Parquet file says so itself."""
     if file.kind == PARQUET:
         with name_unreadable(file), open_file(file) as source:
             parquet = pq.ParquetFile(source)
             fields.require_column(file, parquet.schema_arrow.names)
             return int(parquet.metadata.num_rows)
-    return sum(1 for _ in fields.read(file))
+    return sum(1 for _ in fields.read(file, forms=forms))
 
 
 def _find_starts(stream: IO[bytes], room: int, block_rows: int) -> tuple[int, list[int]]:

@@ -1,6 +1,6 @@
 """What a row of the input is: an id, where it stands, and its fields; of one that cannot be used, why.
 
-Texts stay as they are in the file, since predictions speak of their characters.
+Texts stay as they are in the file, since predictions speak of their characters; U+200B is a space.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from domext_ray.data.files import PACKAGE_DOCS, TEXT, SourceFile
 from domext_ray.data.readers import TEXT_FIELD, Row, read_rows
+from domext_ray.data.tables import Forms
 from domext_ray.errors import CorpusError
 
 ID_FIELD = "id"
@@ -48,7 +49,7 @@ class FieldNames:
     @property
     def columns(self) -> list[str]:
         """All fields, in the file's terms."""
-        return list(dict.fromkeys([ID_FIELD, self.text, *self.others]))
+        return list(dict.fromkeys([self.text, *self.others, ID_FIELD]))
 
     def pick(self, file: SourceFile, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a row, the text's as `text`."""
@@ -59,10 +60,10 @@ class FieldNames:
             kept[TEXT_FIELD] = kept.pop(self.text)
         return kept
 
-    def read(self, file: SourceFile, byte: int = 0) -> Iterator[Row]:
-        """Yield the rows of a file from the one that begins at a byte."""
+    def read(self, file: SourceFile, byte: int = 0, forms: Forms | None = None) -> Iterator[Row]:
+        """Yield the rows of a file from the one that begins at a byte; `forms` as of `read_rows`."""
         check = partial(self.require_column, file)
-        return read_rows(file, self.columns, check, start=byte, max_bytes=MAX_ROW_BYTES)
+        return read_rows(file, self.columns, check, start=byte, max_bytes=MAX_ROW_BYTES, forms=forms)
 
     def require_column(self, file: SourceFile, names: Sequence[str], _: pa.Schema | None = None) -> None:
         """Refuse a table without a column for the text, or with several."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.data.files import find_files, name_unreadable, open_stream
-from domext_ray.data.readers import read_rows
+from domext_ray.data.readers import part_values, read_rows
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
@@ -109,7 +109,8 @@ def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], bl
         known = ", ".join(description.labels)
         raise ConfigError(f"--submission is {name!r}, whose labels are {known}; the model predicts {strange[0]!r}.")
     path, rows = _read_rows(spec, description)
-    examples = tuple(InputRow(str(i), path, i + 1, _name_roles(row, description)) for i, row in enumerate(rows))
+    roles = (part_values(_name_roles(row, description)) for row in rows)
+    examples = tuple(InputRow(str(i), path, i + 1, each) for i, each in enumerate(roles))
     for each in examples:
         blank = [role for role, value in each.values.items() if not isinstance(value, str) or not value.strip()]
         if blank:

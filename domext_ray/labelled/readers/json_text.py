@@ -11,6 +11,7 @@ from json import decoder, scanner
 from pathlib import Path
 from typing import Any
 
+from domext_ray.data.json_forms import part_json_words
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.readers.issues import shorten
 
@@ -60,7 +61,7 @@ class JsonText:
         self.path = path
         self._ends = [match.start() for match in re.finditer("\n", text)]
         try:
-            self.value = _Decoder().decode(text)
+            self.value = _Decoder().decode(part_json_words(text))
         except json.JSONDecodeError as error:
             fault = _TOO_LONG if error.msg == _TOO_LONG else f"is no JSON ({error.msg})"
             raise CorpusError(f"{path}:{error.lineno} {fault}; mend the file.") from None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from domext_ray.data.groups import hash_group
+from domext_ray.data.readers import part_values
 from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.labelled.examples import SPLITS, AnyExample
 from domext_ray.labelled.readers.columns import GROUP, select_columns
@@ -222,4 +223,4 @@ def _make_decoder(feature: Any, description: SetDescription) -> Callable[[Any], 
     if inner is not None:
         decode = _make_decoder(inner, description)
         return lambda value: value and [decode(each) for each in value]
-    return lambda value: value
+    return part_values

@@ -1,27 +1,37 @@
 """Tables, JSON, CoNLL, SQuAD and brat -> records.
 
-Enters: .csv (quoted), .tsv and .txt (tabs, quotes are literal; GLUE), .json (a list of objects, or an object of objects
-by id; CBLUE, PubMedQA), .jsonl, .parquet; CoNLL files (a word and its tag a line, tab or white space between, a blank
-line between sentences, -DOCSTART- between documents); SQuAD v1.1 and v2.0 JSON (and CMRC 2018, which has its layout);
-folders of brat. Leaves: one `Record` a row. A file of another layout is refused.
+Enters: .csv (quoted), .tsv and .txt (tabs; quotes are literal, as in GLUE, unless cells show that they are quoted),
+.json (a list of objects, or an object of objects by id; CBLUE, PubMedQA), .jsonl, .parquet; CoNLL files (a word and its
+tag a line, tab or white space between, a blank line between sentences, -DOCSTART- between documents); SQuAD v1.1 and
+v2.0 JSON (and CMRC 2018, which has its layout); folders of brat. Leaves: one `Record` a row. A file of another layout
+is refused.
 """
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from domext_ray.data.files import PARQUET, SourceFile, find_suffix
-from domext_ray.data.readers import read_cells, read_columns, read_objects
+from domext_ray.data.files import (
+    HEAD_BYTES,
+    PARQUET,
+    SourceFile,
+    find_suffix,
+    part_words,
+    require_lines,
+    require_text,
+)
+from domext_ray.data.json_forms import ITEMS, LINES, require_json_lines
+from domext_ray.data.readers import read_columns, read_objects
+from domext_ray.data.tables import Forms, read_cells, tell_forms
 from domext_ray.errors import CorpusError, name_file
 from domext_ray.labelled.readers.columns import find_missing, lacks_column
 from domext_ray.labelled.readers.issues import DataIssues, Record, shorten
@@ -38,21 +48,26 @@ _SPACES = re.compile("[ \\r\\f\\v]+")
 _BRAT_ENTITY = re.compile(r"T\S*\t(\S+) (\d+ \d+(?:;\d+ \d+)*)\t(.*)")
 
 
-def read_text(path: Path) -> str:
-    """Return a file's text without byte-order mark, decompressed when its name ends in .gz; it must be UTF-8."""
+def read_text(path: Path, *, has_words: bool = False) -> str:
+    """Return a file's text without byte-order mark, decompressed when its name ends in .gz; it must be UTF-8.
+
+    U+200B is a space, unless the file has its words apart.
+    """
     try:
         content = Place(path).read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise CorpusError(f"{path} cannot be read ({' '.join(str(error).split())}); replace it.") from None
+    require_text(str(path), content[:HEAD_BYTES])
     content = content.removeprefix(b"\xef\xbb\xbf")
     try:
-        return content.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
         raise CorpusError(f"{path}:{line} is not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8.") from None
+    return text if has_words else part_words(text)
 
 
 def split_lines(text: str) -> list[str]:
@@ -68,10 +83,10 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
     """
     kind = find_suffix(str(path))
     if kind in (".json", *_LINES):
-        yield from read_json_records(path)
+        names = [each for columns in description.columns.values() for each in columns if isinstance(each, str)]
+        yield from read_json_records(path, names)
     elif kind in (".tsv", ".txt", ".tab", ".csv"):
-        rows = _read_csv(path) if kind == ".csv" else _read_tsv(path)
-        yield from _read_table(path, rows, description, issues)
+        yield from _name_cells(path, description, issues)
     elif kind == ".parquet":
         yield from _read_parquet(path)
     else:
@@ -80,11 +95,21 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
         )
 
 
-def read_json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id")."""
+def read_json_records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
+    """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id").
+
+    Args:
+        path: of the file.
+        fields: names of columns.
+    """
     text = read_text(path)
     rest = text.lstrip(" \t\r\n")
-    if find_suffix(str(path)) in _LINES or (rest.startswith("{") and _is_json_lines(rest)):
+    has_lines = find_suffix(str(path)) in _LINES
+    head = rest[:HEAD_BYTES].encode()
+    require_json_lines(str(path), head, fields, taken=() if has_lines else (ITEMS, LINES))
+    if has_lines:
+        require_lines(str(path), head)
+    if has_lines or (rest.startswith("{") and _is_json_lines(rest)):
         yield from _read_json_lines(path, text)
     elif rest:
         file = JsonText(path, text)
@@ -124,21 +149,16 @@ def _require_object(value: object, path: Path, line: int) -> dict[str, Any]:
     return value
 
 
-def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(split_lines(read_text(path)), 1):
-        if line.strip():
-            yield number, line.split("\t")
-
-
-def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    before = 0
-    try:
-        for last, row in read_cells(io.BytesIO(read_text(path).encode()), False, _LONGEST, strict=True):
-            if any(cell.strip() for cell in row):
-                yield before + 1, row
-            before = last
-    except csv.Error as error:
-        raise CorpusError(f"{path}:{before + 1} is no CSV ({error}); mend the row.") from None
+def read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield (first line, cells) of the rows of a .csv, or of a table with tabs, that are not blank."""
+    forms: Forms = {}
+    content, is_tsv = io.BytesIO(read_text(path).encode()), find_suffix(str(path)) != ".csv"
+    for line, cells, fault in read_cells(content, str(path), is_tsv=is_tsv, max_cell=_LONGEST, forms=forms):
+        if fault:
+            raise CorpusError(f"{path}:{line} is no CSV (the row {fault}); mend the row.")
+        if any(each.strip() for each in cells):
+            yield line, cells
+    tell_forms(forms)
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:
@@ -153,13 +173,11 @@ def _read_parquet(path: Path) -> Iterator[Record]:
         raise CorpusError(f"{path} cannot be read as Parquet ({reason}); replace it.") from None
 
 
-def _read_table(
-    path: Path, rows: Iterator[tuple[int, list[str]]], description: SetDescription, issues: DataIssues
-) -> Iterator[Record]:
+def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
     """Name the cells by the header if the first line has the columns' names, else by their places."""
     header: list[str] | None = None
     width = 0
-    for number, cells in rows:
+    for number, cells in read_table(path):
         if not width:
             width = len(cells)
             names = [each.strip() for each in cells]
@@ -189,7 +207,9 @@ def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
     tokens: list[str] = []
     tags: list[str] = []
     num_documents = 0
-    for number, line in enumerate([*split_lines(read_text(path)), ""], 1):
+    text = read_text(path, has_words=True)
+    require_lines(str(path), text[:HEAD_BYTES].encode())
+    for number, line in enumerate([*split_lines(text), ""], 1):
         is_document_start = line.startswith(_DOCUMENT_START)
         if line.strip() and not is_document_start:
             cells = line.split("\t") if "\t" in line else _SPACES.split(line.strip(" \r\f\v"))
@@ -202,7 +222,7 @@ def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
                     f"{path}:{number} has another layout: a word and its tag are expected, but {shorten(line, 40)} is "
                     "there."
                 )
-            tokens.append(token)
+            tokens.append(part_words(token))
             tags.append(tag)
             continue
         if tokens:

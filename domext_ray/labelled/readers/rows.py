@@ -6,8 +6,6 @@ an example; where the row breaks a rule it is counted, and `LeftOut` is raised.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention, MultiLabelText, Question
 from domext_ray.labelled.readers.issues import Row, as_whole, shorten
 from domext_ray.labelled.readers.json_text import JsonText
-from domext_ray.labelled.readers.records import read_text, split_lines
+from domext_ray.labelled.readers.records import read_table, read_text
 
 NEAR_CHARS = 20
 """How far from its offset an answer may be that occurs more than once."""
@@ -204,17 +202,14 @@ def _place_answer(values: dict[str, Any], context: str, row: Row) -> Entity | No
 
 def read_catalogue(path: Path) -> tuple[str, ...]:
     """Read the standard terms without duplicates: a .json list, the last column of .csv or .tsv, or one per line."""
-    kind, text = find_suffix(str(path)), read_text(path)
-    if kind == ".json":
-        file, terms = JsonText(path, text), []
+    if find_suffix(str(path)) == ".json":
+        file, terms = JsonText(path, read_text(path)), []
         for _, term, line in file.list_values(file.value, list, "a catalogue"):
             if not isinstance(term, str):
                 raise CorpusError(f"{path}:{line} must be a text, a standard term; found {shorten(term, 40)}.")
             terms.append(term)
-    elif kind == ".csv":
-        terms = [row[-1] for row in csv.reader(io.StringIO(text, newline="")) if row]
     else:
-        terms = [line.split("\t")[-1] for line in split_lines(text)]
+        terms = [cells[-1] for _, cells in read_table(path)]
     catalogue = tuple(dict.fromkeys(each.strip() for each in terms if each.strip()))
     if not catalogue:
         raise CorpusError(f"{path} has no term; give one standard term a line.")

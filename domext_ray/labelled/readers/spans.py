@@ -115,7 +115,7 @@ def read_schema(path: Path) -> Schema:
     Its rows are {subject_type, predicate, object_type}; object_type may be an object by part.
     """
     schema: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for record in read_json_records(path):
+    for record in read_json_records(path, ("predicate",)):
         predicate, subject_type, object_type = (
             record.values.get(each) for each in ("predicate", "subject_type", "object_type")
         )
