@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.files import JSONL, PACKAGE_DOCS, TEXT, SourceFile
+from domext_ray.data.files import JSONL, PACKAGE_DOCS, RECODE, TEXT, SourceFile
 from domext_ray.data.tables import Forms, tell_forms
 from domext_ray.errors import CorpusError
 
@@ -49,10 +49,6 @@ _OTHER = {
     "no_token": "of which a text makes no token",
 }
 _FIELD_REASONS = ("no_field", "null", "not_text", "empty")
-_RECODE = (
-    "run iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW if it is of Windows or Latin-1, or iconv -f UTF-8 -t UTF-8 -c FILE "
-    "> NEW to take damaged characters out"
-)
 _UNITS = {TEXT: "line", JSONL: "line", PACKAGE_DOCS: "paragraph"}
 
 
@@ -174,7 +170,7 @@ class Dropped:
             what = "the two fields that hold the texts" if prepare.pair else "the field that holds the text"
             return f"set {prepare.fields_option} to {what}"
         if most == "bad_utf8":
-            return _RECODE
+            return RECODE
         if most == "nested":
             return "run jq -c '. + .OUTER' FILE > NEW.jsonl, where OUTER is the field around it"
         if most == "list":
@@ -199,5 +195,5 @@ def require_encoding(name: str, num_bad: int, num_rows: int, place: str = "") ->
         first = f" (the first is {place})" if place else ""
         raise CorpusError(
             f"{num_bad:,} of {num_rows:,} rows of {name} are not UTF-8{first}: it is in another encoding, or damaged; "
-            f"{_RECODE}."
+            f"{RECODE}."
         )

@@ -73,6 +73,11 @@ _BYTE_ORDER_MARKS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
+RECODE = (
+    "run iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW if it is of Windows or Latin-1, or iconv -f UTF-8 -t UTF-8 -c FILE "
+    "> NEW to take damaged characters out"
+)
+"""What makes text UTF-8 whose encoding its first bytes do not tell."""
 _MAGIC = {
     b"%PDF-": "a PDF",
     b"PK\x03\x04": "a zip archive or an office document",

@@ -20,16 +20,14 @@ ITEMS = ".[]"
 LINES = "."
 """What puts an object on a line."""
 _KEY = r'"(?:[^"\\]|\\.)*"\s*:'
+_COLUMNS = "(.[keys_unsorted[0]] | keys_unsorted[]) as $i | map_values(.[$i])"
 _FORMS = {
     r"\[\s*\{": ("an array", ITEMS),
-    r"\[\s*\[": ("an array of arrays", ".[] | {FIELD: .[0]}"),
+    r"\[\s*\[": ("an array of arrays", ".[] | {FIELD: .[PLACE]}"),
     r'\[\s*"': ("an array of texts", ".[] | {FIELD: .}"),
     r'"': ("a text a line", "{FIELD: .}"),
     r'\{\s*"\d+"\s*:\s*\{': ("an object of objects by number", ITEMS),
-    rf'\{{\s*{_KEY}\s*\{{\s*"\d+"\s*:': (
-        "an object of columns, as pandas writes them",
-        "(.[keys_unsorted[0]] | keys_unsorted[]) as $i | map_values(.[$i])",
-    ),
+    rf'\{{\s*{_KEY}\s*\{{\s*"\d+"\s*:': ("an object of columns, as pandas writes them", _COLUMNS),
     r'\{\s*"columns"\s*:\s*\[': (
         "an object of columns and data, as pandas splits them",
         ".columns as $c | .data[] | . as $row | [range($c | length) | {key: $c[.], value: $row[.]}] | from_entries",
@@ -63,7 +61,8 @@ def require_json_lines(
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     what, program = _find_form(text, fields)
     if program and program not in taken and (field or "FIELD" not in program):
-        program = shlex.quote(program.replace("FIELD", json.dumps(field, ensure_ascii=False)))
+        program = program.replace("FIELD", json.dumps(field, ensure_ascii=False)).replace("PLACE", _find_place(text))
+        program = shlex.quote(program)
         raise CorpusError(
             f"{path} is not JSON Lines, an object a line, but {what}; run jq -c {program} FILE > NEW.jsonl "
             "and give that."
@@ -79,20 +78,35 @@ def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
     except RecursionError:
         return "", ""
     except ValueError as error:
-        if form[1]:
+        if form[1]:  # of a row that is longer than this beginning only a text in it tells that it is one
             has_text = any(re.search(rf"{re.escape(json.dumps(each))}\s*:\s*\"", text) for each in fields)
-            return ("", "") if line[0] == "{" and has_text else form
+            return ("", "") if form[1] == _COLUMNS and has_text and not end else form
         is_begun = isinstance(error, json.JSONDecodeError) and error.pos >= len(line.rstrip()) and bool(end)
         return ("an object over several lines", LINES) if is_begun and line[0] in "{[" else ("", "")
-    if isinstance(value, list) and value and not isinstance(value[0], dict):
-        places = [i for i, each in enumerate(value) if isinstance(each, str)]
-        if places and (rest.lstrip()[:1] == "[" or len(places) < len(value)):
-            return "an array a line", f"{{FIELD: .[{places[0]}]}}"
-    if isinstance(value, dict) and _has_text(value, fields):
+    is_alone, is_like = not rest.strip(), rest.lstrip()[:1] == line[0]
+    if not is_alone and not is_like:  # it is a row unlike the others
         return "", ""
-    if isinstance(value, dict) and value and not rest.strip() and all(_has_text(e, fields) for e in value.values()):
-        return "an object of objects", ITEMS
+    are_texts = [isinstance(each, str) for each in value] if isinstance(value, list) else []
+    if any(are_texts) and not (is_alone and all(are_texts)):
+        return "an array a line", "{FIELD: .[PLACE]}"
+    if isinstance(value, dict) and value:
+        if _has_text(value, fields):
+            return "", ""
+        if is_alone and all(_has_text(each, fields) for each in value.values()):
+            return "an object of objects", ITEMS
+        if is_alone and not form[1] and all(isinstance(each, list) for each in value.values()):
+            return "an object of columns", _COLUMNS
     return form
+
+
+def _find_place(text: str) -> str:
+    """The place of the longest text in the innermost of the arrays that a file begins with."""
+    arrays = re.match(r"[\[\s]*", text)
+    try:
+        values = json.JSONDecoder().raw_decode(text, text.rindex("[", 0, arrays.end() if arrays else 0))[0]
+    except ValueError:
+        return "0"
+    return str(max(range(len(values)), key=lambda i: len(values[i]) if isinstance(values[i], str) else -1, default=0))
 
 
 def _has_text(value: Any, fields: Sequence[str]) -> bool:

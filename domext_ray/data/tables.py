@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, TypeAlias
 
+from domext_ray.data.files import HEAD_BYTES
 from domext_ray.errors import CorpusError
 
 Forms: TypeAlias = dict[str, list[Any]]
@@ -69,9 +70,8 @@ def read_cells(stream: IO[bytes], path: str, *, is_tsv: bool, max_cell: int, for
         CorpusError: quotes leave open where a row ends, or what a backslash before a quote means.
     """
     csv.field_size_limit(max_cell)
-    head = stream.read(_FIRST_CHARS)
+    newline = "\n" if is_tsv and b"\n" in stream.read(HEAD_BYTES) else ""  # "": \r ends a line, too
     stream.seek(0)
-    newline = "\n" if is_tsv and b"\n" in head else ""  # "": \r ends a line, too
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
     table = _Table(iter(text), "\t" if is_tsv else ",", _PLAIN if is_tsv else _QUOTED, path=path, forms=forms)
     table.find_separator()
@@ -216,26 +216,28 @@ class _Table:
         num_chars, is_all, chosen, is_told, is_plain = _FIRST_CHARS, False, "", True, self.form == _PLAIN
         while not chosen and not is_all and num_chars <= _MOST_CHARS:
             lines, is_all = self._look(num_chars)
-            quoted, escaped = (self._try(form, lines, is_all) for form in (_QUOTED, _ESCAPED))
+            tried = {form: self._try(form, lines, is_all) for form in (self.form, _QUOTED, _ESCAPED)}
             if is_plain:
-                plain = self._try(_PLAIN, lines, is_all)
-                chosen, is_told = _choose_quotes(plain, quoted, escaped, is_header=not self.width)
-            elif quoted.texts == escaped.texts:
+                chosen, is_told = _choose_quotes(*tried.values(), is_header=not self.width)
+            elif tried[_QUOTED].texts == tried[_ESCAPED].texts:
                 self.open_until = self.num_lines + len(lines)
                 return
             else:
-                chosen = _choose_escape(quoted, escaped)
+                chosen = _choose_escape(*tried.values())
             num_chars *= 8
+        other = tried[chosen if chosen and chosen != self.form else _QUOTED if is_plain else _ESCAPED]
+        pairs = zip(tried[self.form].rows, other.rows, strict=False)
+        place, line = next(((i, usual[0]) for i, (usual, found) in enumerate(pairs) if usual != found), (0, 0))
         if not chosen:
-            place = self._name_row(self.num_rows + (self.width > 0), self.num_lines + 1)
-            raise CorpusError(f"{self.path}: {place} {_UNCERTAIN_QUOTE if is_plain else _UNCERTAIN_ESCAPE}.")
+            row = self._name_row(self.num_rows + (self.width > 0) + place, line)
+            raise CorpusError(f"{self.path}: {row} {_UNCERTAIN_QUOTE if is_plain else _UNCERTAIN_ESCAPE}.")
         self.is_chosen, self.is_unusual = True, chosen != self.form
         if self.is_unusual or (is_plain and is_told):
-            self._note(chosen, self.num_lines + 1)
+            self._note(chosen, line)
         self.form = chosen
 
     def _try(self, form: str, lines: list[str], is_all: bool) -> _Trial:
-        table = _Table(iter(lines), self.separator, form, self.is_spaced, is_chosen=True, width=self.width)
+        table = _Table(iter(lines), self.separator, form, self.is_spaced, is_chosen=True, width=self.width, num_lines=self.num_lines)
         rows = list(table.read())
         if rows and rows[-1][2] == _OPEN and not is_all:
             rows.pop()

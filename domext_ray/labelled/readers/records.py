@@ -23,6 +23,7 @@ import pyarrow as pa
 from domext_ray.data.files import (
     HEAD_BYTES,
     PARQUET,
+    RECODE,
     SourceFile,
     find_suffix,
     part_words,
@@ -66,7 +67,7 @@ def read_text(path: Path, *, has_words: bool = False) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
-        raise CorpusError(f"{path}:{line} is not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8.") from None
+        raise CorpusError(f"{path}:{line} is not UTF-8 (byte 0x{byte:02x}); {RECODE}.") from None
     return text if has_words else part_words(text)
 
 
