@@ -237,7 +237,8 @@ class _Table:
         self.form = chosen
 
     def _try(self, form: str, lines: list[str], is_all: bool) -> _Trial:
-        table = _Table(iter(lines), self.separator, form, self.is_spaced, is_chosen=True, width=self.width, num_lines=self.num_lines)
+        table = _Table(iter(lines), self.separator, form, self.is_spaced, width=self.width, num_lines=self.num_lines)
+        table.is_chosen = True
         rows = list(table.read())
         if rows and rows[-1][2] == _OPEN and not is_all:
             rows.pop()

@@ -71,6 +71,19 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "bytes.txt": (bytes(range(256)) * 20, "not UTF-8 text .it has NUL bytes"),
     "paper.PDF": (b"%PDF", "whose format cannot be read"),
     "letter.docx": (b"PK", "whose format cannot be read"),
+    "page.txt": (b"\xef\xbb\xbf\n<!DOCTYPE HTML>\n<p>a</p>", "no plain text but HTML; run pandoc -f html -t plain"),
+    "error.jsonl": (b"<html>\n<body>404", "no plain text but HTML; run pandoc -f html"),
+    "letter.rtf.txt": (
+        b"{\\rtf1\\ansi a}",
+        "no plain text but RTF; run pandoc -f rtf -t plain --wrap none FILE > NEW.txt",
+    ),
+    "mac.txt": (b"one\rtwo\rthree\r", r"ends its lines with CR alone, .*; run tr '\\r' '\\n' < FILE > NEW"),
+    "mac.jsonl.gz": (gzip.compress(b'{"text": "a"}\r{"text": "b"}'), "ends its lines with CR alone"),
+    "latin1.txt": (
+        "Größe\nb\nÜber\n".encode("latin-1") * 9,
+        "18 of 27 rows of .*latin1.txt are not UTF-8: .*; run iconv -f W",
+    ),
+    "latin1.csv": ("text\nGröße\nÜber\n".encode("latin-1"), "2 of 2 rows of .*latin1.csv are not UTF-8"),
     "array.jsonl": (
         json.dumps(ARRAY).encode(),
         r"is not JSON Lines, an object a line, but an array; run jq -c '.\[\]'",
@@ -100,6 +113,39 @@ def test_a_file_that_cannot_be_meant_is_one_sentence(tmp_path: Path) -> None:
             read_spec(tmp_path)
         assert "\n" not in str(caught.value) and name in str(caught.value)
         (tmp_path / name).unlink()
+
+
+def test_a_field_that_holds_a_list_or_is_within_an_object_is_named_with_what_takes_it_out(tmp_path: Path) -> None:
+    path, prepare = tmp_path / "a.jsonl", PrepareConfig()
+    for row, message in (
+        ('{"text": ["a", "b"]}', r"9 rows with a list as 'text'; .*; run jq -c '.\[\"text\"\] \|= join\(\" \"\)' FILE"),
+        (
+            '{"id": 1, "doc": {"text": "a"}}',
+            r"9 rows with 'text' within another object; .*; run jq -c '. \+ .OUTER' FILE",
+        ),
+    ):
+        path.write_text(f"{row}\n" * 9)
+        with pytest.raises(CorpusError, match=message):
+            read_spec(path)[1].require_text(str(path), 0, prepare)
+
+
+def test_a_share_of_lines_that_are_not_utf8_is_another_encoding_and_a_stray_one_is_not(tmp_path: Path) -> None:
+    good, bad = b"a line that is long enough\n\n", b"gro\xdf und lang genug, Zeile\n"
+    (tmp_path / "a.txt").write_bytes(good * 95 + bad * 5)
+    assert read_spec(tmp_path / "a.txt")[1].counts["bad_utf8"] == 5
+    (tmp_path / "a.txt").write_bytes(good * 94 + bad * 6)
+    for spec in (tmp_path / "a.txt", tmp_path):
+        with pytest.raises(CorpusError, match=r"6 of 100 rows of .*a.txt are not UTF-8: .* FILE > NEW to take damaged"):
+            read_spec(spec)
+        (tmp_path / "b.txt").write_bytes(good * 900)  # the others do not make it better
+    (tmp_path / "a.txt").unlink()
+    for i in range(40):  # of a file each
+        (tmp_path / f"c{i}.txt").write_bytes(bad if i < 3 else good)
+    dropped = read_spec(tmp_path, document="file", shard_bytes=4096)[1]
+    with pytest.raises(
+        CorpusError, match=r"3 of 40 rows of --corpus 'c' are not UTF-8 \(the first is .*c0.txt\): it is in "
+    ):
+        dropped.require_text("c", 37, PrepareConfig())
 
 
 def test_csv_is_read_by_columns(tmp_path: Path) -> None:
