@@ -91,7 +91,9 @@ def read_grouped(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> It
                     yield document, group
         if task.end < 0:  # a bad range of a file is no bad file
             num_rows = dropped.count_rows(num_documents) - before
-            require_encoding(file.path, dropped.counts["bad_utf8"] - num_bad, num_rows)
+            place = dropped.places.get("bad_utf8", "")
+            own = place if place.startswith(file.path) else ""
+            require_encoding(file.path, dropped.counts["bad_utf8"] - num_bad, num_rows, own)
 
 
 def _cut(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:

@@ -194,6 +194,6 @@ def require_encoding(name: str, num_bad: int, num_rows: int, place: str = "") ->
     if num_bad > max(MOST_NOT_UTF8 * num_rows, _FEW_ROWS):
         first = f" (the first is {place})" if place else ""
         raise CorpusError(
-            f"{num_bad:,} of {num_rows:,} rows of {name} are not UTF-8{first}: it is in another encoding, or damaged; "
-            f"{RECODE}."
+            f"{num_bad:,} of {num_rows:,} rows of {name} are not UTF-8{first}; the text is in another encoding, or "
+            f"damaged: {RECODE}."
         )

@@ -219,7 +219,7 @@ def test_any_number_of_documents_at_a_time_are_chosen_alike(
 def test_a_corpus_without_use_leaves_nothing(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
     for content, message in (
         (b"\n \nno\n", r"has no usable document \(dropped: 2 blank, 1 too_short\)"),
-        (b"\xff\xff\n" * 3, r"3 of 3 rows .* hold no text \(3 rows that are not UTF-8; the first is .*text.txt:1\)"),
+        (b"\xff\xff\n" * 3, r"3 of 3 rows of .*text.txt are not UTF-8 \(the first is .*text.txt:1\)"),
         (b"line 1 says 1.\n" * 50, "has 1 usable documents, so the (held-out|training) split is empty"),
     ):
         (tmp_path / "text.txt").write_bytes(content)
