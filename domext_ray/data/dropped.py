@@ -18,6 +18,7 @@ from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data.files import JSONL, PACKAGE_DOCS, RECODE, TEXT, SourceFile
+from domext_ray.data.json_forms import COLUMNS
 from domext_ray.data.tables import Forms, tell_forms
 from domext_ray.errors import CorpusError
 
@@ -173,6 +174,8 @@ class Dropped:
             return RECODE
         if most == "nested":
             return "run jq -c '. + .OUTER' FILE > NEW.jsonl, where OUTER is the field around it"
+        if most == "list" and self.counts[most] == 1:
+            return f"if its lists are columns, run jq -c {shlex.quote(COLUMNS)} FILE > NEW.jsonl"
         if most == "list":
             program = f'.[{json.dumps(prepare.text_fields[0], ensure_ascii=False)}] |= join(" ")'
             return f"run jq -c {shlex.quote(program)} FILE > NEW.jsonl to join the texts of each list"

@@ -20,14 +20,15 @@ ITEMS = ".[]"
 LINES = "."
 """What puts an object on a line."""
 _KEY = r'"(?:[^"\\]|\\.)*"\s*:'
-_COLUMNS = "(.[keys_unsorted[0]] | keys_unsorted[]) as $i | map_values(.[$i])"
+COLUMNS = "(.[keys_unsorted[0]] | keys_unsorted[]) as $i | map_values(.[$i])"
+"""What makes rows of an object of columns."""
 _FORMS = {
     r"\[\s*\{": ("an array", ITEMS),
     r"\[\s*\[": ("an array of arrays", ".[] | {FIELD: .[PLACE]}"),
     r'\[\s*"': ("an array of texts", ".[] | {FIELD: .}"),
     r'"': ("a text a line", "{FIELD: .}"),
     r'\{\s*"\d+"\s*:\s*\{': ("an object of objects by number", ITEMS),
-    rf'\{{\s*{_KEY}\s*\{{\s*"\d+"\s*:': ("an object of columns, as pandas writes them", _COLUMNS),
+    rf'\{{\s*{_KEY}\s*\{{\s*"\d+"\s*:': ("an object of columns, as pandas writes them", COLUMNS),
     r'\{\s*"columns"\s*:\s*\[': (
         "an object of columns and data, as pandas splits them",
         ".columns as $c | .data[] | . as $row | [range($c | length) | {key: $c[.], value: $row[.]}] | from_entries",
@@ -80,7 +81,7 @@ def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
     except ValueError as error:
         if form[1]:  # of a row that is longer than this beginning only a text in it tells that it is one
             has_text = any(re.search(rf"{re.escape(json.dumps(each))}\s*:\s*\"", text) for each in fields)
-            return ("", "") if form[1] == _COLUMNS and has_text and not end else form
+            return ("", "") if form[1] == COLUMNS and has_text and not end else form
         is_begun = isinstance(error, json.JSONDecodeError) and error.pos >= len(line.rstrip()) and bool(end)
         return ("an object over several lines", LINES) if is_begun and line[0] in "{[" else ("", "")
     is_alone, is_like = not rest.strip(), rest.lstrip()[:1] == line[0]
@@ -94,8 +95,6 @@ def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
             return "", ""
         if is_alone and all(_has_text(each, fields) for each in value.values()):
             return "an object of objects", ITEMS
-        if is_alone and not form[1] and all(isinstance(each, list) for each in value.values()):
-            return "an object of columns", _COLUMNS
     return form
 
 

@@ -117,14 +117,16 @@ def test_a_file_that_cannot_be_meant_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_field_that_holds_a_list_or_is_within_an_object_is_named_with_what_takes_it_out(tmp_path: Path) -> None:
     path, prepare = tmp_path / "a.jsonl", PrepareConfig()
-    for row, message in (
-        ('{"text": ["a", "b"]}', r"9 rows with a list as 'text'; .*; run jq -c '.\[\"text\"\] \|= join\(\" \"\)' FILE"),
+    for num_rows, row, message in (
+        (9, '{"text": ["a", "b"]}', r"9 rows with a list as 'text'; .*; run jq -c '.\[\"text\"\] \|= join\(\" \"\)'"),
+        (1, '{"text": ["a", "b"], "id": [1, 2]}', "1 row with a list as 'text'; .*; if its lists are columns, run jq"),
         (
+            9,
             '{"id": 1, "doc": {"text": "a"}}',
-            r"9 rows with 'text' within another object; .*; run jq -c '. \+ .OUTER' FILE",
+            "9 rows with 'text' within another object; .*; run jq -c '. . .OUTER' FI",
         ),
     ):
-        path.write_text(f"{row}\n" * 9)
+        path.write_text(f"{row}\n" * num_rows)
         with pytest.raises(CorpusError, match=message):
             read_spec(path)[1].require_text(str(path), 0, prepare)
 
