@@ -39,7 +39,9 @@ _TOLD = {
 TableRow: TypeAlias = tuple[int, list[str], str]
 """First line, from 1; cells, none of a blank line; what is wrong, as it follows "the row" in a sentence, or empty."""
 
-_OPEN, _LONG, _STRAY, _MIXED = "open", "long", "stray", "mixed"
+_STRAY, _MIXED = "stray", "mixed"
+_OPEN, _LONG, _BREAK = "end of data", "field limit", "new-line character"
+"""What the csv module says of them."""
 STRAY_QUOTE = "has a quote that is neither doubled nor the end of its cell"
 _UNCERTAIN_QUOTE = (
     "begins with a quote, which is of its text or around a cell of several lines; name the file .txt if each line is a "
@@ -49,9 +51,9 @@ _UNCERTAIN_ESCAPE = (
     "has a backslash before a quote, which escapes the quote in some rows and not in others; write the table with "
     """doubled quotes (in Spark: option("escape", '"'))"""
 )
-_FIRST_CHARS, _MOST_CHARS = 2**20, 2**26
+_FIRST_CHARS, _MOST_CHARS = 2**20, 2**23
 """Of the rows by which a form is chosen: more, up to a bound, while these leave it open."""
-_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*')
+_SEPARATOR_LINE = re.compile(r'"?sep=([^\w\s"\\]|\t)"?\s*')
 _UNESCAPED = {'\\"': '""', "\\\\": "\\"}
 _IN_QUOTES = re.compile(r'\\["\\]|""?')
 
@@ -86,11 +88,12 @@ def read_cells(stream: IO[bytes], path: str, *, is_tsv: bool, max_cell: int, for
                 f"{path}: {table.place} has a cell of more than {max_cell:,} characters; close the quote that opens "
                 "there, or leave the row out."
             )
-        if fault and (fault == _MIXED or line < table.num_lines or not table.width):
+        said = fault and (STRAY_QUOTE if fault != _BREAK else "has a CR outside of quotes")
+        if fault and (fault != _STRAY or line < table.num_lines or not table.width):
             raise CorpusError(
-                f"{path}: {table.place} {STRAY_QUOTE}, so that it is uncertain where the row ends; mend that row."
+                f"{path}: {table.place} {said}, so that it is uncertain where the row ends; mend that row."
             )
-        yield line, cells, fault and STRAY_QUOTE
+        yield line, cells, said
 
 
 def tell_forms(forms: Forms) -> None:
@@ -139,7 +142,7 @@ class _Table:
             self.waiting.append(first)
 
     def read(self) -> Iterator[TableRow]:
-        """Yield the rows; one that cannot be read has `_OPEN`, `_LONG`, `_STRAY` or `_MIXED` as its fault."""
+        """Yield the rows; the fault of one that cannot be read is one of `_STRAY` to `_BREAK`."""
         row, is_over = self.row, False
         while not is_over:
             try:
@@ -159,7 +162,7 @@ class _Table:
                 self._choose()
             except csv.Error as error:
                 fault = _MIXED if self.is_unusual or (self.is_chosen and '\\"' in "".join(row)) else _STRAY
-                fault = _LONG if "field limit" in str(error) else _OPEN if "end of data" in str(error) else fault
+                fault = next((each for each in (_OPEN, _LONG, _BREAK) if each in str(error)), fault)
                 first = self.num_lines + 1
                 self._end_row(0)
                 self.place = self._name_row(self.num_rows, first, 0 if fault == _OPEN else self.num_lines)
@@ -300,7 +303,7 @@ def _split(lines: Iterator[str], separator: str) -> Iterator[list[str]]:
     for line in lines:
         text = line.rstrip("\r\n")
         if len(text) > most:
-            raise csv.Error("field limit")
+            raise csv.Error(_LONG)
         yield text.split(separator) if text else []
 
 

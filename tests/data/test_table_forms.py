@@ -80,6 +80,11 @@ REFUSED: list[tuple[str, str, str]] = [
         f": row 302 (line 303) {STRAY}",
     ),
     (
+        "break.tsv",
+        'id\ttext\n1\t"a ""b"""\n2\tc\n' + FILLER.replace(",", "\t") + "3\td\re\n",
+        ": row 303 (line 304) has a CR outside of quotes",
+    ),
+    (
         "one_lines.tsv",
         'text\nb\n"two\nlines"\n',
         ": row 2 (line 3) begins with a quote, which is of its text or around ",
