@@ -131,6 +131,17 @@ def test_a_field_that_holds_a_list_or_is_within_an_object_is_named_with_what_tak
             read_spec(path)[1].require_text(str(path), 0, prepare)
 
 
+def test_what_was_understood_of_tables_is_told_in_a_line_for_all_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(3):
+        (tmp_path / f"{i}.csv").write_text(f'text\n"a \\"b\\" {i}"\n{"a row of a table that fills a task" * 40}\n')
+    documents, dropped = read_spec(tmp_path, shard_bytes=1024)
+    assert documents[::2] == ['a "b" 0', 'a "b" 1', 'a "b" 2']
+    dropped.require_text(str(tmp_path), 6, PrepareConfig())
+    assert re.fullmatch(r"note: in 3 tables a backslash .*; the first is .*0.csv, line 2.\n", capsys.readouterr().err)
+
+
 def test_a_share_of_lines_that_are_not_utf8_is_another_encoding_and_a_stray_one_is_not(tmp_path: Path) -> None:
     good, bad = b"a line that is long enough\n\n", b"gro\xdf und lang genug, Zeile\n"
     (tmp_path / "a.txt").write_bytes(good * 95 + bad * 5)
