@@ -23,7 +23,7 @@ from domext_ray.data.tables import Forms, tell_forms
 from domext_ray.errors import CorpusError
 
 WARNING_FRAC = 0.01
-MOST_NOT_UTF8 = 0.05
+_MOST_NOT_UTF8 = 0.05
 """Of the rows of a file, or of all: above it they are in another encoding, and not damaged."""
 _FEW_ROWS = 1
 BLANK = "blank"
@@ -194,7 +194,7 @@ def require_encoding(name: str, num_bad: int, num_rows: int, place: str = "") ->
     Raises:
         CorpusError: says what to run.
     """
-    if num_bad > max(MOST_NOT_UTF8 * num_rows, _FEW_ROWS):
+    if num_bad > max(_MOST_NOT_UTF8 * num_rows, _FEW_ROWS):
         first = f" (the first is {place})" if place else ""
         raise CorpusError(
             f"{num_bad:,} of {num_rows:,} rows of {name} are not UTF-8{first}; the text is in another encoding, or "

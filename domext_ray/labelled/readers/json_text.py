@@ -59,9 +59,10 @@ class JsonText:
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
+        text = part_json_words(text)
         self._ends = [match.start() for match in re.finditer("\n", text)]
         try:
-            self.value = _Decoder().decode(part_json_words(text))
+            self.value = _Decoder().decode(text)
         except json.JSONDecodeError as error:
             fault = _TOO_LONG if error.msg == _TOO_LONG else f"is no JSON ({error.msg})"
             raise CorpusError(f"{path}:{error.lineno} {fault}; mend the file.") from None
