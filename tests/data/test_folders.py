@@ -320,7 +320,7 @@ def test_a_stop_is_obeyed_while_a_bucket_is_listed(monkeypatch: pytest.MonkeyPat
     class Slow(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             asked.set()
-            may_answer.wait(2)
+            may_answer.wait(120)
             answered.set()
             self.send_error(403)
 
