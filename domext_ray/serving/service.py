@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from domext_ray.config.serve import ServeConfig
+from domext_ray.data.files import part_words
 from domext_ray.errors import CorpusError, DomextError
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.serving.batching import Batcher, QueueFullError
@@ -84,7 +85,7 @@ class Service:
         Raises:
             RefusedError: it is not answered.
         """
-        texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+        texts = [*map(part_words, [request.inputs] if isinstance(request.inputs, str) else request.inputs)]
         names = [request.adapter] if isinstance(request.adapter, str) else request.adapter or []
         self._check_texts(texts)
         await self.look(names)

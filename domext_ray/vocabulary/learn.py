@@ -175,6 +175,11 @@ def read_given(
     earlier = _read_made(vocab.extend, "vocab.extend", known) if vocab.extend else []
     if vocab.words:
         if Path(vocab.words).expanduser().is_dir():
+            if vocab.skip:
+                raise CorpusError(
+                    f"--vocab.words {vocab.words!r} is a vocabulary that was made, without lines that "
+                    "--vocab.skip could leave out; leave out --vocab.skip."
+                )
             return list(dict.fromkeys([*earlier, *_read_made(vocab.words, "vocab.words", known)]))
         own = read_words(vocab.words, "vocab.words", known, vocab.skip, tell)
         if not own:

@@ -82,6 +82,7 @@ def test_vectors_are_the_encoders(shared: Served) -> None:
     assert mean["embedding"] == pytest.approx(states.mean(0).tolist(), abs=1e-4)
     assert first["embedding"] == pytest.approx((states[0] / states[0].norm()).tolist(), abs=1e-4)
     assert shared.ask("embed", TEXT, "__base__")[0]["embedding"] != mean["embedding"]
+    assert shared.ask("embed", TEXT.replace(" ", "\u200b"), "fills1") == [mean], "as predict reads it"
 
 
 def test_routers_choose_per_text_among_adapters_that_can_answer(shared: Served) -> None:

@@ -310,6 +310,8 @@ def test_what_holds_no_new_words(base_folder: Path, tiny_roberta_folder: Path, t
         bring(tmp_path / "words.txt", base_folder, tmp_path / "made")
     with pytest.raises(CorpusError, match="has no extension.json"):
         bring(base_folder, base_folder, tmp_path / "made")
+    with pytest.raises(CorpusError, match="is a vocabulary that was made, .* leave out --vocab.skip"):
+        bring(base_folder, base_folder, tmp_path / "made", skip=("known",))
     with pytest.raises(CorpusError, match="cannot be read as UTF-8 text"):
         bring(tmp_path / "words.txt", tiny_roberta_folder, tmp_path / "made")
 
