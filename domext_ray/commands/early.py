@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError
 from domext_ray.storage import Place, parse_json
 
@@ -20,26 +20,28 @@ def check_early(config: PretrainConfig) -> None:
         return
     _check_gpu(config)
     _check_base(config)
-    check_text("corpus", config.corpus)
-    for part in config.parts:
-        if not part.is_written:
-            check_text(part.option.removeprefix("--"), part.corpus)
+    for text in config.texts:
+        if not text.is_written:
+            check_text(text.option.removeprefix("--"), text.corpus, config.prepare_for(text))
 
 
-def check_text(option: str, spec: str, *, by_names: bool = True) -> None:
-    """Refuse text that an option names and that is not on this machine; what is elsewhere the job itself looks for.
+def check_text(option: str, spec: str, prepare: PrepareConfig | None = None) -> None:
+    """Refuse text that an option names; what is not on this machine the job itself looks for.
 
     Args:
         option: its name.
         spec: its value.
-        by_names: as of `find_files`.
+        prepare: how it is read, so that a sample of it is; None: it is only looked for, as `predict` does.
     """
     from domext_ray.data.files import check_addresses, find_files
+    from domext_ray.data.sample import check_corpus
 
     try:
         check_addresses(spec)
-        if "://" not in spec:
-            find_files(spec, by_names=by_names)
+        if "://" not in spec and prepare is not None:
+            check_corpus(spec, prepare)
+        elif "://" not in spec:
+            find_files(spec, by_names=False)
     except CorpusError as error:
         raise CorpusError(str(error).replace("--corpus", f"--{option}")) from error
 

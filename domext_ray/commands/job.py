@@ -52,7 +52,7 @@ class Job(Generic[ConfigT]):
             itself: names, or beginnings that end in a dot or an underscore.
         word: the option that a word right behind the verb is.
         tells_preset: `run` is given the name of the preset that the options stand on, too.
-        check: refuses what a look at names and places tells; imports nothing heavy.
+        check: refuses what a look at names, places and a sample of the text tells; imports nothing heavy.
     """
 
     verb: str

@@ -53,7 +53,7 @@ def _check_sets(config: SweepConfig | StudyConfig) -> None:
     """Refuse a task, a place or a text that does not exist."""
     from domext_ray.labelled.set_description import find_set
 
-    check_text("corpus", config.corpus)
+    check_text("corpus", config.corpus, config.prepare)
     for task, data in zip(config.tasks, config.places, strict=True):
         find_set(task, data)
 
@@ -150,7 +150,7 @@ FORGETTING = Job(
     ForgettingConfig,
     _measure_forgetting,
     reads=tuple(f"-prepare.{each}" for each in ("held_out_frac", "cross_documents", "packed", "cache_dir", "pair")),
-    check=lambda config: check_text("corpus", config.corpus),
+    check=lambda config: check_text("corpus", config.corpus, config.prepare),
 )
 
 

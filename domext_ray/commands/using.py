@@ -118,7 +118,7 @@ different ones.""",
 
 def _check_input(config: PredictConfig) -> None:
     if config.task in ("", FILL_MASK):  # else it is a labelled set's folder
-        check_text("input", config.input, by_names=False)
+        check_text("input", config.input)
 
 
 PREDICT = Job(
@@ -155,7 +155,7 @@ malformed.jsonl, which names every row that could not be read; and summary.json.
 blocks that are missing.""",
     EmbedConfig,
     "inference.embed:run_embedding",
-    check=lambda config: check_text("input", config.input, by_names=False),
+    check=lambda config: check_text("input", config.input),
 )
 
 

@@ -6,7 +6,6 @@ dry run also estimates rows from it (`corpus.estimate`).
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data.documents import read_grouped, require_fields
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import LOCAL, PACKAGE_DOCS, SourceFile, find_files
+from domext_ray.data.folders import say
 from domext_ray.data.package_docs import write_docs
 from domext_ray.data.sources import ReadTask, cut_tasks
 from domext_ray.data.tables import tell_forms
@@ -85,7 +85,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     for file in files:
         require_fields(file, prepare)
     if repeated:
-        print(f"warning: --corpus names {repeated[0]} more than once; it is read once.", file=sys.stderr, flush=True)
+        say(f"--corpus names {repeated[0]} more than once; it is read once")
     files = [*map(write_docs, files)] if to_end else files
     sample = read_sample(files, prepare, to_end=to_end)
     tell_forms(sample.dropped.forms)

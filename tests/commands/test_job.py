@@ -134,7 +134,7 @@ def test_without_general_text_the_preset_of_af_is_another_wherever_that_is_said(
         return configure(JOBS[verb], read_flags(PretrainConfig, args))
 
     general = tmp_path / "general.txt"
-    general.write_text("the dog runs.\n")
+    general.write_text("The river is wide here.\nThe road goes on to the town.\n")
     plain, own = ask(), ask("--replay.corpus", str(general))
     assert own == replace(plain, replay=replace(plain.replay, corpus=str(general)))
     for flags in (("--replay.corpus", "none"), ("--replay.corpus", ""), ("--preset", "af")):

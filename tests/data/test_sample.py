@@ -51,7 +51,7 @@ def test_a_file_that_is_named_twice_is_said(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "a.txt"
     path.write_text("\n".join(LINES))
     check_corpus(f"{path},{path}", PREPARE)
-    assert capsys.readouterr().err == f"warning: --corpus names {path} more than once; it is read once.\n"
+    assert capsys.readouterr().err == f"note: --corpus names {path} more than once; it is read once.\n"
 
 
 def test_few_rows_of_many_files_are_read(tmp_path: Path) -> None:
