@@ -120,6 +120,7 @@ def test_it_says_what_it_can_do(unpacked: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "work").iterdir()), "help writes nothing"
 
 
+@pytest.mark.slow
 def test_it_plans_a_run_and_exports_one(unpacked: Path, tmp_path: Path) -> None:
     """With the base that ships, its sentences and its presets; an export gets the code that it needs."""
     version = max(each.parent.name for each in FIXTURES.glob(f"*/{EXPECTED}"))

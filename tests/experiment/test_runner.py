@@ -28,7 +28,7 @@ from domext_ray.storage import Place
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
 
-@pytest.fixture(params=["disk", "bucket"])
+@pytest.fixture(params=["disk", pytest.param("bucket", marks=pytest.mark.slow)])
 def ledger(request: pytest.FixtureRequest, tmp_path: Path, objects: str) -> Ledger:
     """Where records are kept; not there yet."""
     return Ledger(Place(tmp_path / "records") if request.param == "disk" else Place(f"{BUCKET}/{tmp_path.name}"))

@@ -468,6 +468,7 @@ def test_steps_equal_the_bare_loop(ranks: list[Any], bare: Bare, stage: int) -> 
         check_steps(ranks, bare, stage, accumulation_steps)
 
 
+@pytest.mark.slow
 def test_uneven_shares_equal_the_bare_loop(bare: Bare, tmp_path: Path) -> None:
     ranks = launch(measure_uneven, ((0, 3),), 3, tmp_path)
     for stage in (0, 3):

@@ -153,6 +153,7 @@ def with_grid(config: FinetuneConfig, **grid: Any) -> FinetuneConfig:
     return replace(config, grid=replace(config.grid, **grid))
 
 
+@pytest.mark.slow
 def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
     run_dir: Path, config: FinetuneConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
