@@ -17,6 +17,7 @@ from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.rows import RowSettings, TokenCounts, tokenize_documents, tokenize_sentences
+from domext_ray.data.files import PACKAGE_DOCS
 from domext_ray.data.sample import Sample
 from domext_ray.errors import CorpusError
 
@@ -95,8 +96,11 @@ def require_known(
 def warn_of_unknown(
     spec: str, counts: Mapping[str, Any], settings: RowSettings, prepare: PrepareConfig, part: str = ""
 ) -> None:
-    """Warn of a text of which more than a fiftieth is unknown; arguments as of `require_known`."""
-    if _find_share(counts) > WARNING_FRAC:
+    """Warn of a text of which more than a fiftieth is unknown; arguments as of `require_known`.
+
+    Package documentation is whatever a machine has, with its markup: its share stands on the page alone.
+    """
+    if _find_share(counts) > WARNING_FRAC and not spec.startswith(PACKAGE_DOCS):
         share, advice = _describe_share(spec, counts, prepare, part), _advise(counts, settings, prepare)
         print(f"warning: {share}; {advice}.", file=sys.stderr, flush=True)
 

@@ -127,6 +127,9 @@ def test_names_are_not_told(folder: Path, tmp_path: Path, capsys: pytest.Capture
     assert describe_unknown(find_unknown(counts, prepare)) == "50.00% of the tokens, 66.67% of the characters"
     assert describe_unknown(find_unknown(count(folder, "the"), PREPARE)) == "nothing"
     assert describe_unknown(find_unknown({}, PREPARE)) == "", "0.1.0 did not count"
+    settings = make_settings(load_tokenizer(folder), PREPARE, 32)
+    warn_of_unknown("package-docs:9", counts, settings, PREPARE)
+    assert not capsys.readouterr().err, "nobody chose that text"
     warn_of_unknown("x", count(folder, "the"), make_settings(load_tokenizer(folder), prepare, 32), prepare)
     assert not capsys.readouterr().err
 
