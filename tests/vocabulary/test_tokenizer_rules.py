@@ -13,9 +13,9 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.inputs import run_preparation
-from domext_ray.vocabulary import rules
-from domext_ray.vocabulary.rules import find_wrong_rules
+from domext_ray.vocabulary import tokenizer_rules
 from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.vocabulary.tokenizer_rules import find_wrong_rules
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SMALL = [*"abcdefghijklmnopqrstuvwxyz", *"0123456789.,-", *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz")]
@@ -146,7 +146,7 @@ def test_rules_that_only_tokenizer_json_has(tmp_path: Path) -> None:
 
 
 def test_a_large_vocabulary_is_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "SAMPLE_ENTRIES", 100)
+    monkeypatch.setattr(tokenizer_rules, "SAMPLE_ENTRIES", 100)
     entries = [*SPECIALS, *(f"{'W' if i % 4 else 'w'}ord{i}" for i in range(295))]
     tokenizer = BertTokenizer(vocab={each: i for i, each in enumerate(entries)})
     found = find_wrong_rules(tokenizer, "large", Path("large"))
