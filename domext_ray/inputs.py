@@ -59,24 +59,20 @@ def check_texts(config: PretrainConfig, base: Base | None) -> list[Sample | None
     Raises:
         CorpusError: see `check_corpus`; or the run's tokenizer, as far as it is known, does not know the text.
     """
-    samples: list[Sample | None] = [_check_text(config.corpus, config.prepare, config, base)]
-    for part in config.parts:
+    samples, tokenizer = list[Sample | None](), _plan_tokenizer(config, base)
+    for part in config.texts:
         if part.is_written:
             samples.append(None)
             continue
         try:
-            samples.append(_check_text(part.corpus, config.prepare_for(part), config, base))
+            prepare = config.prepare_for(part)
+            samples.append(sample := check_corpus(part.corpus, prepare, to_end=config.dry_run))
+            if tokenizer is not None:
+                settings = make_settings(tokenizer, prepare, config.train.seq_length)
+                check_sample(part.corpus, sample, settings, prepare, warns=config.dry_run)
         except CorpusError as error:
-            raise CorpusError(f"{part.option}: {error}") from error
+            raise CorpusError(str(error).replace("--corpus", part.option)) from error
     return samples
-
-
-def _check_text(spec: str, prepare: PrepareConfig, config: PretrainConfig, base: Base | None) -> Sample:
-    sample = check_corpus(spec, prepare, to_end=config.dry_run)
-    if (tokenizer := _plan_tokenizer(config, base)) is not None:
-        settings = make_settings(tokenizer, prepare, config.train.seq_length)
-        check_sample(spec, sample, settings, prepare, warns=config.dry_run)
-    return sample
 
 
 def _plan_tokenizer(config: PretrainConfig, base: Base | None) -> PreTrainedTokenizerBase | None:
@@ -146,6 +142,10 @@ def get_or_prepare_texts(config: PretrainConfig, base: Base | None, tokenizer_di
             assert base is not None, "PretrainConfig refuses none"
             corpus, prepare = str(get_or_write_text(base, paths.corpora)), prepare_written(config.prepare)
         sources.append((corpus, prepare, general.local() if general and text.keep else tokenizer_dir))
+    if base is not None and _plan_tokenizer(config, base) is None:  # words are learned: `check_texts` came before
+        for corpus, prepare, folder in sources:
+            settings = make_settings(load_tokenizer(folder), prepare, config.train.seq_length)
+            check_sample(corpus, check_corpus(corpus, prepare), settings, prepare)
     pairs = config.objective.next_sentence
     texts = tuple(
         tuple(prepare_corpus(*each, length, paths.corpora, pairs=pairs) for each in sources)

@@ -47,11 +47,10 @@ from domext_ray.corpus.manifest import (
 from domext_ray.corpus.overlap import read_hashes
 from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, choose_rows
 from domext_ray.corpus.rows import NO_TOKEN, RowSettings, TokenCounts, count_han, load_jieba
-from domext_ray.corpus.unknown import check_sample, require_known, warn_of_unknown
+from domext_ray.corpus.unknown import require_known, warn_of_unknown
 from domext_ray.data.documents import read_documents, read_grouped
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.ray_tasks import run_read_tasks
-from domext_ray.data.sample import read_sample
 from domext_ray.data.sources import SOURCES, ReadTask, Sources, resolve_sources, write_files
 from domext_ray.data.split import describe_split, resolve_held_out_by
 from domext_ray.errors import AccessError, CorpusError
@@ -108,7 +107,6 @@ def prepare_corpus(
             manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
             if is_new := manifest is None:
                 (work / MANIFEST).delete()
-                check_sample(spec, read_sample(sources.files, prepare), settings, prepare)
                 record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
                 sources.require_unchanged()  # else what was made of it goes: it may be put back as it was
                 record |= {
