@@ -204,8 +204,10 @@ def _goes_on(text: str) -> bool:
 
 def _exists(path: str) -> bool:
     expanded = os.path.expanduser(path)
-    if os.path.lexists(expanded) or "**" not in expanded:
-        return os.path.lexists(expanded) or any(glob.iglob(expanded))
+    if os.path.lexists(expanded):
+        return True
+    if "**" not in expanded:
+        return any(glob.iglob(expanded))
     folder, globs = split_glob(os.path.abspath(expanded))
     with contextlib.suppress(OSError):  # told where the files are listed
         return os.path.isdir(folder) and any(is_match for _, _, is_match in walk(folder, globs))
