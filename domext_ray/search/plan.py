@@ -178,6 +178,7 @@ def describe_sweep(plan: SweepPlan) -> str:
     begun = plan.ledger.list()
     number, _ = count_trials(search, points, begun)
     lines = [
+        *(each.describe() for each in plan.sets),
         f"{len(points) or search.trials} trials of {amount}, scored at {shares} of it; {search.searcher} search"
         + (", stopped by ASHA" if search.scheduler == "asha" else ""),
         *(describe_point(each) for each in points),

@@ -74,7 +74,7 @@ def run_sweep(config: SweepConfig, make: Callable[[SweepPlan], Any] = SweepWorke
     start_ray(config.scale.wait_seconds)
     plan = replace(plan, config=resolve_trials(plan.config))
     cpus, parallel = plan_resources(plan.config, estimate_trial_bytes(plan.config, plan.space))
-    print(f"sweep directory: {folder}", flush=True)
+    print("\n".join([*(each.describe() for each in plan.sets), f"sweep directory: {folder}"]), flush=True)
     with lock_run(folder):
         check_shared_storage(folder)
         plan = replace(prepare_sweep(plan), cpus=cpus)

@@ -31,13 +31,13 @@ FOLDER = "tasks"
 
 
 def check_sets(config: StudyConfig) -> None:
-    """Read all sets of --tasks.
+    """Read all sets of --tasks, and print what they hold.
 
     Raises:
         DomextError: one is missing, or not of its layout.
     """
     for i in range(len(config.tasks)):
-        load_labelled(_configure(config, i))
+        print(load_labelled(_configure(config, i)).describe(), flush=True)
 
 
 def name_set(config: StudyConfig, i: int) -> str:

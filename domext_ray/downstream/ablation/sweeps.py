@@ -125,11 +125,11 @@ def _make_entry(config: AblateConfig, family: str, value: float, method: MethodC
 
 
 def describe_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> str:
-    """Return what a sweep would train: a line a run with its parameters."""
+    """Return what a sweep would train: its set, and a line a run with its parameters."""
     loaded = load_labelled(entries[0].config)
     start = load_start_model(config.model, config.model_step, config.keep_head)
     task = make_set_task(entries[0].config, start, loaded)
-    lines = []
+    lines = [loaded.describe()]
     for entry in entries:
         trained = sum(each for each, _ in count_parameters(entry.config, start, task).values())
         lines.append(f"{entry.name}: {len(list_points(entry.config))} trainings of {trained:,} parameters")

@@ -71,6 +71,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
         return plan.folder
     if config.export:
         check_target(plan.folder / "export", FINE_TUNED)
+    print(plan.loaded.describe(), flush=True)
     start_ray(config.scale.wait_seconds)
     plan = replace(plan, config=resolve_precision(resolve_gpu(plan.config)))
     cpus, gpus, parallel = plan_resources(plan.config)

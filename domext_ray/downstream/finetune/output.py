@@ -17,7 +17,9 @@ from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.start.model import TRAININGS
+from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.metrics.scores import flatten
+from domext_ray.labelled.readers.label_counts import count_labels, list_label_rows
 from domext_ray.options.build import dump_yaml
 from domext_ray.report.page import (
     fill_page,
@@ -63,14 +65,12 @@ class ScoredGrid:
 
 def describe_finetune_plan(plan: FinetunePlan) -> str:
     """Return what a run would do: configuration, set, model, parameters, trainings."""
-    config, start, task = plan.config, plan.start, plan.task
-    data = task.data
+    config, start = plan.config, plan.start
     lines = [
         dump_yaml(config).rstrip(),
         "",
-        f"set: {data.name}, {len(data.train):,} / {len(data.dev):,} / {len(data.test):,} examples, chosen by "
-        f"{task.metric} on dev",
-        *(f"note: {note}" for note in data.notes),
+        plan.loaded.describe(),
+        f"chosen by {plan.task.metric} on dev",
         f"model: {start.kind} {start.name}{f', step {start.step:,}' if start.step else ''}, sha256 {start.sha256[:12]}",
         *(
             f"{name}: {trained:,} of {total:,} parameters train ({trained / total:.1%})"
@@ -93,7 +93,8 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
         "set": {
             "name": data.name,
             "sha256": loaded.sha256,
-            "examples": {"train": len(data.train), "dev": len(data.dev), "test": len(data.test)},
+            "examples": {split: len(getattr(data, split)) for split in SPLITS},
+            "labels": count_labels(data),
         },
         "model": {"name": start.name, "kind": start.kind, "sha256": start.sha256},
         "metric": metric,
@@ -245,12 +246,14 @@ def write_finetune_report(folder: Path) -> Path:
         (path, *(_show_interval(summary[split], path) if summary[split] else "" for split in SCORED))
         for path in summary["dev"]["intervals"]
     ]
+    labels = list_label_rows(summary["set"].get("labels", {}))  # of 0.1.0 there are none
     figures = {"parameters": summary["parameters"], "train": summary["train"]}
     header = ("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev")
     parts = [
         format_paragraph(_describe_result(summary), "result"),
         format_paragraph(summary["warning"]),
         format_html(("", "dev", "test"), scores),
+        format_section("Labels", format_html(labels[0], labels[1:]), *map(format_paragraph, summary["notes"])),
         format_section("Pictures", format_pictures(_list_pictures(summary, progress))),
         format_section("Trainings", format_html(header, trainings)),
         format_section("What it took", format_html(("", ""), list_figures(figures), "pairs")),

@@ -10,10 +10,11 @@ from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.data.sources import FileRecord
-from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import SPLITS, AnnotatedText, LabelledSet, MultiLabelText, TaggedSentence
+from domext_ray.labelled.examples import SPLITS, LabelledSet
+from domext_ray.labelled.readers.label_counts import count_labels, list_label_rows, require_learnable
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
+from domext_ray.report.tables import format_text
 
 _SELDOM = ("group", "misplaced", "unplaced")
 """Fields that count only where they have something."""
@@ -37,6 +38,14 @@ class LoadedSet:
     sha256: str
     files: Sequence[FileRecord] = ()
 
+    def describe(self) -> str:
+        """Return what a plan says of it: examples and labels of each split, and its notes."""
+        data = self.data
+        sizes = " / ".join(f"{len(getattr(data, split)):,}" for split in SPLITS)
+        labels = format_text(list_label_rows(count_labels(data)))
+        notes = (f"note: {note}" for note in data.notes if note not in data.warnings)
+        return "\n".join([f"set: {data.name}, {sizes} examples (train / dev / test)", labels, *notes])
+
 
 def load_labelled(config: FinetuneConfig) -> LoadedSet:
     """Read the set that a configuration names, and warn of a copy that is not whole.
@@ -46,13 +55,12 @@ def load_labelled(config: FinetuneConfig) -> LoadedSet:
 
     Raises:
         ConfigError: a task without the data that it needs.
-        CorpusError: the files are missing, empty or of another layout.
+        CorpusError: the files are missing, empty or of another layout, or nothing can be learned from them.
     """
     description, place = find_set(config.task, config.data)
     labelled = config.labelled  # where a set is cut depends on no run's seed
     data = load_set(description, place, strict=labelled.strict, repair=labelled.repair)
-    if not data.labels and isinstance(data.train[0], TaggedSentence | AnnotatedText | MultiLabelText):
-        raise CorpusError(f"no example of {place} has a label ({data.train[0].source} is the first); label some.")
+    require_learnable(data, place)
     for each in data.warnings:
         print(f"warning: {each}", flush=True)
     return LoadedSet(description.task, data, description.metric, *_hash_examples(data))

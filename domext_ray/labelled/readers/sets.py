@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from domext_ray.errors import CorpusError
@@ -19,20 +19,16 @@ from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,
     LabelledSet,
-    LabelledText,
-    MarkedText,
     Mention,
-    MultiLabelText,
     Question,
     TaggedSentence,
 )
 from domext_ray.labelled.readers.issues import DataIssues, list_places
+from domext_ray.labelled.readers.label_counts import Splits, find_oddities, leave_out_unlabelled, list_labels
 from domext_ray.labelled.readers.readers import find_file, find_split_files, read_splits
 from domext_ray.labelled.readers.rows import is_learnable, read_catalogue
 from domext_ray.labelled.readers.spans import Schema, name_relation, read_schema
 from domext_ray.labelled.set_description import SetDescription
-
-Splits = Mapping[str, tuple[AnyExample, ...]]
 
 
 def load_set(
@@ -53,7 +49,7 @@ def load_set(
     """
     issues = DataIssues(strict, mends=repair)
     schema = _read_schema(description, data)
-    read = read_splits(description, data, issues, schema)
+    read = leave_out_unlabelled(read_splits(description, data, issues, schema), description, issues)
     splits, notes = cut_splits(read, description, data, seed, issues.list_notes())
     warnings = tuple(_compare_counts(read, description))
     if "test" in read and not splits["test"]:
@@ -70,6 +66,8 @@ def load_set(
             raise CorpusError(f"{description.where}: {key} {label!r} is no label of {data} ({', '.join(labels)}).")
     if not splits["train"]:
         raise _lacks_split("train", splits, description, data, issues.list_notes(sources))
+    found, told = find_oddities(splits, labels)
+    warnings = (*warnings, *told)
     return LabelledSet(
         description.name,
         splits["train"],
@@ -78,7 +76,7 @@ def load_set(
         labels,
         description.negative_label,
         catalogue,
-        (*notes, *issues.list_notes(sources), *_count_shared(splits), *warnings),
+        (*notes, *issues.list_notes(sources), *_count_shared(splits), *found, *warnings),
         description.positive_label,
         description.marks if description.task == "relation" else (),
         description.rule,
@@ -105,6 +103,7 @@ def read_split(
     """
     issues = DataIssues(strict)
     read: Splits = read_splits(description, data, issues, _read_schema(description, data))
+    read = leave_out_unlabelled(read, description, issues)
     notes, counts = list[str](), _compare_counts(read, description)
     if split not in read and "train" in read:
         read, notes = cut_splits(read, description, data, 0, issues.list_notes())
@@ -217,26 +216,12 @@ def _count_entities(example: AnyExample) -> int:
     return 0
 
 
-def _list_labels(example: AnyExample) -> Iterator[str]:
-    """Class, entity types, or predicates."""
-    match example:
-        case TaggedSentence():
-            yield from (tag[2:] for tag in example.tags if tag != "O")
-            yield from (each.label for each in example.misplaced)
-        case AnnotatedText():
-            yield from (each.label for each in example.relations or example.gold)
-        case MultiLabelText():
-            yield from example.labels
-        case MarkedText() | LabelledText() if example.label:
-            yield example.label
-
-
 def _find_labels(
     splits: Splits, description: SetDescription, schema: Schema | None, issues: DataIssues
 ) -> tuple[str, ...]:
     """Return the labels in the head's order, and check those of the examples."""
     first_places = {
-        split: {label: each.source for each in reversed(splits[split]) for label in _list_labels(each)}
+        split: {label: each.source for each in reversed(splits[split]) for label in list_labels(each)}
         for split in SPLITS
     }
     declared = description.labels or tuple(dict.fromkeys(name_relation(*key) for key in schema or ()))

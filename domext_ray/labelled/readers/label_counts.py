@@ -1,0 +1,233 @@
+"""What was read as a label, by split: told before anything trains, so that a wrong column or mark is seen.
+
+Enters: the splits of a labelled set. Leaves: counts by label, sentences on what is odd about them, and a refusal of
+training examples from which nothing can be learned.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import (
+    SPLITS,
+    AnnotatedText,
+    AnyExample,
+    Choice,
+    LabelledSet,
+    LabelledText,
+    MarkedText,
+    Mention,
+    MultiLabelText,
+    Question,
+    TaggedSentence,
+)
+from domext_ray.labelled.readers.issues import DataIssues, list_places
+from domext_ray.labelled.set_description import SetDescription
+from domext_ray.report.tables import NONE
+
+MOST_UNLABELLED = {True: 0.5, False: 0.05}
+"""Share of pairs, and of single texts, with a label that may say "none" above which it may be a class as well: opinions
+about a text are often -1, 0 and 1, those about a pair hardly ever."""
+MAX_SHOWN = 20
+"""Labels that a table has rows for; of more, the last row sums up the seldom ones."""
+Splits = Mapping[str, tuple[AnyExample, ...]]
+Counts = dict[str, dict[str, float]]
+"""Of each label, or of what stands in its place, the number in each split that has examples."""
+_GOLD: Mapping[type, tuple[str, str]] = {
+    TaggedSentence: ("entity", "sentences"),
+    AnnotatedText: ("entity or relation", "texts"),
+    MultiLabelText: ("label", "texts"),
+    Question: ("answer", "questions"),
+}
+"""What examples of a kind may have or not, and what they are called."""
+
+
+def list_labels(example: AnyExample) -> Iterator[str]:
+    """Yield an example's class or classes, its predicates, or the types of its gold entities."""
+    match example:
+        case TaggedSentence():
+            yield from (tag[2:] for tag in example.tags if tag.startswith("B-"))
+            yield from (each.label for each in example.misplaced)
+        case AnnotatedText():
+            yield from (each.label for each in example.relations or example.gold)
+        case MultiLabelText():
+            yield from example.labels
+        case MarkedText() | LabelledText() if example.label:
+            yield example.label
+
+
+def leave_out_unlabelled(splits: Splits, description: SetDescription, issues: DataIssues) -> Splits:
+    """Leave out the texts whose label says that they have none: -1 beside whole numbers from 0, - beside words.
+
+    SNLI and MNLI have "-" where annotators did not agree (Bowman et al., 2015, section 2.2), and such texts are part of
+    no score; `datasets` writes -1 for it, and for all labels of a test that is kept secret. Labels that are named in
+    the description are labels.
+
+    Raises:
+        CorpusError: so many have it that it may be a class.
+    """
+    found = {split: [each for each in examples if _is_classified(each)] for split, examples in splits.items()}
+    counts = {split: Counter(each.label for each in own) for split, own in found.items()}
+    labels = {label for each in counts.values() for label in each}
+    mark = next((each for each in ("-1", "-") if each in labels and each not in description.labels), None)
+    others = labels - {"-1", "-"}
+    if mark is None or not (all(each.isdecimal() for each in others) if mark == "-1" else "+" not in others):
+        return splits
+    shown = [each for each in counts.values() if each.keys() != {mark}]  # another one is a test that is kept secret
+    share = sum(each[mark] for each in shown) / max(1, sum(each.total() for each in shown))
+    has_pairs = any(getattr(each, "pair", None) is not None for each in itertools.chain.from_iterable(found.values()))
+    if share > MOST_UNLABELLED[has_pairs] and not description.labels:
+        names = ", ".join(sorted(others))
+        raise CorpusError(
+            f"{share:.0%} of the examples of {description.name} have the label {mark!r}, which often says that there "
+            f"is none; name the classes as labels in {description.yaml}: [{names}], or with {mark!r} where it is one."
+        )
+    for each in itertools.chain.from_iterable(found.values()):
+        if each.label == mark:
+            issues.add(each.source, "row", f"has the label {mark!r}, which says that it has none")
+    return {split: tuple(e for e in own if getattr(e, "label", "") != mark) for split, own in splits.items()}
+
+
+def _is_classified(example: AnyExample) -> TypeGuard[LabelledText | MarkedText]:
+    return isinstance(example, LabelledText | MarkedText) and bool(example.label)
+
+
+def count_labels(data: LabelledSet) -> Counts:
+    """Return how often each label stands in each split; of numbers, the least, the mean and the highest."""
+    splits: Splits = {split: found for split in SPLITS if (found := getattr(data, split))}
+    if not data.labels and isinstance(data.train[0], LabelledText):
+        values = {split: [each.value for each in found] for split, found in splits.items()}  # type: ignore[union-attr]
+        return {
+            "least": {split: min(each) for split, each in values.items()},
+            "mean": {split: sum(each) / len(each) for split, each in values.items()},
+            "highest": {split: max(each) for split, each in values.items()},
+        }
+    counted = {split: Counter(each for e in found for each in _list_counted(e)) for split, found in splits.items()}
+    seen = sorted({each for found in counted.values() for each in found} - set(data.labels))
+    return {label: {split: each[label] for split, each in counted.items()} for label in (*data.labels, *seen)}
+
+
+def _list_counted(example: AnyExample) -> list[str]:
+    """List what `count_labels` counts of an example; what is no label stands in brackets."""
+    match example:
+        case Choice():
+            return [f"(option {example.answer + 1})"]
+        case Mention():
+            return ["(one term)" if len(example.terms) == 1 else "(several terms)"]
+        case Question() if example.answer_texts:
+            return ["(with an answer)"]
+    found, kind = list(list_labels(example)), _find_kind(example)
+    return found or ([f"(without {_add_article(_GOLD[kind][0])})"] if kind else [])
+
+
+def _find_kind(example: AnyExample) -> type | None:
+    return next((kind for kind in _GOLD if isinstance(example, kind)), None)
+
+
+def _has_gold(example: AnyExample) -> bool:
+    return bool(example.answer_texts) if isinstance(example, Question) else any(list_labels(example))
+
+
+def _add_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def list_label_rows(counts: Mapping[str, Mapping[str, float]]) -> list[tuple[str, ...]]:
+    """Return the rows of a table of what `count_labels` returned, under a header; of many labels the frequent ones."""
+    rows: list[tuple[str, ...]] = [("label", *SPLITS)]
+    shown = sorted(counts, key=lambda label: -sum(counts[label].values()))[:MAX_SHOWN]
+    shown = list(counts) if len(counts) <= MAX_SHOWN + 1 else [label for label in counts if label in shown]
+    for label in shown:
+        rows.append((" ".join(label.split()), *(_show(counts[label].get(split)) for split in SPLITS)))
+    if others := [counts[label] for label in counts if label not in shown]:
+        sums = (sum(each[split] for each in others) if split in others[0] else None for split in SPLITS)
+        rows.append((f"({len(others):,} more labels)", *map(_show, sums)))
+    return rows
+
+
+def _show(value: float | None) -> str:
+    return NONE if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return notes on the labels of a set's splits, and warnings, which must be heard before training."""
+    notes, warnings = list[str](), list[str]()
+    folded = defaultdict[str, list[str]](list)
+    for label in labels:
+        folded[label.casefold()].append(label)
+    for same in folded.values():
+        if len(same) > 1:
+            names = f"{', '.join(map(repr, same[:-1]))} and {same[-1]!r}"
+            warnings.append(f"The labels {names} differ in case alone; they are {len(same)} labels here.")
+    for split, examples in splits.items():
+        if not examples:
+            continue
+        if split != "train":
+            warnings += _find_absent(split, examples)
+            held = {label for each in examples for label in list_labels(each)}
+            missing = [label for label in labels if label not in held]
+            if held and missing:
+                shown = ", ".join(map(repr, missing[:3])) + (" …" if len(missing) > 3 else "")
+                notes.append(f"The {split} has no example of {len(missing)} of {len(labels)} labels ({shown}).")
+        notes += _find_contradictions(split, examples)
+    return notes, warnings
+
+
+def _find_absent(split: str, examples: Sequence[AnyExample]) -> list[str]:
+    """Say that a split to be scored has no gold at all."""
+    first = examples[0]
+    kind, says_nothing = _find_kind(first), "so its figures say nothing"
+    if isinstance(first, LabelledText) and not first.label:
+        values = {each.value for each in examples if isinstance(each, LabelledText)}
+        has_one = len(values) == 1 and len(examples) > 1
+        return [f"All {len(examples):,} values of {split} are {first.value:g}, {says_nothing}."] if has_one else []
+    if kind is None or any(map(_has_gold, examples)):
+        return []
+    noun, plural = _GOLD[kind]
+    return [f"None of the {len(examples):,} {plural} of {split} has {_add_article(noun)}, {says_nothing}."]
+
+
+def _find_contradictions(split: str, examples: Sequence[AnyExample]) -> list[str]:
+    """Say how many examples have the text of an earlier one and other labels, as two annotators' rows have."""
+    known: dict[Any, Any] = {}
+    places = []
+    for each in examples:
+        if known.setdefault(each.seen, _take_gold(each)) != _take_gold(each):
+            places.append(each.source)
+    if not places:
+        return []
+    return [f"{len(places)} x {split} example that contradicts an earlier one of the same text: {list_places(places)}."]
+
+
+def _take_gold(example: AnyExample) -> Any:
+    """All that is neither seen by a model nor the name or the place of an example."""
+    left_out = {*example.inputs, "id", "source", "group", "document", "text", "offsets"}
+    return {name: value for name, value in vars(example).items() if name not in left_out}
+
+
+def require_learnable(data: LabelledSet, place: str) -> None:
+    """Refuse training examples that have no label, or all the same one.
+
+    Raises:
+        CorpusError: naming the first example.
+    """
+    train, first = data.train, data.train[0]
+    kind, shown = _find_kind(first), f"({first.source} is the first)"
+    if kind is not None and not any(map(_has_gold, train)):
+        noun, plural = _GOLD[kind]
+        raise CorpusError(f"no training example of {place} has {_add_article(noun)} {shown}; label some {plural}.")
+    alike: set[Any] = set()
+    if isinstance(first, LabelledText) and not first.label:
+        alike = {f"value {each.value:g}" for each in train if isinstance(each, LabelledText)}
+    elif isinstance(first, LabelledText | MarkedText | MultiLabelText):
+        golds = {frozenset(list_labels(each)) for each in train}
+        alike = {f"label {', '.join(map(repr, sorted(each)))}" for each in golds}
+    if len(alike) == 1:
+        raise CorpusError(
+            f"all {len(train):,} training examples of {place} have the {alike.pop()} {shown}: nothing can be learned "
+            "from them; is it the right column?"
+        )
