@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
+from domext_ray.corpus.estimate import require_both_splits
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.corpus.shards import make_settings, prepare_corpus
@@ -67,6 +68,7 @@ def check_texts(config: PretrainConfig, base: Base | None) -> list[Sample | None
         try:
             prepare = config.prepare_for(part)
             samples.append(sample := check_corpus(part.corpus, prepare, to_end=config.dry_run))
+            require_both_splits(part.corpus, sample, prepare)
             if tokenizer is not None:
                 settings = make_settings(tokenizer, prepare, config.train.seq_length)
                 check_sample(part.corpus, sample, settings, prepare, warns=config.dry_run)

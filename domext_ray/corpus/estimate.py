@@ -11,6 +11,7 @@ of which there are a bounded number, is asked for every training document as it 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from collections import Counter, defaultdict
@@ -25,7 +26,7 @@ from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.index import HELD_OUT, TRAIN, DocumentIndex
 from domext_ray.corpus.pairs import choose_rows
 from domext_ray.corpus.rows import RowSettings, TokenCounts, count_han
-from domext_ray.corpus.shards import CHINESE_FRAC, hash_document
+from domext_ray.corpus.shards import CHINESE_FRAC, hash_document, require_divided
 from domext_ray.data.sample import Sample, choose_evenly
 from domext_ray.data.split import resolve_held_out_by
 
@@ -132,17 +133,35 @@ def count_near_duplicates(sample: Sample, prepare: PrepareConfig) -> NearDuplica
     Raises:
         CorpusError: the sample has one file where files are held out.
     """
-    documents = [each for place in sample.places for each in place.documents]
+    documents = sample.documents
     if not documents:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        index = DocumentIndex(Path(folder))
-        index.add(b"".join(map(hash_document, documents)), b"".join(place.groups for place in sample.places))
-        own = replace(prepare, held_out_by=resolve_held_out_by(sample.files, prepare))
-        index.choose([place.files for place in sample.places], own)
+    with _divide(sample, prepare) as index:
         train, held_out = ([documents[i] for i in np.flatnonzero(index.uses == use)] for use in (TRAIN, HELD_OUT))
     held_out = held_out[:MAX_HELD_OUT]
     return NearDuplicates(len(find_similar(held_out, train)), len(held_out), len(train)) if held_out else None
+
+
+def require_both_splits(spec: str, sample: Sample, prepare: PrepareConfig) -> None:
+    """Refuse a text that has documents for one split alone, where the sample is all of it.
+
+    Raises:
+        CorpusError: as when it is prepared.
+    """
+    if sample.is_whole:
+        with _divide(sample, prepare) as index:
+            require_divided(spec, index, prepare)
+
+
+@contextlib.contextmanager
+def _divide(sample: Sample, prepare: PrepareConfig) -> Iterator[DocumentIndex]:
+    """Divide the documents of a sample as preparation divides those of a corpus."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = DocumentIndex(Path(folder))
+        index.add(b"".join(map(hash_document, sample.documents)), b"".join(place.groups for place in sample.places))
+        own = replace(prepare, held_out_by=resolve_held_out_by(sample.files, prepare))
+        index.choose([place.files for place in sample.places], own)
+        yield index
 
 
 def find_similar(documents: Sequence[str], others: Iterable[str]) -> set[int]:

@@ -241,9 +241,7 @@ def _write_documents(
     reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
     if not num_documents:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
-    if prepare.group_field:
-        index.require_held_out_group(prepare)
-    _require_both_splits(sources, num_documents, num_of_splits)
+    require_divided(sources.spec, index, prepare)
     index.write_hashes(folder)
     is_chinese = prepare.chinese_words and han_frac >= CHINESE_FRAC
     if is_chinese:
@@ -275,7 +273,7 @@ def _write_documents(
     if settings.pairs:
         _require_partners(sources, prepare, num_used)
     num_documents -= dropped[NO_NEXT_SENTENCE] + dropped[NO_OTHER_TEXT] + dropped[NO_TOKEN]
-    _require_both_splits(sources, num_documents, [bool(written[split]) for split in SPLITS])
+    _require_both_splits(sources.spec, num_documents, [bool(written[split]) for split in SPLITS])
     with new_file(folder / TOKEN_COUNTS, is_flushed=False) as temporary:
         np.save(temporary, token_counts)
     return {
@@ -290,11 +288,23 @@ def _write_documents(
     }
 
 
-def _require_both_splits(sources: Sources, num_documents: int, has_any: Sequence[float]) -> None:
+def require_divided(spec: str, index: DocumentIndex, prepare: PrepareConfig) -> None:
+    """Refuse a text of which all documents train, or none.
+
+    Raises:
+        CorpusError: saying what to change.
+    """
+    _, *num_of_splits = index.count()
+    if prepare.group_field:
+        index.require_held_out_group(prepare)
+    _require_both_splits(spec, sum(num_of_splits), num_of_splits)
+
+
+def _require_both_splits(spec: str, num_documents: int, has_any: Sequence[float]) -> None:
     for split, is_there in zip(("training", "held-out"), has_any, strict=True):
         if not is_there:
             raise CorpusError(
-                f"--corpus {sources.spec!r} has {num_documents} usable documents, so the {split} split is empty; give "
+                f"--corpus {spec!r} has {num_documents} usable documents, so the {split} split is empty; give "
                 "more text, a finer --prepare.document, or another --prepare.held_out_frac."
             )
 

@@ -68,6 +68,16 @@ class Sample:
         """Share of the corpus's bytes that was read to its end, 0 to 1."""
         return sum(each.num_bytes for each in self.places) / sum(each.size for each in self.files)
 
+    @property
+    def documents(self) -> list[str]:
+        """The documents of all places, in order."""
+        return [each for place in self.places for each in place.documents]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all documents of the corpus."""
+        return self.frac == 1 and all(sum(map(len, each.documents)) == each.num_chars for each in self.places)
+
 
 def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> Sample:
     """Read a sample of a corpus and refuse what it shows to be a mistake.
@@ -89,7 +99,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     files = [*map(write_docs, files)] if to_end else files
     sample = read_sample(files, prepare, to_end=to_end)
     tell_forms(sample.dropped.forms)
-    dropped, documents = sample.dropped, [each for place in sample.places for each in place.documents]
+    dropped, documents = sample.dropped, sample.documents
     has_docs = any(each.kind == PACKAGE_DOCS for each in files)  # which are text
     if sample.frac == 1 or (
         dropped.num_not_text == dropped.count_rows(len(documents)) and not has_docs
