@@ -11,7 +11,7 @@ from finetuned_models import make_raw
 from domext_ray.errors import CorpusError
 from domext_ray.inference.examples import make_example
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, RawSentence, TaggedSentence
-from domext_ray.labelled.words import cut_words
+from domext_ray.labelled.words import INVISIBLE, cut_words
 
 DOCTOR = "\U0001f469\u200d\u2695\ufe0f"
 
@@ -24,12 +24,14 @@ def test_words_are_cut_at_white_space_and_punctuation() -> None:
         ("e\u0301tude \u0301x", "e\u0301tude|\u0301x"),
         ("\u3000カタ\u00a0y\u00adz\x07", "カタ|y\u00adz|\x07"),
         ("\U00020000\U00020000a", "\U00020000|\U00020000|a"),
+        ("\ufeffAn \u00adalloy\u200d, \u2060 \u200e心\u200b岁", "An|alloy|,|心|岁"),
+        ("\U0001f3f4\U000e0067\U000e0062\U000e007f ", "\U0001f3f4\U000e0067\U000e0062\U000e007f"),
         (" \t\n", ""),
     ):
         assert "|".join(cut_words(text)[0]) == words
 
 
-def test_no_character_but_white_space_is_lost() -> None:
+def test_no_character_that_shows_is_lost_and_words_begin_and_end_with_one() -> None:
     generator = random.Random(0)
     signs = "ab1 .,-\n\u3000心\u0301\u200d\ufe0f\U0001f600\U0001f469\u2695\u3042\uac00\x07\u00ad\ufeff\u0645_é\x1c\x85"
     for _ in range(300):
@@ -37,7 +39,9 @@ def test_no_character_but_white_space_is_lost() -> None:
         words, offsets = cut_words(text)
         assert [text[start:end] for start, end in offsets] == list(words)
         assert list(offsets) == sorted(offsets)
-        assert "".join(words) == "".join(each for each in text if not each.isspace())
+        assert not any(word[0] in INVISIBLE or word[-1] in INVISIBLE for word in words)
+        shown, kept = ("".join(each for each in whole if each not in INVISIBLE) for whole in (text, "".join(words)))
+        assert kept == shown
 
 
 def test_every_family_reads_its_fields() -> None:

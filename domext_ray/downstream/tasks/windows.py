@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
+from domext_ray.labelled.words import INVISIBLE
 from domext_ray.vocabulary.tokenizer import make_backend
 
 Window = tuple[int, int]
@@ -27,8 +28,8 @@ class TextPieces:
 
     Args:
         ids: int64 [P], without special tokens.
-        starts: int64 [P], first character of each piece, spaces left out.
-        ends: int64 [P], the character after its last; not above its start if the piece is nothing but spaces.
+        starts: int64 [P], first character of each piece, spaces and invisible characters left out.
+        ends: int64 [P], the character after its last; not above its start if the piece shows nothing.
     """
 
     ids: np.ndarray
@@ -45,7 +46,7 @@ class TextPieces:
 
     @property
     def is_visible(self) -> np.ndarray:
-        """Bool [P]: the piece has characters other than spaces."""
+        """Bool [P]: the piece has characters that show."""
         return self.ends > self.starts
 
 
@@ -59,9 +60,9 @@ def encode_texts(backend: Tokenizer, texts: Sequence[str]) -> list[TextPieces]:
 
 
 def _trim_spaces(text: str, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Move the ends of stretches inwards past spaces, which pieces of many vocabularies begin with."""
+    """Move the ends of stretches inwards past spaces, which pieces of many vocabularies begin with, and the like."""
     places = np.arange(len(text) + 1)
-    is_space = np.fromiter(map(str.isspace, text), dtype=bool, count=len(text))
+    is_space = np.fromiter(map(INVISIBLE.__contains__, text), dtype=bool, count=len(text))
     # For every place the first visible character from there on, and the place after the last one before it.
     first = np.minimum.accumulate(np.where(np.append(is_space, False), len(text), places)[::-1])[::-1]
     last = np.maximum.accumulate(np.where(np.insert(is_space, 0, True), 0, places))

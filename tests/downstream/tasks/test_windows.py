@@ -11,6 +11,7 @@ from conftest import WORDS
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.windows import encode_texts, holds, plan_windows, read_template
+from domext_ray.labelled.words import INVISIBLE
 from domext_ray.vocabulary.tokenizer import make_backend
 
 
@@ -39,15 +40,21 @@ def test_windows_cover_a_text_and_overlap() -> None:
 
 
 def test_pieces_are_their_characters(tokenizer: PreTrainedTokenizerBase) -> None:
-    texts = ["the  dog\tand [SEP] zebra9 .", "", "  ", "naïve 漢字 😀 the <s>"]
+    texts = [
+        "the  dog\tand [SEP] zebra9 .",
+        "",
+        "  ",
+        "naïve 漢字 😀 the <s>",
+        "\ufeffthe \u2060dog\u200d\u00ad \u200e ",
+    ]
     for text, pieces in zip(texts, encode_texts(make_backend(tokenizer), texts), strict=True):
         seen = np.zeros(len(text), dtype=bool)
         for start, end, is_visible in zip(pieces.starts, pieces.ends, pieces.is_visible, strict=True):
             assert is_visible == (start < end)
             if is_visible:
-                assert text[start:end].strip() == text[start:end] != ""
+                assert not {text[start], text[end - 1]} & INVISIBLE
                 seen[start:end] = True
-        assert all(seen[i] or each.isspace() for i, each in enumerate(text))
+        assert all(seen[i] or each in INVISIBLE for i, each in enumerate(text))
         assert not set(pieces.ids) & {tokenizer.cls_token_id, tokenizer.sep_token_id}
     assert encode_texts(make_backend(tokenizer), ["the dog"])[0].cut((1, 2)).starts.tolist() == [4]
 
