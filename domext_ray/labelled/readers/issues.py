@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from domext_ray.errors import CorpusError
@@ -44,6 +44,7 @@ class DataIssues:
     def __init__(self, is_strict: bool, *, mends: bool = False) -> None:
         self.is_strict, self.mends = is_strict, mends
         self._places: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+        self.warnings: list[str] = []
 
     def add(
         self, place: str, what: str, fault: str, detail: object = "", *, outcome: str = "left out", source: str = ""
@@ -57,6 +58,10 @@ class DataIssues:
             shown = f" ({shorten(detail)})" if detail != "" else ""
             raise CorpusError(f"{place}: the {what} {fault}{shown}; mend it, or leave out --labelled.strict.")
         self._places.setdefault((what, fault, outcome), []).append((place, source))
+
+    def warn(self, sentence: str) -> None:
+        """Keep what must be heard before training, a sentence."""
+        self.warnings.append(sentence)
 
     def list_notes(self, train: Collection[str] = ()) -> list[str]:
         """Return one sentence a kind of fault, with the first places; `train` has the sources of training examples."""
@@ -101,6 +106,10 @@ class Row:
         """Return the value of a role, or None."""
         return self.record.values.get(role)
 
+    def with_value(self, role: str, value: Any) -> Row:
+        """Return the row with another value of a role."""
+        return replace(self, record=replace(self.record, values={**self.record.values, role: value}))
+
     def leave_out(self, fault: str, detail: object = "", what: str = "row") -> NoReturn:
         """Count the row, and make no example of it."""
         self.issues.add(self.source, what, fault, detail)
@@ -140,7 +149,8 @@ class Row:
     def read_objects(self, role: str, text: str = "", names: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Return a list of objects, also from the object of lists that some datasets have.
 
-        Each must have a text as `text`, if that is given; a list in place of an object has values of these `names`.
+        Each must have a text as `text`, if that is given; a list in place of an object has values of these `names`, and
+        may lack the last.
         """
         value = self.get(role) or []
         if isinstance(value, Mapping) and all(isinstance(each, (list, tuple)) for each in value.values()):
@@ -148,8 +158,9 @@ class Row:
             is_even = all(len(each) == len(columns[0]) for each in columns)
             value = [dict(zip(value, each, strict=True)) for each in zip(*columns, strict=True)] if is_even else None
         if names and isinstance(value, (list, tuple)):
-            is_list = [isinstance(each, (list, tuple)) and len(each) == len(names) for each in value]
-            value = [dict(zip(names, v, strict=True)) if short else v for v, short in zip(value, is_list, strict=True)]
+            sizes = (len(names) - 1, len(names))
+            is_list = [isinstance(each, (list, tuple)) and len(each) in sizes for each in value]
+            value = [dict(zip(names, v, strict=False)) if short else v for v, short in zip(value, is_list, strict=True)]
         is_whole = isinstance(value, (list, tuple)) and all(isinstance(each, dict) for each in value)
         if not is_whole or (text and not all(isinstance(each.get(text), str) for each in value)):
             what, ending = (role, f" with {text!r}") if text else (f"its {role}", "")
@@ -167,3 +178,11 @@ def as_whole(value: Any) -> Any:
     if isinstance(value, str) and _WHOLE_FLOAT.fullmatch(value.strip()):
         return int(value.strip().split(".")[0])
     return value
+
+
+def as_offset(value: Any) -> int | None:
+    """Return a whole number that was written as such, as a float or as a text ("6"); None: it is none."""
+    value = as_whole(value)
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
+        return int(value)
+    return value if type(value) is int else None

@@ -10,7 +10,7 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.labelled.examples import SPLITS, AnyExample
 from domext_ray.labelled.readers.columns import GROUP, select_columns
 from domext_ray.labelled.readers.issues import DataIssues, LeftOut, Record, Row
-from domext_ray.labelled.readers.records import read_brat, read_conll, read_records, read_squad
+from domext_ray.labelled.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
 from domext_ray.labelled.readers.rows import (
     check_options,
     make_choice,
@@ -33,7 +33,7 @@ from domext_ray.labelled.readers.rows import (
     make_question,
     make_valued,
 )
-from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence
+from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence, read_annotations
 from domext_ray.labelled.readers.tagged import choose_scheme, make_tagged
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.storage import Place
@@ -64,7 +64,10 @@ def read_splits(
     folder = Path(data)
     if folder.is_dir() and not _is_saved_dataset(folder):
         files = find_split_files(folder, description)
-        records = {split: _read_file(path, description, issues) for split, path in files.items()}
+        records = {
+            split: _read_file(path, description, issues, [other for other in files.values() if other != path])
+            for split, path in files.items()
+        }
     elif folder.exists() and not folder.is_dir():
         raise CorpusError(f"{data} is a file; give the folder that holds it and the other splits.")
     else:
@@ -75,23 +78,32 @@ def read_splits(
 
 def find_split_files(folder: Path, description: SetDescription) -> dict[str, Path]:
     """Return the file of each split that has one; a CorpusError if two files match the pattern of one split."""
-    found = {}
-    for split in SPLITS:
-        path = find_file(folder, description.files[split], f"files.{split}", description, description.reader == "brat")
+    found = dict[str, Path]()
+    for split in reversed(SPLITS):  # a folder of brat for train may hold the others
+        path = find_file(folder, description.files[split], f"files.{split}", description, [*found.values()])
         if path is not None:
             found[split] = path
-    return found
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 def find_file(
-    folder: Path, patterns: tuple[str, ...], option: str, description: SetDescription, is_brat: bool = False
+    folder: Path, patterns: tuple[str, ...], option: str, description: SetDescription, others: Sequence[Path] = ()
 ) -> Path | None:
-    """Return the file, or folder of brat, that the first matching pattern names; `option` is its key."""
+    """Return the file, or folder of brat, that the first matching pattern names.
+
+    Args:
+        folder: of the set.
+        patterns: tried in order.
+        option: their key in the description.
+        description: of the set.
+        others: what other splits have.
+    """
     Place(folder).list_names()  # of a disk that fails a glob says that nothing is there
+    is_brat = description.reader == "brat"
     for pattern in patterns:
         names = glob.glob(os.path.join(glob.escape(str(folder)), pattern))  # a pattern may be an absolute path
         paths = sorted(map(Path, names))
-        matches = [each for each in paths if (any(each.glob("*.ann")) if is_brat else each.is_file())]
+        matches = [each for each in paths if (any(list_brat(each, others)) if is_brat else each.is_file())]
         if len(matches) > 1:
             listed = ", ".join(each.name for each in matches)
             raise CorpusError(
@@ -103,15 +115,15 @@ def find_file(
     return None
 
 
-def _read_file(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
-    """Yield records whose values go by role."""
+def _read_file(path: Path, description: SetDescription, issues: DataIssues, others: Sequence[Path]) -> Iterator[Record]:
+    """Yield records whose values go by role; `others` are the files, or folders, of the other splits."""
     match description.reader:
         case "conll":
             return read_conll(path, description)
         case "squad":
             return read_squad(path)
         case "brat":
-            return read_brat(path, issues)
+            return read_brat(path, issues, others)
     return select_columns(read_records(path, description, issues), description, issues)
 
 
@@ -120,10 +132,13 @@ def _make(
 ) -> tuple[AnyExample, ...]:
     """Make the examples of a split from records whose values go by role."""
     rows: Iterable[Row] = (Row(each, description, issues) for each in records)
-    maker = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
+    maker: Callable[..., AnyExample] = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
     if description.reader == "conll" or (description.task == "ner" and description.reader == "records"):
         rows = list(rows)
         maker = partial(make_tagged, scheme=choose_scheme(rows))
+    elif description.task in ("ner", "nested_ner"):
+        rows, unit = read_annotations(rows)
+        maker = partial(maker, unit=unit)
     option = f"group_field in {description.yaml}"
     made: list[AnyExample] = []
     taken: set[str] = set()

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from domext_ray.data.json_forms import ITEMS, LINES, require_json_lines
 from domext_ray.data.readers import read_columns, read_objects
 from domext_ray.data.tables import Forms, read_cells, tell_forms
 from domext_ray.errors import CorpusError, name_file
+from domext_ray.files import walk
 from domext_ray.labelled.readers.columns import find_missing, lacks_column
 from domext_ray.labelled.readers.issues import DataIssues, Record, shorten
 from domext_ray.labelled.readers.json_text import JsonText
@@ -46,6 +48,7 @@ _LONGEST = 2**30
 _DOCUMENT_START = "-DOCSTART-"
 _SPACES = re.compile("[ \\r\\f\\v]+")
 """Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
+_BRAT = (".txt", ".ann")
 _BRAT_ENTITY = re.compile(r"T\S*\t(\S+) (\d+ \d+(?:;\d+ \d+)*)\t(.*)")
 
 
@@ -259,17 +262,46 @@ def _read_paragraph(file: JsonText, paragraph: Any, line: int) -> Iterator[Recor
         yield Record({**values, "context": context[0]}, str(file.path), start)
 
 
-def read_brat(folder: Path, issues: DataIssues) -> Iterator[Record]:
+def list_brat(folder: Path, others: Collection[Path] = ()) -> tuple[list[Path], list[Path]]:
+    """Return the texts and the notes of brat in a folder and in those in it, however deep.
+
+    Args:
+        folder: of a split; no folder has none.
+        others: folders of other splits, which may be in it, and are left out. So are hidden ones, such as a notebook
+            server's.
+    """
+    if not folder.is_dir():
+        return [], []
+    with name_file(folder):
+        paths = [Path(path) for path, is_folder, _ in walk(str(folder)) if not is_folder and path.endswith(_BRAT)]
+    foreign = {each.resolve() for each in others} - {folder.resolve(), *folder.resolve().parents}
+    folders = {each.parent for each in paths}
+    left_out = {each for each in folders if foreign and foreign & {each.resolve(), *each.resolve().parents}}
+    left_out |= {each for each in folders if any(part.startswith(".") for part in each.relative_to(folder).parts)}
+    kept = sorted(each for each in paths if each.parent not in left_out and not each.name.startswith("."))
+    texts, notes = ([each for each in kept if each.suffix == suffix] for suffix in _BRAT)
+    return texts, notes
+
+
+def read_brat(folder: Path, issues: DataIssues, others: Collection[Path] = ()) -> Iterator[Record]:
     """Yield one record a document of brat, NAME.txt with NAME.ann, by role; lines other than entities are left alone.
 
-    What brat cuts at the end of a line is one stretch.
+    Folders in the folder count, too, and name their documents: `part2/b0`. What brat cuts at the end of a line is one
+    stretch.
+
+    Args:
+        folder: of a split.
+        issues: counts files without the other one.
+        others: folders of other splits.
     """
-    for path in (folder / each for each in Place(folder).list_names() if each.endswith(".txt")):
+    texts, all_notes = list_brat(folder, others)
+    for notes in sorted({*all_notes} - {each.with_suffix(".ann") for each in texts}):
+        issues.add(f"{notes}:1", "document", "has no .txt file beside it")
+    for path in texts:
         notes = path.with_suffix(".ann")
         if not notes.is_file():
             issues.add(f"{path}:1", "document", "has no .ann file beside it")
             continue
-        text = read_text(path)
         entities = []
         for number, line in enumerate(split_lines(read_text(notes)), 1):
             if not line.startswith("T"):
@@ -279,10 +311,8 @@ def read_brat(folder: Path, issues: DataIssues) -> Iterator[Record]:
                 rule = "an entity is its id, a tab, its type and places, a tab and its text"
                 raise CorpusError(f"{notes}:{number} has another layout: {rule}, but {shorten(line, 40)} is there.")
             places = [tuple(map(int, each.split())) for each in match[2].split(";")]
-            gaps = (text[end:start] for (_, end), (start, _) in zip(places, places[1:], strict=False))
-            start, end = places[0][0], places[-1][1]
-            is_scattered = any(each.strip() for each in gaps)
-            mention = text[start:end] if " ".join(text[start:end].split()) == " ".join(match[3].split()) else match[3]
-            values = {"start": start, "end": end, "type": match[1], "mention": mention, "place": f"{notes}:{number}"}
-            entities.append({**values, "is_scattered": is_scattered})
-        yield Record({"id": path.stem, "text": text, "entities": entities}, str(path), 1)
+            gaps = tuple((end, start) for (_, end), (start, _) in itertools.pairwise(places))
+            values = {"start": places[0][0], "end": places[-1][1], "type": match[1], "mention": match[3]}
+            entities.append({**values, "place": f"{notes}:{number}", "gaps": gaps})
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        yield Record({"id": name, "text": read_text(path), "entities": entities}, str(path), 1)

@@ -15,7 +15,7 @@ from typing import Any
 from domext_ray.data.files import find_suffix
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention, MultiLabelText, Question
-from domext_ray.labelled.readers.issues import Row, as_whole, shorten
+from domext_ray.labelled.readers.issues import Row, as_offset, as_whole, shorten
 from domext_ray.labelled.readers.json_text import JsonText
 from domext_ray.labelled.readers.records import read_table, read_text
 
@@ -183,8 +183,8 @@ def is_learnable(question: Question) -> bool:
 
 def _place_answer(values: dict[str, Any], context: str, row: Row) -> Entity | None:
     """Return the stretch of an answer: at its offset, or nearest to it, or where it occurs alone."""
-    text, start = values["text"], values.get("answer_start")
-    if type(start) is not int:
+    text, start = values["text"], as_offset(values.get("answer_start"))
+    if start is None:
         raise CorpusError(f"{row.source} has an answer without a whole number as 'answer_start'.")
     if not text.strip():
         row.keep_gold("answer", "is empty", text)

@@ -51,7 +51,7 @@ def load_set(
     schema = _read_schema(description, data)
     read = leave_out_unlabelled(read_splits(description, data, issues, schema), description, issues)
     splits, notes = cut_splits(read, description, data, seed, issues.list_notes())
-    warnings = tuple(_compare_counts(read, description))
+    warnings = (*_compare_counts(read, description), *issues.warnings)
     if "test" in read and not splits["test"]:
         notes.append(f"The test of {data} has no example.")
     catalogue: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ def read_split(
     issues = DataIssues(strict)
     read: Splits = read_splits(description, data, issues, _read_schema(description, data))
     read = leave_out_unlabelled(read, description, issues)
-    notes, counts = list[str](), _compare_counts(read, description)
+    notes, warnings = list[str](), (*_compare_counts(read, description), *issues.warnings)
     if split not in read and "train" in read:
         read, notes = cut_splits(read, description, data, 0, issues.list_notes())
     found = issues.list_notes({each.source for each in read.get("train", ()) if split != "train"})
@@ -112,7 +112,7 @@ def read_split(
         has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
         reason = f"; {found[0]}" if found else "."
         raise CorpusError(f"{data} has no example in {split} (it has {has}){reason}")
-    return tuple(read[split]), (*notes, *found, *counts)
+    return tuple(read[split]), (*notes, *found, *warnings)
 
 
 def _compare_counts(read: Splits, description: SetDescription) -> list[str]:

@@ -1,42 +1,58 @@
 """Texts with entities, and with triples, -> entities and relations by characters, or tags.
 
 Enters: rows of CMeEE (a text, and entities with start, end, type and the entity's own text), of doccano, spaCy, Prodigy
-and Label Studio (entities may be lists of start, end and label), of brat, or of CMeIE and DuIE (a text, and triples of
-a subject, a predicate and an object with one or more parts). Leaves: `AnnotatedText`s, or for flat entities
-`RawSentence`s, whose words are those that tokenizers cut. An entity or a triple that the text does not have where it
-should be, or that no tags can say, is gold that nothing is learned from.
+and Label Studio (entities may be lists of start, end and label, in spaCy also of its text), of brat, or of CMeIE and
+DuIE (a text, and triples of a subject, a predicate and an object with one or more parts). Leaves: `AnnotatedText`s, or
+for flat entities `RawSentence`s, whose words are those that tokenizers cut. White space and invisible characters are no
+end of an entity. An entity or a triple that the text does not have where it should be, or that no tags can say, is gold
+that nothing is learned from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnnotatedText, Entity, RawSentence, Relation, ScatteredEntity
 from domext_ray.labelled.readers.columns import get_value
-from domext_ray.labelled.readers.issues import Row
+from domext_ray.labelled.readers.issues import Row, as_offset, shorten
+from domext_ray.labelled.readers.offsets import Annotation, Unit, find_unit
 from domext_ray.labelled.readers.records import read_json_records
-from domext_ray.labelled.words import cut_words
+from domext_ray.labelled.words import cut_words, trim
 
 MAIN_PART = "@value"
 """The part of a triple's object that every object has."""
+_REJECTED = ("reject", "ignore")
+"""What Prodigy has as the answer to a span that is none."""
+_UNTRIMMED = "begins or ends with white space or an invisible character"
 Schema = dict[tuple[str, str], frozenset[tuple[str, str]]]
 """For each predicate and part of its object, the allowed (subject type, object type)s."""
 
 
-def make_nested(row: Row) -> AnnotatedText:
-    """Make a text with entities, which may nest and overlap."""
+def read_annotations(rows: Iterable[Row]) -> tuple[list[Row], Unit | None]:
+    """Read the entities of a split.
+
+    Returns:
+        The rows, with a list of `Annotation` each as their entities, and what their offsets count (None: characters).
+    """
+    read = [row.with_value("entities", _list_annotations(row)) for row in rows]
+    texts = [(text, row.get("entities")) for row in read if isinstance(text := row.get("text"), str)]
+    return read, find_unit(texts, read[0].issues) if read else None
+
+
+def make_nested(row: Row, unit: Unit | None = None) -> AnnotatedText:
+    """Make a text with entities, which may nest and overlap; both makers take rows of `read_annotations`."""
     text = row.read_text("text", is_stripped=False)
-    entities, misplaced = _read_entities(row, text)
+    entities, misplaced = _place_entities(row, text, unit)
     return AnnotatedText("", row.source, text, _sort(entities), misplaced=_sort(misplaced))
 
 
-def make_raw_sentence(row: Row) -> RawSentence:
+def make_raw_sentence(row: Row, unit: Unit | None = None) -> RawSentence:
     """Make the words of a text, with the tags of its entities; of those that overlap the longest is tagged."""
     text = row.read_text("text", is_stripped=False)
-    entities, misplaced = _read_entities(row, text)
+    entities, misplaced = _place_entities(row, text, unit)
     words, offsets = cut_words(text)
     if not words:
         row.leave_out("has no words")
@@ -58,31 +74,52 @@ def make_raw_sentence(row: Row) -> RawSentence:
     return RawSentence("", row.source, words, tuple(tags), "", text, offsets, misplaced=_sort(misplaced))
 
 
-def _read_entities(row: Row, text: str) -> tuple[dict[Entity, str], dict[Entity, str]]:
-    """Return the entities that are where their offsets say, and those that are not, with their places in files."""
-    found: tuple[dict[Entity, str], dict[Entity, str]] = ({}, {})
-    names = [row.description.columns[role][0] for role in ("start", "end", "type")]
+def _list_annotations(row: Row) -> list[Annotation]:
+    """Read a row's entities; those that their annotator has rejected or passed over are counted."""
+    columns = row.description.columns
+    names = [columns[role][0] for role in ("start", "end", "type", "mention")]
+    found = []
     for values in row.read_objects("entities", names=names):
-        is_brat = row.description.reader == "brat"
-        place = values.get("place", row.source) if is_brat else row.source
-        entity, is_misplaced = _read_entity(row, values, text, place)
-        found[is_misplaced].setdefault(entity, place)
+        place = values.get("place", row.source) if row.description.reader == "brat" else row.source
+        start, end, kind, mention = (get_value(values, columns[role]) for role in ("start", "end", "type", "mention"))
+        if as_offset(start) is None and None not in (as_offset(end), as_offset(kind)):
+            start, end, kind = end, kind, start  # a list that begins with the type
+        if values.get("answer") in _REJECTED:
+            row.issues.add(place, "entity", f"is marked {values['answer']!r} by its annotator", (start, end, kind))
+            continue
+        first, last = as_offset(start), as_offset(end)
+        if first is None or last is None:
+            shown = f"{shorten(start, 30)} and {shorten(end, 30)}"
+            raise CorpusError(
+                f"{place} has an entity without whole numbers as start and end, but {shown}; set columns.start."
+            )
+        mention = mention if isinstance(mention, str) else None
+        for label in _read_types(row, kind, place):
+            gaps = values.get("gaps", ()) if row.description.reader == "brat" else ()
+            found.append(Annotation(first, _list_ends(row, last, mention), label, mention, place, gaps))
     return found
 
 
-def _read_entity(row: Row, values: Mapping[str, Any], text: str, place: str) -> tuple[Entity, bool]:
-    """Return an entity, and whether it is not where its offsets say, which is counted.
+def _read_types(row: Row, kind: Any, place: str) -> list[str]:
+    """Return the type of an entity; nested entities may have several, which Label Studio lists."""
+    kinds = kind if isinstance(kind, (list, tuple)) else [kind]
+    if not kinds or not all(isinstance(each, str) and each.strip() for each in kinds):
+        raise CorpusError(f"{place} has an entity without a type; set columns.type.")
+    types = list(dict.fromkeys(each.strip() for each in kinds))
+    if len(types) > 1 and row.description.task == "ner":
+        raise CorpusError(
+            f"{place} has an entity with the labels {' and '.join(map(repr, types))}, but in ner a word has one tag; "
+            "keep one of them, or give task: nested_ner, where each is an entity of its own."
+        )
+    return types
+
+
+def _list_ends(row: Row, end: int, mention: str | None) -> tuple[int, ...]:
+    """Return what may be the character after an entity's last.
 
     The description's `ends` says whether an end is inclusive; with "auto" each entity's own text tells.
     """
-    columns, ends = row.description.columns, row.description.ends
-    start, end, kind, mention = (get_value(values, columns[role]) for role in ("start", "end", "type", "mention"))
-    kind = kind[0] if isinstance(kind, (list, tuple)) and len(kind) == 1 else kind  # Label Studio
-    if type(start) is not int or type(end) is not int:
-        raise CorpusError(f"{row.source} has an entity without whole numbers as start and end; set columns.start.")
-    if not isinstance(kind, str) or not kind.strip():
-        raise CorpusError(f"{row.source} has an entity without a type; set columns.type.")
-    mention = mention if isinstance(mention, str) else None
+    ends = row.description.ends
     if ends == "auto" and mention is None:
         if row.description.task == "nested_ner":
             raise CorpusError(
@@ -90,15 +127,33 @@ def _read_entity(row: Row, values: Mapping[str, Any], text: str, place: str) -> 
                 "inclusive or exclusive."
             )
         ends = "exclusive"
-    tried = {"inclusive": (end + 1,), "exclusive": (end,), "auto": (end + 1, end)}[ends]
-    is_scattered = row.description.reader == "brat" and values.get("is_scattered", False)
-    for each in () if is_scattered else tried:
-        if 0 <= start < each <= len(text) and mention in (None, text[start:each]):
-            return Entity(start, each, kind.strip()), False
-    fault = "has several stretches" if is_scattered else "is not where its offsets say"
-    row.keep_gold("entity", fault, (start, end, mention), place)
-    end = next((each for each in tried if mention is not None and each - start == len(mention)), tried[0])
-    return (ScatteredEntity if is_scattered else Entity)(start, end, kind.strip()), True
+    return {"inclusive": (end + 1,), "exclusive": (end,), "auto": (end + 1, end)}[ends]
+
+
+def _place_entities(row: Row, text: str, unit: Unit | None) -> tuple[dict[Entity, str], dict[Entity, str]]:
+    """Return the entities that are where their offsets say, and those that are not, with their places in files."""
+    found, misplaced = dict[Entity, str](), dict[Entity, str]()
+    places = unit.find_places(text) if unit else None
+    for given in row.get("entities"):
+        each = given.convert(places)
+        end = each.find_end(text)
+        is_scattered = any(text[first:last].strip() or -1 in (first, last) for first, last in each.gaps)
+        start, stop = trim(text, each.start, end) if end is not None else (0, 0)
+        if start < stop and not is_scattered:
+            found.setdefault(Entity(start, stop, each.label), each.place)
+            if unit and each != given:
+                row.issues.add(each.place, "entity", f"has offsets in {unit.name}", text[start:stop], outcome="moved")
+            if (start, stop) != (each.start, end):
+                row.issues.add(each.place, "entity", _UNTRIMMED, text[each.start : end], outcome="trimmed")
+            continue
+        detail = (given.start, given.ends[-1], given.mention)
+        is_empty = end is not None or (each.start in each.ends and not each.mention)
+        fault = "is empty" if is_empty else "is not where its offsets say"
+        row.keep_gold("entity", "has several stretches" if is_scattered else fault, detail, each.place)
+        ends = (last for last in given.ends if given.mention is not None and last - given.start == len(given.mention))
+        kind = ScatteredEntity if is_scattered else Entity
+        misplaced.setdefault(kind(given.start, next(ends, given.ends[0]), given.label), each.place)
+    return found, misplaced
 
 
 def _order(entity: Entity) -> tuple[int, int, str]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.tokens import TokenClassificationTask
-from domext_ray.labelled.examples import AnnotatedText, Entity, RawSentence, ScatteredEntity
+from domext_ray.labelled.examples import AnnotatedText, Entity, LabelledSet, RawSentence, ScatteredEntity
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import make_description
 
@@ -107,6 +107,54 @@ def test_a_scattered_entity_of_brat_is_told_and_no_prediction_equals_it(tmp_path
     assert Entity(0, 15, "Disease") not in text.gold
     assert f"1 x entity left out: it has several stretches ({tmp_path}/train/b.ann:1)." in made.notes
     assert f"1 x entity kept to be scored: it has several stretches ({tmp_path}/dev/b.ann:1)." in made.notes
+
+
+def list_ids(made: LabelledSet) -> list[list[str]]:
+    return [[each.id for each in split] for split in (made.train, made.dev, made.test)]
+
+
+def test_documents_of_brat_may_be_in_folders_of_a_split(tmp_path: Path) -> None:
+    """However deep, also where the split's own folder has none; but hidden ones, and each once."""
+    for folder in ("train", "train/part2", "train/part2/more", "dev/x/y", "train/.ipynb_checkpoints"):
+        write_brat(tmp_path / folder)
+    write_brat(tmp_path / "elsewhere")
+    (tmp_path / "train" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "train" / "part3").symlink_to(tmp_path / "train" / "part2")
+    write(tmp_path / "train" / "part2" / "._b.ann", b"\x00")
+    write(tmp_path / "train" / "part2" / "orphan.ann", "T1\tDisease 0 3\tOld\n")
+    made = load_set(make_description("ner", "made", reader="brat"), str(tmp_path))
+    assert list_ids(made) == [["b", "linked/b", "part2/b", "part2/more/b"], ["x/y/b"], []]
+    assert made.train[2].source == f"{tmp_path}/train/part2/b.txt:1"
+    orphan = f"1 x document left out: it has no .txt file beside it ({tmp_path}/train/part2/orphan.ann:1)."
+    assert [each for each in made.notes if "document left out" in each] == [orphan]
+
+
+def test_a_folder_of_brat_that_is_one_split_leaves_the_others_alone(tmp_path: Path) -> None:
+    for folder in (".", "first", "second/half", "dev", "test/a"):
+        write_brat(tmp_path / folder)
+    made = load_set(make_description("ner", "made", reader="brat"), str(tmp_path))
+    assert list_ids(made) == [["b", "first/b", "second/half/b"], ["b"], ["a/b"]]
+    files = {"train": "first", "dev": ".", "test": "second/half"}
+    made = load_set(make_description("ner", "made", reader="brat", files=files), str(tmp_path))
+    assert list_ids(made) == [["b"], ["b", "dev/b", "test/a/b"], ["b"]]
+    for folder in ("dev", "test"):
+        write_brat(tmp_path / "held" / folder)
+    message = refuse(tmp_path / "held", "ner", {}, reader="brat")
+    assert "has no train (looked for train, .)" in message, "what is of dev is not of train, too"
+
+
+def test_offsets_of_brat_may_count_utf_16(tmp_path: Path) -> None:
+    """As tools in Java write them; what lies between stretches is counted so, too."""
+    notes = "T1\tDisease 7 11\tgout\nT2\tDisease 13 18;19 26\theart disease\nT3\tDisease 3 6;13 18\tOld heart\n"
+    for split in ("train", "dev"):
+        write_brat(tmp_path / split, "\U0001f525 Old gout, heart\ndisease.\n", notes)
+    made = load_set(make_description("nested_ner", "made", reader="brat"), str(tmp_path))
+    (text,) = made.train
+    assert isinstance(text, AnnotatedText)
+    assert [text.text[each.start : each.end] for each in text.entities] == ["gout", "heart\ndisease"]
+    notes = " ".join(made.notes)
+    assert f"4 x entity moved: it has offsets in UTF-16 code units ({tmp_path}/train/b.ann:1, " in notes
+    assert f"1 x entity left out: it has several stretches ({tmp_path}/train/b.ann:3)" in notes
 
 
 def test_a_folder_of_brat_without_folders_is_cut(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
         "train.json:3 has an entity without a type",
     ),
     (
-        *("nested_ner", "json", nest({**FIRST, "start_idx": "0"}), {}),
+        *("nested_ner", "json", nest({**FIRST, "start_idx": "0.5"}), {}),
         "train.json:3 has an entity without whole numbers",
     ),
     ("nested_ner", "json", nest("慢性"), {}, "train.json:3 has another layout: its entities must be a list of objects"),
