@@ -21,6 +21,7 @@ from domext_ray.data.readers import part_values
 from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.labelled.examples import SPLITS, AnyExample
 from domext_ray.labelled.readers.columns import GROUP, select_columns
+from domext_ray.labelled.readers.exports import complete_exports, take_choices
 from domext_ray.labelled.readers.issues import DataIssues, LeftOut, Record, Row
 from domext_ray.labelled.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
 from domext_ray.labelled.readers.rows import (
@@ -124,7 +125,8 @@ def _read_file(path: Path, description: SetDescription, issues: DataIssues, othe
             return read_squad(path)
         case "brat":
             return read_brat(path, issues, others)
-    return select_columns(read_records(path, description, issues), description, issues)
+    records = complete_exports(read_records(path, description, issues), description, issues)
+    return take_choices(select_columns(records, description, issues), description, issues)
 
 
 def _make(

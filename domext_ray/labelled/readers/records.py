@@ -46,6 +46,8 @@ _LINES = (".jsonl", ".ndjson")
 _LONGEST = 2**30
 """Bytes of a line, characters of a cell: labelled files are read whole, however long their rows are."""
 _DOCUMENT_START = "-DOCSTART-"
+_ANNOTATOR = {"classes", "annotations"}
+"""What NER Annotator (tecoholic's, for spaCy) has beside its texts, and these."""
 _SPACES = re.compile("[ \\r\\f\\v]+")
 """Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
 _BRAT = (".txt", ".ann")
@@ -122,18 +124,24 @@ def read_json_records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
             line = text.count("\n", 0, len(text) - len(rest)) + 1
             raise CorpusError(f"{path}:{line} has another layout: {what}, but {shorten(file.value, 40)} is there.")
         is_by_id = isinstance(file.value, dict)
-        for key, value, line in file.list_values(file.value, type(file.value), "the file"):
+        rows: Any = file.value
+        if is_by_id and rows.keys() == _ANNOTATOR:
+            rows, is_by_id = rows["annotations"], False
+        for key, value, line in file.list_values(rows, dict if is_by_id else list, "the file"):
+            if value is None and rows is not file.value:  # a text that nobody has annotated, which is not there either
+                continue
             values = _require_object(value, path, line)
             yield Record({"id": key, **values} if is_by_id else values, str(path), line)
 
 
 def _is_json_lines(text: str) -> bool:
-    """Return whether the first line alone is a whole row, rather than an object of objects."""
+    """Return whether the first line alone is a whole row, rather than an object of rows."""
     try:
         value = json.loads(text.split("\n", 1)[0])
     except (ValueError, RecursionError):
         return False
-    return not (value and all(isinstance(each, dict) for each in value.values()))
+    is_of_rows = value and all(isinstance(each, dict) for each in value.values())
+    return not (is_of_rows or value.keys() == _ANNOTATOR)
 
 
 def _read_json_lines(path: Path, text: str) -> Iterator[Record]:
@@ -145,12 +153,15 @@ def _read_json_lines(path: Path, text: str) -> Iterator[Record]:
 
 
 def _require_object(value: object, path: Path, line: int) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise CorpusError(
-            f"{path}:{line} has another layout: a row must be an object with named values, but {shorten(value, 40)} is "
-            "there."
-        )
-    return value
+    match value:
+        case dict():
+            return value
+        case [str(text), dict(labels)]:  # as spaCy 2 is trained on
+            return {"text": text, **labels}
+    raise CorpusError(
+        f"{path}:{line} has another layout: a row must be an object with named values, but {shorten(value, 40)} is "
+        "there."
+    )
 
 
 def read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
