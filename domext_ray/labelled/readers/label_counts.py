@@ -132,6 +132,16 @@ def _has_gold(example: AnyExample) -> bool:
     return bool(example.answer_texts) if isinstance(example, Question) else any(list_labels(example))
 
 
+def _teaches(example: AnyExample) -> bool:
+    """Whether an example has gold that is learned from."""
+    match example:
+        case TaggedSentence():
+            return any(tag != "O" for tag in example.tags)
+        case AnnotatedText():
+            return bool(example.relations or example.entities)
+    return _has_gold(example)
+
+
 def _add_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
@@ -217,9 +227,11 @@ def require_learnable(data: LabelledSet, place: str) -> None:
     """
     train, first = data.train, data.train[0]
     kind, shown = _find_kind(first), f"({first.source} is the first)"
-    if kind is not None and not any(map(_has_gold, train)):
+    if kind is not None and not any(map(_teaches, train)):
         noun, plural = _GOLD[kind]
-        raise CorpusError(f"no training example of {place} has {_add_article(noun)} {shown}; label some {plural}.")
+        lost = (note for note in data.notes if f" x {noun.partition(' ')[0]} left out: " in note)
+        cure = next(lost, f"label some {plural}.")
+        raise CorpusError(f"no training example of {place} has {_add_article(noun)} {shown}; {cure}")
     alike: set[Any] = set()
     if isinstance(first, LabelledText) and not first.label:
         alike = {f"value {each.value:g}" for each in train if isinstance(each, LabelledText)}

@@ -60,9 +60,9 @@ def load_labelled(config: FinetuneConfig) -> LoadedSet:
     description, place = find_set(config.task, config.data)
     labelled = config.labelled  # where a set is cut depends on no run's seed
     data = load_set(description, place, strict=labelled.strict, repair=labelled.repair)
-    require_learnable(data, place)
     for each in data.warnings:
         print(f"warning: {each}", flush=True)
+    require_learnable(data, place)
     return LoadedSet(description.task, data, description.metric, *_hash_examples(data))
 
 

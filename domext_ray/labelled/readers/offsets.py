@@ -158,7 +158,7 @@ def _warn(unit: Unit, doubtful: Sequence[_Doubtful], num_entities: int, issues: 
         here, there = (text[each.start : each.find_end(text)] for each in (first, other))
         issues.warn(
             f"{len(doubtful):,} of {num_entities:,} entities stand behind characters such as {char!r}, which is "
-            f"several {unit.name} to {unit.users}, and are whole words whichever offsets count: the one of "
+            f"several {unit.name} to {unit.users}, and are whole words whichever of them offsets count: the one of "
             f"{first.place} is {here!r} in characters, as it is read, and {there!r} in {unit.name}; make sure that "
             f"{here!r} is meant, or {cure}."
         )

@@ -161,6 +161,15 @@ UNTAUGHT: list[tuple[str, dict[str, str], str]] = [
         "no training example of . has an entity (./train.tsv:1 is the first); label some sentences.",
     ),
     (
+        "ner",  # a text that has one, which nothing is learned from
+        {
+            "train.jsonl": dump_lines([{"text": "iron", "spans": [[0, 2, "M"]]}]),
+            "set.yaml": "task: ner\nreader: spans\n",
+        },
+        "no training example of . has an entity (./train.jsonl:1 is the first); 1 x entity left out: it begins or ends "
+        "inside a word (./train.jsonl:1).",
+    ),
+    (
         "qa",
         {"train.jsonl": dump_lines([{**SQUAD, "answers": []}]), "set.yaml": "task: qa\nreader: records\n"},
         "no training example of . has an answer (./train.jsonl:1 is the first); label some questions.",

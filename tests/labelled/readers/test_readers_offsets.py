@@ -173,7 +173,7 @@ def test_offsets_that_fit_either_way_are_told_where_they_are_many(tmp_path: Path
     """Of words of one letter each is a whole word, one place further as well."""
     odd = [letter(f"\U0001f525\U0001f9ea a b c d of {i}", 7) for i in range(4)]
     plain = [letter(f"x a b c of lot {i}", 2) for i in range(60)]
-    fits = "whole words whichever offsets count: the one of"
+    fits = "whole words whichever of them offsets count: the one of"
     for i, (rows, is_told) in enumerate(
         [
             (odd, True),
