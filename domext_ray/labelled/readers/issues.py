@@ -106,7 +106,7 @@ class Row:
         """Return the value of a role, or None."""
         return self.record.values.get(role)
 
-    def with_value(self, role: str, value: Any) -> Row:
+    def put(self, role: str, value: object) -> Row:
         """Return the row with another value of a role."""
         return replace(self, record=replace(self.record, values={**self.record.values, role: value}))
 

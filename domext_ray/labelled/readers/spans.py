@@ -37,7 +37,7 @@ def read_annotations(rows: Iterable[Row]) -> tuple[list[Row], Unit | None]:
     Returns:
         The rows, with a list of `Annotation` each as their entities, and what their offsets count (None: characters).
     """
-    read = [row.with_value("entities", _list_annotations(row)) for row in rows]
+    read = [row.put("entities", _list_annotations(row)) for row in rows]
     texts = [(text, row.get("entities")) for row in read if isinstance(text := row.get("text"), str)]
     return read, find_unit(texts, read[0].issues) if read else None
 
