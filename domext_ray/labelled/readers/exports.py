@@ -1,8 +1,8 @@
 """Rows as annotation tools export them -> rows with a text and its entities or labels, by column.
 
 Enters: JSON of Label Studio (tasks with their annotations, or JSON-MIN, whose rows lack what was not annotated), of
-Dataturks (whose ends are inclusive) and of GLiNER (whose entities count words). Leaves: the same rows as JSON-MIN has
-them, complete. Rows of anything else are left as they are.
+Prodigy (whose rows may lack it), of Dataturks (whose ends are inclusive) and of GLiNER (whose entities count words).
+Leaves: the same rows as JSON-MIN has them, complete. Rows of anything else are left as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from domext_ray.labelled.set_description import SetDescription
 
 _MIN_COLUMNS = {"annotation_id", "annotator", "lead_time"}
 """Columns of JSON-MIN beside those of a task."""
+_PRODIGY_COLUMNS = {"_input_hash", "_task_hash", "_view_id", "answer"}
+"""Columns of Prodigy, whose rows may lack spans, too."""
 _SPELT = ("{", "[")
 """A cell of its CSV that begins so spells several choices."""
 _KINDS = {"entities": "labels", "label": "choices", "labels": "choices"}
@@ -40,7 +42,7 @@ def complete_exports(records: Iterable[Record], description: SetDescription, iss
     role = _find_role(description)
     if _is_task(first):
         yield from _read_tasks([*records], description, issues)
-    elif role and len(columns & _MIN_COLUMNS) > 1:
+    elif (role and len(columns & _MIN_COLUMNS) > 1) or (role == "entities" and len(columns & _PRODIGY_COLUMNS) > 1):
         yield from _fill([*records], description, role)
     elif role == "entities" and {"content", "annotation"} <= columns:
         yield from (_read_dataturks(each, description) for each in records)

@@ -104,7 +104,7 @@ def find_file(
     for pattern in patterns:
         names = glob.glob(os.path.join(glob.escape(str(folder)), pattern))  # a pattern may be an absolute path
         paths = sorted(map(Path, names))
-        matches = [each for each in paths if (any(list_brat(each, others)) if is_brat else each.is_file())]
+        matches = [each for each in paths if (_has_brat(each, folder, others) if is_brat else each.is_file())]
         if len(matches) > 1:
             listed = ", ".join(each.name for each in matches)
             raise CorpusError(
@@ -114,6 +114,12 @@ def find_file(
         if matches:
             return matches[0]
     return None
+
+
+def _has_brat(path: Path, folder: Path, others: Sequence[Path]) -> bool:
+    """Whether a folder is a split of brat; the set's own one, which may have texts of another kind, needs notes."""
+    texts, notes = list_brat(path, others)
+    return bool(notes or (texts and path != folder))
 
 
 def _read_file(path: Path, description: SetDescription, issues: DataIssues, others: Sequence[Path]) -> Iterator[Record]:

@@ -141,6 +141,11 @@ def test_a_folder_of_brat_that_is_one_split_leaves_the_others_alone(tmp_path: Pa
         write_brat(tmp_path / "held" / folder)
     message = refuse(tmp_path / "held", "ner", {}, reader="brat")
     assert "has no train (looked for train, .)" in message, "what is of dev is not of train, too"
+    write(tmp_path / "held" / "README.txt", "About it.")
+    assert "has no train (looked for train, .)" in refuse(tmp_path / "held", "ner", {}, reader="brat")
+    write(tmp_path / "held" / "train" / "a.txt", "Nobody read this.")
+    message = refuse(tmp_path / "held", "ner", {}, reader="brat")
+    assert "has no example; 1 x document left out: it has no .ann file beside it (train/a.txt:1)." in message
 
 
 def test_offsets_of_brat_may_count_utf_16(tmp_path: Path) -> None:

@@ -40,6 +40,10 @@ def test_a_row_of_json_min_without_an_entity_is_a_text_without_one(tmp_path: Pat
             assert len(made.train) == 4 and not [each for each in made.notes if "left out" in each]
             if task == "ner":
                 assert list_tags(made) == [(NO_TAGS, TAGS, NO_TAGS, TAGS)[place] for place in order]
+    prodigy = [
+        {"text": TEXT, "_task_hash": 1, "answer": "accept", **more} for more in ({}, {"spans": [[4, 8, "Disease"]]})
+    ]
+    assert list_tags(read_json(tmp_path / "prodigy", "ner", prodigy, **SPANS)) == [NO_TAGS, TAGS]
     labels = [min_row(1), min_row(2, labels="mild, old"), min_row(3, labels={"choices": ["mild", "old"]})]
     made = read_json(tmp_path / "labels", "multilabel", labels)
     assert [each.labels for each in made.train if isinstance(each, MultiLabelText)] == [
