@@ -84,12 +84,14 @@ def test_no_entity_is_found_that_begins_or_ends_with_something_invisible(
     tokenizer, options = request.getfixturevalue(kind), TaskOptions(max_length=64)
     record = {"text": "\ufeffthe \u200ddog\u00ad, \u2060 \u00a0cat\u200e"}
     sentence = make_example("ner", record, "record 1")
-    words = TokenClassificationTask(LabelledSet("made", *3 * [(sentence,)], ("Drug",)), tokenizer, options)
+    words = TokenClassificationTask(
+        LabelledSet("made", (sentence,), (sentence,), (sentence,), ("Drug",)), tokenizer, options
+    )
     rows = words.encode([sentence], is_training=False)
     (found,) = words.decode([sentence], rows, [(np.tile([0.0, 1.0, 0.0], (each.length, 1)),) for each in rows])
     assert [each["text"] for each in found["entities"]] == ["the", "dog", ",", "cat"]
     text = make_example("nested_ner", record, "record 1")
-    spans = SpanTask(LabelledSet("made", *3 * [(text,)], ("Drug",)), tokenizer, options)
+    spans = SpanTask(LabelledSet("made", (text,), (text,), (text,), ("Drug",)), tokenizer, options)
     rows = spans.encode([text], is_training=False)
     size = rows[0].length
     pairs = [[0, first, last, 1.0] for first in range(size) for last in range(first, min(first + 8, size))]
