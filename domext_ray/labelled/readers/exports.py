@@ -157,11 +157,12 @@ def _read_result(task: Record, result: Mapping[str, Any], role: str) -> list[Any
         raise CorpusError(
             f"{task.source} is annotated with {kind!r}, whose places are no characters of a text; annotate it as Text."
         )
-    if not isinstance(value, Mapping) or not isinstance(value.get(_KINDS[role]), list):
+    if not isinstance(value, Mapping) or kind != _KINDS[role]:
         return None
     if role == "entities":
+        value = {"labels": [], **value}  # that of a stretch without one is not there
         return [{**value, "value": value}]
-    return None if "start" in value else value["choices"]  # of a part of the text
+    return None if "start" in value else value.get("choices", [])  # of a part of the text
 
 
 def _read_dataturks(row: Record, description: SetDescription) -> Record:

@@ -164,7 +164,8 @@ class Row:
         is_whole = isinstance(value, (list, tuple)) and all(isinstance(each, dict) for each in value)
         if not is_whole or (text and not all(isinstance(each.get(text), str) for each in value)):
             what, ending = (role, f" with {text!r}") if text else (f"its {role}", "")
-            raise CorpusError(f"{self.source} has another layout: {what} must be a list of objects{ending}.")
+            rule = f"{what} must be a list of objects{ending}, but {shorten(self.get(role), 60)} is there"
+            raise CorpusError(f"{self.source} has another layout: {rule}.")
         return list(value)
 
 

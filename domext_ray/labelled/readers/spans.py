@@ -94,6 +94,9 @@ def _list_annotations(row: Row) -> list[Annotation]:
                 f"{place} has an entity without whole numbers as start and end, but {shown}; set columns.start."
             )
         mention = mention if isinstance(mention, str) else None
+        if kind == []:
+            row.issues.add(place, "entity", "has no label", (start, end))
+            continue
         for label in _read_types(row, kind, place):
             gaps = values.get("gaps", ()) if row.description.reader == "brat" else ()
             found.append(Annotation(first, _list_ends(row, last, mention), label, mention, place, gaps))
@@ -104,7 +107,10 @@ def _read_types(row: Row, kind: Any, place: str) -> list[str]:
     """Return the type of an entity; nested entities may have several, which Label Studio lists."""
     kinds = kind if isinstance(kind, (list, tuple)) else [kind]
     if not kinds or not all(isinstance(each, str) and each.strip() for each in kinds):
-        raise CorpusError(f"{place} has an entity without a type; set columns.type.")
+        shown = (
+            "without a type" if kind in (None, "") else f"with {shorten(kind, 40)} as its type, which must be a text"
+        )
+        raise CorpusError(f"{place} has an entity {shown}; mend it, or set columns.type.")
     types = list(dict.fromkeys(each.strip() for each in kinds))
     if len(types) > 1 and row.description.task == "ner":
         raise CorpusError(

@@ -90,14 +90,17 @@ def test_tasks_with_their_annotations_are_read_as_json_min(tmp_path: Path, key: 
         task_row(7, [mark(GOUT), RELATION, mark({"choices": ["mild"]}, "choices", "how")]),
         task_row(8, [], [mark(GOUT)]),
     ]
-    tasks += [task_row(9, None), task_row(10), task_row(11, [])]
+    unnamed = {name: each for name, each in GOUT.items() if name != "labels"}
+    tasks += [task_row(9, None), task_row(10), task_row(11, [mark(unnamed)])]
     tasks = [{key if name == "annotations" else name: each for name, each in task.items()} for task in tasks]
     made = read_json(tmp_path, "ner", tasks, **SPANS)
     assert list_tags(made) == [TAGS, NO_TAGS, TAGS, NO_TAGS]
     assert [each.id for each in made.train] == ["7", "8", "8#2", "11"]
     notes = " ".join(made.notes)
     assert (
-        "2 x annotation left out: it was cancelled (" in notes and "2 x row left out: it has no annotation (" in notes
+        "2 x entity left out: it has no label (" in notes
+        and "2 x annotation left out: it was cancelled (" in notes
+        and "2 x row left out: it has no annotation (" in notes
     )
     made = load(tmp_path / "nested", "nested_ner", {"train.jsonl": dump_lines(tasks)})
     assert [len(each.entities) for each in made.train if isinstance(each, AnnotatedText)] == [1, 0, 1, 0]

@@ -104,7 +104,14 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
         *("nested_ner", "json", nest({**FIRST, "start_idx": "0.5"}), {}),
         "train.json:3 has an entity without whole numbers",
     ),
-    ("nested_ner", "json", nest("慢性"), {}, "train.json:3 has another layout: its entities must be a list of objects"),
+    (
+        *("nested_ner", "json", nest("慢性"), {}),
+        "train.json:3 has another layout: its entities must be a list of objects, but ['慢性'] is there.",
+    ),
+    (
+        *("nested_ner", "json", nest({**FIRST, "type": 3}), {}),
+        "train.json:3 has an entity with 3 as its type, which must be a text; mend it, or set columns.type.",
+    ),
     (
         *("nested_ner", "json", '{"text": "a"}', {}),
         "train.json:1 has no column 'entities' or 'spans' or 'label' or 'labels' for 'entities', only 'text'; set colu",
