@@ -8,7 +8,7 @@ Leaves: the same rows as JSON-MIN has them, complete. Rows of anything else are 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,12 +44,11 @@ def complete_exports(records: Iterable[Record], description: SetDescription, iss
         yield from _read_tasks([*records], description, issues)
     elif (role and len(columns & _MIN_COLUMNS) > 1) or (role == "entities" and len(columns & _PRODIGY_COLUMNS) > 1):
         yield from _fill([*records], description, role)
-    elif role == "entities" and {"content", "annotation"} <= columns:
-        yield from (_read_dataturks(each, description) for each in records)
-    elif role == "entities" and {"tokenized_text", "ner"} <= columns:
-        yield from (_read_gliner(each, description) for each in records)
     else:
-        yield from records
+        readers = _READERS.items() if role == "entities" else ()
+        read = next((read for needed, read in readers if needed <= columns), None)
+        for each in records:
+            yield each if read is None else read(each, description)
 
 
 def take_choices(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
@@ -162,13 +161,13 @@ def _read_result(task: Record, result: Mapping[str, Any], role: str) -> list[Any
     if role == "entities":
         value = {"labels": [], **value}  # that of a stretch without one is not there
         return [{**value, "value": value}]
-    return None if "start" in value else value.get("choices", [])  # of a part of the text
+    return None if "start" in value else value.get("choices") or []  # of a part of the text
 
 
 def _read_dataturks(row: Record, description: SetDescription) -> Record:
     """Rename what Dataturks has; the own text of each entity tells that its end is inclusive."""
     start, end, kind, mention = (description.columns[role][0] for role in ("start", "end", "type", "mention"))
-    entities: Any = row.values["annotation"] or []
+    entities: Any = row.values.get("annotation") or []
     try:
         entities = [
             {start: point["start"], end: point["end"], kind: each["label"], mention: point["text"]}
@@ -178,12 +177,12 @@ def _read_dataturks(row: Record, description: SetDescription) -> Record:
     except (TypeError, LookupError):
         rule = "an annotation of Dataturks has a 'label', and 'points' with 'start', 'end' and 'text'"
         raise CorpusError(f"{row.source} has another layout: {rule}, but {shorten(entities)} is there.") from None
-    return _name(row, description, row.values["content"], entities)
+    return _name(row, description, row.values.get("content"), entities)
 
 
 def _read_gliner(row: Record, description: SetDescription) -> Record:
     """Join the words of GLiNER by spaces; an entity is the places of its first word and its last, and its type."""
-    words, given = row.values["tokenized_text"], row.values["ner"] or []
+    words, given = row.values.get("tokenized_text"), row.values.get("ner") or []
     if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
         raise CorpusError(f"{row.source} has another layout: tokenized_text must be a list of texts.")
     start, end, kind, mention = (description.columns[role][0] for role in ("start", "end", "type", "mention"))
@@ -204,3 +203,10 @@ def _read_gliner(row: Record, description: SetDescription) -> Record:
 def _name(row: Record, description: SetDescription, text: Any, entities: list[Any]) -> Record:
     names = (description.columns[role][0] for role in ("text", "entities"))
     return replace(row, values={**row.values, **dict(zip(names, (text, entities), strict=True))})
+
+
+_READERS: Mapping[frozenset[str], Callable[[Record, SetDescription], Record]] = {
+    frozenset({"content", "annotation"}): _read_dataturks,
+    frozenset({"tokenized_text", "ner"}): _read_gliner,
+}
+"""What reads each row of a file whose first row has these columns."""

@@ -212,9 +212,13 @@ def test_other_tools_rows_that_are_broken_are_refused(tmp_path: Path) -> None:
                 {"content": TEXT, "annotation": [{"label": ["Disease"]}]},
                 "an annotation of Dataturks has a 'label', and",
             ),
+            ({"content": TEXT, "annotation": 3}, "an annotation of Dataturks has a 'label', and"),
             ({"tokenized_text": TEXT, "ner": []}, "tokenized_text must be a list of texts"),
             ({"tokenized_text": ["gout"], "ner": [[0, 1, "Disease"]]}, "ner must be a list of [first word, last word,"),
         ]
     ):
         found = refuse(tmp_path / str(i), "ner", {"train.jsonl": dump_lines([row])}, **SPANS)
         assert found.startswith(f"train.jsonl:1 has another layout: {message}")
+    for form, fault in (("dataturks", "has no text as 'text'"), ("gliner", "tokenized_text must be a list of texts")):
+        rows = {"train.jsonl": dump_lines([*FORMS[form], {"id": 3}])}
+        assert fault in refuse(tmp_path / form, "ner", rows, strict=True, **SPANS)
