@@ -37,6 +37,7 @@ from domext_ray.labelled.readers.rows import (
 from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence, read_annotations
 from domext_ray.labelled.readers.tagged import choose_scheme, make_tagged
 from domext_ray.labelled.set_description import SetDescription
+from domext_ray.labelled.set_families import BRAT_FILES
 from domext_ray.storage import Place
 
 Maker: TypeAlias = Callable[[Row], AnyExample]
@@ -84,7 +85,20 @@ def find_split_files(folder: Path, description: SetDescription) -> dict[str, Pat
         path = find_file(folder, description.files[split], f"files.{split}", description, [*found.values()])
         if path is not None:
             found[split] = path
+    if description.reader == "brat" and folder in found.values():
+        _require_own_folders(folder, [*found.values()], description)
     return {split: found[split] for split in SPLITS if split in found}
+
+
+def _require_own_folders(folder: Path, found: Sequence[Path], description: SetDescription) -> None:
+    """Refuse a split that is the whole folder where another one, by its name, would be part of it."""
+    for split, names in BRAT_FILES.items():
+        for each in sorted(set(folder.iterdir()) - {*found}):
+            if each.name.lower() in names and any(list_brat(each)):
+                raise CorpusError(
+                    f"{each} is named as a {split}, and would be read with all of {folder}; name it as files.{split} "
+                    f"in {description.yaml}, or rename it."
+                )
 
 
 def find_file(

@@ -134,9 +134,16 @@ def test_a_folder_of_brat_that_is_one_split_leaves_the_others_alone(tmp_path: Pa
         write_brat(tmp_path / folder)
     made = load_set(make_description("ner", "made", reader="brat"), str(tmp_path))
     assert list_ids(made) == [["b", "first/b", "second/half/b"], ["b"], ["a/b"]]
+    for folder in (".", "first", "second/half", "second/other"):
+        write_brat(tmp_path / "named" / folder)
     files = {"train": "first", "dev": ".", "test": "second/half"}
-    made = load_set(make_description("ner", "made", reader="brat", files=files), str(tmp_path))
-    assert list_ids(made) == [["b"], ["b", "dev/b", "test/a/b"], ["b"]]
+    made = load_set(make_description("ner", "made", reader="brat", files=files), str(tmp_path / "named"))
+    assert list_ids(made) == [["b"], ["b", "second/other/b"], ["b"]]
+    for i, name in enumerate(["Train", "devel", "TEST"]):
+        for folder in (f"{i}/a", f"{i}/dev", f"{i}/{name}"):
+            write_brat(tmp_path / "odd" / folder)
+        message = refuse(tmp_path / "odd" / str(i), "ner", {}, reader="brat")
+        assert message.startswith(f"{name} is named as a {('train', 'dev', 'test')[i]}, and would be read with all of ")
     for folder in ("dev", "test"):
         write_brat(tmp_path / "held" / folder)
     message = refuse(tmp_path / "held", "ner", {}, reader="brat")
