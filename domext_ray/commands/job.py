@@ -154,10 +154,8 @@ def _check_places(job: Job[Any], config: Any) -> None:
             folders = (place, place.rpartition(":")[0])  # the second of BANK:NAME
             if place and is_path and not any(each and Place(each).exists() for each in folders):
                 raise ConfigError(f"--{name} names {place!r}, which does not exist; give {options[name].help}.")
-    if "run.dir" in options:
-        folder = os.path.expanduser(config.run.dir)
-        if os.path.exists(folder) and not os.path.isdir(folder):
-            raise ConfigError(f"--run.dir is {config.run.dir!r}, which is a file; give the folder of all runs.")
+    if "run.dir" in options and os.path.exists(config.run.dir) and not os.path.isdir(config.run.dir):
+        raise ConfigError(f"--run.dir is {config.run.dir!r}, which is a file; give the folder of all runs.")
     if "run.trackers" in options and not job.is_unused("run.trackers"):
         check_trackers(config.run)
 

@@ -210,7 +210,7 @@ def _compare_runs(config: CompareConfig) -> None:
     from domext_ray.report.plots import check_picture
 
     folders = choose_runs(config.runs)
-    picture = Path(config.output).expanduser()
+    picture = Path(config.output)
     check_picture(picture)
     if any(finetuning.is_finetuned(each) for each in folders):
         finetuned = [finetuning.read_finetuned(each) for each in folders]

@@ -20,7 +20,7 @@ from domext_ray.options.submitted import require_lasting
 def _export(config: ExportConfig) -> None:
     from domext_ray.export.push import describe_push, push_export
 
-    run = os.path.expanduser(config.run)
+    run = config.run
     folder = (_find_export(config, run) if config.push else "") or _export_run(config, run)
     print(f"export: {folder}")
     if config.push_now:
@@ -59,7 +59,7 @@ def _export_run(config: ExportConfig, run: str) -> str:
     from domext_ray.export.model_folder import export_run
     from domext_ray.training.rebuild import rebuild_run
 
-    folder = os.path.expanduser(config.output) or os.path.join(run, config.folder_name)
+    folder = config.output or os.path.join(run, config.folder_name)
     if config.format == "huggingface":
         export_run(run, folder, getattr(torch, config.dtype), config.scale)
         return folder

@@ -112,7 +112,7 @@ def export_onnx(config: ExportConfig) -> str:
         BaseModelError: the model is not to be had.
     """
     require_onnx()
-    run, folder = Path(config.run).expanduser(), os.path.expanduser(config.output)
+    run, folder = Path(config.run), config.output
     if "://" in config.run:
         raise ConfigError(f"--run is {config.run!r}; with --format onnx it must be on a disk: copy its export there.")
     if holds_graphs(run):
@@ -157,7 +157,7 @@ def _export_task(run: Path, config: ExportConfig, folder: Path) -> None:
 
 def _write(model: Any, tokenizer: PreTrainedTokenizerBase, terms: Terms, config: ExportConfig, folder: Path) -> None:
     """Write graph, tokenizer and card of one model."""
-    own, name = cast(DomextConfig, model.config), name_run(Path(config.run).expanduser())
+    own, name = cast(DomextConfig, model.config), name_run(Path(config.run))
     own.active_adapters = _choose_adapters(own, config, is_masked_lm=isinstance(model, DomextForMaskedLM))
     save_tokenizer(tokenizer, folder, own.vocab_size)
     write_graph(model, folder / GRAPH)

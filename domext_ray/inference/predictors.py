@@ -151,7 +151,7 @@ def find_model(config: PredictConfig) -> ModelPlace:
     if config.max_length > longest:
         raise ConfigError(f"--max_length is {config.max_length}; {config.model!r} takes rows of up to {longest}.")
     _make_fill_mask(masked_lm, tokenizer, config, device)
-    own = Path(config.model).expanduser()
+    own = Path(config.model)
     return ModelPlace(config.model, FILL_MASK, hash_export(own) if holds_graphs(own) else hash_model(masked_lm))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -129,6 +130,8 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any], prefix: str = 
         before, after = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(after, dict):
             lines += describe_difference(before, after, f"{prefix}{name}.")
+        elif isinstance(before, str) and os.path.expanduser(before) == after:
+            continue  # older versions kept a path as the user wrote it, with ~
         elif before != after:
             lines.append(f"{prefix}{name}: {before!r} -> {after!r}")
     return lines

@@ -1,9 +1,10 @@
-"""Where the paths of a submitted job are (`ray job submit`), which runs in a copy of a folder that Ray deletes.
+"""Where the paths of options are: below the home folder, and in a submitted job, whose working directory Ray deletes.
 
 One rule for every option, whose annotation says what it is (`Read`, `Written`, `Texts`, `Models`, `Described`,
-`Options`): what a job writes goes below ~/domext_runs, and what it reads is looked for in the working directory, which
-was submitted with it, and then there. There `runs`, the folder of all runs, is ~/domext_runs itself. Absolute paths,
-those that begin with ~, addresses and names stay as they are; and in any other job nothing is changed.
+`Options`). A ~ at the beginning is the home folder, also where no shell has seen it: in a file, or behind `=`. In a
+submitted job (`ray job submit`) what it writes goes below ~/domext_runs, and what it reads is looked for in the working
+directory, which was submitted with it, and then there. There `runs`, the folder of all runs, is ~/domext_runs itself.
+Absolute paths, addresses and names stay as they are.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Change = Callable[[Option, str], str]
 
 
 def settle_paths(config: ConfigT, options: Mapping[str, Option], within: type) -> ConfigT:
-    """Return a configuration with every path where a submitted job has it.
+    """Return a configuration with every path where its job has it.
 
     Args:
         config: as the user gave it.
@@ -42,8 +43,6 @@ def settle_paths(config: ConfigT, options: Mapping[str, Option], within: type) -
     Raises:
         OptionError: a path leads out of ~/domext_runs.
     """
-    if not find_submission():
-        return config
     values = {name: attrgetter(name)(config) for name in options}
     settled = {name: _map_paths(options[name], value, within, _settle) for name, value in values.items()}
     changed = {name: Setting(value) for name, value in settled.items() if value != values[name]}
@@ -80,6 +79,7 @@ def name_searched(config: Any, options: Mapping[str, Option], within: type, *pat
 
 
 def _settle(option: Option, path: str) -> str:
+    path = os.path.expanduser(path)
     if WRITTEN not in option.tags or (READ in option.tags and _exists(path) and not _exists(find_output(path))):
         return find_input(path)
     if _is_relative(path) and ".." in path.split("/"):
@@ -99,7 +99,9 @@ def _map_paths(option: Option, value: Any, within: type, change: Change) -> Any:
     if DESCRIBED in option.tags:
         return change(option, value) if value.endswith((".yaml", ".yml")) else value
     if TEXTS in option.tags:
-        return ",".join(change(option, each) for each in split_paths(value))
+        paths = split_paths(value)
+        changed = [change(option, each) for each in paths]
+        return value if changed == paths else ",".join(changed)
     label, mark, model = value.partition("=") if MODELS in option.tags else ("", "", value)
     return f"{label}{mark}{change(option, model)}" if "/" not in label else change(option, value)
 

@@ -36,7 +36,7 @@ def find_token(token_file: str, new_file: Path) -> tuple[str, str]:
         ConfigError: the file cannot be read, or the token is short.
     """
     if token_file:
-        path = Path(token_file).expanduser()
+        path = Path(token_file)
         try:
             token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:

@@ -79,7 +79,7 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     if config.bank:
         yield config
         return
-    run_dir = Path(config.model).expanduser()
+    run_dir = Path(config.model)
     is_run = (run_dir / CONFIG).is_file() and not is_finetuned_model(run_dir)
     run = read_run_config(run_dir) if is_run else None
     has_adapter = run is not None and run.method.has_adapter

@@ -237,7 +237,7 @@ def find_single_model(model: str) -> SingleModel | None:
     Raises:
         RunError: it is a fine-tuning run without an export.
     """
-    named = Path(model).expanduser()
+    named = Path(model)
     folder = next((each for each in (named, named / "export") if is_export(each)), None)
     if folder is None and is_finetuned_model(named):
         folder = find_export(named)

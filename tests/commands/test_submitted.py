@@ -1,7 +1,8 @@
-"""Paths of a job that was submitted: what it writes outlives Ray, and what it reads is found where jobs have put it."""
+"""Paths of options: ~ is the home folder, and what a submitted job reads is found, and what it writes outlives Ray."""
 
 from __future__ import annotations
 
+import functools
 import json
 from operator import attrgetter
 from pathlib import Path
@@ -18,10 +19,13 @@ from domext_ray.config.mixture import NO_TEXT, SELF
 from domext_ray.config.pretrain import REPAIR_NOTES, PretrainConfig
 from domext_ray.data.files import PACKAGE_DOCS
 from domext_ray.errors import ConfigError, CorpusError, DomextError, OptionError
+from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.options import submitted
+from domext_ray.options.build import describe_difference
 from domext_ray.options.declare import MODELS, OPTIONS, TEXTS, WRITTEN
 from domext_ray.options.kinds import Option, list_options
+from domext_ray.options.read import Given, read_values
 from domext_ray.options.submitted import ROLES, settle_paths
 
 NO_PATHS = """
@@ -62,6 +66,15 @@ def test_every_option_says_whether_it_is_a_path() -> None:
     assert not [name for name, each in list_texts().items() if each.tags & ROLES and each.name in NO_PATHS]
 
 
+def give(option: Option, path: str) -> Any:
+    """Return a value of an option that has a path in it, beside something else where its kind takes that."""
+    role = next((each for each in GIVEN if each in option.tags), "")
+    text = GIVEN.get(role, "{}").format(path)
+    if role == OPTIONS:
+        return {"deep": [{"vocab.words": path}], "corpus": path, "vocab": {"extend": path, "size": 3}}
+    return tuple(text.split(",")) if option.is_list else text
+
+
 def settle(option: Option, value: Any) -> Any:
     return submitted._map_paths(option, value, PretrainConfig, submitted._settle)
 
@@ -70,21 +83,15 @@ def settle(option: Option, value: Any) -> Any:
 def test_every_path_is_settled(name: str, folders: tuple[Path, Path]) -> None:
     here, home = folders
     option = list_texts()[name]
-    role = next((each for each in GIVEN if each in option.tags), "")
-
-    def given(path: str) -> Any:
-        text = GIVEN.get(role, "{}").format(path)
-        if role == OPTIONS:
-            return {"deep": [{"vocab.words": path}], "corpus": path, "vocab": {"extend": path, "size": 3}}
-        return tuple(text.split(",")) if option.is_list else text
-
+    given = functools.partial(give, option)
     (home / "af").mkdir()
     (home / "af" / "mine.yaml").touch()
     moved = str(home / "af" / "mine.yaml")
     for path in ("runs/af/mine.yaml", "./runs/af/mine.yaml", "af/mine.yaml"):
         assert settle(option, given(path)) == given(moved)
-    for path in ("/data/mine.yaml", "~/mine.yaml", "s3://bucket/mine.yaml", "hf://owner/name", "general-mini", "none"):
+    for path in ("/data/mine.yaml", "s3://bucket/mine.yaml", "hf://owner/name", "general-mini", "none"):
         assert settle(option, given(path)) == given(path)
+    assert settle(option, given("~/mine.yaml")) == given(str(home.parent / "mine.yaml"))
     (here / "af").mkdir()
     (here / "af" / "mine.yaml").touch()
     stays = WRITTEN not in option.tags
@@ -105,6 +112,47 @@ def test_other_jobs_have_their_paths_as_they_are(folders: tuple[Path, Path], mon
     (folders[1] / "af").mkdir()
     config = parse_config(PretrainConfig, "", ["--init_from", "runs/af", "--base", "af"])
     assert settle_paths(config, list_options(PretrainConfig), PretrainConfig) is config
+
+
+def test_every_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, option in list_texts().items():
+        if option.tags & ROLES:
+            expected = give(option, f"{tmp_path}/a/mine.yaml")
+            assert settle(option, give(option, "~/a/mine.yaml")) == expected, name
+            for path in ("a/~/mine.yaml", "/data/~mine.yaml", "~nobody-here/mine.yaml", "s3://bucket/~/mine.yaml"):
+                assert settle(option, give(option, path)) == give(option, path), name
+
+
+@pytest.mark.parametrize("way", ["flag", "yaml", "python"])
+def test_a_labelled_set_in_the_home_folder(way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = tmp_path / "sets" / "ner"
+    data.mkdir(parents=True)
+    for split in ("dev", "test"):
+        (data / f"{split}.txt").write_text("Ilvera B-ALLOY\nholds O\n")
+    (tmp_path / "mine.tsv").write_text("Orrin B-ALLOY\nbends O\n")
+    (tmp_path / "mine.yaml").write_text("task: ner\nfiles: {train: ~/mine.tsv}\n")
+    (tmp_path / "config.yaml").write_text("task: ~/mine.yaml\ndata: ~/sets/ner\n")
+    job, options = JOBS["finetune"], {"task": "~/mine.yaml", "data": "~/sets/ner"}
+    flags = ["--config=~/config.yaml"] if way == "yaml" else [f"--{name}={each}" for name, each in options.items()]
+    given = Given(read_values(job.config_class, options)) if way == "python" else job.read(flags)
+    config = configure(job, given)
+    assert config.data == str(data)
+    assert load_labelled(config).data.train[0].words[0] == "Orrin"
+
+
+def test_the_corpus_is_kept_as_it_was_written(tmp_path: Path) -> None:
+    corpus = "notes/a.txt, notes/b.txt"
+    config = PretrainConfig(corpus=corpus)
+    assert settle_paths(config, list_options(PretrainConfig), PretrainConfig) is config
+
+
+def test_a_run_whose_words_were_in_the_home_folder_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    old, new = ({"vocab": {"words": each}} for each in ("~/words", f"{tmp_path}/words"))
+    assert describe_difference(old, new) == []
+    assert describe_difference(new, old) and describe_difference(old, {"vocab": {"words": "/words"}})
 
 
 WHOLE = {

@@ -146,7 +146,7 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
     Raises:
         DomextError: the run has not ended, its model has no such adapter, or its task takes several models.
     """
-    folder = Path(config.finetuned).expanduser()
+    folder = Path(config.finetuned)
     model = "" if config.model == FinetuneConfig.model else config.model
     finetuned = rebuild_finetuned(folder, _choose_device(config), data=config.data, model=model)
     if finetuned.task.is_chain:
@@ -158,7 +158,7 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
     method, shape = finetuned.config.method, fitted.model.config
     adapter = choose_adapter(shape, method.adapter if method.has_adapter else "", config.adapter)
     sizes = shape.adapters[adapter]
-    output = Path(config.output).expanduser() if config.output else folder / "ablation"
+    output = Path(config.output) if config.output else folder / "ablation"
     return SpanWork(
         finetuned,
         fitted,

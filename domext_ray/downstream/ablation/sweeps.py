@@ -113,7 +113,7 @@ def name_sweep(config: AblateConfig) -> str:
 def find_sweep_folder(config: AblateConfig) -> Path:
     """Return the folder of a sweep's figures and tables."""
     if config.output:
-        return Path(config.output).expanduser()
+        return Path(config.output)
     return resolve_root(config.run.dir) / f"{name_sweep(config)}-{config.study}"
 
 

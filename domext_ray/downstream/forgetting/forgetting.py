@@ -179,7 +179,7 @@ def measure_forgetting(config: ForgettingConfig) -> Forgetting:
     Raises:
         DomextError: a model or the corpus cannot be read, or they cannot be compared (`build_mask_set`).
     """
-    output, device = Path(config.output).expanduser(), _choose_device(config)
+    output, device = Path(config.output), _choose_device(config)
     sample = check_corpus(config.corpus, config.prepare)
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     hashes: dict[str, str] = {}
@@ -239,7 +239,7 @@ def _predict_or_read(
     fingerprint = fingerprint_tokenizer(tokenizer)
     asked = f"{sha256} {masks.hash_rows(fingerprint)}" + (" routed" if config.route else "")
     key = hashlib.sha256(asked.encode()).hexdigest()
-    path = Path(config.output).expanduser() / PREDICTED / f"{key[:32]}.npy"
+    path = Path(config.output) / PREDICTED / f"{key[:32]}.npy"
     if path.is_file():
         try:
             with name_file(path):

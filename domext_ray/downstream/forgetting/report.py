@@ -18,7 +18,7 @@ from domext_ray.storage import write_json, write_text
 
 def write_forgetting(result: Forgetting) -> str:
     """Write results.json, forgetting.md and forgetting.png into the output folder; return the Markdown."""
-    folder = Path(result.config.output).expanduser()
+    folder = Path(result.config.output)
     text = format_forgetting(result)
     write_json(folder / "results.json", to_results(result))
     write_text(folder / "forgetting.md", text)

@@ -19,7 +19,7 @@ _TITLES = {name: name.replace("ndcg", "nDCG").replace("_at_", "@").replace("_", 
 
 def write_retrieval(config: RetrievalConfig, collection: Collection, models: Sequence[SearchFigures]) -> str:
     """Write results.json and retrieval.md into the output folder; return the Markdown."""
-    folder = Path(config.output).expanduser()
+    folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     text = format_retrieval(config, collection, models)
     write_json(folder / "results.json", to_results(config, collection, models))

@@ -62,7 +62,7 @@ def evaluate_retrieval(config: RetrievalConfig) -> tuple[Collection, list[Search
         BaseModelError: a model is not to be had.
         RunError: a run has no usable checkpoint.
     """
-    collection = read_collection(Path(config.data).expanduser(), config.split)
+    collection = read_collection(Path(config.data), config.split)
     starts = [(name, load_start_model(model, option="--models")) for name, model in config.named_models]
     found: list[SearchFigures] = []
     for name, start in starts:

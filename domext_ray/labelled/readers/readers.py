@@ -116,7 +116,8 @@ def find_file(
     Place(folder).list_names()  # of a disk that fails a glob says that nothing is there
     is_brat = description.reader == "brat"
     for pattern in patterns:
-        names = glob.glob(os.path.join(glob.escape(str(folder)), pattern))  # a pattern may be an absolute path
+        # a pattern may be an absolute path, or one in the home folder
+        names = glob.glob(os.path.join(glob.escape(str(folder)), os.path.expanduser(pattern)))
         paths = sorted(map(Path, names))
         matches = [each for each in paths if (_has_brat(each, folder, others) if is_brat else each.is_file())]
         if len(matches) > 1:
