@@ -230,9 +230,9 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     folder = storage.Place(named)
     if not (folder / "config.yaml").is_file():
         return _load_pretrained(named, folder)
-    from domext_ray.downstream.start.model import TRAININGS
     from domext_ray.export.folder import read_export_record
     from domext_ray.model.build import merge_extensions
+    from domext_ray.runs.run_directory import TRAININGS
     from domext_ray.training.checkpoint import list_steps
     from domext_ray.training.rebuild import rebuild_run
 

@@ -31,8 +31,8 @@ def _export(config: ExportConfig) -> None:
 
 def _find_export(config: ExportConfig, run: str) -> str:
     """Return the export that a fine-tuning run has made, or that --run itself is; empty: it is a pre-training run."""
-    from domext_ray.downstream.start.model import TRAININGS
     from domext_ray.export.folder import is_export
+    from domext_ray.runs.run_directory import TRAININGS
     from domext_ray.storage import Place
 
     if not is_export(run) and not (Place(run) / TRAININGS).is_dir():

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.jobs import ExportConfig
 from domext_ray.downstream.finetune.exported import find_export, holds_graphs, is_finetuned_model, load_exported
 from domext_ray.downstream.forgetting.forgetting import build_masked_lm
-from domext_ray.downstream.start.model import TRAININGS, is_run, load_start_model, name_run
+from domext_ray.downstream.start.model import is_run, load_start_model, name_run
 from domext_ray.downstream.tasks.description import WHOLE_TASK
 from domext_ray.downstream.tasks.task_file import read_task_file, write_task_file
 from domext_ray.errors import ConfigError
@@ -34,6 +34,7 @@ from domext_ray.export.model_folder import save_tokenizer
 from domext_ray.export.onnx_graph import GRAPH, INT8, quantize_graph, require_onnx, write_graph
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.storage import write_json
 
 LABELS_FILE = "labels.json"

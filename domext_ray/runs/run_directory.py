@@ -21,6 +21,8 @@ from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, 
 ConfigT = TypeVar("ConfigT", bound=Any)
 
 CONFIG = "config.yaml"
+TRAININGS = "trainings"
+"""Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""
 FORMAT = newest_format("run")
 """Of run.json."""
 _PACKAGES = ("domext_ray", "torch", "ray", "transformers", "deepspeed", "tokenizers", "numpy")
@@ -79,6 +81,8 @@ def resolve_schedule(config: PretrainConfig, run_dir: Where) -> PretrainConfig:
     Beyond it the learning rate is 0, so no run goes there, whatever its limit on tokens or seconds. While
     `train.max_steps` is 0 (the corpus will say how many), so is the horizon of a run that starts.
     """
+    if (Place(run_dir) / TRAININGS).is_dir():
+        raise RunError(f"the run directory {run_dir} belongs to a fine-tuned run; give another --run.name.")
     stored = read_identity(run_dir, {"optim.decay_steps": int})
     decay_steps = config.optim.decay_steps or (stored["optim"]["decay_steps"] if stored else config.train.max_steps)
     if config.train.max_steps > decay_steps:
@@ -269,6 +273,11 @@ def read_config(run_dir: Where, config_class: type[ConfigT]) -> ConfigT:
     try:
         return from_dict(config_class, values)
     except Exception as error:  # of the decoder's many kinds
+        if config_class is PretrainConfig and (Place(run_dir) / TRAININGS).is_dir():
+            export = Place(run_dir) / "export"
+            raise RunError(
+                f"{run_dir} is a fine-tuned run, whose model is its export ({export}); give a run of pre-training here."
+            ) from None
         read_run(run_dir)  # of another format, it says so: its options may have other names
         cause = " ".join(str(find_user_error(error) or error).split()).removesuffix(".")
         raise RunError(f"{path} cannot be used ({cause}); {_CONFIG_REMEDY}.") from error

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from domext_ray.commands.main import JOBS
+from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, TrainConfig
+from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.export.folder import ExportRecord, new_export
 from domext_ray.options.build import identity_of
 from domext_ray.pipeline import is_finished
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
+    TRAININGS,
     add_versions,
     check_identity,
     check_order,
@@ -25,7 +30,7 @@ from domext_ray.runs.run_directory import (
     write_config,
     write_run,
 )
-from domext_ray.training.start import read_run_config
+from domext_ray.training.start import find_start, read_run_config
 
 CONFIG = PretrainConfig(seed=7, train=TrainConfig(max_steps=12))
 
@@ -80,6 +85,24 @@ def test_a_config_of_something_else_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=message) as raised:
             read_run_config(tmp_path)
         assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_fine_tuned_run_is_no_run_of_pre_training(tmp_path: Path) -> None:
+    run, export = tmp_path / "clinic-ner", JOBS["export_hf"]
+    (run / TRAININGS).mkdir(parents=True)
+    write_config(run, FinetuneConfig())
+    write_run(run, identity=identity_of(FinetuneConfig()))
+    for options in (["--format=peft"], ["--format=adapterhub"], ["--dtype=float16"]):
+        with pytest.raises(RunError, match=rf"^{run} is a fine-tuned run, whose model is its export \({run}/"):
+            export.start(export.read([f"--run={run}", *options]))
+    with pytest.raises(RunError, match="^--init_from .* is a fine-tuned run, whose model is its export"):
+        find_start(run, "b" * 64)
+    with pytest.raises(RunError, match=f"^the run directory {run} belongs to a fine-tuned run; give another"):
+        resolve_schedule(CONFIG, run)
+    assert sorted(each.name for each in run.iterdir()) == ["config.yaml", "run.json", TRAININGS]
+    (lay_out(tmp_path / "clinic") / "checkpoints").mkdir()
+    with pytest.raises(RunError, match="clinic is a run of pre-training; give the directory of a fine-tuning run"):
+        rebuild_finetuned(tmp_path / "clinic", torch.device("cpu"))
 
 
 def test_what_has_moved_is_the_same(tmp_path: Path) -> None:

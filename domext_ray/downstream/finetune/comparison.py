@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
-from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import RunError, name_file
 from domext_ray.intervals import Sample
 from domext_ray.report.compare import Line, compare_with_first, describe_differences, draw_lines, tabulate
 from domext_ray.report.tables import Table
+from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.storage import new_file
 
 RESAMPLES = "resamples.npz"

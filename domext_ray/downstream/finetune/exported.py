@@ -20,7 +20,7 @@ from domext_ray.config.finetune import FULL
 from domext_ray.downstream.finetune.export import RECALL_ENCODER
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, predict_examples
 from domext_ray.downstream.start.head import find_head
-from domext_ray.downstream.start.model import NO_BILSTM, TRAININGS, build_task_model, load_start_model
+from domext_ray.downstream.start.model import NO_BILSTM, build_task_model, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
 from domext_ray.downstream.tasks.task import Prediction, StagedTask, Task
@@ -29,6 +29,7 @@ from domext_ray.errors import RunError
 from domext_ray.export.folder import check_whole
 from domext_ray.export.onnx_graph import INT8, OnnxModel, is_graph
 from domext_ray.labelled.examples import AnyExample
+from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, hash_file, hash_values
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -95,7 +96,8 @@ def find_export(folder: str | Path) -> Path:
     if (folder / TRAININGS).is_dir():
         folder /= "export"
         if not folder.is_dir():
-            raise RunError(f"{folder} is missing: the run has not ended, or was made with --export false; export it.")
+            cause = "the run has not ended, or was made with --export false"
+            raise RunError(f"{folder} is missing: {cause}; give its own command again, with --export true.")
     if not (folder / TASK_FILE).is_file() and find_head(folder) is None:
         raise RunError(f"{folder} holds no fine-tuned model; give the export of a fine-tuning run.")
     check_whole(folder)

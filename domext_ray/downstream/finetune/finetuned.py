@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.data.sources import require_files
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
-from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
+from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
@@ -26,7 +26,7 @@ from domext_ray.errors import RunError, name_file
 from domext_ray.experiment.runner import Ledger, Trial
 from domext_ray.files import Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
-from domext_ray.runs.run_directory import CONFIG, RUN, read_config, read_identity
+from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_identity
 from domext_ray.storage import Place, Where
 
 _SUMMARY: dict[str, Kind] = {
@@ -150,6 +150,8 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
 
 
 def _read_run(folder: Path) -> tuple[FinetuneConfig, Mapping[str, Any], dict[str, Any]]:
+    if (folder / "checkpoints").is_dir():
+        raise RunError(f"{folder} is a run of pre-training; give the directory of a fine-tuning run.")
     if not all((folder / name).is_file() for name in ("summary.json", RUN, CONFIG)):
         raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
     summary = read_finetune_summary(folder)

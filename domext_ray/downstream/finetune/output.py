@@ -16,7 +16,6 @@ from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.labelled.readers.label_counts import count_labels, list_label_rows
@@ -31,6 +30,7 @@ from domext_ray.report.page import (
 )
 from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, Picture, draw_legend, new_picture
 from domext_ray.report.tables import format_text, list_figures
+from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.storage import write_text
 from domext_ray.training.metrics import read_metrics
 

@@ -25,7 +25,7 @@ from domext_ray.corpus.shards import make_settings
 from domext_ray.corpus.unknown import check_sample
 from domext_ray.data.sample import check_corpus
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
-from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
+from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError, name_file
 from domext_ray.intervals import Estimate
 from domext_ray.labelled.metrics.metrics import divide
@@ -34,6 +34,7 @@ from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.progress import StatusLine, format_seconds
+from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker
 from domext_ray.runtime.device import autocast
 from domext_ray.storage import new_file

@@ -37,14 +37,12 @@ from domext_ray.model.build import (
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
+from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import has_bf16
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import require_readable
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
-
-TRAININGS = "trainings"
-"""Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""
 
 _ENCODER = "bert."
 NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "head_mix": False}

@@ -49,14 +49,13 @@ from domext_ray.downstream.finetune.output import ScoredGrid, build_summary
 from domext_ray.downstream.finetune.plan import plan_finetuning
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import score, train
-from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.experiment.runner import Outcome
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.layers_domext import AdapterPlace
 from domext_ray.options.build import dump_yaml
-from domext_ray.runs.run_directory import write_run
+from domext_ray.runs.run_directory import TRAININGS, write_run
 
 SIZES = (80, 40, 20)
 DESCRIPTIONS = {
