@@ -60,7 +60,7 @@ class OptionError(ConfigError):
         option: its name, such as train.max_steps.
         value: what was given.
         rule: what it must be, as it ends a sentence.
-        place: the file and line that it was given in; empty: it is a flag's, or a default.
+        place: the file and line that it was given in, or that it is the default; empty: a flag's.
     """
 
     def __init__(self, option: str, value: object, rule: str, place: str = "") -> None:
@@ -76,10 +76,6 @@ class OptionError(ConfigError):
     def under(self, prefix: str) -> OptionError:
         """Return the same error of an option whose name has further sections before it."""
         return OptionError(f"{prefix}{self.option}", self.value, self.rule, self.place)
-
-    def at(self, place: str) -> OptionError:
-        """Return the same error with the place that the value was given in."""
-        return OptionError(self.option, self.value, self.rule, place)
 
 
 class CorpusError(DomextError):

@@ -55,7 +55,7 @@ class LimitConfig:
     seconds: Annotated[float, Field(ge=0.1, le=MOST_SECONDS)] = 60.0
 
     def __post_init__(self) -> None:
-        require(self.queue >= self.texts, "queue", self.queue, f"at least the texts of a request ({self.texts})")
+        require(self.queue >= self.texts, "queue", self.queue, f"at least --limit.texts ({self.texts})")
 
 
 @option_group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,8 +13,11 @@ import yaml
 
 from domext_ray.errors import OptionError
 from domext_ray.options.declare import ConfigT
-from domext_ray.options.kinds import convert, list_options, list_sections
+from domext_ray.options.kinds import Option, convert, list_options, list_sections
 from domext_ray.options.read import Setting, Settings, read_values
+
+_EMPTY: tuple[Any, ...] = ("", (), None)
+"""Defaults that a sentence shows as empty."""
 
 
 def build(config_class: type[ConfigT], layers: Iterable[Settings]) -> ConfigT:
@@ -30,8 +34,21 @@ def build(config_class: type[ConfigT], layers: Iterable[Settings]) -> ConfigT:
     try:
         return _construct(config_class, _list_values(config_class, settings, whole))
     except OptionError as error:
-        given = settings.get(error.option)
-        raise error.at(given.place if given else "") from None
+        raise _explain(error, settings, list_options(config_class)) from None
+
+
+def _explain(error: OptionError, settings: Settings, options: Mapping[str, Option]) -> OptionError:
+    """Say where a value was given, or that nobody gave it; and call options in its rule as this class does."""
+    given, option = settings.get(error.option), options.get(error.option)
+    is_default = given is None and option is not None and error.value == option.default and option.default not in _EMPTY
+    place = given.place if given else "its default" if is_default else ""
+    starts = [error.option[: each.end()] for each in re.finditer(r"\.", error.option)]
+
+    def name(found: re.Match[str]) -> str:
+        whole = (f"{start}{found[1]}" for start in ("", *starts))
+        return f"--{next((each for each in whole if each in options), found[1])}"
+
+    return OptionError(error.option, error.value, re.sub(r"--([a-z]\w*(?:\.\w+)*)", name, error.rule), place)
 
 
 def list_values(config_class: type, layers: Iterable[Settings]) -> dict[str, Any]:

@@ -73,5 +73,7 @@ def test_what_is_no_part_is_one_sentence() -> None:
 
 def test_general_parts_need_a_base_to_keep() -> None:
     shape = {"base": "none", "vocab": {"size": 100}, "method": {"trains": "all", "heads": 0, "ffn_units": 0}}
-    with pytest.raises(ConfigError, match=r"objective\.keep is 'kl'; it must be none when --base is none"):
+    with pytest.raises(
+        ConfigError, match=r"objective\.keep is 'kl' \(its default\); it must be none when --base is none"
+    ):
         make({"more": {"corpus": "x", "keep": True}}, **shape)

@@ -92,6 +92,8 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
     "pretrain bottleneck": (("--method.bottleneck_std 0", "--method.bottleneck_std", "above 0"),),
     "build_vocab": (("--vocab.size -1", "--vocab.size", "-1"),),
     "finetune": (
+        ("--labelled.max_length 32", "--labelled.stride is 32 (its default); ", "half of --labelled.max_length (16)."),
+        ("--labelled.max_length 32 --labelled.stride 32", "--labelled.stride is 32; it must be from 0 to half"),
         ("--grid.restarts 0", "--grid.restarts", "from 1 to 1,000"),
         ("--grid.batch_size 1.5", "--grid.batch_size", "1.5"),
         ("--features.layers 9-3", "--features.layers", "9-3"),
@@ -124,7 +126,10 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--search.objectives f2", "--search.objectives", "f2"),
         ("--budget.steps 5 --budget.tokens 5", "--budget"),
         ("--scale.num_workers 2", "--scale.num_workers", "2"),
+        ("--finetune.optim.top_layers 3", "top_layers_lr is 0.0 (its default); ", "when --finetune.optim.top_layers"),
+        ("--finetune.grid.patience 2 --finetune.grid.score_every_epoch no", "true with --finetune.grid.patience."),
     ),
+    "serve": (("--model x --limit.texts 2000", "--limit.queue is 1024 (its default); ", "least --limit.texts (2000)"),),
     "ablate": (("--study nothing", "--study", "nothing"), ("--study sigma --sigmas 2", "--sigmas", "2")),
 }
 """Verbs -> what follows one, and parts that the sentence must have. Others' are in golden/mistakes.json."""
