@@ -75,6 +75,19 @@ class RefusedError(HTTPException):
         super().__init__(status, sentence, {"Retry-After": str(retry_seconds)} if retry_seconds else {})
 
 
+class FaultyTextError(Exception):
+    """One text of a request cannot be answered.
+
+    Args:
+        status: of HTTP.
+        fault: what is wrong with it, as it goes on behind the text's name.
+    """
+
+    def __init__(self, status: int, fault: str) -> None:
+        super().__init__(fault)
+        self.status = status
+
+
 @dataclass(frozen=True)
 class EncodedText:
     """A text on its way."""
@@ -103,7 +116,7 @@ class Endpoint(ABC, Generic[RequestT]):
     architectures: ClassVar[tuple[str, ...]]
     """Of adapters that can answer."""
     nothing: ClassVar[dict[str, Any]]
-    """The answer to a text that no router knows, where the base cannot answer."""
+    """Every field of its answers, empty."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -120,12 +133,16 @@ class Endpoint(ABC, Generic[RequestT]):
         """Make the rows of a text.
 
         Raises:
-            RefusedError: the text cannot be answered.
+            FaultyTextError: the text cannot be answered.
         """
 
     @abstractmethod
     def answer(self, encoded: EncodedText, outcomes: Outcomes, request: RequestT) -> dict[str, Any]:
         """Return what a text's rows say, without the adapter's name."""
+
+    def say_nothing(self) -> dict[str, Any]:
+        """Return the answer to a text that no router knows, where the base cannot answer."""
+        return self.nothing
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a text, int64, without special tokens."""
@@ -138,8 +155,8 @@ class Endpoint(ABC, Generic[RequestT]):
     def check_length(self, num_tokens: int, room: int, taker: str, truncate: bool) -> bool:
         """Return whether a text is too long; refuse it if it may not be cut."""
         if num_tokens > room and not truncate:
-            sentence = f"a text has {num_tokens:,} tokens, and {taker} takes {room:,}; shorten it, or set truncate."
-            raise RefusedError(413, sentence)
+            fault = f"has {num_tokens:,} tokens, and {taker} takes {room:,}; shorten it, or set truncate."
+            raise FaultyTextError(413, fault)
         return num_tokens > room
 
 
@@ -161,13 +178,11 @@ class FillMask(Endpoint[FillMaskRequest]):
         """Make one row; see `Endpoint.ask`."""
         spans = self.codec.find(text)
         if not spans:
-            raise RefusedError(422, f"a text has no {MASK}; write {MASK} where a word is to be filled in.")
+            raise FaultyTextError(422, f"has no {MASK}; write {MASK} where a word is to be filled in.")
         (all_ids,) = self.codec.encode([text])
         ids, truncated = self.cut(all_ids, request.truncate)
         if (all_ids[self.room :] == self.codec.mask_id).any():
-            raise RefusedError(
-                413, f"a {MASK} stands behind the first {self.room:,} tokens of its text; shorten the text."
-            )
+            raise FaultyTextError(413, f"has a {MASK} behind its first {self.room:,} tokens; shorten it.")
         joined, types = self.template.join(ids)
         places = np.flatnonzero(joined == self.codec.mask_id)
         row = ServedRow(adapter.name, adapter.sha256, joined, types, "words", places, request.top_k)
@@ -219,6 +234,12 @@ class _TaskEndpoint(Endpoint[RequestT]):
         """Return whether the task cuts the text; refuse one that may not be cut. Default: it makes windows."""
         return False
 
+    def say_nothing(self) -> dict[str, Any]:
+        """Return the fields of the adapters whose routers chose; see `Endpoint.say_nothing`."""
+        routed = [each for each in self.catalogue.list() if self.takes(each) and each.router is not None]
+        shown = {name for each in routed for name in cast(Task, each.task).shown}
+        return {name: empty for name, empty in self.nothing.items() if name in shown}
+
     def answer(self, encoded: EncodedText, outcomes: Outcomes, request: RequestT) -> dict[str, Any]:
         """Return the task's prediction."""
         example, rows = encoded.place
@@ -238,7 +259,7 @@ class Classify(_TaskEndpoint[ClassifyRequest]):
     """The label of each text, or those above their threshold, with the probabilities of all; or its value."""
 
     name, request, architectures = "classify", ClassifyRequest, (SEQUENCES,)
-    nothing: ClassVar[dict[str, Any]] = {"label": None, "probabilities": {}}
+    nothing: ClassVar[dict[str, Any]] = {"label": None, "labels": [], "probabilities": {}, "value": None}
 
     def check(self, text: str, task: Task, request: ClassifyRequest) -> bool:
         """Refuse a text that the task would cut, unless it may; see `_TaskEndpoint.check`."""

@@ -52,12 +52,17 @@ class RequestGuard:
             await self._app(scope, receive, send)
             return
         started, status, num_bytes = time.perf_counter(), 0, 0
+        is_head = scope["method"] == "HEAD"
+        if is_head:  # a GET whose answer has no body
+            scope = {**scope, "method": "GET"}
         path = scope["path"] if scope["path"] in self._paths else "other"
 
         async def note(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
 
         async def read() -> MutableMapping[str, Any]:

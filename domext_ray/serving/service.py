@@ -6,19 +6,20 @@ Enters: a `Backend` that computes rows, and requests of texts. Leaves: answers t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from domext_ray.config.serve import ServeConfig
 from domext_ray.data.files import part_words
-from domext_ray.errors import CorpusError, DomextError
+from domext_ray.errors import DomextError
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.serving.batching import Batcher, QueueFullError
 from domext_ray.serving.catalogue import Catalogue
-from domext_ray.serving.endpoints import ENDPOINTS, EncodedText, Endpoint, RefusedError, TextRequest
+from domext_ray.serving.endpoints import ENDPOINTS, EncodedText, Endpoint, FaultyTextError, RefusedError, TextRequest
 from domext_ray.serving.engine import Outcome, ServedRow
 from domext_ray.serving.metrics import NO_ADAPTER, SEVERAL, Metrics
 from domext_ray.serving.served_model import ServedAdapter
@@ -30,6 +31,16 @@ THREAD_CHARACTERS = 20_000
 
 class LostReplicaError(Exception):
     """The process that computed some rows is gone."""
+
+
+@contextlib.contextmanager
+def _name_text(number: int, total: int) -> Iterator[None]:
+    """Refuse a request for a text of it that cannot be answered, and say which one that is."""
+    try:
+        yield
+    except FaultyTextError as error:
+        name = "a text" if total == 1 else f"text {number} of {total}, counted from 1,"
+        raise RefusedError(error.status, f"{name} {error}") from error
 
 
 class Backend(Protocol):
@@ -98,7 +109,7 @@ class Service:
         answers, first = [], 0
         for each in encoded:
             if each is None:
-                answers.append({"adapter": BASE_NAME, **endpoint.nothing})
+                answers.append({"adapter": BASE_NAME, **endpoint.say_nothing()})
                 continue
             own, first = outcomes[first : first + len(each.rows)], first + len(each.rows)
             truncated = {"truncated": True} if each.truncated else {}
@@ -123,15 +134,16 @@ class Service:
             raise RefusedError(422, "inputs has no text; give at least one.")
         if len(texts) > limit.texts:
             raise RefusedError(413, f"inputs has {len(texts):,} texts; give {limit.texts:,} at most in a request.")
-        for each in texts:
-            if len(each) > limit.characters:
-                raise RefusedError(
-                    413, f"a text has {len(each):,} characters; give texts of {limit.characters:,} at most."
-                )
-            if not each.strip():
-                raise RefusedError(422, "a text is empty; give texts that have some words.")
-            if not each.isascii() and any("\ud800" <= character <= "\udfff" for character in each):
-                raise RefusedError(422, "a text has half a surrogate pair; give text that UTF-8 can hold.")
+        for number, each in enumerate(texts, 1):
+            with _name_text(number, len(texts)):
+                if len(each) > limit.characters:
+                    raise FaultyTextError(
+                        413, f"has {len(each):,} characters; give texts of {limit.characters:,} at most."
+                    )
+                if not each.strip():
+                    raise FaultyTextError(422, "is empty; give texts that have some words.")
+                if not each.isascii() and any("\ud800" <= character <= "\udfff" for character in each):
+                    raise FaultyTextError(422, "has half a surrogate pair; give text that UTF-8 can hold.")
 
     def _complete_names(self, texts: Sequence[str], adapters: Sequence[str]) -> Sequence[str]:
         """Return a name for each text."""
@@ -152,14 +164,12 @@ class Service:
         self, endpoint: Endpoint[Any], texts: Sequence[str], names: Sequence[str], request: TextRequest
     ) -> list[EncodedText | None]:
         """Make the rows of all texts; None for one that no router knows and the base cannot answer."""
-        adapters = [self._find(endpoint, name, text) for text, name in zip(texts, names, strict=True)]
-        try:
-            return [
-                endpoint.ask(text, adapter, request) if endpoint.takes(adapter) else None
-                for text, adapter in zip(texts, adapters, strict=True)
-            ]
-        except CorpusError as error:
-            raise RefusedError(422, str(error)) from error
+        encoded: list[EncodedText | None] = []
+        for number, (text, name) in enumerate(zip(texts, names, strict=True), 1):
+            adapter = self._find(endpoint, name, text)
+            with _name_text(number, len(texts)):
+                encoded.append(endpoint.ask(text, adapter, request) if endpoint.takes(adapter) else None)
+        return encoded
 
     def _find(self, endpoint: Endpoint[Any], name: str, text: str) -> ServedAdapter:
         """Return the adapter of a text: one that can answer, or with "auto" the base where no router knows the text."""

@@ -25,6 +25,7 @@ from domext_ray.serving.catalogue import LOOK_SECONDS, Catalogue
 from domext_ray.serving.endpoints import Classify, ClassifyRequest
 from domext_ray.serving.engine import Engine
 from domext_ray.serving.served_model import ServedBank
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TEXT = "the patient was given a drug for the heart"
 
@@ -95,6 +96,27 @@ def test_routers_choose_per_text_among_adapters_that_can_answer(shared: Served) 
     assert shared.ask("entities", texts[1], "auto") == [{"adapter": "__base__", "entities": []}]
 
 
+def test_what_no_router_knows_is_answered_with_the_fields_of_those_that_chose(
+    tiny_base_folder: Path, tmp_path: Path
+) -> None:
+    kinds = {"classification": ("single_label_classification", CLASSES), "regression": ("regression", ("value",))}
+    kinds["multilabel"] = ("multi_label_classification", CLASSES)
+    empty = {"label": None, "labels": [], "probabilities": {}, "value": None}
+    for names in (["multilabel"], ["regression"], [*kinds]):
+        bank = AdapterBank.create(tmp_path / "-".join(names), str(tiny_base_folder))
+        gene = load_tokenizer(bank.base.tokenizer_folder).convert_tokens_to_ids("gene")
+        add_drawn(bank, "idle", "sequence_classification", 3, CLASSES)
+        for name in names:
+            problem, labels = kinds[name]
+            add_drawn(bank, name, "sequence_classification", 4, labels, gene, problem_type=problem)
+        served = Served(bank)
+        with served.client:
+            known, unknown = served.ask("classify", ["the gene", "the river"], "auto")
+            fields = {field for name in names for field in served.ask("classify", TEXT, name)[0]}
+        assert known["adapter"] in names
+        assert unknown == {"adapter": "__base__", **{each: empty[each] for each in empty if each in fields}}
+
+
 def test_a_base_without_words_fills_no_masks_of_text_that_no_router_knows(own: Served) -> None:
     own.service.catalogue.has_words = False
     assert own.ask("fill-mask", "the river [MASK]", "auto") == [{"adapter": "__base__", "masks": []}]
@@ -150,12 +172,17 @@ UNANSWERED: list[tuple[str, dict[str, Any], int, str]] = [
         "fill-mask",
         {"inputs": f"{'a ' * 200}[MASK]", "adapter": "fills1", "truncate": True},
         413,
-        "a [MASK] stands behind the first 126 tokens",
+        "a text has a [MASK] behind its first 126 tokens",
     ),
     ("fill-mask", {"inputs": "[MASK]", "adapter": "fills1", "top_k": 0}, 422, "top_k is not as it must be"),
     ("fill-mask", {"inputs": 3, "adapter": "fills1"}, 422, "inputs.str is not as it must be"),
     ("fill-mask", {"inputs": "[MASK]", "adaptor": "fills1"}, 422, "adaptor is not as it must be: Extra inputs"),
-    ("embed", {"inputs": "\ud800", "adapter": "fills1"}, 422, "half a surrogate pair"),
+    ("embed", {"inputs": "\ud800", "adapter": "fills1"}, 422, "a text has half a surrogate pair"),
+    ("classify", {"inputs": [TEXT, "", " "], "adapter": "sorts1"}, 422, "text 2 of 3, counted from 1, is empty; give"),
+    ("classify", {"inputs": [TEXT, TEXT, "a" * 1001], "adapter": "sorts1"}, 413, "text 3 of 3, counted from 1, has 1"),
+    ("embed", {"inputs": ["\ud800", TEXT], "adapter": "fills1"}, 422, "text 1 of 2, counted from 1, has half a"),
+    ("embed", {"inputs": [TEXT, "a " * 200], "adapter": "sorts1"}, 413, "text 2 of 2, counted from 1, has 200 tokens"),
+    ("fill-mask", {"inputs": ["[MASK]", TEXT], "adapter": "fills1"}, 422, "text 2 of 2, counted from 1, has no [MASK]"),
 ]
 
 
@@ -210,6 +237,16 @@ def test_requests_show_the_token(shared: Served) -> None:
             assert TOKEN not in answer.text
     for path in ("/healthz", "/readyz", "/", "/openapi.json"):
         assert shared.client.get(path, headers={"Authorization": ""}).status_code == 200
+
+
+def test_head_is_answered_as_get_without_a_body(shared: Served) -> None:
+    for path in ("/", "/healthz", "/readyz", "/openapi.json", "/metrics", "/v1/adapters", "/v1/embed", "/nowhere"):
+        for headers in ({}, {"Authorization": ""}):
+            head, got = (getattr(shared.client, each)(path, headers=headers) for each in ("head", "get"))
+            assert (head.status_code, head.content) == (got.status_code, b""), path
+            assert head.headers["Content-Type"] == got.headers["Content-Type"], path
+            if path != "/metrics":  # it counts these requests, too
+                assert head.headers["Content-Length"] == got.headers["Content-Length"], path
 
 
 def test_bodies_are_bounded_also_without_a_length(shared: Served) -> None:
