@@ -72,7 +72,7 @@ class ServeConfig:
     bank: Found[Annotated[str, place(buckets=True)]] = ""  # a bank's folder (domext bank)
     # names of the bank's adapters that are served; empty: all, also those that come later
     adapters: Annotated[tuple[Identifier, ...], DIFFERENT] = ()
-    model: ModelPlace = ""  # instead of a bank: a run, also a fine-tuned one, an export, a base's folder, or a hub id
+    model: ModelPlace = ""  # a run, also a fine-tuned one, an export, a base's folder, or a hub id; instead of a bank
     base: ModelPlace = ""  # where the bank's base is, if it has moved
     # address to listen on; 0.0.0.0: every network of this machine
     host: Annotated[str, filled("an address, such as 127.0.0.1")] = "127.0.0.1"

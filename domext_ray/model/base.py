@@ -6,7 +6,9 @@ BERT's, and `build.detach` maps them back.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,15 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
             )
     wrong_rules = find_wrong_rules(tokenizer, base, folder)
     return Base(base, folder, config, tensors, names, hash_tensors(tensors), folder, wrong_rules)
+
+
+@contextlib.contextmanager
+def name_base(name: str) -> Iterator[None]:
+    """Let errors about a base call it as the user knows it, where that is not --base."""
+    try:
+        yield
+    except BaseModelError as error:
+        raise BaseModelError(str(error).replace("--base", name)) from error
 
 
 def describe_base(config: DomextConfig) -> dict[str, Any]:

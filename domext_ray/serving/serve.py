@@ -21,6 +21,7 @@ from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.model.base import name_base
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import CONFIG
 from domext_ray.runtime.quiet import quiet_libraries
@@ -58,11 +59,11 @@ def run_serving(config: ServeConfig) -> None:
         DomextError: it cannot be served.
         Stopped: a signal came, and open requests were answered.
     """
-    with place_bank(config) as config:
-        print(describe_served(check_served(config)), flush=True)
+    with place_bank(config) as placed:
+        print(describe_served(check_served(placed)), flush=True)
         if config.dry_run:
             return
-        with start_serving(config) as place:
+        with start_serving(placed, config.model if placed.bank else "") as place:
             print(place, flush=True)
             _wait(config)
 
@@ -89,9 +90,12 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     with tempfile.TemporaryDirectory(prefix="domext-serve-") as temporary, quiet_libraries():
         folder = Path(temporary) / "bank"
         if run is not None and has_adapter:
-            AdapterBank.create(folder, run.base).add_run(name_adapter(run_dir), run_dir)
+            with name_base(f"{run_dir}: the base"):
+                bank = AdapterBank.create(folder, run.base)
+            bank.add_run(name_adapter(run_dir), run_dir)
         else:
-            AdapterBank.create(folder, config.model)
+            with name_base("--model"):
+                AdapterBank.create(folder, config.model)
         yield replace(config, model="", bank=str(folder))
 
 
@@ -122,8 +126,12 @@ def describe_served(catalogue: Catalogue) -> str:
 
 
 @contextlib.contextmanager
-def start_serving(config: ServeConfig) -> Iterator[str]:
+def start_serving(config: ServeConfig, model: str = "") -> Iterator[str]:
     """Serve while the block runs; yields what to tell the user. At its end open requests are answered first.
+
+    Args:
+        config: what is served, and where.
+        model: what the user gave, where `place_bank` made the bank of it.
 
     Raises:
         DomextError: Ray has no room, or the address is taken.
@@ -132,7 +140,7 @@ def start_serving(config: ServeConfig) -> Iterator[str]:
     start_ray(config.scale.wait_seconds)
     close_replica_port()  # here, too: a version of Ray in which it cannot be done is refused before anything starts
     _check_serve(config)
-    _check_storage(config)
+    _check_storage(config, model)
     config = resolve_gpu(config, config.replicas, "--replicas")
     on_gpu = config.scale.use_gpu is True
     _check_room(config, on_gpu=on_gpu)
@@ -216,11 +224,16 @@ def _check_serve(config: ServeConfig) -> None:
         ) from error
 
 
-def _check_storage(config: ServeConfig) -> None:
-    """Refuse a folder that a node of the cluster does not see."""
+def _check_storage(config: ServeConfig, model: str) -> None:
+    """Refuse a folder that a node of the cluster does not see; `model` as of `start_serving`."""
     option, folder = ("--bank", config.bank) if config.bank else ("--model", config.model)
     if Place(folder).is_local:
         for name, sees in run_on_each_node(os.path.exists, str(Path(Place(folder)).resolve()), own=False):
+            if not sees and model:
+                raise ConfigError(
+                    f"--model is {model!r}, which becomes a bank on this machine alone, and node {name} does not see "
+                    "it; make a bank on storage that all nodes share (domext bank), and give it as --bank."
+                )
             if not sees:
                 raise ConfigError(
                     f"{folder} is not visible on node {name}; give {option} a folder on storage that all nodes share, "

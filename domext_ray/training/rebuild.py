@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
-from domext_ray.model.base import Base, load_base
+from domext_ray.model.base import Base, load_base, name_base
 from domext_ray.model.build import Extensions
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -55,7 +55,8 @@ def rebuild_run(where: Where, step: int = 0) -> RebuiltRun:
     if checkpoint is None:
         asked = f" of step {step}" if step else ""
         raise RunError(f"{run_dir / 'checkpoints'} holds no usable checkpoint{asked}; run the training job again.")
-    base = None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
+    with name_base(f"{run_dir}: the base"):
+        base = None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
     path, expected, found = checkpoint.path, checkpoint.run_info["base_sha256"], base.sha256 if base else "none"
     if found != expected:
         raise RunError(

@@ -17,11 +17,12 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.start.model import StartModel, load_start_model
-from domext_ray.errors import RunError
+from domext_ray.errors import BaseModelError, ConfigError, DomextError, RunError
 from domext_ray.export.model_folder import save_model
 from domext_ray.inference.predictors import find_model, load_predictor, load_task_model
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
+from domext_ray.runs.run_directory import write_config
 from domext_ray.serving.engine import Engine, ServedRow
 from domext_ray.serving.served_model import find_single_model, open_served
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -180,6 +181,40 @@ def test_the_job_says_what_it_serves_or_why_not(
     ):
         with pytest.raises(RunError, match=sentence):
             run_serving(ServeConfig(model=str(tmp_path / folder), dry_run=True))
+
+
+def refuse(config: ServeConfig, kind: type[DomextError]) -> str:
+    from domext_ray.serving.serve import run_serving
+
+    with pytest.raises(kind) as error:
+        run_serving(config)
+    return str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of Ray Serve's own settings
+def test_a_refusal_names_what_was_given_and_no_bank_of_its_own(
+    tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from domext_ray.serving import serve
+
+    monkeypatch.setattr(serve, "start_ray", lambda *_: None)
+    monkeypatch.setattr(serve, "_check_serve", lambda *_: None)
+    monkeypatch.setattr(serve, "run_on_each_node", lambda sees, path, own: [("node-2", not sees(path))])
+    model = str(tiny_base_folder)
+    said = refuse(ServeConfig(model=model), ConfigError)
+    assert said.startswith(f"--model is {model!r}, which becomes a bank on this machine alone, and node node-2 does")
+    assert said.endswith("make a bank on storage that all nodes share (domext bank), and give it as --bank.")
+    bank = AdapterBank.create(tmp_path / "bank", model)
+    assert f"{bank.folder} is not visible on node node-2; give --bank a folder" in refuse(
+        ServeConfig(bank=str(bank.folder)), ConfigError
+    )
+    (tmp_path / "empty").mkdir()
+    assert refuse(ServeConfig(model=str(tmp_path / "empty")), BaseModelError).startswith("--model '")
+    write_config(
+        tmp_path / "clinic", PretrainConfig(base="gone/away", method=MethodConfig(name="b", bottleneck_size=4))
+    )
+    said = refuse(ServeConfig(model=str(tmp_path / "clinic")), BaseModelError)
+    assert said.startswith(f"{tmp_path}/clinic: the base 'gone/away' is no folder here and could not be fetched")
 
 
 def test_adapters_of_a_bank_answer_as_predict_does(start: StartModel, tmp_path: Path) -> None:

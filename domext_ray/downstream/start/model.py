@@ -24,7 +24,7 @@ from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, ConfigError, find_storage_error
 from domext_ray.export.card import Terms, read_terms
 from domext_ray.extensions.table import is_extension
-from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base
+from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base, name_base
 from domext_ray.model.build import (
     attach_extensions,
     choose_attention,
@@ -177,10 +177,8 @@ def load_start_model(
         kind, (config, tensors), tokenizer = "export", _read_export(model, folder, option), load_tokenizer(folder)
         check_fit(tokenizer, config.vocab_size, f"{option} {model!r}")
     else:
-        try:
+        with name_base(option):
             base = load_base(model)
-        except BaseModelError as error:
-            raise BaseModelError(str(error).replace("--base", option)) from error
         kind, config, tensors, folder = "base", base.config, base.tensors, base.folder
         wrong_rules = base.wrong_rules.replace("--base", option)
         card, tokenizer = folder, load_tokenizer(folder)
