@@ -109,14 +109,14 @@ def score(plan: FinetunePlan, item: tuple[Point, Path | None] | None) -> Step:
 
 def score_point(plan: FinetunePlan, point: Point, export: Path | None) -> None:
     """Score a training, whose tensors are kept, on test, unless that was done; where a folder is given, export it."""
-    has_test = not plan.task.data.test or (plan.trainings / point.key / "test.json").exists()
-    if has_test and export is None:
+    is_due = bool(plan.task.data.test) and not (plan.trainings / point.key / "test.json").exists()
+    if not is_due and export is None:
         return
     device = _prepare_process(plan)
     fitted = restore_stages(plan.start, plan.task, plan.config, plan.trainings, point, device)
     thresholds = read_result(plan.trainings, point)["task_thresholds"]
     plan.task.set_thresholds(thresholds)
-    if not has_test:
+    if is_due:
         predictors = {name: each.predict for name, each in fitted.items()}
         _write_splits(plan, point, evaluate_stages(plan.task, predictors, splits=("test",), thresholds=thresholds))
     if export is not None:
