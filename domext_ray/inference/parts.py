@@ -146,7 +146,7 @@ class BlockPlan(ABC, Generic[ConfigT]):
     def describe(self) -> str:
         """Return what a dry run prints."""
         blocks, config = self.input.blocks, self.config
-        done = sum(self.blocks.is_done(each.number) for each in blocks)
+        done = len(blocks) if self.is_complete else sum(self.blocks.is_done(each.number) for each in blocks)
         return "\n".join(
             [
                 f"model      {config.model} ({self.describe_model()})",

@@ -126,8 +126,14 @@ def test_an_output_that_moved_is_complete(config: EmbedConfig, capsys: pytest.Ca
         moved = replace(config, format=name, output=str(made.rename(f"{made}-moved")))  # type: ignore[arg-type]
         run_embedding(moved)
         assert "nothing is left to do" in capsys.readouterr().out
+        done = plan_embedding(moved)
+        assert done.is_complete and f"; {len(done.input.blocks)} are done\n" in done.describe()
         (Path(moved.output) / lost).unlink()
-        assert not plan_embedding(moved).is_complete
+        left = plan_embedding(moved)
+        assert (
+            not left.is_complete
+            and f"; {0 if name == 'npy' else len(done.input.blocks) - 1} are done\n" in left.describe()
+        )
 
 
 def test_mistakes_are_sentences(config: EmbedConfig, tmp_path: Path) -> None:
