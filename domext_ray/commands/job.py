@@ -52,6 +52,7 @@ class Job(Generic[ConfigT]):
             itself: names, or beginnings that end in a dot or an underscore.
         word: the option that a word right behind the verb is.
         tells_preset: `run` is given the name of the preset that the options stand on, too.
+        narrow: returns further `reads`, which follow from a configuration.
         check: refuses what a look at names, places and a sample of the text tells; imports nothing heavy.
     """
 
@@ -65,6 +66,7 @@ class Job(Generic[ConfigT]):
     reads: tuple[str, ...] = ()
     word: str = ""
     tells_preset: bool = False
+    narrow: Callable[[ConfigT], tuple[str, ...]] | None = None
     check: Callable[[ConfigT], None] | None = None
 
     def read(self, args: Sequence[str]) -> Given:
@@ -122,6 +124,8 @@ def configure(job: Job[ConfigT], given: Given) -> ConfigT:
     given = replace(given, config=find_input(given.config))
     with name_searched(None, {}, PretrainConfig, given.config):
         config = presets.configure(job.config_class, choose_preset(job, given), given)
+    if job.narrow is not None:
+        job = replace(job, reads=(*job.reads, *job.narrow(config)))
     config = settle_paths(config, job.list_read(), PretrainConfig)
     with job.name_searched(config):
         _check_places(job, config)

@@ -109,6 +109,16 @@ def _ablate(config: AblateConfig) -> None:
     print(f"{table}\nfigures, table and picture: {folder}")
 
 
+def _list_studied(config: AblateConfig) -> tuple[str, ...]:
+    """Return the options that a study reads, or behind a dash those that it does not."""
+    of_spans = ("finetuned", "adapter", "remove_norms")
+    if config.study == "spans":
+        of_all = ("study", "data", "model", "output", "num_resamples", "dry_run", "scale.use_gpu", "scale.cpus")
+        return (*of_spans, *of_all)
+    others = ("sizes", "top_layers") if config.study == "sigma" else ("sigmas",)
+    return tuple(f"-{each}" for each in (*of_spans, *others))
+
+
 def _check_study(config: AblateConfig) -> None:
     if config.study != "spans":  # which takes both from its run
         _check_set(config)
@@ -130,6 +140,7 @@ from --grid.lr. The same command goes on where it stopped. Figures, tables and p
     _ablate,
     "ablate",
     reads=tuple(f"-{each}" for each in (*NOT_FINE_TUNING, "features.")),
+    narrow=_list_studied,
     check=_check_study,
 )
 

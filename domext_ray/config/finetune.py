@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import field, fields
 from itertools import product
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -254,11 +255,9 @@ class SeveralSets:
 
     def check_sets(self, owner: str, decided: tuple[str, ...]) -> None:
         """Refuse sets without places, the same one twice, and options of fine-tuning that `owner` decides itself."""
-        for name in ("task", "data", "model", "model_step", "keep_head", "run", *decided):
-            value = getattr(self.finetune, name)
-            require(
-                value == getattr(FinetuneConfig(), name), f"finetune.{name}", value, f"left out: {owner} decides it"
-            )
+        for name in ("task", "data", "model", "model_step", "keep_head", "run.name", "run.dir", *decided):
+            value, default = (attrgetter(name)(each) for each in (self.finetune, FinetuneConfig()))
+            require(value == default, f"finetune.{name}", value, f"left out: {owner} decides it")
         rule = f"as many as --tasks ({len(self.tasks)})"
         require(not self.data or len(self.data) == len(self.tasks), "data", self.data, rule)
         pairs = list(zip(self.tasks, self.places, strict=True))
@@ -285,6 +284,8 @@ class AblateConfig(FinetuneConfig):
     and everything.
     """
 
+    # a run's directory, an export, a base's folder, or a hub id; empty: general-mini, and of spans what the run has
+    model: Main[Found[Annotated[str, place("a hub id, or a folder")]]] = ""
     method: MethodConfig = field(default_factory=lambda: BOTTLENECK)
     # remove parts by layers; vary their start; vary their size
     study: Main[Literal["spans", "sigma", "size"]] = "spans"
@@ -318,4 +319,5 @@ class AblateConfig(FinetuneConfig):
 
     def make_finetune_config(self) -> FinetuneConfig:
         """Return the options of fine-tuning alone."""
-        return FinetuneConfig(**{each.name: getattr(self, each.name) for each in fields(FinetuneConfig)})
+        values = {each.name: getattr(self, each.name) for each in fields(FinetuneConfig)}
+        return FinetuneConfig(**{**values, "model": self.model or FinetuneConfig.model})

@@ -128,6 +128,7 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--scale.num_workers 2", "--scale.num_workers", "2"),
         ("--finetune.optim.top_layers 3", "top_layers_lr is 0.0 (its default); ", "when --finetune.optim.top_layers"),
         ("--finetune.grid.patience 2 --finetune.grid.score_every_epoch no", "true with --finetune.grid.patience."),
+        ("--finetune.run.name x", "--finetune.run.name is 'x'; it must be left out: the sweep decides it."),
     ),
     "serve": (("--model x --limit.texts 2000", "--limit.queue is 1024 (its default); ", "least --limit.texts (2000)"),),
     "ablate": (("--study nothing", "--study", "nothing"), ("--study sigma --sigmas 2", "--sigmas", "2")),

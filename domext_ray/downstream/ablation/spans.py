@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from domext_ray.config.finetune import AblateConfig, FinetuneConfig
+from domext_ray.config.finetune import AblateConfig
 from domext_ray.downstream.finetune.finetuned import FinetunedModel, rebuild_finetuned
 from domext_ray.downstream.finetune.training import Fitted, predict_rows
 from domext_ray.downstream.tasks.task import ONLY_STAGE, Row
@@ -147,8 +147,7 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
         DomextError: the run has not ended, its model has no such adapter, or its task takes several models.
     """
     folder = Path(config.finetuned)
-    model = "" if config.model == FinetuneConfig.model else config.model
-    finetuned = rebuild_finetuned(folder, _choose_device(config), data=config.data, model=model)
+    finetuned = rebuild_finetuned(folder, _choose_device(config), data=config.data, model=config.model)
     if finetuned.task.is_chain:
         raise ConfigError(
             f"--finetuned {config.finetuned!r} is a run of {finetuned.loaded.family}, which takes "

@@ -19,7 +19,7 @@ from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.plan import count_parameters
-from domext_ray.downstream.start.model import load_start_model
+from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.runs.run_directory import resolve_root
@@ -81,7 +81,8 @@ def plan_sweep(config: AblateConfig) -> list[SweepEntry]:
     Raises:
         DomextError: the start model is not to be had, or has fewer layers than are to be trained.
     """
-    num_layers = load_start_model(config.model, config.model_step, config.keep_head).config.num_hidden_layers
+    plain = config.make_finetune_config()
+    num_layers = _load_start(plain).config.num_hidden_layers
     if config.study == "sigma":
         methods = [
             (BOTTLENECKS, each, replace(config.method, name=f"sigma{each:g}", init="paper", bottleneck_std=each))
@@ -91,7 +92,7 @@ def plan_sweep(config: AblateConfig) -> list[SweepEntry]:
     named = {"all": tuple(range(1, num_layers + 1)), "none": ()}
     counts = named[config.top_layers] if isinstance(config.top_layers, str) else config.top_layers
     if max(counts, default=0) > num_layers:
-        raise ConfigError(f"--top_layers has {max(counts)}; {config.model!r} has {num_layers} layers.")
+        raise ConfigError(f"--top_layers has {max(counts)}; {plain.model!r} has {num_layers} layers.")
     bottlenecks = [
         (BOTTLENECKS, each, replace(config.method, name=f"size{each}", bottleneck_size=each))
         for each in sorted(config.sizes)
@@ -103,6 +104,10 @@ def plan_sweep(config: AblateConfig) -> list[SweepEntry]:
     norms = replace(FULL, name="layer_norms", trains="layer_norms")
     others = [(LAYER_NORMS, math.nan, norms), (EVERYTHING, math.nan, FULL)]
     return [_make_entry(config, *each) for each in (*bottlenecks, *tops, *others)]
+
+
+def _load_start(config: FinetuneConfig) -> StartModel:
+    return load_start_model(config.model, config.model_step, config.keep_head)
 
 
 def name_sweep(config: AblateConfig) -> str:
@@ -126,8 +131,7 @@ def _make_entry(config: AblateConfig, family: str, value: float, method: MethodC
 
 def describe_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> str:
     """Return what a sweep would train: its set, and a line a run with its parameters."""
-    loaded = load_labelled(entries[0].config)
-    start = load_start_model(config.model, config.model_step, config.keep_head)
+    loaded, start = load_labelled(entries[0].config), _load_start(entries[0].config)
     task = make_set_task(entries[0].config, start, loaded)
     lines = [loaded.describe()]
     for entry in entries:

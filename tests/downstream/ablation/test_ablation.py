@@ -18,6 +18,8 @@ from job_calls import call_job
 from labelled_fixtures import write, write_ner
 from made_data import write_relations
 
+from domext_ray.commands.job import configure
+from domext_ray.commands.main import JOBS
 from domext_ray.config.finetune import (
     BOTTLENECK,
     FULL,
@@ -263,6 +265,10 @@ def test_runs_that_cannot_be_studied_are_refused(
     lost = copy_record(run_dir, tmp_path / "lost", lambda each: each)
     with pytest.raises(RunError, match="lacks the best training's tensors"):
         prepare_spans(choose(lost, tmp_path))
+    with pytest.raises(
+        RunError, match=r"^--model 'general-mini' is not what .* was trained with: it has other weights"
+    ):
+        prepare_spans(choose(run_dir, tmp_path, model="general-mini"))
     other = write_ner(tmp_path / "other" / "made", SIZES)
     write(other / "devel.tsv", "cat\tB-Drug\ndog\tB-Disease\n\n")
     with pytest.raises(RunError, match=r"--data .* is not what .* was trained with"):
@@ -297,6 +303,23 @@ def test_options_out_of_range_are_named() -> None:
     for options, message in mistakes:
         with pytest.raises(DomextError, match=message):
             AblateConfig(**options)
+
+
+UNREAD = {
+    "--study spans --finetuned {here} --output {here} --grid.lr 1 --sizes 8": "--grid.lr, --sizes have",
+    "--study spans --finetuned {here} --output {here} --data {here} --model general-mini --scale.cpus 1": "",
+    "--study sigma --sizes 8 --adapter x --sigmas 1": "--sizes, --adapter have",
+    "--study size --sigmas 1 --sizes 8 --grid.lr 1": "--sigmas has",
+}
+
+
+@pytest.mark.parametrize("command", UNREAD)
+def test_options_that_a_study_does_not_read_are_told(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure(JOBS["ablate"], JOBS["ablate"].read(command.format(here=tmp_path).split()))
+    said = UNREAD[command]
+    assert capsys.readouterr().out == (said and f"warning: {said} no effect in this job.\n")
 
 
 def make_study(num_layers: int) -> SpanStudy:
