@@ -50,7 +50,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     monkeypatch.setenv("HOME", str(home))
     metadata = {"job_submission_id": "raysubmit_1"}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"metadata": metadata}))
-    write_corpus(here / "notes" / "a.txt", 9)
+    write_corpus(here / "notes" / "a.txt", 90)
     return here, home / "domext_runs"
 
 
