@@ -103,7 +103,7 @@ def _map_paths(option: Option, value: Any, within: type, change: Change) -> Any:
         changed = [change(option, each) for each in paths]
         return value if changed == paths else ",".join(changed)
     label, mark, model = value.partition("=") if MODELS in option.tags else ("", "", value)
-    return f"{label}{mark}{change(option, model)}" if "/" not in label else change(option, value)
+    return f"{label}{mark}{change(option, model.strip())}" if "/" not in label else change(option, value)
 
 
 def _map_options(value: Any, options: Mapping[str, Option], name: str, change: Change) -> Any:

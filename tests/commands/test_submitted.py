@@ -122,6 +122,7 @@ def test_every_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPat
             assert settle(option, give(option, "~/a/mine.yaml")) == expected, name
             for path in ("a/~/mine.yaml", "/data/~mine.yaml", "~nobody-here/mine.yaml", "s3://bucket/~/mine.yaml"):
                 assert settle(option, give(option, path)) == give(option, path), name
+    assert settle(list_texts()["ForgettingConfig.models"], ("old = ~/a",)) == (f"old ={tmp_path}/a",)
 
 
 @pytest.mark.parametrize("way", ["flag", "yaml", "python"])
