@@ -118,7 +118,8 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) 
     facts = [each for each in {**_list_facts(run, summary), "Scale": describe_scale(scale)}.items() if all(each)]
     hub = [match[1] for each in split_paths(config.corpus) if (match := re.match(r"hf://([^:@]+)", each))]
     kind = "sentence-similarity" if makes_vectors else "masked-lm"
-    used = [each.citation for each in EXTENSIONS if each.describe(shape, config.method)]
+    used = [paper for each in EXTENSIONS if each.describe(shape, config.method) for paper in each.find_papers(shape)]
+    cited = dict.fromkeys(paper.bibtex for paper in used if paper)  # two parts may be one paper's
     return render_card(
         run.name,
         config.base,
@@ -139,7 +140,7 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) 
         auto_class="AutoModelForMaskedLM",
         trusts=shape.has_extension,
         routes=has_router(shape),
-        bibtex="\n\n".join(dict.fromkeys(filter(None, [*used, _BERT]))),  # two parts may be one paper's, or of none
+        bibtex="\n\n".join([*cited, _BERT]),
         use="Meant for: predicting masked words, embedding text, and as the start of fine-tuning, on text like the one "
         "that it was\ntrained on. Whoever uses it checks it on text of their own first; the figures above are of one "
         "run.\n\nNot meant for: generating text, facts that nobody checks, or decisions about people.",
@@ -198,7 +199,7 @@ def _describe_adapter(name: str, adapter: AdapterConfig) -> str:
     added = [part.describe_part(adapter) for part in parts if not part.in_layers]
     layers = " and ".join(part.describe_part(adapter) for part in parts if part.in_layers)
     added += [f"in each of the layers {adapter.first_layer} to {adapter.last_layer} {layers}"] if layers else []
-    papers = ", ".join(dict.fromkeys(part.paper for part in parts if part.paper))
+    papers = ", ".join(dict.fromkeys(paper.name for part in parts if (paper := part.find_paper(adapter))))
     return f"as the adapter `{name}`, {' and '.join(added)}" + (f" ({papers})" if papers else "")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from domext_ray.extensions.options import MethodOptions
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 Format = Literal["bank", "adapterhub", "peft"]
 """What can hold an extension beside a Hugging Face folder, which holds all."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where an extension is from."""
+
+    name: str  # of the method, as a model card says it
+    bibtex: str
 
 
 class Extension:
@@ -31,8 +40,7 @@ class Extension:
         parameters: finds its parameters by their names in a model.
         formats: what can hold it beside a Hugging Face folder.
         is_merged: an export has it in the base's matrices instead of beside them.
-        paper: who it is from, as a model card says it.
-        citation: a BibTeX entry.
+        paper: where it is from; None: it is this project's own.
     """
 
     sizes: ClassVar[tuple[str, ...]] = ()
@@ -41,8 +49,7 @@ class Extension:
     parameters: ClassVar[re.Pattern[str]]
     formats: ClassVar[tuple[Format, ...]] = ()
     is_merged: ClassVar[bool] = False
-    paper: ClassVar[str] = ""
-    citation: ClassVar[str] = ""
+    paper: ClassVar[Paper | None] = None
 
     def is_in(self, method: MethodOptions) -> bool:
         """Whether a method has it."""
@@ -70,6 +77,10 @@ class Extension:
     def describe(self, shape: Any, method: MethodOptions) -> str:
         """Say on a model's card what it has of it; empty: nothing."""
         raise NotImplementedError
+
+    def find_papers(self, shape: Any) -> tuple[Paper | None, ...]:
+        """Return where what a model has of it is from."""
+        return (self.paper,)
 
     def find(self, shape: Any, parameters: Collection[str], adapter: str = "") -> str:
         """Name what a model has of it, for a sentence that refuses the model; empty: nothing.
@@ -114,9 +125,18 @@ class AdapterPart(Extension):
         """Say what it adds to a layer, or to the model, without the paper's name; called where the adapter has it."""
         raise NotImplementedError
 
+    def find_paper(self, adapter: Any) -> Paper | None:
+        """Return where it is from in an adapter that has it."""
+        return self.paper
+
+    def find_papers(self, shape: Any) -> tuple[Paper | None, ...]:
+        return tuple(map(self.find_paper, self._list_adapters(shape)))
+
     def describe(self, shape: Any, method: MethodOptions) -> str:
-        adapters = (each for each in shape.adapters.values() if getattr(each, self.size))
-        return "; ".join(map(self.describe_part, adapters))
+        return "; ".join(map(self.describe_part, self._list_adapters(shape)))
+
+    def _list_adapters(self, shape: Any) -> list[Any]:
+        return [each for each in shape.adapters.values() if getattr(each, self.size)]
 
     def trains(self, name: str, method: MethodOptions) -> bool:
         is_own = self.is_in(method) and f".adapters.{method.adapter}." in name  # an earlier run's may have the name

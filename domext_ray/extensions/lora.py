@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 
-from domext_ray.extensions.base import Extension
+from domext_ray.extensions.base import Extension, Paper
 from domext_ray.extensions.options import MethodOptions, Target
 
 if TYPE_CHECKING:
@@ -34,14 +34,16 @@ class Lora(Extension):
     parameters = re.compile(r"\.lora_[AB]\.")
     formats = ("peft",)
     is_merged = True
-    paper = "LoRA"
-    citation = """@inproceedings{hu2022lora,
+    paper = Paper(
+        "LoRA",
+        """@inproceedings{hu2022lora,
   title = {{LoRA}: Low-Rank Adaptation of Large Language Models},
   author = {Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and Li, Yuanzhi and Wang, Shean and
     Wang, Lu and Chen, Weizhu},
   booktitle = {Proceedings of ICLR},
   year = {2022}
-}"""
+}""",
+    )
 
     def attach(self, model: nn.Module, method: MethodOptions) -> None:
         """Wrap the matrices that LoRA updates; the updates start at zero."""

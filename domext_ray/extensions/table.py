@@ -6,23 +6,40 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from domext_ray.extensions.base import AdapterPart, Extension, Format
+from domext_ray.extensions.base import AdapterPart, Extension, Format, Paper
 from domext_ray.extensions.lora import Lora
 from domext_ray.extensions.options import BOTTLENECK_VARIANTS, MethodOptions
 
-_AF_ADAPTER = """@misc{yan2022afadapter,
+_AF_ADAPTER = Paper(
+    "AF Adapter",
+    """@misc{yan2022afadapter,
   title = {{AF} Adapter: Continual Pretraining for Building {Chinese} Biomedical Language Model},
   author = {Yan, Yongyu and Xue, Kui and Shi, Xiaoming and Ye, Qi and Liu, Jingping and Ruan, Tong},
   year = {2022},
   eprint = {2211.11363},
   archivePrefix = {arXiv}
-}"""
-_EXBERT = """@inproceedings{tai2020exbert,
+}""",
+)
+_FL_TUNING = Paper(
+    "FL-Tuning",
+    """@misc{liu2022fltuning,
+  title = {{FL}-Tuning: Layer Tuning for Feed-Forward Network in {Transformer}},
+  author = {Liu, Jingping and Song, Yuqiu and Xue, Kui and Sun, Hongli and Wang, Chao and Chen, Lihan and Jiang, Haiyun
+    and Liang, Jiaqing and Ruan, Tong},
+  year = {2022},
+  eprint = {2206.15312},
+  archivePrefix = {arXiv}
+}""",
+)
+_EXBERT = Paper(
+    "exBERT",
+    """@inproceedings{tai2020exbert,
   title = {{exBERT}: Extending Pre-trained Models with Domain-specific Vocabulary Under Constrained Training Resources},
   author = {Tai, Wen and Kung, H. T. and Dong, Xin and Comiter, Marcus and Kuo, Chang-Fu},
   booktitle = {Findings of the Association for Computational Linguistics: EMNLP 2020},
   year = {2020}
-}"""
+}""",
+)
 
 
 class NewWords(Extension):
@@ -32,8 +49,7 @@ class NewWords(Extension):
     """
 
     parameters = re.compile(r"^(bert\.embeddings|cls\.predictions)\.extension\.")
-    paper = "exBERT"
-    citation = _EXBERT
+    paper = _EXBERT
 
     def describe(self, shape: Any, method: MethodOptions) -> str:
         number = shape.extension_vocab_size
@@ -50,8 +66,7 @@ class Modules(Extension):
     scaled = ("module_ffn_size",)
     scaled_by_heads = ("module_hidden_size",)
     parameters = re.compile(r"\.layer\.\d+\.extension\.")
-    paper = "exBERT"
-    citation = _EXBERT
+    paper = _EXBERT
 
     def describe(self, shape: Any, method: MethodOptions) -> str:
         if not shape.module_hidden_size:
@@ -93,22 +108,22 @@ class Heads(AdapterPart):
     parameters = re.compile(r"\.attention\.adapters\.")
     formats = ("bank",)
     label = "heads"
-    paper = "AF Adapter"
-    citation = _AF_ADAPTER
+    paper = _AF_ADAPTER
 
     def describe_part(self, adapter: Any) -> str:
         return f"{adapter.heads} extra attention head(s)"
 
 
 class Units(AdapterPart):
-    """Extra FFN units (AF Adapter section 3.2; FL-tuning has these alone); see `layers_domext.AdapterUnits`."""
+    """Extra FFN units (AF Adapter section 3.2; FL-Tuning has these alone); see `layers_domext.AdapterUnits`."""
 
     sizes = scaled = ("ffn_units",)
     parameters = re.compile(r"\.layer\.\d+\.adapters\.")
     formats = ("bank",)
     label = "FFN units"
-    paper = "AF Adapter"
-    citation = _AF_ADAPTER
+
+    def find_paper(self, adapter: Any) -> Paper:
+        return _AF_ADAPTER if adapter.heads else _FL_TUNING
 
     def describe_part(self, adapter: Any) -> str:
         return f"{adapter.ffn_units:,} extra FFN units"
@@ -126,14 +141,16 @@ class Bottlenecks(AdapterPart):
     label = "bottleneck"
     found = "bottlenecks of width {}"
     values = {"layer_norms": "bottleneck_norms", **{name: name for name in BOTTLENECK_VARIANTS}}
-    paper = "Houlsby"
-    citation = """@inproceedings{houlsby2019adapters,
+    paper = Paper(
+        "Houlsby",
+        """@inproceedings{houlsby2019adapters,
   title = {Parameter-Efficient Transfer Learning for {NLP}},
   author = {Houlsby, Neil and Giurgiu, Andrei and Jastrzebski, Stanislaw and Morrone, Bruna and de Laroussilhe, Quentin
     and Gesmundo, Andrea and Attariyan, Mona and Gelly, Sylvain},
   booktitle = {Proceedings of ICML},
   year = {2019}
-}"""
+}""",
+    )
 
     def describe_part(self, adapter: Any) -> str:
         both = adapter.bottleneck_place == "both"

@@ -35,8 +35,10 @@ from domext_ray.errors import RunError, StorageError
 from domext_ray.export.card import Terms, build_card, read_terms
 from domext_ray.export.folder import ExportRecord, list_exported, new_export, read_export_record
 from domext_ray.export.model_folder import CODE_FILES, export_model, export_run
+from domext_ray.extensions.table import Units
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import build_model
+from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
@@ -474,6 +476,27 @@ def test_the_job_says_in_one_sentence_what_is_wrong(tmp_path: Path) -> None:
         done = call_job("export_hf", *arguments)
         assert done.code == 2 and done.err.startswith("error: ") and reason in done.err
         assert done.err.count("\n") == 1, done.err
+
+
+def test_a_card_cites_the_papers_of_what_a_model_has(base: Base) -> None:
+    for sizes, named, cited in (
+        ({"heads": 1, "ffn_units": 4}, " (AF Adapter)", ["yan2022afadapter"]),
+        ({"ffn_units": 4, "bottleneck_size": 4}, " (FL-Tuning, Houlsby)", ["liu2022fltuning", "houlsby2019adapters"]),
+        ({"word_rows": 4}, "", []),
+        ({"module_hidden_size": 8, "module_ffn_size": 8}, " (exBERT)", ["tai2020exbert"]),
+        ({"lora_rank": 2}, "", ["hu2022lora"]),
+    ):
+        method = MethodConfig(**{"heads": 0, "ffn_units": 0, **sizes})
+        run = make_rebuilt(base, PretrainConfig(method=method))
+        card = build_card(run, {})
+        assert named in card
+        assert re.findall(r"^@\w+\{(\w+),$", card, re.MULTILINE) == [*cited, "devlin2019bert"]
+    adapters = {
+        "both": AdapterConfig(heads=1, ffn_units=4),
+        "units": AdapterConfig(ffn_units=4),
+        "words": AdapterConfig(word_rows=4),
+    }
+    assert [paper.name for paper in Units().find_papers(DomextConfig(adapters=adapters))] == ["AF Adapter", "FL-Tuning"]
 
 
 def test_the_hub_reads_a_card(base: Base, tmp_path: Path) -> None:
