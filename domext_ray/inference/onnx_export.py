@@ -60,7 +60,9 @@ _PROGRAMS = {
     ),
     "DomextForTokenClassification": (
         '"a text"',
-        _RUN + "print(*zip(row.tokens, [labels[each] for each in logits[0].argmax(-1)]), sep='\\n')\n",
+        _RUN + "words = dict.fromkeys(each for each in row.word_ids if each is not None)\n"
+        "firsts = [row.word_to_tokens(each)[0] for each in words]  # a word's first piece says its tag\n"
+        "print(*[(row.tokens[each], labels[logits[0, each].argmax()]) for each in firsts], sep='\\n')\n",
     ),
     "DomextForSpanClassification": (
         '"a text"',
