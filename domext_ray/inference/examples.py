@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from domext_ray.downstream.tasks.state import State
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import (
     AnnotatedText,
@@ -34,7 +35,7 @@ from domext_ray.labelled.examples import (
 )
 from domext_ray.labelled.readers.rows import cut_marks
 from domext_ray.labelled.set_families import FAMILIES
-from domext_ray.labelled.words import cut_words
+from domext_ray.labelled.words import WordMarks, cut_words
 
 RawRecord: TypeAlias = Mapping[str, Any]
 Marks: TypeAlias = Sequence[tuple[str, ...]]
@@ -45,25 +46,24 @@ USUAL_MARKS: Marks = (("<<", ">>"), ("[[", "]]"))
 _PAIR_NAMES = {"text": ("text_a",), "pair": ("text_b",)}
 
 
-def make_example(family: str, record: RawRecord, source: str, *, marks: Marks = ()) -> AnyExample:
+def make_example(family: str, record: RawRecord, source: str, state: State) -> AnyExample:
     """Make an unlabelled example of a family.
 
     Args:
         family: a key of `FAMILIES`.
         record: a raw record.
         source: where it comes from, as FILE:LINE, for messages; its id, where the record has none.
-        marks: of a relation's arguments in its texts; empty: `USUAL_MARKS`.
+        state: what the model's task found out from its set (`StagedTask.state`): the marks of a relation's arguments,
+            in the place of `USUAL_MARKS`, and those that are part of words.
 
     Raises:
         CorpusError: it is not one of the family's.
     """
     if not isinstance(record, Mapping):
         raise CorpusError(f"{source} is {type(record).__name__}; it must be an object with the fields of {family}.")
-    reader = _Reader(family, record, source)
+    reader = _Reader(family, record, source, state)
     given = record.get("id")
     name = source if given is None or given == "" else str(given)
-    if family == "relation":
-        return _make_marked(reader, name, marks or USUAL_MARKS)
     return _MAKERS[family](reader, name)
 
 
@@ -78,8 +78,8 @@ def list_fields(family: str) -> tuple[str, ...]:
 class _Reader:
     """Reads the fields of one record, by the names that its family's labelled sets have."""
 
-    def __init__(self, family: str, record: RawRecord, source: str) -> None:
-        self.family, self.record, self.source = family, record, source
+    def __init__(self, family: str, record: RawRecord, source: str, state: State) -> None:
+        self.family, self.record, self.source, self.state = family, record, source, state
 
     def names(self, role: str) -> tuple[str, ...]:
         known = FAMILIES[self.family].columns
@@ -111,7 +111,7 @@ def _make_sentence(reader: _Reader, name: str) -> TaggedSentence:
     tokens = None if reader.record.get("text") is not None else reader.find("tokens")
     if tokens is None:
         text = reader.read_text("text", is_stripped=False)
-        words, offsets = cut_words(text)
+        words, offsets = cut_words(text, WordMarks.from_json(reader.state))
         return RawSentence(name, reader.source, words, ("O",) * len(words), "", text, offsets)
     if not isinstance(tokens, (list, tuple)) or not tokens:
         raise CorpusError(f"{reader.source} has {str(tokens)[:60]!r} as 'tokens'; it must be a list of words.")
@@ -155,8 +155,9 @@ def _make_mention(reader: _Reader, name: str) -> Mention:
     return Mention(name, reader.source, reader.read_text("text"), ())
 
 
-def _make_marked(reader: _Reader, name: str, marks: Marks) -> MarkedText:
+def _make_marked(reader: _Reader, name: str) -> MarkedText:
     record = reader.record
+    marks: Marks = [*map(tuple, reader.state.get("marks", ()))] or USUAL_MARKS
     if "head" in record or "tail" in record:
         text = reader.read_text("text", is_stripped=False)
         head, tail = (_read_span(reader, each, text) for each in ("head", "tail"))
@@ -184,6 +185,7 @@ _MAKERS: Mapping[str, Callable[[_Reader, str], AnyExample]] = {
     "ner": _make_sentence,
     "nested_ner": _make_annotated,
     "relation_extraction": _make_annotated,
+    "relation": _make_marked,
     "classification": _make_text,
     "multilabel": _make_unlabelled,
     "regression": _make_text,

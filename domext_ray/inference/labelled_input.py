@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from domext_ray.data.sources import FileRecord
-from domext_ray.downstream.tasks.tokens import place_words
+from domext_ray.downstream.tasks.tokens import cut_again, place_words
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
-from domext_ray.labelled.examples import AnyExample, Choice, Question, TaggedSentence
+from domext_ray.labelled.examples import AnyExample, Choice, Question, RawSentence, TaggedSentence
 from domext_ray.labelled.readers.loading import hash_by_file
 from domext_ray.labelled.readers.sets import read_split
 from domext_ray.labelled.set_description import find_set
+from domext_ray.labelled.words import NO_MARKS, WordMarks
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,10 @@ class LabelledInput(BlockInput):
     strict: bool  # a row that breaks a rule of its set is an error; else it is left out and counted
     family: str
     notes: tuple[str, ...]  # one sentence for every thing that was counted instead of refused
+    marks: WordMarks  # by which the model cuts running text
 
     def read(self) -> tuple[AnyExample, ...]:
-        """Return the examples.
+        """Return the examples, with the words that the model cuts.
 
         Raises:
             CorpusError: they are not those that were counted.
@@ -44,7 +46,9 @@ class LabelledInput(BlockInput):
             raise CorpusError(
                 f"--input {self.data!r} changed while it was read; start again when nothing writes to it."
             )
-        return examples
+        if not self.marks:
+            return examples
+        return tuple(cut_again(each, self.marks) if isinstance(each, RawSentence) else each for each in examples)
 
     def list_files(self) -> list[FileRecord]:
         return hash_by_file(_list_lines(self.read()))
@@ -59,7 +63,9 @@ class LabelledInput(BlockInput):
         return f"{self.num_rows:,} examples of {self.split}"
 
 
-def plan_labelled(task: str, data: str, split: str, block_rows: int, *, strict: bool) -> LabelledInput:
+def plan_labelled(
+    task: str, data: str, split: str, block_rows: int, *, strict: bool, marks: WordMarks = NO_MARKS
+) -> LabelledInput:
     """Read a split of a set and cut it into blocks; see `LabelledInput`."""
     try:
         description, place = find_set(task, data)
@@ -70,7 +76,7 @@ def plan_labelled(task: str, data: str, split: str, block_rows: int, *, strict: 
     except CorpusError as error:
         raise CorpusError(str(error).replace("--labelled.strict", "--strict")) from error
     blocks, sha256 = cut_rows(examples, block_rows), _hash_examples(examples)
-    return LabelledInput(blocks, sha256, task, data, split, strict, description.task, notes)
+    return LabelledInput(blocks, sha256, task, data, split, strict, description.task, notes, marks)
 
 
 def _hash_examples(examples: Iterable[AnyExample]) -> str:

@@ -163,7 +163,9 @@ def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | Labelled
         raise ConfigError(
             f"--task is {config.task!r}; {config.model!r} fills masks, so it must be {FILL_MASK} or empty."
         )
-    plan = plan_labelled(config.task, config.input, config.split, config.block_rows, strict=config.strict)
+    plan = plan_labelled(
+        config.task, config.input, config.split, config.block_rows, strict=config.strict, marks=model.marks
+    )
     if plan.family != model.task:
         raise ConfigError(f"--task {config.task!r} is {plan.family}; the task of {config.model!r} is {model.task}.")
     return plan

@@ -37,6 +37,7 @@ from domext_ray.inference.examples import list_fields, make_example
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
 from domext_ray.labelled.examples import AnyExample
+from domext_ray.labelled.words import NO_MARKS, WordMarks
 from domext_ray.model.build import has_router
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -91,7 +92,7 @@ class TaskPredictor:
 
     def __init__(self, model: ExportedModel) -> None:
         description = model.description
-        self.family, self.marks = description.family, description.marks
+        self.family, self.state = description.family, description.state
         self.schema: Mapping[str, pa.DataType] = _COLUMNS[self.family]
         if self.family in _BY_LABEL:
             by_label = pa.struct({label: pa.float64() for label in description.labels})
@@ -101,7 +102,7 @@ class TaskPredictor:
     def make_example(self, values: Mapping[str, Any], shown: str) -> AnyExample:
         """Make an example of the family; see `inference.examples`."""
         try:
-            return make_example(self.family, values, _WORD, marks=self.marks)
+            return make_example(self.family, values, _WORD, self.state)
         except CorpusError as error:
             raise RowError(str(error).removeprefix(_WORD).strip(" :").removesuffix(".")) from error
 
@@ -125,6 +126,7 @@ class ModelPlace:
     task: str  # what it does: fill_mask, or a family
     sha256: str  # of all that its predictions depend on
     labels: tuple[str, ...] = ()  # classes, entity types or predicates, where the task has any
+    marks: WordMarks = NO_MARKS  # by which it cuts running text
 
     def name_fields(self, text: str) -> FieldNames:
         """Return the fields that are read of a row; `text` is the one that holds the text."""
@@ -145,7 +147,8 @@ def find_model(config: PredictConfig) -> ModelPlace:
     if does_task(config):
         description, found = load_task_model(config.model, device).description, find_adapter(config.model)
         sha256 = hash_values(found[0].describe(found[1]).to_json()) if found else hash_export(find_export(config.model))
-        return ModelPlace(config.model, description.family, sha256, description.labels)
+        marks = WordMarks.from_json(description.state)
+        return ModelPlace(config.model, description.family, sha256, description.labels, marks)
     masked_lm, tokenizer = _load_masked_lm(config.model)
     longest = cast(DomextConfig, masked_lm.config).max_row_length
     if config.max_length > longest:

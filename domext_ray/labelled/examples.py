@@ -68,8 +68,8 @@ class TaggedSentence(Example):
         words: at least one.
         tags: as many, "O", "B-TYPE" or "I-TYPE", valid IOB2 whatever scheme the file has.
         document: sentences of one document share it and follow each other in their split; "" if the file has none.
-        misplaced: gold entities, in characters, that no tags say: they end inside a word, or overlap others. Nothing is
-            learned from them, and each is a miss.
+        misplaced: gold entities, in characters, that no tags say: they end inside a word, overlap others, or are those
+            of a text that was cut again for a model. Nothing is learned from them, and they are scored as all others.
     """
 
     words: tuple[str, ...]

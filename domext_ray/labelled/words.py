@@ -3,17 +3,32 @@
 Runs of letters, digits, combining marks and format characters are words; every ideograph is one, and so is everything
 else that is no white space, an emoji with its modifiers included. BERT's own tokenizer cuts text at the same places. No
 word begins or ends with an invisible character, such as a byte-order mark or a soft hyphen.
+
+Sets differ in what they take for one word: `X-12`, `U.S`, `5%`, `melted.` A model is best at words like those that it
+learned from, so what joins them there (`learn_marks`) joins words of running text, too.
 """
 
 from __future__ import annotations
+
+import functools
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
 Offsets = tuple[int, int]
 
+MAX_MARK_CHARS = 4
+"""Characters of a mark at most; `=====` is a line and not what joins a word."""
+_MAX_EDGE_MARKS = 4  # of a word on either side, so that a text of nothing else takes no quadratic time
 _IDEOGRAPH = r"\p{Han}[\p{M}\p{Cf}]*"
 _RUN = r"(?:(?!\p{Han})[\p{L}\p{M}\p{N}\p{Cf}\p{Co}\p{Cn}])+"
-_CUTTER = pre_tokenizers.Split(Regex(rf"{_IDEOGRAPH}|{_RUN}|\s|\X"), "isolated")
+_OTHERS = r"\s|\X"
 _FORMATS = (
     (0x200B, 0x200F),
     (0x202A, 0x202E),
@@ -32,19 +47,54 @@ INVISIBLE = frozenset(
 """White space and characters that show nothing: joiners, marks of direction, soft hyphens, byte-order marks, fillers.
 
 Variation selectors and tags show nothing either, but are the end of an emoji."""
+_RUNS = pre_tokenizers.Split(Regex(r"(?:(?!\p{Extended_Pictographic})[\p{P}\p{S}])+"), "removed")
+_APOSTROPHES = "'’"
+_FREE_MARKS = '.,;:!?"…、。，；：！？' + _APOSTROPHES
+_FREE_CATEGORIES = ("Ps", "Pe", "Pi", "Pf")  # brackets and quotes
 
 
-def cut_words(text: str) -> tuple[tuple[str, ...], tuple[Offsets, ...]]:
+@dataclass(frozen=True)
+class WordMarks:
+    """Punctuation that is part of a word, each mark one character or several; without any, words have none.
+
+    Args:
+        inner: joins two runs of letters and digits that it stands between: `-` in `X-12`, `::` in `std::sort`.
+        leading: belongs to the run behind it: `$` in `$5`.
+        trailing: belongs to the run before it: `%` in `5%`, `()` in `fit()`.
+    """
+
+    inner: tuple[str, ...] = ()
+    leading: tuple[str, ...] = ()
+    trailing: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.inner or self.leading or self.trailing)
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Return the marks as JSON has them."""
+        return {f"{name}_marks": list(marks) for name, marks in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> WordMarks:
+        """Read what `to_json` gave, among other values; what is not there has no marks."""
+        return cls(*(tuple(values.get(name, ())) for name in cls().to_json()))
+
+
+NO_MARKS = WordMarks()
+
+
+def cut_words(text: str, marks: WordMarks = NO_MARKS) -> tuple[tuple[str, ...], tuple[Offsets, ...]]:
     """Cut a text into words.
 
     Args:
         text: any text without half surrogate pairs.
+        marks: what belongs to words beside letters and digits, of `learn_marks`.
 
     Returns:
         The words, and for each its first character in `text` and the one after its last; nothing but white space and
         invisible characters is left out.
     """
-    found = [(word, offsets) for word, offsets in _CUTTER.pre_tokenize_str(text) if not word.isspace()]
+    found = [(word, offsets) for word, offsets in _make_cutter(marks).pre_tokenize_str(text) if not word.isspace()]
     if not text.isascii():
         places = (trim(text, *offsets) for _, offsets in found)
         found = [(text[start:end], (start, end)) for start, end in places if start < end]
@@ -67,3 +117,75 @@ def trim(text: str, start: int, end: int) -> Offsets:
     while start < end and text[end - 1] in INVISIBLE:
         end -= 1
     return start, end
+
+
+@functools.lru_cache(maxsize=64)
+def _make_cutter(marks: WordMarks) -> pre_tokenizers.Split:
+    leading, trailing = (
+        f"{_match_any(each)}{{0,{_MAX_EDGE_MARKS}}}" if each else "" for each in (marks.leading, marks.trailing)
+    )
+    inner = f"(?:{_match_any(marks.inner)}{_RUN})*" if marks.inner else ""
+    return pre_tokenizers.Split(Regex(f"{_IDEOGRAPH}|{leading}{_RUN}{inner}{trailing}|{_OTHERS}"), "isolated")
+
+
+def _match_any(marks: Sequence[str]) -> str:
+    """A pattern of any of the marks, the longest first; what a combining mark follows, such as a keycap, is none."""
+    return f"(?:(?:{'|'.join(map(re.escape, sorted(marks, key=len, reverse=True)))})(?![\\p{{M}}\\p{{Cf}}]))"
+
+
+def learn_marks(sentences: Sequence[Sequence[str]]) -> WordMarks:
+    """Find which marks belong to words.
+
+    A mark is all that stands between two runs of letters and digits, before the first or after the last. At an edge it
+    is part of the word if more words have it there than it is a word of its own. Inside it joins two runs if words have
+    it there at least as often as it is a word of its own between two others. A mark that ordinarily has a space beside
+    it, such as a comma or a bracket, says nothing by standing between two words: one word that has it inside is enough.
+    An apostrophe joins if at least as many words have it inside as at an edge (`John 's`).
+
+    Args:
+        sentences: the words of each.
+
+    Returns:
+        The marks; none where all punctuation is words of its own.
+    """
+    inside, before, behind = Counter[str](), Counter[str](), Counter[str]()
+    punctuation = set[str]()
+    for word, number in Counter(itertools.chain.from_iterable(sentences)).items():
+        if word.isalnum():
+            continue
+        runs = [place for _, place in _RUNS.pre_tokenize_str(word)]
+        if not runs:
+            punctuation.add(word)
+            continue
+        before[word[: runs[0][0]]] += number
+        behind[word[runs[-1][1] :]] += number
+        for (_, end), (start, _) in itertools.pairwise(runs):
+            inside[word[end:start]] += number
+    alone, between = Counter[str](), Counter[str]()
+    for words in sentences if inside or before or behind else ():
+        groups = [(is_mark, [*group]) for is_mark, group in itertools.groupby(words, punctuation.__contains__)]
+        for place, (is_mark, group) in enumerate(groups):
+            if is_mark:
+                mark = "".join(group)
+                alone.update({mark, *group})
+                between[mark] += 0 < place < len(groups) - 1
+
+    def joins(mark: str) -> bool:
+        if mark in _APOSTROPHES:
+            return inside[mark] >= before[mark] + behind[mark]
+        return all(map(_stands_free, mark)) or inside[mark] >= between[mark]
+
+    return WordMarks(
+        _choose(inside, joins),
+        _choose(before, lambda mark: before[mark] > alone[mark]),
+        _choose(behind, lambda mark: behind[mark] > alone[mark]),
+    )
+
+
+def _choose(marks: Iterable[str], belongs: Callable[[str], bool]) -> tuple[str, ...]:
+    return tuple(sorted(mark for mark in marks if 0 < len(mark) <= MAX_MARK_CHARS and belongs(mark)))
+
+
+def _stands_free(mark: str) -> bool:
+    """Whether a character ordinarily has a space on one side."""
+    return mark in _FREE_MARKS or unicodedata.category(mark) in _FREE_CATEGORIES

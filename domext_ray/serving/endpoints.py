@@ -222,7 +222,7 @@ class _TaskEndpoint(Endpoint[RequestT]):
     def ask(self, text: str, adapter: ServedAdapter, request: RequestT) -> EncodedText:
         """Make the task's rows; see `Endpoint.ask`."""
         task = cast(Task, adapter.task)
-        example = make_example(adapter.family, {"text": text}, "the text")
+        example = make_example(adapter.family, {"text": text}, "the text", task.state)
         rows = task.encode([example], is_training=False)
         task.notes.clear()  # on odd texts; a server would keep them for ever
         own = tuple(

@@ -25,6 +25,7 @@ from domext_ray.errors import ConfigError, CorpusError, DomextError
 from domext_ray.files import read_json
 from domext_ray.inference.labelled_input import plan_labelled
 from domext_ray.inference.predict import PredictPlan, plan_prediction
+from domext_ray.labelled.examples import LabelledSet, TaggedSentence
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
 from domext_ray.labelled.set_families import FAMILIES
@@ -71,7 +72,7 @@ def test_every_family_predicts_rows_of_files(family: str, start: StartModel, tmp
     assert found.predictions == result.predictions["test"]
     assert own.task.score(task.data.test, found.predictions).values == result.scores["test"].values
     of_run = replace(own, task=task, fitted=fitted)
-    raw = make_raw(family, [RAW[family]] if family in RAW else UNUSUAL, own.description.marks)
+    raw = make_raw(family, [RAW[family]] if family in RAW else UNUSUAL, own.description.state)
     assert (found, own.predict(raw)) == (of_run.predict(task.data.test), of_run.predict(raw))
     assert own.predict([]).records == []
     json.dumps([found.records, own.description.to_json()], allow_nan=False)
@@ -91,7 +92,7 @@ def test_every_family_predicts_rows_of_files(family: str, start: StartModel, tmp
         assert cases.keys() == cut.keys(), "asked about with every term, and cut each time"
     elif family != "relation_extraction":  # asked about pairs of what the model finds
         assert cases == (cut if family in CUT else {})
-    records = own.predict(make_raw(family, rows[:2], own.description.marks)).records
+    records = own.predict(make_raw(family, rows[:2], own.description.state)).records
     assert [{name: each[name] for name in records[0]} for each in found[:2]] == records
     assert all(each in (None, []) for name, each in found[2].items() if name in records[0] and name != "text")
     table = work_on(PredictConfig(**places, output=str(tmp_path / "table")))
@@ -125,6 +126,22 @@ def test_a_labelled_split_is_scored(start: StartModel, tmp_path: Path) -> None:
     (other / "test.csv").write_text("text,label\na,b\n")
     with pytest.raises(ConfigError, match="--task 'classification' is classification; the task of .* is ner"):
         plan_prediction(PredictConfig(**{**places, "task": "classification", "input": str(other)}))
+
+
+def test_a_labelled_split_of_texts_is_cut_as_the_model_learned(start: StartModel, tmp_path: Path) -> None:
+    """A model that takes every word for an entity."""
+    sentence = TaggedSentence("1", "t:1", ("cat-dog", "the"), ("B-Drug",) * 2)
+    data = LabelledSet("made", (sentence,) * 32, (sentence,), (), ("Drug",))
+    model = export_fitted(start, "ner", tmp_path / "export", epochs=2.0, data=data)
+    entities = [[0, 7, "Drug"], [8, 11, "Drug"], [11, 12, "Drug"]]
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "set.yaml").write_text("task: ner\nreader: spans\n")
+    (tmp_path / "texts" / "test.jsonl").write_text(json.dumps({"text": "cat-dog the.", "label": entities}))
+    places = {"model": str(model), "task": "ner", "input": str(tmp_path / "texts"), "output": str(tmp_path / "out")}
+    plan = work_on(PredictConfig(**places))
+    assert plan.finish(plan.input.num_rows, 1.0)["scores"]["value"] == 1.0
+    page = (plan.folder / "errors.html").read_text(encoding="utf-8")
+    assert "None of 1 examples is predicted wrongly." in page
 
 
 def test_an_adapter_of_a_bank_does_its_task(start: StartModel, tmp_path: Path) -> None:

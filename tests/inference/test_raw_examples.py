@@ -72,7 +72,7 @@ def test_arguments_of_a_relation_are_marked_or_placed() -> None:
     placed = {"text": "the drug cures it", "head": {"start": 4, "end": 8}, "tail": {"start": 15, "end": 17}}
     for record in ({"text": "the << drug >> cures [[ it ]]"}, {"sentence": "the <<drug>> cures [[it]]"}, placed):
         assert make_raw("relation", [record]) == [expected]
-    (gene,) = make_raw("relation", [{"text": "@GENE$ of @DISEASE$"}], [("@GENE$",), ("@DISEASE$",)])
+    (gene,) = make_raw("relation", [{"text": "@GENE$ of @DISEASE$"}], {"marks": [["@GENE$"], ["@DISEASE$"]]})
     assert gene == MarkedText(
         "record 1", "record 1", "@GENE$ of @DISEASE$", Entity(0, 6, "GENE"), Entity(10, 19, "DISEASE"), ""
     )
@@ -94,5 +94,5 @@ def test_a_record_that_is_none_is_named() -> None:
     ]
     for family, record, reason in cases:
         with pytest.raises(CorpusError) as caught:
-            make_example(family, record, "in.jsonl:2")
+            make_example(family, record, "in.jsonl:2", {})
         assert str(caught.value).startswith("in.jsonl:2 ") and reason in str(caught.value)

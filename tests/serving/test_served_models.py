@@ -19,7 +19,8 @@ from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, DomextError, RunError
 from domext_ray.export.model_folder import save_model
-from domext_ray.inference.predictors import find_model, load_predictor, load_task_model
+from domext_ray.inference.predictors import TaskPredictor, find_model, load_predictor, load_task_model
+from domext_ray.labelled.examples import LabelledSet, TaggedSentence
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
 from domext_ray.runs.run_directory import write_config
@@ -144,6 +145,24 @@ def test_a_whole_model_is_alone(start: StartModel, tmp_path: Path) -> None:
         answer = served.post("fill-mask", "a [MASK]", "tuned")
         assert answer.status_code == 422 and answer.json()["error"].endswith("those that do are none.")
         assert served.ask("classify", "cat")[0]["adapter"] == "tuned"
+
+
+def test_adapters_of_one_bank_cut_a_text_as_their_own_sets_do(start: StartModel, tmp_path: Path) -> None:
+    bank, text = AdapterBank.create(tmp_path / "bank", start.id), "the cat-dog, and"
+    words = {"whole": ["the", "cat-dog", ",", "and"], "parts": ["the", "cat", "-", "dog", ",", "and"]}
+    for name, own in words.items():  # whose every word is an entity
+        sentence = TaggedSentence("1", "t:1", tuple(own), ("B-Drug",) * len(own))
+        data = LabelledSet("made", (sentence,) * 32, (sentence,), (), ("Drug",))
+        bank.add_run(name, export_fitted(start, "ner", tmp_path / name, BOTTLENECK, data=data, epochs=4.0))
+    served = Served(bank)
+    with served.client:
+        answers = served.ask("entities", [text] * 4, ["whole", "parts", "parts", "whole"])
+    for answer in answers:
+        assert [each["text"] for each in answer["entities"]] == words[answer["adapter"]]
+    for name, own in words.items():
+        predictor = TaskPredictor(load_task_model(f"{tmp_path / 'bank'}:{name}", CPU))
+        (record,) = predictor.predict([predictor.make_example({"text": text}, "text")]).records
+        assert [each["text"] for each in record["entities"]] == own
 
 
 def test_vectors_and_labels_share_a_pass(start: StartModel, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger,
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.training import Point, make_model
 from domext_ray.downstream.start.model import StartModel, load_start_model
+from domext_ray.downstream.tasks.stages import list_notes
 from domext_ray.downstream.tasks.task import StagedTask
 from domext_ray.errors import ConfigError
 from domext_ray.experiment.runner import Ledger, Trial
@@ -62,14 +63,14 @@ class FinetunePlan:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about the start model."""
+        """What the user should know about the start model and the task."""
         start = self.start
         notes = [f"warning: {start.wrong_rules}"] if start.wrong_rules else []
         if start.brings is not None and start.head is None:
             kind = start.brings.removeprefix("DomextFor")
             taken = "a new one takes its place (--keep_head true goes on with it)"
             notes.append(f"note: {start.name} brings a {kind} head; {taken}.")
-        return notes
+        return [*notes, *(f"note: {each}" for each in list_notes(self.task))]
 
 
 def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:

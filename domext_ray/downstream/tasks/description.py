@@ -54,11 +54,6 @@ class TaskDescription:
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     state: State = field(default_factory=dict)
 
-    @property
-    def marks(self) -> tuple[tuple[str, ...], ...]:
-        """Marks of the two arguments in the set's files (relation only); empty: the set had none."""
-        return tuple(map(tuple, self.state.get("marks", ())))
-
     def to_json(self) -> dict[str, Any]:
         """Return the values as JSON has them."""
         return {**asdict(self), "labels": list(self.labels), "catalogue": list(self.catalogue)}

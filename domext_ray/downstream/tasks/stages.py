@@ -59,10 +59,13 @@ def evaluate_stages(
         result.predictions[split] = predictions
         result.scores[split] = over_clusters(task.score(examples, predictions), examples)
         result.steps[split] = task.score_steps(examples, predictions)
+    return replace(result, notes=list_notes(task))
+
+
+def list_notes(task: StagedTask) -> tuple[str, ...]:
+    """Return what a task and its stages have counted so far."""
     notes = [f"{name}: {note}" for name, stage in task.stages.items() for note in stage.notes]
-    if task.is_chain:
-        notes = [*task.notes, *notes]
-    return replace(result, notes=tuple(dict.fromkeys(notes)))
+    return tuple(dict.fromkeys([*(task.notes if task.is_chain else ()), *notes]))
 
 
 def score_baselines(task: StagedTask, split: str) -> dict[str, Score]:

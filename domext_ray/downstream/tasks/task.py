@@ -125,6 +125,8 @@ class StagedTask(ABC):
     """Path of the figure that dev chooses by, such as "f1.micro"; higher is better."""
     shown: ClassVar[tuple[str, ...]]
     """Fields of a prediction that users read."""
+    limits: list[str]
+    """Sentences of a model's card on what its figures do not hold for; they name no file."""
     nothing: Prediction
     """A prediction, if a poor one."""
     state_rules: ClassVar[Mapping[str, Rule]] = {}
@@ -142,6 +144,7 @@ class StagedTask(ABC):
         self.data, self.tokenizer, self.options = data, tokenizer, options
         self.metric = metric or self.metric
         self.notes: list[str] = []
+        self.limits: list[str] = []
         self.cases: Counter[str] = Counter()
         self.thresholds: dict[str, float] = {}
         self.load_state_dict(self.learn() if state is None else state)

@@ -7,6 +7,7 @@ several windows, cut between words; each word is read in the window where it has
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,12 +21,14 @@ from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
 
 from domext_ray.downstream.tasks.losses import NO_TARGET, ClassTask, balance
+from domext_ray.downstream.tasks.state import TEXTS, State
 from domext_ray.downstream.tasks.task import Outputs, Prediction, Row, describe_entity
 from domext_ray.downstream.tasks.windows import Window, read_template
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, Entity, RawSentence, TaggedSentence
 from domext_ray.labelled.metrics.metrics import read_tags, score_entities
 from domext_ray.labelled.metrics.scores import Score
+from domext_ray.labelled.words import NO_MARKS, WordMarks, cut_words, learn_marks
 
 Pieces: TypeAlias = tuple[np.ndarray, np.ndarray]
 """Ids of the pieces of a sentence, int64 [P], and the number of each one's word, int64 [P]."""
@@ -51,6 +54,9 @@ class TokenClassificationTask(ClassTask):
     over the transitions that IOB2 allows. Nothing about transitions is learned (this is no CRF). A word that the
     tokenizer drops, such as a control character, is outside of entities. An entity's score is the mean probability of
     its words' tags. Places in a sentence that came as words are those in its words joined by single spaces.
+
+    Its state has the marks that are part of words in training, by which running text is cut (`WordMarks`). It is empty
+    where no mark is, where the set came as text, and in exports of version 0.1.0.
     """
 
     family = "ner"
@@ -60,13 +66,44 @@ class TokenClassificationTask(ClassTask):
     target_pads = {"labels": NO_TARGET}
     shown = ("entities",)
     nothing = {"entities": [], "tags": []}
+    state_rules = dict.fromkeys(NO_MARKS.to_json(), TEXTS)
+
+    def learn(self) -> dict[str, Any]:
+        """Learn which marks are part of words."""
+        sentences = cast("Sequence[TaggedSentence]", self.data.train)
+        marks = learn_marks([each.words for each in sentences if not isinstance(each, RawSentence)])
+        return marks.to_json() if marks else {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what another task's `state_dict` gave; it may be empty."""
+        if state:
+            super().load_state_dict(state)
+        else:
+            self.state = {}
 
     def prepare(self) -> None:
-        """Number the tags."""
+        """Number the tags, and count the entities whose words are others in running text."""
+        for split in ("dev", "test"):
+            self._note_cut_entities(split)
         self._tags = list_tags(self.data.labels)
         self._tag_ids = {tag: i for i, tag in enumerate(self._tags)}
         self._template = read_template(self.tokenizer, pair=False)
         self._room = self._template.measure_room(self.options.max_length, least=1)
+
+    def _note_cut_entities(self, split: str) -> None:
+        """Count the entities of a split that have words which are cut otherwise in running text."""
+        marks = WordMarks.from_json(self.state)
+        is_kept = functools.cache(lambda word: cut_words(word, marks)[0] == (word,))
+        cut, total = [], 0
+        for each in cast("Sequence[TaggedSentence]", getattr(self.data, split)):
+            for entity in () if isinstance(each, RawSentence) else read_tags(each.tags):
+                total += 1
+                words = each.words[entity.start : entity.end]
+                cut += [(each.source, word) for word in words if not is_kept(word)][:1]
+        if cut:
+            what = f"entities of {split} have words that are cut otherwise in running text"
+            self.note_cases([source for source, _ in cut], total, f"{what}, such as {cut[0][1]!r}")
+            self.limits.append(f"{len(cut):,} of {total:,} {what}.")
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -244,6 +281,13 @@ def place_entities(sentence: TaggedSentence, tags: Sequence[str]) -> list[Entity
     """Return the entities of a sentence's tags (none: it has none) with their places in its text."""
     offsets = place_words(sentence)[1]
     return [Entity(offsets[each.start][0], offsets[each.end - 1][1], each.label) for each in read_tags(tags)]
+
+
+def cut_again(sentence: RawSentence, marks: WordMarks) -> RawSentence:
+    """Cut a text as the set of a model has its words; the text's entities are then gold that no tags say."""
+    words, offsets = cut_words(sentence.text, marks)
+    gold = (*place_entities(sentence, sentence.tags), *sentence.misplaced)
+    return replace(sentence, words=words, tags=("O",) * len(words), offsets=offsets, misplaced=gold)
 
 
 def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[Window]:

@@ -75,7 +75,7 @@ def test_a_described_task_is_the_one_that_learned(family: str, bert: PreTrainedT
     assert read == description
     again = make_described_task(read, bert)
     assert describe_task(again) == description and not again.data.train
-    raw = make_raw(family, RAW.get(family, USUAL_RAW), read.marks)
+    raw = make_raw(family, RAW.get(family, USUAL_RAW), read.state)
     for examples in (EXAMPLES[family], raw):
         expected, found = predict(task, examples), predict(again, examples)
         assert found == expected == json.loads(json.dumps(found, allow_nan=False))

@@ -17,6 +17,7 @@ from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.tokens import (
     TokenClassificationTask,
     assign_words,
+    cut_again,
     encode_words,
     find_best_tags,
     grow_window,
@@ -24,7 +25,8 @@ from domext_ray.downstream.tasks.tokens import (
     repair_tags,
     split_windows,
 )
-from domext_ray.labelled.examples import LabelledSet, TaggedSentence
+from domext_ray.labelled.examples import Entity, LabelledSet, RawSentence, TaggedSentence
+from domext_ray.labelled.words import NO_MARKS, WordMarks, cut_words
 from domext_ray.vocabulary.tokenizer import make_backend
 
 TYPES = ("Person", "Place")
@@ -202,6 +204,39 @@ def test_what_no_piece_or_no_room_is_left_for_is_counted(bert: PreTrainedTokeniz
     nothing = [make_sentence(DROPPED)]
     assert [row.length for row in task.encode(nothing, is_training=False)] == [2]
     assert decode_oracle(task, nothing) == [{"entities": [], "tags": ["O"]}]
+
+
+def test_words_that_running_text_has_not_are_counted_in_each_split(bert: PreTrainedTokenizerBase) -> None:
+    train = make_set("X-12/B-Person melts .", "the dog/B-Place").train
+    dev = make_set("the X-13/B-Person is X_1 .", "U.S./B-Place Y-2/B-Person Z_1/I-Person Z_2/I-Person").train
+    test = make_set("X_1/B-Person").train
+    task = TokenClassificationTask(LabelledSet("made", train, dev, test, TYPES), bert, TaskOptions())
+    assert task.state == {"inner_marks": ["-"], "leading_marks": [], "trailing_marks": []}
+    assert task.notes == [
+        "2 of 3 entities of dev have words that are cut otherwise in running text, such as 'U.S.'; the first is at "
+        "made.txt:2.",
+        "1 of 1 entities of test have words that are cut otherwise in running text, such as 'X_1'; the first is at "
+        "made.txt:1.",
+    ]
+    again = TokenClassificationTask(LabelledSet("made", (), (), (), TYPES), bert, TaskOptions(), state=task.state)
+    assert again.state == task.state and not again.notes
+    for given in ({}, {"inner_marks": [], "leading_marks": [], "trailing_marks": []}):
+        assert TokenClassificationTask(SIMPLE, bert, TaskOptions(), state=given).state == given
+    for damaged in ({"inner_marks": ["-"]}, {**task.state, "inner_marks": "-"}, {"marks": []}):
+        with pytest.raises(ValueError):
+            TokenClassificationTask(SIMPLE, bert, TaskOptions(), state=damaged)
+
+
+def test_a_set_of_texts_learns_no_words(bert: PreTrainedTokenizerBase) -> None:
+    words, offsets = cut_words("X-12 melts", WordMarks(("-",)))
+    text = RawSentence("t", "made.json:1", words, ("B-Person", "O"), "", "X-12 melts", offsets)
+    task = TokenClassificationTask(LabelledSet("made", (text,), (text,), (), TYPES), bert, TaskOptions())
+    assert task.state == {} and not task.notes
+    assert TokenClassificationTask(SIMPLE, bert, TaskOptions()).state == {}
+    again = cut_again(text, NO_MARKS)
+    assert again.words == ("X", "-", "12", "melts") and again.misplaced == (Entity(0, 4, "Person"),)
+    assert task.score([again], [{"tags": ["B-Person", "I-Person", "I-Person", "O"]}]).get("f1.micro") == 1.0
+    assert task.score([again], [{"tags": ["B-Person", "O", "O", "O"]}]).get("f1.micro") == 0.0
 
 
 def test_tags_are_the_best_valid_sequence() -> None:
