@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult
 
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
+from domext_ray.downstream.tasks.tokens import TokenClassificationTask
 from domext_ray.export.card import render_card
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
 from domext_ray.labelled.metrics.scores import flatten
@@ -50,7 +51,9 @@ def build_card(
         )
         for split, each in scores.items()
     ]
-    more = {}
+    more: dict[str, Any] = {}
+    if isinstance(task, TokenClassificationTask):
+        more |= {"is_tagger": True, "joins": bool(task.state)}
     if task.head_config.get("problem_type") == "multi_label_classification":
         more["threshold"] = f"{fitted.thresholds['threshold']:g}"
     return render_card(
@@ -66,6 +69,7 @@ def build_card(
         sections=[
             f"{len(task.head_labels):,} outputs: {labels}. Rows of at most {task.options.max_length} tokens.",
             _describe_scores(scores, metric),
+            " ".join(task.limits),
         ],
         auto_class=auto_class,
         trusts=not is_plain,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,13 +23,17 @@ from transformers import AutoConfig
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
+from domext_ray.downstream.finetune.card import build_card
 from domext_ray.downstream.finetune.export import export_stages, save_fitted
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
-from domext_ray.downstream.tasks.task import ONLY_STAGE
+from domext_ray.downstream.tasks.families import make_task
+from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS, is_plain
+from domext_ray.labelled.examples import LabelledSet, TaggedSentence
+from domext_ray.labelled.words import cut_words
 from domext_ray.storage import Place
 
 FAMILIES = [each for each in EXAMPLES if each not in STAGED]
@@ -153,6 +158,40 @@ def test_transformers_pipeline_gives_the_probabilities_of_several_labels(start: 
                 assert list(own) == list(other) and list(own.values()) == pytest.approx(list(other.values()), abs=2e-6)
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert 'function_to_apply="sigmoid", top_k=None' in card and "above 0.25" in card
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_the_pipeline_of_the_card_gives_whole_words(start: StartModel, tmp_path: Path) -> None:
+    """The card's own lines; words of several pieces, of which all but the first have any tag."""
+    text = "unquestionably the zebra, dogcat. walkrun"
+    for method in (FULL, BOTTLENECK):
+        folder = tmp_path / method.name
+        save_to(folder, start, "ner", method)
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        (code,) = re.findall(r"```python\n(from transformers import pipeline\n.*?)```", card, re.DOTALL)
+        assert ("trust_remote_code" in code) == (method is BOTTLENECK)
+        values: dict[str, Any] = {}
+        exec(code.replace("PATH_OF_THIS_FOLDER", str(folder)), values)
+        words = cut_words(text)[1]
+        found = values["pipe"](text)
+        assert found and {each["start"] for each in found} <= {first for first, _ in words}
+        assert {each["end"] for each in found} <= {last for _, last in words}
+        assert "cuts words at all punctuation" not in card
+
+
+def test_the_card_says_what_its_figures_do_not_hold_for(start: StartModel, tmp_path: Path) -> None:
+    def build(*words: str) -> str:
+        train = TaggedSentence("1", "secret.txt:1", ("X-12", "melts"), ("B-Disease", "O"))
+        other = TaggedSentence("2", "secret.txt:2", words, ("B-Disease",) * len(words))
+        data = LabelledSet("made", (train,), (other,), (), ("Disease",))
+        task = make_task("ner", data, start.tokenizer, TaskOptions())
+        assert isinstance(task, Task)
+        fitted = prepare_task(start, task, FinetuneConfig(method=FULL, engine=FP32), Point(1e-3, 2, 1.0, 0), CPU, 2)
+        return build_card(start, "made", fitted, {}, "", is_plain=True)
+
+    card = build("U.S.", "X-13")
+    assert "1 of 2 entities of dev have words that are cut otherwise in running text." in card and "secret" not in card
+    assert "cuts words at all punctuation" in card and "entities of dev" not in build("X-13")
 
 
 def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel, tmp_path: Path) -> None:
