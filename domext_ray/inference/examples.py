@@ -16,6 +16,7 @@ A record is a JSON object, or a row of a table. Its fields have the names that t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from domext_ray.downstream.tasks.state import State
@@ -43,18 +44,19 @@ Marks: TypeAlias = Sequence[tuple[str, ...]]
 USUAL_MARKS: Marks = (("<<", ">>"), ("[[", "]]"))
 """Marks of the first argument of a relation and of the second, where a set says nothing else (ChemProt's)."""
 
+NOTHING_LEARNED: State = MappingProxyType({})
 _PAIR_NAMES = {"text": ("text_a",), "pair": ("text_b",)}
 
 
-def make_example(family: str, record: RawRecord, source: str, state: State) -> AnyExample:
+def make_example(family: str, record: RawRecord, source: str, state: State = NOTHING_LEARNED) -> AnyExample:
     """Make an unlabelled example of a family.
 
     Args:
         family: a key of `FAMILIES`.
         record: a raw record.
         source: where it comes from, as FILE:LINE, for messages; its id, where the record has none.
-        state: what the model's task found out from its set (`StagedTask.state`): the marks of a relation's arguments,
-            in the place of `USUAL_MARKS`, and those that are part of words.
+        state: what the model's task learned from its set (`TaskDescription.state`): the marks of a relation's arguments
+            in the place of `USUAL_MARKS`, and the marks that are part of words.
 
     Raises:
         CorpusError: it is not one of the family's.

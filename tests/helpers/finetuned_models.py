@@ -21,7 +21,7 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.state import State
 from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
-from domext_ray.inference.examples import RawRecord, make_example
+from domext_ray.inference.examples import NOTHING_LEARNED, RawRecord, make_example
 from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,
@@ -54,9 +54,9 @@ LABELS = {
 }
 
 
-def make_raw(family: str, records: Sequence[RawRecord], state: State | None = None) -> list[AnyExample]:
+def make_raw(family: str, records: Sequence[RawRecord], state: State = NOTHING_LEARNED) -> list[AnyExample]:
     """Unlabelled examples of a family."""
-    return [make_example(family, each, f"record {i}", state or {}) for i, each in enumerate(records, 1)]
+    return [make_example(family, each, f"record {i}", state) for i, each in enumerate(records, 1)]
 
 
 def _make_words(generator: np.random.Generator) -> list[str]:

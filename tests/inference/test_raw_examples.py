@@ -94,5 +94,5 @@ def test_a_record_that_is_none_is_named() -> None:
     ]
     for family, record, reason in cases:
         with pytest.raises(CorpusError) as caught:
-            make_example(family, record, "in.jsonl:2", {})
+            make_example(family, record, "in.jsonl:2")
         assert str(caught.value).startswith("in.jsonl:2 ") and reason in str(caught.value)

@@ -63,9 +63,10 @@ def evaluate_stages(
 
 
 def list_notes(task: StagedTask) -> tuple[str, ...]:
-    """Return what a task and its stages have counted so far."""
-    notes = [f"{name}: {note}" for name, stage in task.stages.items() for note in stage.notes]
-    return tuple(dict.fromkeys([*(task.notes if task.is_chain else ()), *notes]))
+    """Return what a task, and each of its stages, has counted so far."""
+    stages = task.stages if task.is_chain else {}
+    own = [f"{name}: {note}" for name, stage in stages.items() for note in stage.notes]
+    return tuple(dict.fromkeys([*task.notes, *own]))
 
 
 def score_baselines(task: StagedTask, split: str) -> dict[str, Score]:
