@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
@@ -48,6 +48,7 @@ INVISIBLE = frozenset(
 
 Variation selectors and tags show nothing either, but are the end of an emoji."""
 _RUNS = pre_tokenizers.Split(Regex(r"(?:(?!\p{Extended_Pictographic})[\p{P}\p{S}])+"), "removed")
+_LETTERS = re.compile(r"[^\W\d_](?:\.[^\W\d_])+(\.?)")
 _APOSTROPHES = "'’"
 _FREE_MARKS = '.,;:!?"…、。，；：！？' + _APOSTROPHES
 _FREE_CATEGORIES = ("Ps", "Pe", "Pi", "Pf")  # brackets and quotes
@@ -61,23 +62,25 @@ class WordMarks:
         inner: joins two runs of letters and digits that it stands between: `-` in `X-12`, `::` in `std::sort`.
         leading: belongs to the run behind it: `$` in `$5`.
         trailing: belongs to the run before it: `%` in `5%`, `()` in `fit()`.
+        closing: belongs to single letters, two or more, if it follows each of them: `.` in `U.S.`.
     """
 
     inner: tuple[str, ...] = ()
     leading: tuple[str, ...] = ()
     trailing: tuple[str, ...] = ()
+    closing: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.inner or self.leading or self.trailing)
+        return self != NO_MARKS
 
     def to_json(self) -> dict[str, list[str]]:
         """Return the marks as JSON has them."""
-        return {f"{name}_marks": list(marks) for name, marks in asdict(self).items()}
+        return {f"{each.name}_marks": list(getattr(self, each.name)) for each in fields(self)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> WordMarks:
         """Read what `to_json` gave, among other values; what is not there has no marks."""
-        return cls(*(tuple(values.get(name, ())) for name in cls().to_json()))
+        return cls(*(tuple(values.get(f"{each.name}_marks", ())) for each in fields(cls)))
 
 
 NO_MARKS = WordMarks()
@@ -125,7 +128,9 @@ def _make_cutter(marks: WordMarks) -> pre_tokenizers.Split:
         f"{_match_any(each)}{{0,{_MAX_EDGE_MARKS}}}" if each else "" for each in (marks.leading, marks.trailing)
     )
     inner = f"(?:{_match_any(marks.inner)}{_RUN})*" if marks.inner else ""
-    return pre_tokenizers.Split(Regex(f"{_IDEOGRAPH}|{leading}{_RUN}{inner}{trailing}|{_OTHERS}"), "isolated")
+    letters = rf"(?:(?!\p{{Han}})\p{{L}}{_match_any(marks.closing)}){{2,}}(?!{_RUN})|" if marks.closing else ""
+    pattern = f"{_IDEOGRAPH}|{letters}{leading}{_RUN}{inner}{trailing}|{_OTHERS}"
+    return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
 def _match_any(marks: Sequence[str]) -> str:
@@ -140,7 +145,8 @@ def learn_marks(sentences: Sequence[Sequence[str]]) -> WordMarks:
     is part of the word if more words have it there than it is a word of its own. Inside it joins two runs if words have
     it there at least as often as it is a word of its own between two others. A mark that ordinarily has a space beside
     it, such as a comma or a bracket, says nothing by standing between two words: one word that has it inside is enough.
-    An apostrophe joins if at least as many words have it inside as at an edge (`John 's`).
+    An apostrophe joins if at least as many words have it inside as at an edge (`John 's`). Words like `U.S.` are
+    counted by themselves: their last full stop is part of them if more of them have it than not.
 
     Args:
         sentences: the words of each.
@@ -148,7 +154,7 @@ def learn_marks(sentences: Sequence[Sequence[str]]) -> WordMarks:
     Returns:
         The marks; none where all punctuation is words of its own.
     """
-    inside, before, behind = Counter[str](), Counter[str](), Counter[str]()
+    inside, before, behind, closing = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     punctuation = set[str]()
     for word, number in Counter(itertools.chain.from_iterable(sentences)).items():
         if word.isalnum():
@@ -158,7 +164,10 @@ def learn_marks(sentences: Sequence[Sequence[str]]) -> WordMarks:
             punctuation.add(word)
             continue
         before[word[: runs[0][0]]] += number
-        behind[word[runs[-1][1] :]] += number
+        if letters := _LETTERS.fullmatch(word):
+            closing[letters[1]] += number
+        else:
+            behind[word[runs[-1][1] :]] += number
         for (_, end), (start, _) in itertools.pairwise(runs):
             inside[word[end:start]] += number
     alone, between = Counter[str](), Counter[str]()
@@ -175,10 +184,12 @@ def learn_marks(sentences: Sequence[Sequence[str]]) -> WordMarks:
             return inside[mark] >= before[mark] + behind[mark]
         return all(map(_stands_free, mark)) or inside[mark] >= between[mark]
 
+    trailing = _choose(behind, lambda mark: behind[mark] > alone[mark])
     return WordMarks(
         _choose(inside, joins),
         _choose(before, lambda mark: before[mark] > alone[mark]),
-        _choose(behind, lambda mark: behind[mark] > alone[mark]),
+        trailing,
+        _choose(closing, lambda mark: mark not in trailing and closing[mark] > closing[""]),
     )
 
 

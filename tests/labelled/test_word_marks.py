@@ -29,12 +29,13 @@ LEARNED: dict[str, tuple[tuple[str, ...], WordMarks, str, str]] = {
         "(|$9|)|is|8%|.|-3|fit|(|x|)|and|fit()|.",
     ),
     "a mark at an edge as often as alone": (("5% or 5 %",), NO_MARKS, "5%", "5|%"),
-    "an abbreviation is not every end of a sentence": (
-        ("the U.S. fell .", "it fell ."),
-        WordMarks((".",)),
-        "the U.S. fell.",
-        "the|U.S|.|fell|.",
+    "a full stop of letters is not that of sentences": (
+        ("the U.S. or U.K. fell .", "Mr. X fell"),
+        WordMarks((".",), (), (), (".",)),
+        "the (U.S.) e.g. U.K.X fell. A. Mr. B.C",
+        "the|(|U.S.|)|e.g.|U.K.X|fell|.|A|.|Mr|.|B.C",
     ),
+    "letters as often without a full stop at the end": (("U.S. or U.S .",), WordMarks((".",)), "U.S.", "U.S|."),
     "words between white space": (
         MELTED,
         WordMarks(("-",), ("(",), ("%", ")", ",", ".")),
@@ -87,7 +88,7 @@ def test_nothing_learned_is_nothing_joined() -> None:
 def test_no_character_but_white_space_is_lost_with_marks() -> None:
     generator = random.Random(0)
     signs = "ab1 .,-_\n\u0301\u200d\ufe0f\U0001f600心'(#\u20e3%"
-    marks = WordMarks((".", "-", "--", "_"), ("#", "-", "'"), ("%", ".", "-", "--"))
+    marks = WordMarks((".", "-", "--", "_"), ("#", "-", "'"), ("%", ".", "-", "--"), (".",))
     for _ in range(300):
         text = "".join(generator.choices(signs, k=generator.randrange(1, 40)))
         words, offsets = cut_words(text, marks)

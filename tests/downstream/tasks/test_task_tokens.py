@@ -211,7 +211,7 @@ def test_words_that_running_text_has_not_are_counted_in_each_split(bert: PreTrai
     dev = make_set("the X-13/B-Person is X_1 .", "U.S./B-Place Y-2/B-Person Z_1/I-Person Z_2/I-Person").train
     test = make_set("X_1/B-Person").train
     task = TokenClassificationTask(LabelledSet("made", train, dev, test, TYPES), bert, TaskOptions())
-    assert task.state == {"inner_marks": ["-"], "leading_marks": [], "trailing_marks": []}
+    assert task.state == {"inner_marks": ["-"], "leading_marks": [], "trailing_marks": [], "closing_marks": []}
     assert task.notes == [
         "2 of 3 entities of dev have words that are cut otherwise in running text, such as 'U.S.'; the first is at "
         "made.txt:2.",
@@ -220,7 +220,7 @@ def test_words_that_running_text_has_not_are_counted_in_each_split(bert: PreTrai
     ]
     again = TokenClassificationTask(LabelledSet("made", (), (), (), TYPES), bert, TaskOptions(), state=task.state)
     assert again.state == task.state and not again.notes
-    for given in ({}, {"inner_marks": [], "leading_marks": [], "trailing_marks": []}):
+    for given in ({}, {**task.state, "inner_marks": []}):
         assert TokenClassificationTask(SIMPLE, bert, TaskOptions(), state=given).state == given
     for damaged in ({"inner_marks": ["-"]}, {**task.state, "inner_marks": "-"}, {"marks": []}):
         with pytest.raises(ValueError):
