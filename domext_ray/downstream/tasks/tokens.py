@@ -91,18 +91,21 @@ class TokenClassificationTask(ClassTask):
         self._room = self._template.measure_room(self.options.max_length, least=1)
 
     def _note_cut_entities(self, split: str) -> None:
-        """Count the entities of a split that have words which are cut otherwise in running text."""
+        """Count the entities of a split whose words are cut otherwise in running text; no private word is named."""
         marks = WordMarks.from_json(self.state)
         is_kept = functools.cache(lambda word: cut_words(word, marks)[0] == (word,))
-        cut, total = [], 0
+        cut: list[tuple[TaggedSentence, str]] = []
+        total = 0
         for each in cast("Sequence[TaggedSentence]", getattr(self.data, split)):
             for entity in () if isinstance(each, RawSentence) else read_tags(each.tags):
                 total += 1
                 words = each.words[entity.start : entity.end]
-                cut += [(each.source, word) for word in words if not is_kept(word)][:1]
+                cut += [(each, word) for word in words if not is_kept(word)][:1]
         if cut:
             what = f"entities of {split} have words that are cut otherwise in running text"
-            self.note_cases([source for source, _ in cut], total, f"{what}, such as {cut[0][1]!r}")
+            first, word = cut[0]
+            shown = "" if first.group else f", such as {word!r}"
+            self.note_cases([each.source for each, _ in cut], total, f"{what}{shown}")
             self.limits.append(f"{len(cut):,} of {total:,} {what}.")
 
     @property
