@@ -135,7 +135,7 @@ def _make_cutter(marks: WordMarks) -> pre_tokenizers.Split:
 
 def _match_any(marks: Sequence[str]) -> str:
     """A pattern of any of the marks, the longest first; what a combining mark follows, such as a keycap, is none."""
-    return f"(?:(?:{'|'.join(map(re.escape, sorted(marks, key=len, reverse=True)))})(?![\\p{{M}}\\p{{Cf}}]))"
+    return f"(?:(?:{'|'.join(map(re.escape, sorted(marks, key=len, reverse=True)))})(?![\\p{{M}}\u200c\u200d]))"
 
 
 def learn_marks(sentences: Sequence[Sequence[str]]) -> WordMarks:
