@@ -32,6 +32,8 @@ from domext_ray.downstream.finetune.plan import plan_finetuning
 from domext_ray.downstream.finetune.progress import FinetuneWatch
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.downstream.tasks.losses import ClassTask
+from domext_ray.downstream.tasks.stages import evaluate_stages
+from domext_ray.downstream.tasks.task import ONLY_STAGE
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
 from domext_ray.experiment.runner import Outcome, Trial
 from domext_ray.labelled.readers.loading import load_labelled
@@ -301,6 +303,20 @@ def test_a_dry_run_writes_nothing(run_dir: Path, config: FinetuneConfig, capsys:
     run_finetuning(again)
     shown = capsys.readouterr().out
     assert re.search(r"2 of 6 trials are left \(about \d\.\d\d hours one after another\)", shown)
+
+
+def test_words_that_running_text_has_not_are_told_before_and_after(
+    config: FinetuneConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(config, task="code_entities", data="", run=replace(config.run, name="code"))
+    run_finetuning(replace(config, dry_run=True))
+    (note,) = re.findall(r"^note: (.* cut otherwise in running text.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert note.startswith("2 of 183 entities of dev have words") and note.endswith("devel.tsv:805.")
+    task = plan_finetuning(config).task
+    result = evaluate_stages(
+        task, {ONLY_STAGE: lambda examples: [{"entities": [], "tags": ["O"] * len(each.words)} for each in examples]}
+    )
+    assert result.notes == (note,)
 
 
 def test_names_of_the_hub_make_one_folder(config: FinetuneConfig, ner: Path, tmp_path: Path) -> None:
