@@ -102,11 +102,11 @@ FAMILIES: Mapping[str, Family] = {
         "f1.micro",
     ),
     "classification": Family(
-        {"records": ("text", "label")}, {**_TEXTS, "label": ("label",)}, _CLASS_METRICS, "accuracy"
+        {"records": ("text", "label")}, {**_TEXTS, "label": ("label", "accept")}, _CLASS_METRICS, "accuracy"
     ),
     "multilabel": Family(
         {"records": ("text", "labels"), "label_columns": ("text",)},
-        {**_TEXTS, "labels": ("labels", "label")},
+        {**_TEXTS, "labels": ("labels", "label", "accept")},
         ("accuracy", "f1.*", "precision.*", "recall.*"),
         "f1.micro",
         ",",

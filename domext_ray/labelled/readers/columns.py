@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.readers.issues import DataIssues, Record, as_whole, shorten
+from domext_ray.labelled.readers.cells import read_mark, read_nested
+from domext_ray.labelled.readers.issues import DataIssues, Record, shorten
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.labelled.set_families import Column
 
@@ -20,7 +21,9 @@ GROUP = "group"
 """Beside the roles of columns: what says whose a row is."""
 _NAMED_COLUMNS = 12
 _ABSENT = object()
-_MARKS = {"1": True, "true": True, "0": False, "false": False}
+_LISTS = ("tokens", "tags", "entities", "triples", "label", "labels", "options", "answers", "terms")
+"""Roles whose cell may spell a list."""
+_STATUS, _ACCEPTED, _REJECTED = "answer", "accept", ("reject", "ignore")
 
 
 def _look_up(values: Mapping[Any, Any], name: Column) -> Any:
@@ -66,7 +69,7 @@ def select_columns(records: Iterable[Record], description: SetDescription, issue
     If the first row lacks a required column, the file has another layout: a CorpusError. Later ones are counted.
     """
     is_first = True
-    for record in records:
+    for record in _drop_rejected(records, description, issues):
         missing = find_missing(record.values, description)
         if missing is not None and is_first:
             raise lacks_column(record.source, record.values, description)
@@ -82,13 +85,42 @@ def select_columns(records: Iterable[Record], description: SetDescription, issue
         if description.group_field != "":
             values[GROUP] = get_value(record.values, (description.group_field,))
         if description.reader == LABEL_COLUMNS:
-            marks = {label: _read_mark(record.values.get(label)) for label in description.labels}
+            marks = {label: _find_mark(record.values.get(label)) for label in description.labels}
             wrong = next((label for label, mark in marks.items() if mark is None), None)
             if wrong is not None:
                 issues.add(record.source, "row", f"has neither 0 nor 1 for {wrong!r}", record.values.get(wrong))
                 continue
             values["labels"] = [label for label, mark in marks.items() if mark]
+        if broken := _read_lists(values):
+            issues.add(record.source, "row", f"has a list as {broken!r} that cannot be read", values[broken])
+            continue
         yield Record(values, record.path, record.line)
+
+
+def _drop_rejected(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
+    """Yield the records that an annotator accepted; those that Prodigy says were rejected or skipped are counted.
+
+    It writes one of three words as `answer`. A column of that name that has others, or plays a role, is not Prodigy's.
+    """
+    listed = list(records)
+    statuses = [each.values.get(_STATUS) for each in listed]
+    has_role = any(_STATUS in names for names in description.columns.values())
+    is_prodigy = not has_role and all(each is None or each in (_ACCEPTED, *_REJECTED) for each in statuses)
+    for record, status in zip(listed, statuses, strict=True):
+        if is_prodigy and status in _REJECTED:
+            issues.add(record.source, "row", f"has the answer {status!r} of Prodigy")
+        else:
+            yield record
+
+
+def _read_lists(values: dict[str, Any]) -> str:
+    """Make lists of the cells that spell them; return the role of one that cannot be read, or an empty text."""
+    for role in (each for each in _LISTS if each in values):
+        try:
+            values[role] = read_nested(values[role])
+        except ValueError:
+            return role
+    return ""
 
 
 def _check_label_columns(first: Record, description: SetDescription) -> None:
@@ -109,8 +141,9 @@ def _check_label_columns(first: Record, description: SetDescription) -> None:
         )
 
 
-def _read_mark(value: Any) -> bool | None:
+def _find_mark(value: Any) -> bool | None:
     """Return whether a cell says that the label is there; None: it says neither."""
-    value = as_whole(value)
-    text = value.strip().lower() if isinstance(value, str) else str(int(value)) if isinstance(value, int) else ""
-    return _MARKS.get(text)
+    try:
+        return read_mark(value)
+    except ValueError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ class DataIssues:
         self.is_strict, self.mends = is_strict, mends
         self._places: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
         self.warnings: list[str] = []
+        self._said: list[str] = []
 
     def add(
         self, place: str, what: str, fault: str, detail: object = "", *, outcome: str = "left out", source: str = ""
@@ -63,8 +65,15 @@ class DataIssues:
         """Keep what must be heard before training, a sentence."""
         self.warnings.append(sentence)
 
+    def say(self, sentence: str) -> None:
+        """Tell how a file, or the whole set, is read where that was not a matter of course."""
+        self._said.append(sentence)
+
     def list_notes(self, train: Collection[str] = ()) -> list[str]:
-        """Return one sentence a kind of fault, with the first places; `train` has the sources of training examples."""
+        """Return one sentence a kind of fault, with the first places, and what was said.
+
+        `train` has the sources of training examples.
+        """
         notes = []
         for (what, fault, outcome), found in self._places.items():
             sides = {outcome: [place for place, _ in found]}
@@ -74,7 +83,7 @@ class DataIssues:
                     "kept to be scored": [place for place, source in found if source not in train],
                 }
             notes += [f"{len(p)} x {what} {done}: it {fault} ({list_places(p)})." for done, p in sides.items() if p]
-        return notes
+        return [*notes, *self._said]
 
 
 def list_places(places: list[str]) -> str:
@@ -103,8 +112,9 @@ class Row:
         return self.record.source
 
     def get(self, role: str) -> Any:
-        """Return the value of a role, or None."""
-        return self.record.values.get(role)
+        """Return the value of a role, or None; NaN, which pandas has for a value that is missing, is None."""
+        value = self.record.values.get(role)
+        return None if isinstance(value, float) and math.isnan(value) else value
 
     def put(self, role: str, value: object) -> Row:
         """Return the row with another value of a role."""
@@ -136,8 +146,15 @@ class Row:
         return value.strip() if is_stripped else value
 
     def read_label(self) -> str:
-        """Return the label: a text, a whole number or a truth value; one that the description has as it is there."""
+        """Return the label: a text, a whole number or a truth value, or a list of one of them.
+
+        One that the description has is returned as it is there.
+        """
         value = self.get("label")
+        if isinstance(value, (list, tuple)):
+            if len(value) > 1:
+                self.leave_out("has several labels, and its task takes one", value)
+            value = value[0] if value else None
         if isinstance(value, bool):
             return str(value).lower()
         if not (isinstance(value, str) and value.strip() in self.description.labels):
@@ -152,7 +169,8 @@ class Row:
         Each must have a text as `text`, if that is given; a list in place of an object has values of these `names`, and
         may lack the last.
         """
-        value = self.get(role) or []
+        value = self.get(role)
+        value = [] if value in (None, "") else value
         if isinstance(value, Mapping) and all(isinstance(each, (list, tuple)) for each in value.values()):
             columns = list(value.values())
             is_even = all(len(each) == len(columns[0]) for each in columns)

@@ -15,6 +15,7 @@ from typing import Any
 from domext_ray.data.files import find_suffix
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention, MultiLabelText, Question
+from domext_ray.labelled.readers.cells import read_mark
 from domext_ray.labelled.readers.issues import Row, as_offset, as_whole, shorten
 from domext_ray.labelled.readers.json_text import JsonText
 from domext_ray.labelled.readers.records import read_table, read_text
@@ -38,13 +39,16 @@ def make_classified(row: Row) -> LabelledText:
 def make_multilabelled(row: Row) -> MultiLabelText:
     """Make a text, or a pair, with any number of labels: a list, or a text with the description's separator."""
     texts, value = _read_texts(row), row.get("labels")
-    listed = (
-        [each for each in value.split(row.description.separator) if each.strip()] if isinstance(value, str) else value
-    )
+    listed = split_cell(value, row.description.separator) if isinstance(value, str) else value
     labels = [as_whole(each) for each in listed] if isinstance(listed, (list, tuple)) else [None]
     if not all(type(each) in (str, int) and str(each).strip() for each in labels):
         row.leave_out("has no list of labels", value)
     return MultiLabelText("", row.source, *texts, tuple(dict.fromkeys(str(each).strip() for each in labels)))
+
+
+def split_cell(value: str, separator: str) -> list[str]:
+    """Return the parts of a cell that are not blank."""
+    return [each.strip() for each in value.split(separator) if each.strip()]
 
 
 def make_valued(row: Row) -> LabelledText:
@@ -146,7 +150,7 @@ def check_options(choices: Sequence[Any]) -> None:
 def make_mention(row: Row) -> Mention:
     """Make a wording with its terms: in one cell with the description's separator (CHIP-CDN: "##"), or as a list."""
     text, value = row.read_text("text"), row.get("terms")
-    parts = value.split(row.description.separator) if isinstance(value, str) else value
+    parts = split_cell(value, row.description.separator) if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or any(not isinstance(each, str) for each in parts):
         parts = []
     terms = tuple(dict.fromkeys(each.strip() for each in parts if each.strip()))
@@ -163,7 +167,7 @@ def make_question(row: Row) -> Question:
     context, question = row.read_text("context", is_stripped=False), row.get("question")
     is_empty = isinstance(question, str) and not question.strip()  # evaluation scripts count its answers all the same
     question = "" if is_empty else row.read_text("question")
-    listed = [] if row.get("is_impossible") else row.read_objects("answers", "text")
+    listed = _read_answers(row)
     if not listed and not row.description.no_answer:
         row.leave_out("has no answer (no_answer is false)", what="question")
     places = [_place_answer(values, context, row) for values in listed]
@@ -174,6 +178,22 @@ def make_question(row: Row) -> Question:
     if is_empty:
         row.keep_gold("question", "is empty", "")
     return Question("", row.source, question, context, answers, unplaced=unplaced)
+
+
+def _read_answers(row: Row) -> list[dict[str, Any]]:
+    """Return the answers of a question; where `is_impossible` says that it has none, there are none."""
+    answers, mark = row.read_objects("answers", "text"), row.get("is_impossible")
+    try:
+        is_impossible = read_mark(mark)
+    except ValueError:
+        row.leave_out("has neither true nor false as 'is_impossible'", mark, what="question")
+    if is_impossible and any(each["text"].strip() for each in answers):
+        row.issues.add(
+            row.source, "question", "has answers, and is_impossible is true", outcome="kept without its answers"
+        )
+    if is_impossible is False and not answers and row.description.no_answer:
+        row.issues.add(row.source, "question", "has none, and is_impossible is false", outcome="kept without an answer")
+    return [] if is_impossible else answers
 
 
 def is_learnable(question: Question) -> bool:
