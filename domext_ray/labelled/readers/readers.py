@@ -36,6 +36,7 @@ from domext_ray.labelled.readers.rows import (
 )
 from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence, read_annotations
 from domext_ray.labelled.readers.tagged import choose_scheme, make_tagged
+from domext_ray.labelled.readers.whole_set import Rows, name_labels, place_answers
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.labelled.set_families import BRAT_FILES
 from domext_ray.storage import Place
@@ -52,6 +53,10 @@ _MAKERS: Mapping[str, Maker] = {
     "qa": make_question,
     "multiple_choice": make_choice,
     "normalization": make_mention,
+}
+_READ_TOGETHER: Mapping[str, Callable[[Rows, DataIssues], Rows]] = {
+    "multilabel": name_labels,
+    "multiple_choice": place_answers,
 }
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 
@@ -73,9 +78,12 @@ def read_splits(
     elif folder.exists() and not folder.is_dir():
         raise CorpusError(f"{data} is a file; give the folder that holds it and the other splits.")
     else:
-        rows = _open_dataset(data, description)
-        records = {split: select_columns(each, description, issues) for split, each in rows.items()}
-    return {split: _make(each, description, issues, schema) for split, each in records.items()}
+        splits = _open_dataset(data, description)
+        records = {split: select_columns(each, description, issues) for split, each in splits.items()}
+    rows: Rows = {split: [Row(each, description, issues) for each in found] for split, found in records.items()}
+    if read_together := _READ_TOGETHER.get(description.task):
+        rows = read_together(rows, issues)
+    return {split: _make(each, description, issues, schema) for split, each in rows.items()}
 
 
 def find_split_files(folder: Path, description: SetDescription) -> dict[str, Path]:
@@ -151,13 +159,11 @@ def _read_file(path: Path, description: SetDescription, issues: DataIssues, othe
 
 
 def _make(
-    records: Iterable[Record], description: SetDescription, issues: DataIssues, schema: Schema | None
+    rows: Sequence[Row], description: SetDescription, issues: DataIssues, schema: Schema | None
 ) -> tuple[AnyExample, ...]:
-    """Make the examples of a split from records whose values go by role."""
-    rows: Iterable[Row] = (Row(each, description, issues) for each in records)
+    """Make the examples of a split."""
     maker: Callable[..., AnyExample] = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
     if description.reader == "conll" or (description.task == "ner" and description.reader == "records"):
-        rows = list(rows)
         maker = partial(make_tagged, scheme=choose_scheme(rows))
     elif description.task in ("ner", "nested_ner"):
         rows, unit = read_annotations(rows)

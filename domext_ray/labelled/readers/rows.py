@@ -121,7 +121,10 @@ def _count_before(brackets: list[Stretch], place: int) -> int:
 
 
 def make_choice(row: Row) -> Choice:
-    """Make a beginning with its continuations, from a column each (SWAG) or from one that lists them."""
+    """Make a beginning with its continuations, from a column each (SWAG) or from one that lists them.
+
+    Its answer is a place among them, as `place_answers` has it.
+    """
     context, options, stem = row.read_text("context"), row.get("options"), row.get("stem")
     if not isinstance(options, (list, tuple)) or any(not isinstance(each, str) for each in options):
         raise CorpusError(f"{row.source} has another layout: its options must be texts; set columns.options.")
@@ -129,10 +132,9 @@ def make_choice(row: Row) -> Choice:
         raise CorpusError(f"{row.source} has {len(options)} options; it must have 2 or more.")
     if any(not each.strip() for each in options):
         row.leave_out("has an empty option")
-    answer = as_whole(row.get("answer"))
-    answer = int(answer) if isinstance(answer, str) and answer.strip().isdecimal() else answer
+    answer = row.get("answer")
     if type(answer) is not int or not 0 <= answer < len(options):
-        row.leave_out("names no option as its answer (from 0)", row.get("answer"))
+        row.leave_out("names no option as its answer", answer)
     stem = stem.strip() if isinstance(stem, str) else ""
     return Choice("", row.source, context, stem, tuple(each.strip() for each in options), answer)
 

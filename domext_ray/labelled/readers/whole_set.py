@@ -1,0 +1,149 @@
+"""Rows of all splits -> the same rows, with what no row shows alone: which option an answer means, what labels are.
+
+Train, dev and test are read alike, so that what one of them shows holds for all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from domext_ray.errors import CorpusError
+from domext_ray.labelled.readers.issues import DataIssues, Row, as_whole, shorten
+from domext_ray.labelled.readers.rows import split_cell
+
+Rows: TypeAlias = Mapping[str, Sequence[Row]]
+"""By split."""
+_LETTER = re.compile(r"\(?([A-Za-z])[.)]?")
+_BITS = re.compile(r"[01](?:\.0)?(?:[\s,;|]+[01](?:\.0)?)+")
+_BETWEEN_BITS = re.compile(r"[\s,;|]+")
+_OTHER_SEPARATORS = "|;"
+
+
+def place_answers(rows: Rows, issues: DataIssues) -> Rows:
+    """Return rows of choices whose answers are places among their options, from 0.
+
+    A file may count from 1, which no 0 and a number as high as there are options show, or have letters, or the options'
+    own texts; of two ways that differ the one that fits more rows is meant. An answer that is none stays as it is.
+
+    Raises:
+        CorpusError: two ways fit equally many rows, and differ.
+    """
+    every = [row for split in rows.values() for row in split if _has_options(row)]
+    numbers = [(number, len(row.get("options"))) for row in every if (number := _read_number(row)) is not None]
+    has_zero, num_last = any(number == 0 for number, _ in numbers), sum(number == count for number, count in numbers)
+    first = int(num_last > 0 and not has_zero)
+    ways: dict[str, Callable[[Row], int | None]] = {
+        "places": lambda row: _find_place(row, first),
+        "letters, of which A is the first option": _find_letter,
+        "texts of their options": _find_text,
+    }
+    found = [{way: place for way, read in ways.items() if (place := read(row)) is not None} for row in every]
+    counts = Counter(way for places in found for way in places)
+    chosen, used = dict[int, int](), Counter[str]()
+    for row, places in zip(every, found, strict=True):
+        best = [way for way in places if counts[way] == max(counts[each] for each in places)]
+        if len({places[way] for way in best}) > 1:
+            raise CorpusError(
+                f"{row.source} has the answer {row.get('answer')!r}, which is a place and the text of another option; "
+                "write answers as places from 0, and options that are no numbers or letters."
+            )
+        if best:
+            chosen[id(row)] = places[best[0]]
+            used[best[0]] += 1
+    for way, number in used.items():
+        if way != "places":
+            issues.say(f"{number:,} x answer is read as one of {way}.")
+    if used["places"] and first:
+        issues.say(f"Answers are counted from 1: none is 0, and {num_last:,} are the number of their options.")
+    elif used["places"] and not has_zero:
+        issues.say("Answers are counted from 0, though none is 0; write letters if they are counted from 1.")
+    return {
+        split: [row.put("answer", chosen[id(row)]) if id(row) in chosen else row for row in each]
+        for split, each in rows.items()
+    }
+
+
+def _has_options(row: Row) -> bool:
+    options = row.get("options")
+    return isinstance(options, (list, tuple)) and all(isinstance(each, str) for each in options)
+
+
+def _read_number(row: Row) -> int | None:
+    answer = as_whole(row.get("answer"))
+    if isinstance(answer, str) and answer.strip().isdecimal():
+        return int(answer)
+    return answer if type(answer) is int else None
+
+
+def _find_place(row: Row, first: int) -> int | None:
+    number = _read_number(row)
+    return number - first if number is not None and 0 <= number - first < len(row.get("options")) else None
+
+
+def _find_letter(row: Row) -> int | None:
+    match = _LETTER.fullmatch(str(row.get("answer")).strip())
+    place = ord(match[1].upper()) - ord("A") if match else -1
+    return place if 0 <= place < len(row.get("options")) else None
+
+
+def _find_text(row: Row) -> int | None:
+    answer = str(as_whole(row.get("answer"))).strip()
+    places = [i for i, option in enumerate(row.get("options")) if option.strip() == answer]
+    return places[0] if len(places) == 1 and answer else None
+
+
+def name_labels(rows: Rows, issues: DataIssues) -> Rows:  # noqa: ARG001 (as of `place_answers`)
+    """Return rows of several labels; of those that have a 0 or 1 for each label, the labels that are there.
+
+    Raises:
+        CorpusError: nothing says which labels these are; or another separator than the description's parts labels.
+    """
+    every = [row for split in rows.values() for row in split if row.get("labels") is not None]
+    _check_separator(every)
+    vectors = [_read_bits(row.get("labels")) for row in every]
+    sizes = {len(bits) for bits in vectors if bits is not None}
+    if None in vectors or len(sizes) != 1 or not every:
+        return rows
+    (size,), description, row = sizes, every[0].description, every[0]
+    if {"0", "1"} & {*description.labels}:
+        return rows
+    if size != len(description.labels):
+        names = ", ".join(["NAME"] * min(size, 3)) + (", …" if size > 3 else "")
+        has = f" (it names {len(description.labels)})" if description.labels else ""
+        raise CorpusError(
+            f"{row.source} has {shorten(row.get('labels'), 40)} as its labels, and so has every row {size} times 0 or "
+            f"1; write labels: [{names}] in {description.yaml}, {size} names in the order of the list{has}."
+        )
+    made = {
+        id(row): row.put("labels", [name for name, bit in zip(description.labels, bits or (), strict=True) if bit])
+        for row, bits in zip(every, vectors, strict=True)
+    }
+    return {split: [made.get(id(row), row) for row in each] for split, each in rows.items()}
+
+
+def _read_bits(value: Any) -> list[bool] | None:
+    """Return a list, or a cell, of nothing but two or more of 0 and 1; None: it is something else."""
+    if isinstance(value, str):
+        value = _BETWEEN_BITS.split(value.strip()) if _BITS.fullmatch(value.strip()) else None
+    if not isinstance(value, (list, tuple)) or len(value) < 2:
+        return None
+    bits = [as_whole(int(each) if isinstance(each, bool) else each) for each in value]
+    return [str(each) == "1" for each in bits] if all(str(each) in ("0", "1") for each in bits) else None
+
+
+def _check_separator(rows: Sequence[Row]) -> None:
+    """Refuse cells that another separator parts, while none has that of the description."""
+    cells = [(row, value) for row in rows if isinstance(value := row.get("labels"), str)]
+    if any(row.description.separator in value for row, value in cells):
+        return
+    for row, value in cells:
+        separator = next((each for each in _OTHER_SEPARATORS if len(split_cell(value, each)) > 1), None)
+        if separator and value.strip() not in row.description.labels:
+            raise CorpusError(
+                f"{row.source} has {shorten(value, 40)} as its labels, and no cell of the set has the separator "
+                f'{row.description.separator!r}; write separator: "{separator}" in {row.description.yaml}, or name the '
+                "set's labels there if this is one."
+            )
