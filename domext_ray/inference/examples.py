@@ -34,7 +34,7 @@ from domext_ray.labelled.examples import (
     RawSentence,
     TaggedSentence,
 )
-from domext_ray.labelled.readers.rows import cut_marks
+from domext_ray.labelled.readers.rows import MarksError, cut_marks
 from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.labelled.words import WordMarks, cut_words
 
@@ -164,11 +164,11 @@ def _make_marked(reader: _Reader, name: str) -> MarkedText:
         text = reader.read_text("text", is_stripped=False)
         head, tail = (_read_span(reader, each, text) for each in ("head", "tail"))
         return MarkedText(name, reader.source, text, head, tail, "")
-    cut = cut_marks(reader.read_text("text"), marks)
-    if cut is None:
-        shown = " and ".join(" ".join(mark) for mark in marks)
-        raise CorpusError(f"{reader.source} must have {shown} once each in its text, or fields 'head' and 'tail'.")
-    text, head, tail = cut
+    try:
+        text, head, tail = cut_marks(reader.read_text("text"), marks)
+    except MarksError as error:
+        rule = "mark each argument once, or give fields 'head' and 'tail'"
+        raise CorpusError(f"{reader.source} {error}; {rule}.") from None
     return MarkedText(name, reader.source, text, head, tail, "")
 
 

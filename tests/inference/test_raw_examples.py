@@ -89,7 +89,7 @@ def test_a_record_that_is_none_is_named() -> None:
         ("classification", "a", "is str; it must be an object with the fields of classification."),
         ("qa", {"question": "a"}, "has no field 'context'; qa needs one."),
         ("multiple_choice", {"context": "c", "options": ["x"]}, "has \"['x']\" as 'options'; give 2 texts or more."),
-        ("relation", {"text": "a << b >> c"}, "must have << >> and [[ ]] once each in its text, or fields"),
+        ("relation", {"text": "a << b >> c"}, "has no [[ ]] around an argument; mark each argument once, or give"),
         ("relation", {"text": "ab", "head": {"start": 0, "end": 3}, "tail": 1}, "places among the 2 characters"),
     ]
     for family, record, reason in cases:

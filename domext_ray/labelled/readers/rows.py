@@ -70,17 +70,26 @@ def make_marked(row: Row) -> MarkedText:
     brackets around them, which are taken out (<< >> and [[ ]]: ChemProt as in SciBERT).
     """
     text, label, marks = row.read_text("text"), row.read_label(), row.description.marks
-    cut = cut_marks(text, marks)
-    if cut is None:
-        row.leave_out(f"has not once {' and '.join(' '.join(mark) for mark in marks)}", text)
-    return MarkedText("", row.source, *cut, label)
+    try:
+        return MarkedText("", row.source, *cut_marks(text, marks), label)
+    except MarksError as error:
+        row.leave_out(str(error), text)
 
 
-def cut_marks(text: str, marks: Sequence[tuple[str, ...]]) -> tuple[str, Entity, Entity] | None:
-    """Return a text without its brackets, and the two stretches that were marked; None if not both are, once each."""
-    marked = [each for mark in marks if (each := find_marked(text, mark)) is not None]
-    if len(marked) < 2:
-        return None
+class MarksError(ValueError):
+    """Why a text's two arguments are not marked, as it follows "the row" in a sentence."""
+
+
+def cut_marks(text: str, marks: Sequence[tuple[str, ...]]) -> tuple[str, Entity, Entity]:
+    """Return a text without its brackets, and the two stretches that were marked.
+
+    One may be inside the other. A MarksError says why not both are marked, once each.
+    """
+    marked = [find_marked(text, mark) for mark in marks]
+    outer = [(around[0][0], around[1][1]) if around else inner for inner, around in marked]
+    (start, end), (other_start, other_end) = sorted(outer)
+    if start < other_start < end < other_end:
+        raise MarksError(f"has {_name_marks(marks)} that cross")
     brackets = sorted(each for _, around in marked for each in around)
     head, tail = (
         Entity(
@@ -95,24 +104,41 @@ def cut_marks(text: str, marks: Sequence[tuple[str, ...]]) -> tuple[str, Entity,
     return text, head, tail
 
 
-def find_marked(text: str, mark: tuple[str, ...]) -> tuple[Stretch, list[Stretch]] | None:
+def _name_marks(marks: Sequence[tuple[str, ...]]) -> str:
+    return " and ".join(" ".join(mark) for mark in marks)
+
+
+def find_marked(text: str, mark: tuple[str, ...]) -> tuple[Stretch, list[Stretch]]:
     """Return the marked stretch, and the stretches of its brackets with the space inside them.
 
-    Brackets with a space inside count first: a text of chemistry has [[ and >> of its own.
+    Brackets with a space inside count first: a text of chemistry has [[ and >> of its own. A MarksError says that the
+    mark is not there, or not alone.
     """
     if len(mark) == 1:
+        _require_once(text, mark[0])
         start = text.find(mark[0])
-        is_single = start >= 0 and text.find(mark[0], start + 1) < 0
-        return ((start, start + len(mark[0])), []) if is_single else None
+        return (start, start + len(mark[0])), []
+    if any(map(str.isalnum, mark[0])) and mark[0] not in mark[1] and mark[1] not in mark[0]:  # of no text, as <e1> is
+        for each in mark if any(each in text for each in mark) else ():
+            _require_once(text, each)
     opening, closing = (re.escape(each) for each in mark)
     for space in (" ", ""):
-        match = re.search(f"{opening}{space}(.+?){space}{closing}", text, re.DOTALL)
-        if match is not None and match[1].strip():
+        pattern = f"{opening}{space}(.+?){space}{closing}"
+        found = [each for each in re.finditer(pattern, text, re.DOTALL) if each[1].strip()]
+        if len(found) > 1:
+            raise MarksError(f"has {_name_marks([mark])} more than once")
+        if found:
+            (match,) = found
             inner = match.span(1)
             start = inner[0] + len(match[1]) - len(match[1].lstrip())
             end = inner[1] - (len(match[1]) - len(match[1].rstrip()))
             return (start, end), [(match.start(), start), (end, match.end())]
-    return None
+    raise MarksError(f"has no {_name_marks([mark])} around an argument")
+
+
+def _require_once(text: str, mark: str) -> None:
+    if (count := text.count(mark)) != 1:
+        raise MarksError(f"has {mark} more than once" if count else f"has no {mark}")
 
 
 def _count_before(brackets: list[Stretch], place: int) -> int:

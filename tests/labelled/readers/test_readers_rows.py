@@ -174,7 +174,10 @@ def test_placeholders(tmp_path: Path) -> None:
     assert isinstance(first, MarkedText)
     assert first.text[first.head.start : first.head.end] == "@GENE$" and first.head.start > first.tail.start
     assert made.negative_label == "0" and made.labels == ("0", "1")
-    assert any(note.startswith("2 x row left out: it has not once @GENE$ and @DISEASE$") for note in made.notes)
+    assert [note.split(" (")[0] for note in made.notes if "row left out" in note] == [
+        "1 x row left out: it has no @DISEASE$",
+        "1 x row left out: it has @GENE$ more than once",
+    ]
 
 
 BRACKETS = [
@@ -204,13 +207,29 @@ def test_brackets_are_taken_out(tmp_path: Path) -> None:
         assert [each.label for each in stretches] == ["", ""]
 
 
-def test_rows_without_marks(tmp_path: Path) -> None:
-    rows = [{"text": "<< a >> [[ b ]]", "label": "x"}, {"text": "<< a >> b", "label": "x"}]
-    made = load(tmp_path, "relation", {"train.jsonl": dump_lines(rows)})
-    assert len(made.train) == 1 and "it has not once << >> and [[ ]]" in made.notes[0]
-    assert refuse(tmp_path, "relation", {}, files={"dev": ("train.*",)}, strict=True).startswith(
-        "train.jsonl:2: the row"
-    )
+CHEMISTRY, ELEMENTS = (("<<", ">>"), ("[[", "]]")), (("<e1>", "</e1>"), ("<e2>", "</e2>"))
+MARKED_BADLY: list[tuple[Any, str, str]] = [
+    (CHEMISTRY, "<< a >> b", "has no [[ ]] around an argument"),
+    (CHEMISTRY, "<< a >> [[ ]]", "has no [[ ]] around an argument"),
+    (CHEMISTRY, "<< a >> << b >> [[ c ]]", "has << >> more than once"),
+    (CHEMISTRY, "<<a>> [[b]] [[c]]", "has [[ ]] more than once"),
+    (CHEMISTRY, "<< a [[ b >> c ]]", "has << >> and [[ ]] that cross"),
+    (ELEMENTS, "<e1>a</e1> b", "has no <e2> </e2> around an argument"),
+    (ELEMENTS, "<e1>a</e1> <e2>b", "has no </e2>"),
+    (ELEMENTS, "<e1>a</e1> <e1> b </e1> <e2>c</e2>", "has <e1> more than once"),
+    (ELEMENTS, "<e1>a<e2>b</e1>c</e2>", "has <e1> </e1> and <e2> </e2> that cross"),
+]
+
+
+def test_rows_whose_arguments_are_not_marked_once_each(tmp_path: Path) -> None:
+    for i, (marks, text, fault) in enumerate(MARKED_BADLY):
+        folder = tmp_path / str(i)
+        good = "".join(f"{opening} {name} {closing} " for name, (opening, closing) in zip("ab", marks, strict=True))
+        rows = [{"text": good, "label": "x"}, {"text": text, "label": "x"}]
+        made = load(folder, "relation", {"train.jsonl": dump_lines(rows)}, marks=marks)
+        assert len(made.train) == 1 and f"2 x row left out: it {fault} (" in made.notes[0], text
+    message = refuse(folder, "relation", {}, files={"dev": ("train.*",)}, marks=marks, strict=True)
+    assert message.startswith(f"train.jsonl:2: the row {fault}")
 
 
 CONTEXT = "The bridge was built in 1901. It was rebuilt in 1950, and again in 1901 style."
