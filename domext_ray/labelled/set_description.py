@@ -77,6 +77,8 @@ class SetDescription:
     # how answers are compared (qa); empty: as in SQuAD 2.0 where `no_answer`, else as in SQuAD 1.1
     rule: Literal["squad_v1", "squad_v2", "cmrc"] | None = _key(f"one of {', '.join(RULES)}", None)
     scheme: Annotated[_Text, AfterValidator(str.lower)] = _key(f"one of {', '.join(SCHEMES)}", "auto")  # of tags (ner)
+    # what the numbers of tags in rows mean, from 0 (ner)
+    tags: _Labels = _key("a list of different tags, such as [O, B-TYPE, I-TYPE]", ())
     # whether an entity's end is its last character or the one after; auto: each entity's own text tells, and where it
     # has none ends are exclusive (spans) or must be named (nested_ner)
     ends: _Text = _key(f"one of {', '.join(ENDS)}", "auto")

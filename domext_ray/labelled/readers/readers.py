@@ -16,6 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow.parquet as pq
+
+from domext_ray.data.files import find_suffix
 from domext_ray.data.groups import hash_group
 from domext_ray.data.readers import part_values
 from domext_ray.errors import CorpusError, find_storage_error
@@ -35,7 +38,7 @@ from domext_ray.labelled.readers.rows import (
     make_valued,
 )
 from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence, read_annotations
-from domext_ray.labelled.readers.tagged import choose_scheme, make_tagged
+from domext_ray.labelled.readers.tagged import choose_scheme, make_tagged, read_tags
 from domext_ray.labelled.readers.whole_set import Rows, name_labels, place_answers
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.labelled.set_families import BRAT_FILES
@@ -149,13 +152,30 @@ def _read_file(path: Path, description: SetDescription, issues: DataIssues, othe
     """Yield records whose values go by role; `others` are the files, or folders, of the other splits."""
     match description.reader:
         case "conll":
-            return read_conll(path, description)
+            return read_conll(path, description, issues)
         case "squad":
             return read_squad(path)
         case "brat":
             return read_brat(path, issues, others)
-    records = complete_exports(read_records(path, description, issues), description, issues)
+    records = read_records(path, description, issues)
+    if description.task == "ner" and find_suffix(str(path)) == ".parquet" and not description.tags:
+        records = _name_tags(records, path, description)
+    records = complete_exports(records, description, issues)
     return take_choices(select_columns(records, description, issues), description, issues)
+
+
+def _name_tags(records: Iterator[Record], path: Path, description: SetDescription) -> Iterator[Record]:
+    """Give the numbers of tags the names that `datasets` keeps in a Parquet file."""
+    import datasets  # slow to import, and needed by few sets
+
+    decoders: dict[Any, Callable[[Any], Any]] | None = None
+    for record in records:
+        if decoders is None:
+            features = datasets.Features.from_arrow_schema(pq.read_schema(path))
+            names = [each for each in description.columns["tags"] if each in features]
+            decoders = {each: _make_decoder(features[each], description) for each in names}
+        tags = {name: decode(record.values[name]) for name, decode in decoders.items()}
+        yield replace(record, values={**record.values, **tags})
 
 
 def _make(
@@ -164,6 +184,7 @@ def _make(
     """Make the examples of a split."""
     maker: Callable[..., AnyExample] = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
     if description.reader == "conll" or (description.task == "ner" and description.reader == "records"):
+        rows = read_tags(rows)
         maker = partial(make_tagged, scheme=choose_scheme(rows))
     elif description.task in ("ner", "nested_ner"):
         rows, unit = read_annotations(rows)

@@ -39,6 +39,7 @@ from domext_ray.files import walk
 from domext_ray.labelled.readers.columns import find_missing, lacks_column
 from domext_ray.labelled.readers.issues import DataIssues, Record, shorten
 from domext_ray.labelled.readers.json_text import JsonText
+from domext_ray.labelled.readers.tagged import is_tag
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.storage import Place
 
@@ -48,6 +49,7 @@ _LONGEST = 2**30
 _DOCUMENT_START = "-DOCSTART-"
 _ANNOTATOR = {"classes", "annotations"}
 """What NER Annotator (tecoholic's, for spaCy) has beside its texts, and these."""
+_COMMENT = "# "
 _SPACES = re.compile("[ \\r\\f\\v]+")
 """Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
 _BRAT = (".txt", ".ann")
@@ -209,11 +211,11 @@ def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> 
             yield Record({place: cell for i, cell in enumerate(cells) for place in (i, i - width)}, str(path), number)
 
 
-def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
+def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
     """Yield the sentences of a CoNLL file, by role.
 
-    The description's columns "tokens" and "tags" may have places of their own; default first and last. A line without
-    word and tag is a CorpusError.
+    The description's columns "tokens" and "tags" may have places of their own; default first and last. Comments before
+    a sentence (`# id 7`) are told and left out. A line without word and tag is a CorpusError.
     """
     token_place, tag_place = (
         next((each for each in description.columns[role] if isinstance(each, int)), default)
@@ -222,20 +224,40 @@ def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
     tokens: list[str] = []
     tags: list[str] = []
     num_documents = 0
+    comments: list[int] = []
     text = read_text(path, has_words=True)
     require_lines(str(path), text[:HEAD_BYTES].encode())
-    for number, line in enumerate([*split_lines(text), ""], 1):
+    if find_suffix(str(path)) in (".json", *_LINES) and text.lstrip()[:1] in ("{", "["):
+        raise CorpusError(
+            f"{path} is JSON, and CoNLL's columns are expected; write reader: records for rows with lists of words and "
+            f"tags, or reader: spans for texts with entities, in {description.yaml}."
+        )
+    lines = split_lines(text)
+    filled = [each for each in lines if each.strip() and not each.startswith((_DOCUMENT_START, _COMMENT))]
+    width = len(_cut_line(filled[0])) if filled else 0
+    is_tab_ended = width > 2 and all(each.endswith("\t") for each in filled)
+    for number, line in enumerate([*lines, ""], 1):
         is_document_start = line.startswith(_DOCUMENT_START)
         if line.strip() and not is_document_start:
-            cells = line.split("\t") if "\t" in line else _SPACES.split(line.strip(" \r\f\v"))
+            cells = _cut_line(line)
+            cells = cells[:-1] if is_tab_ended and not cells[-1] else cells
             try:
                 token, tag = cells[token_place], cells[tag_place].strip()
             except IndexError:
                 token = tag = ""
+            if line.startswith(_COMMENT) and not tokens and (len(_cut_line(line)) != width or not is_tag(tag)):
+                comments.append(number)
+                continue
+            if "\t" not in line and "," in cells[-1] and not is_tag(cells[-1]):
+                raise CorpusError(
+                    f"{path}:{number} has commas between its cells, as a CSV; write a word, a tab and its tag a line, "
+                    "and an empty line between sentences."
+                )
             if len(cells) < 2 or not token or not tag:
+                empty = ", whose word is an empty cell" if tag and len(cells) > 1 else ""
                 raise CorpusError(
                     f"{path}:{number} has another layout: a word and its tag are expected, but {shorten(line, 40)} is "
-                    "there."
+                    f"there{empty}."
                 )
             tokens.append(part_words(token))
             tags.append(tag)
@@ -246,6 +268,12 @@ def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
             yield Record(values, str(path), number - len(tokens))
             tokens, tags = [], []
         num_documents += is_document_start
+    if comments:
+        issues.say(f"{len(comments):,} x line of {path} is a comment and left out ({path}:{comments[0]} is the first).")
+
+
+def _cut_line(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else _SPACES.split(line.strip(" \r\f\v"))
 
 
 def read_squad(path: Path) -> Iterator[Record]:

@@ -1,7 +1,7 @@
 """Words with tags -> IOB2, whatever scheme the file has.
 
-Enters: rows with lists of words and tags (MTL-Bioinformatics, CoNLL-2003, BioBERT). Leaves: `TaggedSentence`s. A tag
-sequence that its scheme forbids is refused with its line.
+Enters: rows with lists of words and tags (MTL-Bioinformatics, CoNLL-2003, BioBERT), or numbers that the description
+names. Leaves: `TaggedSentence`s. A tag sequence that its scheme forbids is refused with its line.
 
 Source: the schemes as in Ramshaw and Marcus (1995, IOB1), Tjong Kim Sang and Veenstra (1999, IOB2), Ratinov and Roth
 (2009, BILOU).
@@ -9,11 +9,12 @@ Source: the schemes as in Ramshaw and Marcus (1995, IOB1), Tjong Kim Sang and Ve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import TaggedSentence
-from domext_ray.labelled.readers.issues import Row, shorten
+from domext_ray.labelled.readers.issues import Row, as_whole, shorten
 from domext_ray.labelled.set_families import SCHEMES
 
 UNTYPED = "ENTITY"
@@ -26,6 +27,15 @@ _ROLES = {
 }
 
 
+_USUAL = re.compile(r"[BIESMLU](-.+)?|O")
+_PREFIX = "(?P<prefix>[BIESMLU])"
+_SPELLINGS = [
+    re.compile(each, re.IGNORECASE)
+    for each in (rf"{_PREFIX}(-(?P<type>.+))?|O", rf"{_PREFIX}_(?P<type>.+)|O", rf"(?P<type>.+)-{_PREFIX}|O")
+]
+"""b-TYPE, B_TYPE and TYPE-B, of which all tags of a file must be one."""
+
+
 class BadTagError(ValueError):
     """A tag that its scheme forbids at a place of its sentence; whether `to_iob2` knows what to make of it."""
 
@@ -34,17 +44,59 @@ class BadTagError(ValueError):
         self.place, self.can_mend = place, can_mend
 
 
+def is_tag(text: str) -> bool:
+    """Whether a text is a tag in one of the ways that they are spelled."""
+    return any(each.fullmatch(text) for each in _SPELLINGS)
+
+
+def read_tags(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a file with tags such as B-TYPE: numbers by their names, other spellings where all are of one.
+
+    Lists that are none, and numbers without names, are a CorpusError.
+    """
+    named = [_name_tags(each) for each in rows]
+    found = {tag for row in named for tag in row.get("tags")}
+    spelling = next((each for each in _SPELLINGS if all(map(each.fullmatch, found))), None)
+    if spelling is None or all(map(_USUAL.fullmatch, found)):
+        return named
+    usual = {tag: _spell(match["prefix"], match["type"]) for tag in found if (match := spelling.fullmatch(tag))}
+    example = min(tag for tag in found if tag != usual[tag])
+    rows[0].issues.say(f"Tags of {rows[0].record.path} such as {example} are read as {usual[example]}.")
+    return [each.put("tags", [usual[tag] for tag in each.get("tags")]) for each in named]
+
+
+def _spell(prefix: str | None, kind: str | None) -> str:
+    return f"{prefix.upper()}-{kind}" if prefix and kind else (prefix or "O").upper()
+
+
+def _name_tags(row: Row) -> Row:
+    tokens, tags = row.get("tokens"), row.get("tags")
+    if isinstance(tags, (list, tuple)) and tags:
+        numbers = [int(each) if isinstance(each, str) and each.isdecimal() else as_whole(each) for each in tags]
+        if all(type(each) is int for each in numbers):
+            row = row.put("tags", [_name_tag(row, place, number) for place, number in enumerate(numbers)])
+    for role, value in (("tokens", tokens), ("tags", row.get("tags"))):
+        if not isinstance(value, (list, tuple)) or any(not isinstance(each, str) for each in value):
+            rule = f"{role} must be a list of texts, but {shorten(value, 40)} is there"
+            raise CorpusError(f"{row.source} has another layout: {rule}.")
+    if len(tokens) != len(tags):
+        raise CorpusError(f"{row.source} has {len(tokens)} words but {len(tags)} tags; each word needs one tag.")
+    return row
+
+
+def _name_tag(row: Row, place: int, number: int) -> str:
+    names, where = row.description.tags, row.description.yaml
+    if not 0 <= number < len(names):
+        has = f"which has no name there (0 to {len(names) - 1} have)" if names else "a number"
+        raise CorpusError(
+            f"{_name_place(row, place)} has the tag {number}, {has}; name the tags in the order of their numbers in "
+            f"{where}, such as tags: [O, B-TYPE, I-TYPE]."
+        )
+    return names[number]
+
+
 def choose_scheme(rows: Sequence[Row]) -> str:
-    """Return the scheme of a file's tags, which with "auto" all of them tell; lists that are none are a CorpusError."""
-    for row in rows:
-        for role in ("tokens", "tags"):
-            value = row.get(role)
-            if not isinstance(value, (list, tuple)) or any(not isinstance(each, str) for each in value):
-                rule = f"{role} must be a list of texts, but {shorten(value, 40)} is there"
-                raise CorpusError(f"{row.source} has another layout: {rule}.")
-        tokens, tags = row.get("tokens"), row.get("tags")
-        if len(tokens) != len(tags):
-            raise CorpusError(f"{row.source} has {len(tokens)} words but {len(tags)} tags; each word needs one tag.")
+    """Return the scheme of a file's tags, which with "auto" all of them tell."""
     scheme = rows[0].description.scheme if rows else "iob2"
     scheme = SCHEMES[scheme] or scheme
     return detect_scheme([each.get("tags") for each in rows]) if scheme == "auto" else scheme
@@ -60,14 +112,22 @@ def make_tagged(row: Row, scheme: str) -> TaggedSentence:
         tags = to_iob2(row.get("tags"), scheme, labels[0] if len(labels) == 1 else UNTYPED, mended)
     except BadTagError as error:
         tag = row.get("tags")[error.place]
-        hint = ", or mend all such tags with --labelled.repair true" if error.can_mend else ""
-        raise CorpusError(
-            f"{_name_place(row, error.place)} has the tag {tag!r}: {error}; mend it, or set scheme ({scheme} here)"
-            f"{hint}."
-        ) from None
+        advice = _advise(row, error, tag, scheme)
+        raise CorpusError(f"{_name_place(row, error.place)} has the tag {tag!r}{advice}") from None
     for place in mended or ():
         row.issues.add(_name_place(row, place).rstrip(","), "tag", f"breaks a rule of {scheme}", outcome="mended")
     return TaggedSentence("", row.source, tuple(tokens), tags, "" if document is None else str(document))
+
+
+def _advise(row: Row, error: BadTagError, tag: str, scheme: str) -> str:
+    column = ", or set columns.tags if the tags are in another column" if row.get("is_word_a_line") else ""
+    if "-" not in tag and not is_tag(tag):
+        return (
+            f", a type without B- or I-; write B-{tag} for the first word of an entity and I-{tag} for those that "
+            f"follow{column}."
+        )
+    hint = ", or mend all such tags with --labelled.repair true" if error.can_mend else column
+    return f": {error}; mend it, or set scheme ({scheme} here){hint}."
 
 
 def _name_place(row: Row, place: int) -> str:

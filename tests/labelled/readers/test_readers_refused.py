@@ -82,8 +82,20 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
     ("ner", "tsv", "a,O\n", {}, "train.tsv:1 has "),
     (
         *("ner", "jsonl", '{"tokens": ["a"], "ner_tags": [3]}', RECORDS),
-        "train.jsonl:1 has another layout: tags must be a list of texts",
+        "train.jsonl:1, tag 1, has the tag 3, a number; name the tags in the order of their numbers in a YAML file",
     ),
+    (
+        *("ner", "jsonl", '{"tokens": ["a"], "ner_tags": [3]}', {**RECORDS, "tags": ("O", "B-x")}),
+        "train.jsonl:1, tag 1, has the tag 3, which has no name there (0 to 1 have); name the tags",
+    ),
+    ("ner", "jsonl", '{"tokens": ["a"], "ner_tags": [3, "O"]}', RECORDS, "train.jsonl:1 has another layout: tags must"),
+    ("ner", "jsonl", '{"tokens": ["a"], "ner_tags": ["O"]}', {}, "train.jsonl is JSON, and CoNLL's columns are expect"),
+    ("ner", "txt", "Sentence #,Word,POS,Tag\nSentence: 1,a,NN,O\n", {}, "train.txt:1 has commas between its cells"),
+    ("ner", "txt", "a\tO\n\tO\n", {}, "train.txt:2 has another layout: a word and its tag are expected, but '\\tO' is"),
+    ("ner", "txt", "a\tAlloy\n", {}, "train.txt:1 has the tag 'Alloy', a type without B- or I-; write B-Alloy for"),
+    ("ner", "txt", "a\tB-x\tnote\n", {}, "train.txt:1 has the tag 'note', a type without B- or I-; write B-note"),
+    ("ner", "txt", "a\tB_x\nb\tI-x\n", {}, "train.txt:1 has the tag 'B_x': tags of the scheme iob1 are O"),
+    ("ner", "txt", "a\tx-B\nb\tB-x\n", {}, "train.txt:1 has the tag 'x-B': tags of the scheme iob2 are O"),
     ("ner", "jsonl", '{"tokens": ["a"], "ner_tags": []}', RECORDS, "train.jsonl:1 has 1 words but 0 tags"),
     (
         *("ner", "jsonl", '{"tokens": ["a", "b"], "ner_tags": ["O", "I-D"]}', {**RECORDS, "scheme": "iob2"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import datasets
 import pytest
 from labelled_fixtures import dump_lines, load, refuse
 
@@ -133,6 +134,53 @@ def test_tags_without_a_type(tmp_path: Path) -> None:
         made = load(folder, "ner", {"train.tsv": "old\tB\ngout\tI\nhurts\tO\n"}, labels=labels)
         assert made.train[0].tags == (f"B-{expected}", f"I-{expected}", "O")
         assert made.labels == (expected,)
+
+
+SPELLED = {
+    "o b-Gene i-Gene": "O B-Gene I-Gene",
+    "O B_Gene_x I_Gene_x": "O B-Gene_x I-Gene_x",
+    "O Gene-x-B Gene-x-I": "O B-Gene-x I-Gene-x",
+    "o b_x e_x s_x": "O B-x I-x B-x",
+    "O b i": "O B-ENTITY I-ENTITY",
+}
+
+
+def test_tags_that_are_spelled_another_way(tmp_path: Path) -> None:
+    """All of a file are; of one that mixes ways a tag is refused."""
+    for i, (tags, expected) in enumerate(SPELLED.items()):
+        folder = tmp_path / str(i)
+        made = load(folder, "ner", {"train.txt": as_conll(tags), "dev.txt": as_conll("B-x")})
+        assert made.train[0].tags == tuple(expected.split()) and made.dev[0].tags == ("B-x",)
+        assert any(note.startswith(f"Tags of {folder}/train.txt such as ") for note in made.notes)
+
+
+def test_comments_and_tabs_at_line_ends(tmp_path: Path) -> None:
+    """A word may be the sign that opens comments."""
+    comments = "# id 1 text = Vitamin O\n#\tO\nIron\tB-x\n\n# id 2\tdomain=en\nIron\tB-x\n# is\tO\n"
+    spaces = "# id 2\nIron NN B-x\n\n# NN O\nIron NN B-x\n"
+    contents: dict[str, str | bytes] = {"train.txt": comments, "dev.txt": spaces, "test.txt": "Iron\tB-x\t\nis\tO\t\n"}
+    made = load(tmp_path, "ner", contents)
+    assert [each.words for each in made.train] == [("#", "Iron"), ("Iron", "# is")]
+    assert [each.words for each in made.dev] == [("Iron",), ("#", "Iron")]
+    assert made.test[0].words == ("Iron", "is") and made.test[0].tags == ("B-x", "O")
+    path = f"{tmp_path}/train.txt"
+    assert f"2 x line of {path} is a comment and left out ({path}:1 is the first)." in made.notes
+
+
+def test_tags_that_are_numbers_have_names(tmp_path: Path) -> None:
+    rows = [{"tokens": ["Old", "gout"], "ner_tags": [0, 1]}, {"tokens": ["gout"], "ner_tags": ["1"]}]
+    names = {"tags": ("O", "B-D", "I-D")}
+    contents: dict[str, str | bytes] = {"train.jsonl": dump_lines([*rows, {"tokens": ["a"], "ner_tags": [1.0]}])}
+    made = load(tmp_path / "rows", "ner", contents, reader="records", **names)
+    assert [each.tags for each in made.train] == [("O", "B-D"), ("B-D",), ("B-D",)] and made.labels == ("D",)
+    columns: dict[str, str | bytes] = {"train.tsv": as_conll("0 1 2")}
+    assert load(tmp_path / "columns", "ner", columns, **names).train[0].tags == ("O", "B-D", "I-D")
+    feature = datasets.Sequence(datasets.ClassLabel(names=["O", "B-Own"]))
+    features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": feature})
+    (tmp_path / "parquet").mkdir()
+    datasets.Dataset.from_list(rows[:1], features=features).to_parquet(str(tmp_path / "parquet" / "train.parquet"))
+    made = load(tmp_path / "parquet", "ner", {}, reader="records", files={"dev": ("train.*",)})
+    assert made.train[0].tags == ("O", "B-Own"), "the names that datasets keeps"
 
 
 def test_rows_with_lists(tmp_path: Path) -> None:
