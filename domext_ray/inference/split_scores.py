@@ -26,7 +26,8 @@ def score_split(model: str, source: LabelledInput, predictions: Sequence[Predict
 
     Returns:
         "metric" (path of the task's own figure), "value", "interval" (95 % over documents, [low, high]),
-        "figures" (all that the family has) and "report" (see `describe_classes`): what scores.json holds.
+        "figures" (all that the family has), "report" (see `describe_classes`) and "unknown_labels" (how often the split
+        has each label that the model has not, which can never be right): what scores.json holds.
     """
     found = load_task_model(model, torch.device("cpu"))
     examples, metric = source.read(), found.description.metric
@@ -44,7 +45,9 @@ def score_split(model: str, source: LabelledInput, predictions: Sequence[Predict
         scores=shown,
         rule=found.description.state.get("rule", SQUAD_V2),
     )
-    scores |= {"figures": figures, "report": report}
+    counts = {name: each["support"] for name, each in report["labels"].items() if each["support"]}
+    unknown = {name: count for name, count in counts.items() if name not in found.description.labels}
+    scores |= {"figures": figures, "report": report, "unknown_labels": unknown}
     write_json(folder / SCORES, scores)
     return scores
 
@@ -66,6 +69,12 @@ def format_scores(scores: Mapping[str, Any]) -> str:
         )
     if len(labels) > MOST_LABELS:
         lines.append(f"and {len(labels) - MOST_LABELS:,} more labels in {SCORES}")
+    if unknown := scores["unknown_labels"]:
+        total = sum(each["support"] for _, each in labels)
+        lines.append(
+            f"{sum(unknown.values()):,} of {total:,} labels can never be right: the model does not know "
+            f"{', '.join(unknown)}."
+        )
     wrong, number = scores["report"]["wrong"], scores["report"]["examples"]
     if wrong:
         lines.append(f"{wrong:,} of {number:,} examples have a mistake; {ERRORS} shows them.")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from changed_files import REPLACED
 from finetuned_models import BOTTLENECK, CPU, FULL, export_fitted, fit, make_raw
-from labelled_fixtures import write_ner
+from labelled_fixtures import write, write_ner
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.inference import PredictConfig
@@ -121,6 +121,12 @@ def test_a_labelled_split_is_scored(start: StartModel, tmp_path: Path) -> None:
     parts = sorted((plan.folder / "predictions").iterdir())
     ids = [each["id"] for part in parts for each in pq.read_table(part).to_pylist()]
     assert ids == [each.id for each in data.test]
+    assert summary["scores"]["unknown_labels"] == {}
+    strange = write(tmp_path / "strange" / "test.tsv", "heart\tB-Organ\n\ndrug\tB-Drug\n\nlung\tB-Organ\n").parent
+    plan = work_on(PredictConfig(**{**places, "input": str(strange), "output": str(tmp_path / "scored")}))
+    summary = plan.finish(plan.input.num_rows, 1.0)
+    assert read_json(plan.folder / "scores.json", "")["unknown_labels"] == {"Organ": 2}
+    assert "2 of 3 labels can never be right: the model does not know Organ.\n" in plan.format_summary(summary)
     other = tmp_path / "other"
     other.mkdir()
     (other / "test.csv").write_text("text,label\na,b\n")
