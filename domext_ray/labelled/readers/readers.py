@@ -159,12 +159,12 @@ def _read_file(path: Path, description: SetDescription, issues: DataIssues, othe
             return read_brat(path, issues, others)
     records = read_records(path, description, issues)
     if description.task == "ner" and find_suffix(str(path)) == ".parquet" and not description.tags:
-        records = _name_tags(records, path, description)
+        records = _decode_tags(records, path, description)
     records = complete_exports(records, description, issues)
     return take_choices(select_columns(records, description, issues), description, issues)
 
 
-def _name_tags(records: Iterator[Record], path: Path, description: SetDescription) -> Iterator[Record]:
+def _decode_tags(records: Iterator[Record], path: Path, description: SetDescription) -> Iterator[Record]:
     """Give the numbers of tags the names that `datasets` keeps in a Parquet file."""
     import datasets  # slow to import, and needed by few sets
 

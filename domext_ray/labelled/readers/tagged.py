@@ -71,10 +71,8 @@ def _spell(prefix: str | None, kind: str | None) -> str:
 
 def _name_tags(row: Row) -> Row:
     tokens, tags = row.get("tokens"), row.get("tags")
-    if isinstance(tags, (list, tuple)) and tags:
-        numbers = [int(each) if isinstance(each, str) and each.isdecimal() else as_whole(each) for each in tags]
-        if all(type(each) is int for each in numbers):
-            row = row.put("tags", [_name_tag(row, place, number) for place, number in enumerate(numbers)])
+    if isinstance(tags, (list, tuple)) and tags and all(map(_is_number, tags)):
+        row = row.put("tags", [_name_tag(row, place, int(number)) for place, number in enumerate(tags)])
     for role, value in (("tokens", tokens), ("tags", row.get("tags"))):
         if not isinstance(value, (list, tuple)) or any(not isinstance(each, str) for each in value):
             rule = f"{role} must be a list of texts, but {shorten(value, 40)} is there"
@@ -82,6 +80,10 @@ def _name_tags(row: Row) -> Row:
     if len(tokens) != len(tags):
         raise CorpusError(f"{row.source} has {len(tokens)} words but {len(tags)} tags; each word needs one tag.")
     return row
+
+
+def _is_number(tag: object) -> bool:
+    return tag.isdecimal() if isinstance(tag, str) else type(as_whole(tag)) is int
 
 
 def _name_tag(row: Row, place: int, number: int) -> str:
@@ -120,13 +122,13 @@ def make_tagged(row: Row, scheme: str) -> TaggedSentence:
 
 
 def _advise(row: Row, error: BadTagError, tag: str, scheme: str) -> str:
-    column = ", or set columns.tags if the tags are in another column" if row.get("is_word_a_line") else ""
     if "-" not in tag and not is_tag(tag):
+        column = ", or set columns.tags if the tags are in another column" if row.get("is_word_a_line") else ""
         return (
             f", a type without B- or I-; write B-{tag} for the first word of an entity and I-{tag} for those that "
             f"follow{column}."
         )
-    hint = ", or mend all such tags with --labelled.repair true" if error.can_mend else column
+    hint = ", or mend all such tags with --labelled.repair true" if error.can_mend else ""
     return f": {error}; mend it, or set scheme ({scheme} here){hint}."
 
 
