@@ -34,6 +34,8 @@ from domext_ray.labelled.examples import (
     RawSentence,
     TaggedSentence,
 )
+from domext_ray.labelled.readers.cells import read_nested
+from domext_ray.labelled.readers.issues import is_missing
 from domext_ray.labelled.readers.rows import MarksError, cut_marks
 from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.labelled.words import WordMarks, cut_words
@@ -65,7 +67,7 @@ def make_example(family: str, record: RawRecord, source: str, state: State = NOT
         raise CorpusError(f"{source} is {type(record).__name__}; it must be an object with the fields of {family}.")
     reader = _Reader(family, record, source, state)
     given = record.get("id")
-    name = source if given is None or given == "" else str(given)
+    name = source if is_missing(given) or given == "" else str(given)
     return _MAKERS[family](reader, name)
 
 
@@ -90,7 +92,7 @@ class _Reader:
 
     def find(self, role: str) -> Any:
         """Return what is in the first field of a role that is there; None if none is."""
-        return next((self.record[each] for each in self.names(role) if self.record.get(each) is not None), None)
+        return next((self.record[each] for each in self.names(role) if not is_missing(self.record.get(each))), None)
 
     def read_text(self, role: str, *, is_stripped: bool = True) -> str:
         value = self.find(role)
@@ -110,7 +112,7 @@ class _Reader:
 
 
 def _make_sentence(reader: _Reader, name: str) -> TaggedSentence:
-    tokens = None if reader.record.get("text") is not None else reader.find("tokens")
+    tokens = _read_list(reader.find("tokens")) if is_missing(reader.record.get("text")) else None
     if tokens is None:
         text = reader.read_text("text", is_stripped=False)
         words, offsets = cut_words(text, WordMarks.from_json(reader.state))
@@ -119,6 +121,14 @@ def _make_sentence(reader: _Reader, name: str) -> TaggedSentence:
         raise CorpusError(f"{reader.source} has {str(tokens)[:60]!r} as 'tokens'; it must be a list of words.")
     words = tuple(reader.check_text(each, "tokens", is_stripped=False) for each in tokens)
     return TaggedSentence(name, reader.source, words, ("O",) * len(words))
+
+
+def _read_list(value: Any) -> Any:
+    """Return a list, which a cell may spell; what is none is refused by whoever wants one."""
+    try:
+        return read_nested(value)
+    except ValueError:
+        return value
 
 
 def _make_annotated(reader: _Reader, name: str) -> AnnotatedText:
@@ -142,7 +152,7 @@ def _make_question(reader: _Reader, name: str) -> Question:
 
 
 def _make_choice(reader: _Reader, name: str) -> Choice:
-    options = reader.record.get("options")
+    options = _read_list(reader.record.get("options"))
     if options is None:
         options = [reader.record[each] for each in reader.names("options") if each in reader.record]
     if not isinstance(options, (list, tuple)) or len(options) < 2:

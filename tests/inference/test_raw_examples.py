@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -76,6 +77,15 @@ def test_arguments_of_a_relation_are_marked_or_placed() -> None:
     assert gene == MarkedText(
         "record 1", "record 1", "@GENE$ of @DISEASE$", Entity(0, 6, "GENE"), Entity(10, 19, "DISEASE"), ""
     )
+
+
+def test_a_cell_may_spell_a_list_and_nan_is_nothing() -> None:
+    (sentence,) = make_raw("ner", [{"tokens": "['a' 'cat']", "text": math.nan, "id": math.nan}])
+    assert isinstance(sentence, TaggedSentence) and (sentence.id, sentence.words) == ("record 1", ("a", "cat"))
+    (choice,) = make_raw("multiple_choice", [{"context": "c", "options": "['x', 'y']"}])
+    assert isinstance(choice, Choice) and choice.options == ("x", "y")
+    (pair,) = make_raw("classification", [{"text": "a", "pair": math.nan}])
+    assert isinstance(pair, LabelledText) and pair.pair is None
 
 
 def test_a_record_that_is_none_is_named() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 from typing import Any
 
-from domext_ray.labelled.readers.issues import as_whole
+from domext_ray.labelled.readers.issues import as_whole, is_missing
 
 _MARKS = {
     **dict.fromkeys(("1", "true", "yes", "t", "y"), True),
@@ -28,7 +27,7 @@ def read_mark(value: Any) -> bool | None:
     Raises:
         ValueError: it says neither.
     """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if is_missing(value):
         return None
     whole = as_whole(value)
     text = str(int(whole) if isinstance(whole, bool) else whole).strip().lower()

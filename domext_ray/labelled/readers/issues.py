@@ -112,9 +112,9 @@ class Row:
         return self.record.source
 
     def get(self, role: str) -> Any:
-        """Return the value of a role, or None; NaN, which pandas has for a value that is missing, is None."""
+        """Return the value of a role, or None."""
         value = self.record.values.get(role)
-        return None if isinstance(value, float) and math.isnan(value) else value
+        return None if is_missing(value) else value
 
     def put(self, role: str, value: object) -> Row:
         """Return the row with another value of a role."""
@@ -185,6 +185,11 @@ class Row:
             rule = f"{what} must be a list of objects{ending}, but {shorten(self.get(role), 60)} is there"
             raise CorpusError(f"{self.source} has another layout: {rule}.")
         return list(value)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is none: None, or NaN, as pandas has it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def as_whole(value: Any) -> Any:
