@@ -11,7 +11,7 @@ from typing import Any
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.readers.cells import read_mark, read_nested
-from domext_ray.labelled.readers.issues import DataIssues, Record, shorten
+from domext_ray.labelled.readers.issues import DataIssues, Record, is_missing, shorten
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.labelled.set_families import Column
 
@@ -105,7 +105,7 @@ def _drop_rejected(records: Iterable[Record], description: SetDescription, issue
     listed = list(records)
     statuses = [each.values.get(_STATUS) for each in listed]
     has_role = any(_STATUS in names for names in description.columns.values())
-    is_prodigy = not has_role and all(each is None or each in (_ACCEPTED, *_REJECTED) for each in statuses)
+    is_prodigy = not has_role and all(is_missing(each) or each in ("", _ACCEPTED, *_REJECTED) for each in statuses)
     for record, status in zip(listed, statuses, strict=True):
         if is_prodigy and status in _REJECTED:
             issues.add(record.source, "row", f"has the answer {status!r} of Prodigy")

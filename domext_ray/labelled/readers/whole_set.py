@@ -95,7 +95,7 @@ def _find_text(row: Row) -> int | None:
     return places[0] if len(places) == 1 and answer else None
 
 
-def name_labels(rows: Rows, issues: DataIssues) -> Rows:  # noqa: ARG001 (as of `place_answers`)
+def name_labels(rows: Rows, issues: DataIssues) -> Rows:
     """Return rows of several labels; of those that have a 0 or 1 for each label, the labels that are there.
 
     Raises:
@@ -104,21 +104,29 @@ def name_labels(rows: Rows, issues: DataIssues) -> Rows:  # noqa: ARG001 (as of 
     every = [row for split in rows.values() for row in split if row.get("labels") is not None]
     _check_separator(every)
     vectors = [_read_bits(row.get("labels")) for row in every]
-    sizes = {len(bits) for bits in vectors if bits is not None}
-    if None in vectors or len(sizes) != 1 or not every:
+    num_vectors = sum(bits is not None and len(set(bits)) < len(bits) for bits in vectors)  # no label stands twice
+    is_even = None not in vectors and len({len(bits) for bits in vectors if bits is not None}) == 1
+    if not every or {"0", "1"} & {*every[0].description.labels} or not (is_even or 2 * num_vectors > len(every)):
         return rows
-    (size,), description, row = sizes, every[0].description, every[0]
-    if {"0", "1"} & {*description.labels}:
-        return rows
-    if size != len(description.labels):
-        names = ", ".join(["NAME"] * min(size, 3)) + (", …" if size > 3 else "")
-        has = f" (it names {len(description.labels)})" if description.labels else ""
+    names, yaml = every[0].description.labels, every[0].description.yaml
+    sizes = Counter(len(bits) for bits in vectors if bits is not None)
+    size = sizes.most_common(1)[0][0]
+    odd = next((row for row, bits in zip(every, vectors, strict=True) if bits is None or len(bits) != size), None)
+    if odd is not None:
         raise CorpusError(
-            f"{row.source} has {shorten(row.get('labels'), 40)} as its labels, and so has every row {size} times 0 or "
-            f"1; write labels: [{names}] in {description.yaml}, {size} names in the order of the list{has}."
+            f"{odd.source} has {shorten(odd.get('labels'), 40)} as its labels, where most rows have {size} times 0 or "
+            "1; mend it."
         )
+    if size != len(names):
+        shown = ", ".join(["NAME"] * min(size, 3)) + (", …" if size > 3 else "")
+        has = f" (it names {len(names)})" if names else ""
+        raise CorpusError(
+            f"{every[0].source} has {shorten(every[0].get('labels'), 40)} as its labels, and so has every row {size} "
+            f"times 0 or 1; write labels: [{shown}] in {yaml}, {size} names in the order of the list{has}."
+        )
+    issues.say(f"The labels of each row are 0 and 1, in the order of labels in {yaml}.")
     made = {
-        id(row): row.put("labels", [name for name, bit in zip(description.labels, bits or (), strict=True) if bit])
+        id(row): row.put("labels", [name for name, bit in zip(names, bits or (), strict=True) if bit])
         for row, bits in zip(every, vectors, strict=True)
     }
     return {split: [made.get(id(row), row) for row in each] for split, each in rows.items()}

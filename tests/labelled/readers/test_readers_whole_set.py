@@ -82,6 +82,13 @@ def test_a_list_of_0_and_1_needs_names(tmp_path: Path) -> None:
         assert (labels, made.labels) == ([("y",), ("x", "z"), ()], ("x", "y", "z")), name
 
 
+def test_one_row_among_lists_of_0_and_1(tmp_path: Path) -> None:
+    for i, odd in enumerate(([], [0, 1], [0, 2, 1], ["x"])):
+        rows = [{"text": f"row {j}", "labels": each} for j, each in enumerate([*VECTORS, odd])]
+        message = refuse(tmp_path / str(i), "multilabel", {"train.jsonl": dump_lines(rows)}, labels=("x", "y", "z"))
+        assert message == f"train.jsonl:4 has {odd} as its labels, where most rows have 3 times 0 or 1; mend it."
+
+
 def test_lists_of_numbers_of_labels_are_no_vectors(tmp_path: Path) -> None:
     for i, rows in enumerate(([[0], [1], [0]], [[0, 1], [1]], [[0, 1], [2, 0]], [[], [0, 1]])):
         text = dump_lines([{"text": f"row {i}", "labels": each} for i, each in enumerate(rows)])
