@@ -50,6 +50,7 @@ _DOCUMENT_START = "-DOCSTART-"
 _ANNOTATOR = {"classes", "annotations"}
 """What NER Annotator (tecoholic's, for spaCy) has beside its texts, and these."""
 _COMMENT = "# "
+_IS_CSV = "has commas between its cells, as a CSV; write a word, a tab and its tag a line, and an empty line between sentences"
 _SPACES = re.compile("[ \\r\\f\\v]+")
 """Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
 _BRAT = (".txt", ".ann")
@@ -227,7 +228,7 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
     comments: list[int] = []
     text = read_text(path, has_words=True)
     require_lines(str(path), text[:HEAD_BYTES].encode())
-    if find_suffix(str(path)) in (".json", *_LINES) and text.lstrip()[:1] in ("{", "["):
+    if find_suffix(str(path)) in (".json", *_LINES) and text.lstrip().startswith(("{", "[")):
         raise CorpusError(
             f"{path} is JSON, and CoNLL's columns are expected; write reader: records for rows with lists of words and "
             f"tags, or reader: spans for texts with entities, in {description.yaml}."
@@ -249,10 +250,7 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
                 comments.append(number)
                 continue
             if "\t" not in line and "," in cells[-1] and not is_tag(cells[-1]):
-                raise CorpusError(
-                    f"{path}:{number} has commas between its cells, as a CSV; write a word, a tab and its tag a line, "
-                    "and an empty line between sentences."
-                )
+                raise CorpusError(f"{path}:{number} {_IS_CSV}.")
             if len(cells) < 2 or not token or not tag:
                 empty = ", whose word is an empty cell" if tag and len(cells) > 1 else ""
                 raise CorpusError(

@@ -32,13 +32,13 @@ def place_answers(rows: Rows, issues: DataIssues) -> Rows:
         CorpusError: two ways fit equally many rows, and differ.
     """
     every = [row for split in rows.values() for row in split if _has_options(row)]
-    numbers = [(number, len(row.get("options"))) for row in every if (number := _read_number(row)) is not None]
-    has_zero, num_last = any(number == 0 for number, _ in numbers), sum(number == count for number, count in numbers)
-    first = int(num_last > 0 and not has_zero)
+    numbers = {(number, len(row.get("options"))) for row in every if (number := _read_number(row)) is not None}
+    has_zero = any(number == 0 for number, _ in numbers)
+    first = int(not has_zero and any(number == count for number, count in numbers))
     ways: dict[str, Callable[[Row], int | None]] = {
-        "places": lambda row: _find_place(row, first),
-        "letters, of which A is the first option": _find_letter,
-        "texts of their options": _find_text,
+        "a place": lambda row: _find_place(row, first),
+        "a letter, and A is the first option": _find_letter,
+        "the text of its option": _find_text,
     }
     found = [{way: place for way, read in ways.items() if (place := read(row)) is not None} for row in every]
     counts = Counter(way for places in found for way in places)
@@ -54,11 +54,11 @@ def place_answers(rows: Rows, issues: DataIssues) -> Rows:
             chosen[id(row)] = places[best[0]]
             used[best[0]] += 1
     for way, number in used.items():
-        if way != "places":
-            issues.say(f"{number:,} x answer is read as one of {way}.")
-    if used["places"] and first:
-        issues.say(f"Answers are counted from 1: none is 0, and {num_last:,} are the number of their options.")
-    elif used["places"] and not has_zero:
+        if way != "a place":
+            issues.say(f"{number:,} x answer read as {way}.")
+    if used["a place"] and first:
+        issues.say("Answers are counted from 1: none is 0, and some are as high as the number of options.")
+    elif used["a place"] and not has_zero:
         issues.say("Answers are counted from 0, though none is 0; write letters if they are counted from 1.")
     return {
         split: [row.put("answer", chosen[id(row)]) if id(row) in chosen else row for row in each]

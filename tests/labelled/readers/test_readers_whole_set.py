@@ -21,12 +21,30 @@ def dump_choices(answers: list[Any], options: list[str]) -> str:
 # Answers of train and of dev, the options, which are meant, and what is said of it.
 ANSWERS: dict[str, tuple[list[Any], list[Any], list[str], list[int], str]] = {
     "from 0": ([0, 1, 2], [1], WORDS, [0, 1, 2, 1], ""),
-    "from 1, which dev alone shows": ([1, 2], ["3"], WORDS, [0, 1, 2], "Answers are counted from 1: none is 0, and 1 "),
+    "from 1, which dev alone shows": (
+        [1, 2],
+        ["3"],
+        WORDS,
+        [0, 1, 2],
+        "Answers are counted from 1: none is 0, and some ",
+    ),
     "whole floats": ([1.0, "2.0", 3], [1], WORDS, [0, 1, 2, 0], "Answers are counted from 1: none is 0"),
     "uncertain": ([1, 2], [1], WORDS, [1, 2, 1], "Answers are counted from 0, though none is 0; write letters"),
-    "letters": (["A", "(b)", "C."], ["a"], WORDS, [0, 1, 2, 0], "4 x answer is read as one of letters, of which A is"),
-    "texts": (["dry", " wet"], ["cold"], WORDS, [1, 0, 2], "3 x answer is read as one of texts of their options."),
-    "texts that are numbers": (["7", 9], ["8"], ["7", "8", "9"], [0, 2, 1], "3 x answer is read as one of texts"),
+    "letters": (
+        ["A", "(b)", "C."],
+        ["a"],
+        WORDS,
+        [0, 1, 2, 0],
+        "4 x answer read as a letter, and A is the",
+    ),
+    "texts": (["dry", " wet"], ["cold"], WORDS, [1, 0, 2], "3 x answer read as the text of its option."),
+    "texts that are numbers": (
+        ["7", 9],
+        ["8"],
+        ["7", "8", "9"],
+        [0, 2, 1],
+        "3 x answer read as the text of its option.",
+    ),
     "texts that are their places": ([0, 1, 2], [1], ["0", "1", "2"], [0, 1, 2, 1], ""),
 }
 
