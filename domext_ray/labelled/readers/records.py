@@ -50,7 +50,9 @@ _DOCUMENT_START = "-DOCSTART-"
 _ANNOTATOR = {"classes", "annotations"}
 """What NER Annotator (tecoholic's, for spaCy) has beside its texts, and these."""
 _COMMENT = "# "
-_IS_CSV = "has commas between its cells, as a CSV; write a word, a tab and its tag a line, and an empty line between sentences"
+_IS_CSV = (
+    "has commas between its cells, as a CSV; write a word, a tab and its tag a line, a blank line after a sentence"
+)
 _SPACES = re.compile("[ \\r\\f\\v]+")
 """Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
 _BRAT = (".txt", ".ann")

@@ -122,7 +122,7 @@ def make_tagged(row: Row, scheme: str) -> TaggedSentence:
 
 
 def _advise(row: Row, error: BadTagError, tag: str, scheme: str) -> str:
-    if "-" not in tag and not is_tag(tag):
+    if tag[1:2] != "-" and not is_tag(tag):
         column = ", or set columns.tags if the tags are in another column" if row.get("is_word_a_line") else ""
         return (
             f", a type without B- or I-; write B-{tag} for the first word of an entity and I-{tag} for those that "

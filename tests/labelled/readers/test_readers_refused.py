@@ -93,6 +93,7 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
     ("ner", "txt", "Sentence #,Word,POS,Tag\nSentence: 1,a,NN,O\n", {}, "train.txt:1 has commas between its cells"),
     ("ner", "txt", "a\tO\n\tO\n", {}, "train.txt:2 has another layout: a word and its tag are expected, but '\\tO' is"),
     ("ner", "txt", "a\tAlloy\n", {}, "train.txt:1 has the tag 'Alloy', a type without B- or I-; write B-Alloy for"),
+    ("ner", "txt", "a\tplace-city\n", {}, "train.txt:1 has the tag 'place-city', a type without B- or I-; write B-pl"),
     ("ner", "txt", "a\tB-x\tnote\n", {}, "train.txt:1 has the tag 'note', a type without B- or I-; write B-note"),
     ("ner", "txt", "a\tB_x\nb\tI-x\n", {}, "train.txt:1 has the tag 'B_x': tags of the scheme iob1 are O"),
     ("ner", "txt", "a\tx-B\nb\tB-x\n", {}, "train.txt:1 has the tag 'x-B': tags of the scheme iob2 are O"),

@@ -26,7 +26,7 @@ ANSWERS: dict[str, tuple[list[Any], list[Any], list[str], list[int], str]] = {
         ["3"],
         WORDS,
         [0, 1, 2],
-        "Answers are counted from 1: none is 0, and some ",
+        "Answers are counted from 1: none is 0, and so",
     ),
     "whole floats": ([1.0, "2.0", 3], [1], WORDS, [0, 1, 2, 0], "Answers are counted from 1: none is 0"),
     "uncertain": ([1, 2], [1], WORDS, [1, 2, 1], "Answers are counted from 0, though none is 0; write letters"),
