@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import TaggedSentence
-from domext_ray.labelled.readers.issues import Row, as_whole, shorten
+from domext_ray.labelled.readers.issues import Row, as_offset, shorten
 from domext_ray.labelled.set_families import SCHEMES
 
 UNTYPED = "ENTITY"
@@ -71,8 +71,9 @@ def _spell(prefix: str | None, kind: str | None) -> str:
 
 def _name_tags(row: Row) -> Row:
     tokens, tags = row.get("tokens"), row.get("tags")
-    if isinstance(tags, (list, tuple)) and tags and all(map(_is_number, tags)):
-        row = row.put("tags", [_name_tag(row, place, int(number)) for place, number in enumerate(tags)])
+    numbers = _list_numbers(tags) if isinstance(tags, (list, tuple)) else []
+    if numbers:
+        row = row.put("tags", [_name_tag(row, place, number) for place, number in enumerate(numbers)])
     for role, value in (("tokens", tokens), ("tags", row.get("tags"))):
         if not isinstance(value, (list, tuple)) or any(not isinstance(each, str) for each in value):
             rule = f"{role} must be a list of texts, but {shorten(value, 40)} is there"
@@ -82,8 +83,15 @@ def _name_tags(row: Row) -> Row:
     return row
 
 
-def _is_number(tag: object) -> bool:
-    return tag.isdecimal() if isinstance(tag, str) else type(as_whole(tag)) is int
+def _list_numbers(tags: Sequence[object]) -> list[int]:
+    """List tags that are numbers; where one is not, none are."""
+    numbers = list[int]()
+    for each in tags:
+        number = as_offset(each)
+        if number is None:
+            return []
+        numbers.append(number)
+    return numbers
 
 
 def _name_tag(row: Row, place: int, number: int) -> str:

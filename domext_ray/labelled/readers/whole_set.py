@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.readers.issues import DataIssues, Row, as_whole, shorten
+from domext_ray.labelled.readers.issues import DataIssues, Row, as_offset, as_whole, shorten
 from domext_ray.labelled.readers.rows import split_cell
 
 Rows: TypeAlias = Mapping[str, Sequence[Row]]
@@ -32,7 +32,9 @@ def place_answers(rows: Rows, issues: DataIssues) -> Rows:
         CorpusError: two ways fit equally many rows, and differ.
     """
     every = [row for split in rows.values() for row in split if _has_options(row)]
-    numbers = {(number, len(row.get("options"))) for row in every if (number := _read_number(row)) is not None}
+    numbers = {
+        (number, len(row.get("options"))) for row in every if (number := as_offset(row.get("answer"))) is not None
+    }
     has_zero = any(number == 0 for number, _ in numbers)
     first = int(not has_zero and any(number == count for number, count in numbers))
     ways: dict[str, Callable[[Row], int | None]] = {
@@ -71,15 +73,8 @@ def _has_options(row: Row) -> bool:
     return isinstance(options, (list, tuple)) and all(isinstance(each, str) for each in options)
 
 
-def _read_number(row: Row) -> int | None:
-    answer = as_whole(row.get("answer"))
-    if isinstance(answer, str) and answer.strip().isdecimal():
-        return int(answer)
-    return answer if type(answer) is int else None
-
-
 def _find_place(row: Row, first: int) -> int | None:
-    number = _read_number(row)
+    number = as_offset(row.get("answer"))
     return number - first if number is not None and 0 <= number - first < len(row.get("options")) else None
 
 
