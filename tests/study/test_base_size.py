@@ -64,7 +64,7 @@ def test_a_method_is_that_of_its_preset(arms: dict[str, PretrainConfig], name: s
 def test_rates_for_bases_of_another_size_are_a_warning(
     tiny_base_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], is_warned: bool
 ) -> None:
-    (tmp_path / "text.txt").write_text("The old tree is near the small house.\nA river sees the house.\n" * 20)
+    (tmp_path / "text.txt").write_text("".join(f"The old tree is near the small house {i}.\n" for i in range(90)))
     given = ("--base", str(tiny_base_folder), "--corpus", str(tmp_path / "text.txt"), "--run.dir", str(tmp_path))
     shape = ("--methods", "full,biases", "--tokens", "1000", "--train.seq_length", "32", "--dry_run")
     run_study(parse_config(StudyConfig, "compare_base", (*given, *shape, *flags)))

@@ -117,7 +117,7 @@ def test_only_methods_that_keep_read_general_text() -> None:
 
 def test_a_mistake_is_one_sentence() -> None:
     for flags, message in (
-        ((), "--seconds is 0.0; it must be above 0 when --tokens is 0"),
+        ((), "--seconds is 0.0 (its default); it must be above 0 when --tokens is 0"),
         (("--seconds", "1", "--tokens", "5"), "--seconds is 1.0; it must be 0 when --tokens is 5"),
         (
             ("--seconds", "1", "--methods", "af,nope"),

@@ -111,7 +111,7 @@ def test_a_base_tells_it_before_anything_is_made(
     (base / "vocab.txt").write_text("\n".join(name.title() if name.isalpha() else name for name in names) + "\n")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (base / name).unlink()
-    text.write_text("".join(f"A text of {i} words and some others.\n" for i in range(9)))
+    text.write_text("".join(f"A text of {i} words and some others.\n" for i in range(90)))
     config = PretrainConfig(
         base=str(base),
         corpus=str(text),

@@ -23,7 +23,9 @@ _NAMED_COLUMNS = 12
 _ABSENT = object()
 _LISTS = ("tokens", "tags", "entities", "triples", "label", "labels", "options", "answers", "terms")
 """Roles whose cell may spell a list."""
-_STATUS, _ACCEPTED, _REJECTED = "answer", "accept", ("reject", "ignore")
+_STATUS, _ACCEPTED = "answer", "accept"
+REJECTED = ("reject", "ignore")
+"""What Prodigy has as the answer to a row, or a span, that its annotator has rejected or passed over."""
 
 
 def _look_up(values: Mapping[Any, Any], name: Column) -> Any:
@@ -105,9 +107,9 @@ def _drop_rejected(records: Iterable[Record], description: SetDescription, issue
     listed = list(records)
     statuses = [each.values.get(_STATUS) for each in listed]
     has_role = any(_STATUS in names for names in description.columns.values())
-    is_prodigy = not has_role and all(is_missing(each) or each in ("", _ACCEPTED, *_REJECTED) for each in statuses)
+    is_prodigy = not has_role and all(is_missing(each) or each in ("", _ACCEPTED, *REJECTED) for each in statuses)
     for record, status in zip(listed, statuses, strict=True):
-        if is_prodigy and status in _REJECTED:
+        if is_prodigy and status in REJECTED:
             issues.add(record.source, "row", f"has the answer {status!r} of Prodigy")
         else:
             yield record

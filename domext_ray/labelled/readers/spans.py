@@ -16,7 +16,7 @@ from typing import Any
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnnotatedText, Entity, RawSentence, Relation, ScatteredEntity
-from domext_ray.labelled.readers.columns import get_value
+from domext_ray.labelled.readers.columns import REJECTED, get_value
 from domext_ray.labelled.readers.issues import Row, as_offset, shorten
 from domext_ray.labelled.readers.offsets import Annotation, Unit, find_unit
 from domext_ray.labelled.readers.records import read_json_records
@@ -24,8 +24,6 @@ from domext_ray.labelled.words import cut_words, trim
 
 MAIN_PART = "@value"
 """The part of a triple's object that every object has."""
-_REJECTED = ("reject", "ignore")
-"""What Prodigy has as the answer to a span that is none."""
 _UNTRIMMED = "begins or ends with white space or an invisible character"
 Schema = dict[tuple[str, str], frozenset[tuple[str, str]]]
 """For each predicate and part of its object, the allowed (subject type, object type)s."""
@@ -84,7 +82,7 @@ def _list_annotations(row: Row) -> list[Annotation]:
         start, end, kind, mention = (get_value(values, columns[role]) for role in ("start", "end", "type", "mention"))
         if as_offset(start) is None and None not in (as_offset(end), as_offset(kind)):
             start, end, kind = end, kind, start  # a list that begins with the type
-        if values.get("answer") in _REJECTED:
+        if values.get("answer") in REJECTED:
             row.issues.add(place, "entity", f"is marked {values['answer']!r} by its annotator", (start, end, kind))
             continue
         first, last = as_offset(start), as_offset(end)
