@@ -262,3 +262,8 @@ class LabelledSet:
     marks: tuple[tuple[str, ...], ...] = ()
     rule: str | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def splits(self) -> dict[str, tuple[AnyExample, ...]]:
+        """The examples of each split."""
+        return {split: getattr(self, split) for split in SPLITS}

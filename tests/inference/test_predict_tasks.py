@@ -171,7 +171,7 @@ def test_a_test_file_alone_is_enough(tmp_path: Path) -> None:
     found = plan_labelled("classification", str(tmp_path), "test", 1, strict=False)
     assert found.num_rows == 2 and len(found.blocks) == 2
     assert [each.id for each in found.make_reader()(found.blocks[1])] == ["2"]
-    assert "has no label" in found.notes[0]
+    assert found.notes[0] == "Labels of test: x 1, y 1." and "has no label" in found.notes[1]
     with pytest.raises(CorpusError, match="has no label; mend it, or leave out --strict"):
         plan_labelled("classification", str(tmp_path), "test", 1, strict=True)
     with pytest.raises(CorpusError, match=r"has no example in dev \(it has test\)"):

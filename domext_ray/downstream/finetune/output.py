@@ -16,7 +16,6 @@ from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.labelled.readers.label_counts import count_labels, list_label_rows
 from domext_ray.options.build import dump_yaml
@@ -93,8 +92,8 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
         "set": {
             "name": data.name,
             "sha256": loaded.sha256,
-            "examples": {split: len(getattr(data, split)) for split in SPLITS},
-            "labels": count_labels(data),
+            "examples": {split: len(examples) for split, examples in data.splits.items()},
+            "labels": count_labels(data.splits, data.labels),
         },
         "model": {"name": start.name, "kind": start.kind, "sha256": start.sha256},
         "metric": metric,

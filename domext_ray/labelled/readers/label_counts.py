@@ -96,10 +96,16 @@ def _is_classified(example: AnyExample) -> TypeGuard[LabelledText | MarkedText]:
     return isinstance(example, LabelledText | MarkedText) and bool(example.label)
 
 
-def count_labels(data: LabelledSet) -> Counts:
-    """Return how often each label stands in each split; of numbers, the least, the mean and the highest."""
-    splits: Splits = {split: found for split in SPLITS if (found := getattr(data, split))}
-    if not data.labels and isinstance(data.train[0], LabelledText):
+def count_labels(splits: Splits, labels: Sequence[str] = ()) -> Counts:
+    """Return how often each label stands in each split; of numbers, the least, the mean and the highest.
+
+    Args:
+        splits: examples, one or more in one split at least.
+        labels: those of the set, which come first; others follow, sorted.
+    """
+    splits = {split: found for split, found in splits.items() if found}
+    first = next(iter(splits.values()))[0]
+    if isinstance(first, LabelledText) and not first.label:
         values = {split: [each.value for each in found] for split, found in splits.items()}  # type: ignore[union-attr]
         return {
             "least": {split: min(each) for split, each in values.items()},
@@ -107,8 +113,8 @@ def count_labels(data: LabelledSet) -> Counts:
             "highest": {split: max(each) for split, each in values.items()},
         }
     counted = {split: Counter(each for e in found for each in _list_counted(e)) for split, found in splits.items()}
-    seen = sorted({each for found in counted.values() for each in found} - set(data.labels))
-    return {label: {split: each[label] for split, each in counted.items()} for label in (*data.labels, *seen)}
+    seen = sorted({each for found in counted.values() for each in found} - set(labels))
+    return {label: {split: each[label] for split, each in counted.items()} for label in (*labels, *seen)}
 
 
 def _list_counted(example: AnyExample) -> list[str]:
@@ -157,6 +163,13 @@ def list_label_rows(counts: Mapping[str, Mapping[str, float]]) -> list[tuple[str
         sums = (sum(each[split] for each in others) if split in others[0] else None for split in SPLITS)
         rows.append((f"({len(others):,} more labels)", *map(_show, sums)))
     return rows
+
+
+def describe_labels(split: str, examples: tuple[AnyExample, ...]) -> str:
+    """Say in a sentence what `count_labels` finds in one split."""
+    _, *rows = list_label_rows(count_labels({split: examples}))
+    column = 1 + SPLITS.index(split)
+    return f"Labels of {split}: {', '.join(f'{row[0]} {row[column]}' for row in rows)}."
 
 
 def _show(value: float | None) -> str:

@@ -42,7 +42,7 @@ class LoadedSet:
         """Return what a plan says of it: examples and labels of each split, and its notes."""
         data = self.data
         sizes = " / ".join(f"{len(getattr(data, split)):,}" for split in SPLITS)
-        labels = format_text(list_label_rows(count_labels(data)))
+        labels = format_text(list_label_rows(count_labels(data.splits, data.labels)))
         notes = (f"note: {note}" for note in data.notes if note not in data.warnings)
         return "\n".join([f"set: {data.name}, {sizes} examples (train / dev / test)", labels, *notes])
 

@@ -24,7 +24,13 @@ from domext_ray.labelled.examples import (
     TaggedSentence,
 )
 from domext_ray.labelled.readers.issues import DataIssues, list_places
-from domext_ray.labelled.readers.label_counts import Splits, find_oddities, leave_out_unlabelled, list_labels
+from domext_ray.labelled.readers.label_counts import (
+    Splits,
+    describe_labels,
+    find_oddities,
+    leave_out_unlabelled,
+    list_labels,
+)
 from domext_ray.labelled.readers.readers import find_file, find_split_files, read_splits
 from domext_ray.labelled.readers.rows import is_learnable, read_catalogue
 from domext_ray.labelled.readers.spans import Schema, name_relation, read_schema
@@ -112,7 +118,8 @@ def read_split(
         has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
         reason = f"; {found[0]}" if found else "."
         raise CorpusError(f"{data} has no example in {split} (it has {has}){reason}")
-    return tuple(read[split]), (*notes, *found, *warnings)
+    told = itertools.chain.from_iterable(find_oddities({split: read[split]}, ()))
+    return read[split], (describe_labels(split, read[split]), *notes, *found, *told, *warnings)
 
 
 def _compare_counts(read: Splits, description: SetDescription) -> list[str]:

@@ -65,19 +65,23 @@ def _load_rows(folder: Path, task: str, rows: list[dict[str, Any]], **values: An
 
 def test_labels_are_counted_by_split(tmp_path: Path) -> None:
     for i, (name, (task, rows, values, expected)) in enumerate(COUNTED.items()):
-        found = count_labels(_load_rows(tmp_path / str(i), task, rows, **values))
+        made = _load_rows(tmp_path / str(i), task, rows, **values)
+        found = count_labels(made.splits, made.labels)
         assert {label: each["train"] for label, each in found.items()} == expected, name
         assert all(each.keys() == {"train", "dev"} for each in found.values()), name  # there is no test
+        said = read_split(make_description(task, "made", **values), str(tmp_path / str(i)), "train")[1][0]
+        shown = ", ".join(f"{label} {count:g}" for label, count in sorted(expected.items()) if count)
+        assert said == f"Labels of train: {shown}." or task == "regression", name
 
 
 def test_a_table_of_many_labels_ends_in_a_sum(tmp_path: Path) -> None:
     """The seldom labels are one row; a single one would be a row of its own."""
     rows = [{"text": f"{i} {j}", "label": f"c{i:02}"} for i in range(MAX_SHOWN + 3) for j in range(1 + (i > 2))]
-    shown = list_label_rows(count_labels(_load_rows(tmp_path, "classification", rows)))
+    shown = list_label_rows(count_labels(_load_rows(tmp_path, "classification", rows).splits))
     assert shown[0] == ("label", "train", "dev", "test")
     assert [shown[1], shown[-1]] == [("c03", "2", "2", "–"), ("(3 more labels)", "3", "3", "–")]
     assert len(shown) == MAX_SHOWN + 2
-    assert len(list_label_rows(count_labels(_load_rows(tmp_path, "classification", rows[2:])))) == MAX_SHOWN + 2
+    assert len(list_label_rows(count_labels(_load_rows(tmp_path, "classification", rows[2:]).splits))) == MAX_SHOWN + 2
 
 
 def test_a_plan_tells_labels(tmp_path: Path) -> None:
