@@ -96,6 +96,7 @@ def test_what_has_ended_stays_and_more_may_come(ledger: Ledger, tmp_path: Path) 
     assert (tmp_path / "c-0").read_text() == "x" and (tmp_path / "c-1").read_text() == "xx"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_what_fails_is_recorded_and_what_died_is_tried_again(tmp_path: Path) -> None:
     ledger = Ledger(Place(tmp_path / "records"))

@@ -289,8 +289,8 @@ RAW: dict[str, list[Records]] = {
 TEXTS = [{"text": "the cat and the drug heart disease"}, {"text": "water and wind " * 20, "id": 5}, {"note": 1}]
 
 
-QUICK_FAMILIES = ("relation_extraction", "qa")
-"""A task of two steps, with heads on words and on texts, and spans of a context."""
+QUICK_FAMILIES = ("relation_extraction",)
+"""A task of two steps, with heads on words and on texts."""
 
 
 def make_tasks(folder: Path, *, quick: bool) -> Records:

@@ -189,24 +189,26 @@ def test_large_weights_stand_beside_a_graph(
     assert hash_export(folder) != alone
 
 
-def test_only_predict_takes_a_graph(places: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family",
+    ["classification", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ner", "relation_extraction"))],
+)
+def test_only_predict_takes_a_graph(family: str, places: Any, tmp_path: Path) -> None:
     """And a foreign graph beside a base is none of ours."""
-    start = load_start_model(str(places.bert))
     (tmp_path / "in.txt").write_text("the [MASK]\n")
     given = {"input": str(tmp_path / "in.txt"), "output": str(tmp_path / "out")}
-    for family in ("classification", "ner", "relation_extraction"):
-        source = export_fitted(start, family, tmp_path / family, FULL, epochs=0.3)
-        folder = export(source, tmp_path / f"{family}-onnx")
-        with pytest.raises(ConfigError, match="fills no masks: it is the graph of a task; leave --task out"):
-            plan_prediction(PredictConfig(model=str(folder), task="fill_mask", **given))  # type: ignore[arg-type]
-        with pytest.raises(RunError, match="holds ONNX graphs, which domext predict alone takes"):
-            load_exported(folder, CPU)
-        with pytest.raises(ConfigError, match="holds an ONNX graph; it must be what that was made from"):
-            export(folder, tmp_path / "again")
-        with pytest.raises(
-            ConfigError, match=r"--scale\.use_gpu is True; .* is an ONNX folder, so it must be auto or false"
-        ):
-            plan_prediction(PredictConfig(model=str(folder), scale=InferenceScaleConfig(use_gpu=True), **given))  # type: ignore[arg-type]
+    source = export_fitted(load_start_model(str(places.bert)), family, tmp_path / family, FULL, epochs=0.3)
+    folder = export(source, tmp_path / "onnx")
+    with pytest.raises(ConfigError, match="fills no masks: it is the graph of a task; leave --task out"):
+        plan_prediction(PredictConfig(model=str(folder), task="fill_mask", **given))  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="holds ONNX graphs, which domext predict alone takes"):
+        load_exported(folder, CPU)
+    with pytest.raises(ConfigError, match="holds an ONNX graph; it must be what that was made from"):
+        export(folder, tmp_path / "again")
+    with pytest.raises(
+        ConfigError, match=r"--scale\.use_gpu is True; .* is an ONNX folder, so it must be auto or false"
+    ):
+        plan_prediction(PredictConfig(model=str(folder), scale=InferenceScaleConfig(use_gpu=True), **given))  # type: ignore[arg-type]
     base = shutil.copytree(places.bert, tmp_path / "base")
     (base / GRAPH).write_bytes(b"of another exporter")
     assert plan_prediction(PredictConfig(model=str(base), **given)).model.task == "fill_mask"  # type: ignore[arg-type]

@@ -84,6 +84,7 @@ def list_tasks(number: int) -> Iterator[Task]:
     return (Task(i, i, 1.0, f"file-{i}") for i in range(number))
 
 
+@pytest.mark.slow  # it waits
 def test_work_that_has_no_room_ends(short_wait: None, tmp_path: Path) -> None:
     """Tasks, a pool's processes and trials, beside work of others that does not end."""
     trials = [Trial("a", {"x": 1}), Trial("b", {"x": 2})]

@@ -200,6 +200,7 @@ def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
     assert "poor differs from made by more than chance, by intervals over what was scored" in table
 
 
+@pytest.mark.slow
 def test_a_training_that_stops_early_has_ended(
     config: FinetuneConfig, local_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
