@@ -12,7 +12,7 @@ from finetuned_models import make_raw
 from domext_ray.errors import CorpusError
 from domext_ray.inference.examples import make_example
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, RawSentence, TaggedSentence
-from domext_ray.labelled.words import INVISIBLE, cut_words
+from domext_ray.labelled.words import INVISIBLE, WordMarks, cut_words
 
 DOCTOR = "\U0001f469\u200d\u2695\ufe0f"
 
@@ -30,6 +30,12 @@ def test_words_are_cut_at_white_space_and_punctuation() -> None:
         (" \t\n", ""),
     ):
         assert "|".join(cut_words(text)[0]) == words
+
+
+def test_words_are_joined_by_what_the_model_learned() -> None:
+    state = WordMarks(inner=("-",), trailing=("%",)).to_json()
+    for given, expected in ((state, ("an", "X-12", "of", "5%")), ({}, ("an", "X", "-", "12", "of", "5", "%"))):
+        assert make_example("ner", {"text": "an X-12 of 5%"}, "row 1", given).words == expected  # type: ignore[union-attr]
 
 
 def test_no_character_that_shows_is_lost_and_words_begin_and_end_with_one() -> None:
