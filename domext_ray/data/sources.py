@@ -212,11 +212,13 @@ def describe_changes(before: Sequence[FileRecord], now: Sequence[FileRecord]) ->
     if changed or others[0] != others[1]:  # else files have only other names, or there is one more of the same
         come = [path for path in come if new[path] not in others[0]]
         gone = [path for path in gone if old[path] not in others[1]]
-    moved = {_name(path) for path in come} & {_name(path) for path in gone}  # and changed: of a text that is elsewhere
-    changed += [path for path in come if _name(path) in moved]
-    come, gone = ([path for path in paths if _name(path) not in moved] for paths in (come, gone))
+    named = {_name(path) for path in come} & {_name(path) for path in gone}  # of a text, or another one, elsewhere
+    other, former = ([path for path in paths if _name(path) in named] for paths in (come, gone))
+    come, gone = ([path for path in paths if _name(path) not in named] for paths in (come, gone))
     told = ((changed, "has changed", "have changed"), (come, "is new", "are new"), (gone, "is gone", "are gone"))
     said = [f"{name_some(paths)} {many if len(paths) > 1 else one}" for paths, one, many in told if paths]
+    if other:
+        said.append(f"{name_some(other)} {'differ' if len(other) > 1 else 'differs'} from {name_some(former)}")
     first = next((path for path, was in zip(new, old, strict=False) if new[path] != old[was]), "")
     return "; ".join(said) or f"the files come in another order, from {first} on"
 

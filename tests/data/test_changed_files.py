@@ -148,7 +148,7 @@ A, B, C, D = (("/t/a", "text 1"), ("/t/b", "text 2"), ("/t/c", "text 3"), ("/t/d
         ([A, C], "/t/b is gone"),
         ([D, A, ("/t/b", "text 9")], "/t/b has changed; /t/d is new; /t/c is gone"),
         ([B, C, ("/t/z", "text 1")], "/t/z is new; /t/a is gone"),
-        ([A, B, ("/u/c", "text 9")], "/u/c has changed"),
+        ([A, B, ("/u/c", "text 9")], "/u/c differs from /t/c"),
         ([A, B, C, ("/t/e", "text 2")], "/t/e is new"),
         ([A, C, B], "the files come in another order, from /t/c on"),
     ],

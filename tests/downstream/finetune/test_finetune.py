@@ -282,7 +282,9 @@ def test_an_equal_set_elsewhere_is_the_same_set(run_dir: Path, config: FinetuneC
     copy = write_ner(tmp_path / "copy" / "made")
     assert run_finetuning(replace(config, data=str(copy))) == run_dir
     other = write_ner(tmp_path / "other" / "made", seed=1)
-    with pytest.raises(RunError, match=rf"{other}/.* new; .* gone, so that --data '{other}' is not the labelled set"):
+    with pytest.raises(
+        RunError, match=rf"{other}/.* more differ from .*, so that --data '{other}' is not the labelled set"
+    ):
         run_finetuning(replace(config, data=str(other)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("domext_ray.downstream.finetune.plan.require_files", lambda *_: None)  # of 0.1.0, which kept none
