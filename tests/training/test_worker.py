@@ -253,7 +253,10 @@ def test_a_run_without_a_masked_token_stops(start: Start, tmp_path: Path) -> Non
     assert read_steps(tmp_path) == list(range(16)) and list_steps(tmp_path / "checkpoints") == [10, 15]
 
 
-def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start, tmp_path: Path) -> None:
+def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("domext_ray.training.metrics.CHECK_REST", 0.0)  # a slow look is no reason to wait a step
     start().run()
     undisturbed = read_progress(tmp_path)
     kept = load_file(tmp_path / "checkpoints" / "step-00000016-0001" / "tensors.safetensors")
