@@ -23,8 +23,8 @@ from domext_ray.data.groups import hash_group
 from domext_ray.data.readers import part_values
 from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.labelled.examples import SPLITS, AnyExample
+from domext_ray.labelled.readers.annotation_tools import complete_exports, take_choices
 from domext_ray.labelled.readers.columns import GROUP, select_columns
-from domext_ray.labelled.readers.exports import complete_exports, take_choices
 from domext_ray.labelled.readers.issues import DataIssues, LeftOut, Record, Row
 from domext_ray.labelled.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
 from domext_ray.labelled.readers.rows import (
