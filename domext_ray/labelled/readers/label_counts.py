@@ -6,10 +6,9 @@ training examples from which nothing can be learned.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import (
@@ -25,13 +24,9 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.labelled.readers.issues import DataIssues, list_places
-from domext_ray.labelled.set_description import SetDescription
+from domext_ray.labelled.readers.issues import list_places
 from domext_ray.report.tables import NONE
 
-MOST_UNLABELLED = {True: 0.5, False: 0.05}
-"""Share of pairs, and of single texts, with a label that may say "none" above which it may be a class as well: opinions
-about a text are often -1, 0 and 1, those about a pair hardly ever."""
 MAX_SHOWN = 20
 """Labels that a table has rows for; of more, the last row sums up the seldom ones."""
 Splits = Mapping[str, tuple[AnyExample, ...]]
@@ -58,42 +53,6 @@ def list_labels(example: AnyExample) -> Iterator[str]:
             yield from example.labels
         case MarkedText() | LabelledText() if example.label:
             yield example.label
-
-
-def leave_out_unlabelled(splits: Splits, description: SetDescription, issues: DataIssues) -> Splits:
-    """Leave out the texts whose label says that they have none: -1 beside whole numbers from 0, - beside words.
-
-    SNLI and MNLI have "-" where annotators did not agree (Bowman et al., 2015, section 2.2), and such texts are part of
-    no score; `datasets` writes -1 for it, and for all labels of a test that is kept secret. Labels that are named in
-    the description are labels.
-
-    Raises:
-        CorpusError: so many have it that it may be a class.
-    """
-    found = {split: [each for each in examples if _is_classified(each)] for split, examples in splits.items()}
-    counts = {split: Counter(each.label for each in own) for split, own in found.items()}
-    labels = {label for each in counts.values() for label in each}
-    mark = next((each for each in ("-1", "-") if each in labels and each not in description.labels), None)
-    others = labels - {"-1", "-"}
-    if mark is None or not (all(each.isdecimal() for each in others) if mark == "-1" else "+" not in others):
-        return splits
-    shown = [each for each in counts.values() if each.keys() != {mark}]  # another one is a test that is kept secret
-    share = sum(each[mark] for each in shown) / max(1, sum(each.total() for each in shown))
-    has_pairs = any(getattr(each, "pair", None) is not None for each in itertools.chain.from_iterable(found.values()))
-    if share > MOST_UNLABELLED[has_pairs] and not description.labels:
-        names = ", ".join(sorted(others))
-        raise CorpusError(
-            f"{share:.0%} of the examples of {description.name} have the label {mark!r}, which often says that there "
-            f"is none; name the classes as labels in {description.yaml}: [{names}], or with {mark!r} where it is one."
-        )
-    for each in itertools.chain.from_iterable(found.values()):
-        if each.label == mark:
-            issues.add(each.source, "row", f"has the label {mark!r}, which says that it has none")
-    return {split: tuple(e for e in own if getattr(e, "label", "") != mark) for split, own in splits.items()}
-
-
-def _is_classified(example: AnyExample) -> TypeGuard[LabelledText | MarkedText]:
-    return isinstance(example, LabelledText | MarkedText) and bool(example.label)
 
 
 def count_labels(splits: Splits, labels: Sequence[str] = ()) -> Counts:
@@ -217,10 +176,8 @@ def _find_absent(split: str, examples: Sequence[AnyExample]) -> list[str]:
 def _find_contradictions(split: str, examples: Sequence[AnyExample]) -> list[str]:
     """Say how many examples have the text of an earlier one and other labels, as two annotators' rows have."""
     known: dict[Any, Any] = {}
-    places = []
-    for each in examples:
-        if known.setdefault(each.seen, _take_gold(each)) != _take_gold(each):
-            places.append(each.source)
+    golds = ((each, _take_gold(each)) for each in examples)
+    places = [each.source for each, gold in golds if known.setdefault(each.seen, gold) != gold]
     if not places:
         return []
     return [f"{len(places)} x {split} example that contradicts an earlier one of the same text: {list_places(places)}."]

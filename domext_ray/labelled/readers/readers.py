@@ -39,7 +39,7 @@ from domext_ray.labelled.readers.rows import (
 )
 from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence, read_annotations
 from domext_ray.labelled.readers.tagged import choose_scheme, make_tagged, read_tags
-from domext_ray.labelled.readers.whole_set import Rows, name_labels, place_answers
+from domext_ray.labelled.readers.whole_set import Rows, leave_out_unlabelled, name_labels, place_answers
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.labelled.set_families import BRAT_FILES
 from domext_ray.storage import Place
@@ -60,6 +60,7 @@ _MAKERS: Mapping[str, Maker] = {
 _READ_TOGETHER: Mapping[str, Callable[[Rows, DataIssues], Rows]] = {
     "multilabel": name_labels,
     "multiple_choice": place_answers,
+    **dict.fromkeys(("classification", "relation"), leave_out_unlabelled),
 }
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 

@@ -28,7 +28,6 @@ from domext_ray.labelled.readers.label_counts import (
     Splits,
     describe_labels,
     find_oddities,
-    leave_out_unlabelled,
     list_labels,
 )
 from domext_ray.labelled.readers.readers import find_file, find_split_files, read_splits
@@ -55,7 +54,7 @@ def load_set(
     """
     issues = DataIssues(strict, mends=repair)
     schema = _read_schema(description, data)
-    read = leave_out_unlabelled(read_splits(description, data, issues, schema), description, issues)
+    read = read_splits(description, data, issues, schema)
     splits, notes = cut_splits(read, description, data, seed, issues.list_notes())
     warnings = (*_compare_counts(read, description), *issues.warnings)
     if "test" in read and not splits["test"]:
@@ -109,7 +108,6 @@ def read_split(
     """
     issues = DataIssues(strict)
     read: Splits = read_splits(description, data, issues, _read_schema(description, data))
-    read = leave_out_unlabelled(read, description, issues)
     notes, warnings = list[str](), (*_compare_counts(read, description), *issues.warnings)
     if split not in read and "train" in read:
         read, notes = cut_splits(read, description, data, 0, issues.list_notes())

@@ -20,6 +20,10 @@ _LETTER = re.compile(r"\(?([A-Za-z])[.)]?")
 _BITS = re.compile(r"[01](?:\.0)?(?:[\s,;|]+[01](?:\.0)?)+")
 _BETWEEN_BITS = re.compile(r"[\s,;|]+")
 _OTHER_SEPARATORS = "|;"
+_UNLABELLED = ("-1", "-")
+MOST_UNLABELLED, MOST_UNLABELLED_PAIRS = 0.05, 0.5
+"""Share of texts, and of pairs, with a label that may say "none" above which it may be a class as well: opinions about
+a text are often -1, 0 and 1, those about a pair hardly ever."""
 
 
 def place_answers(rows: Rows, issues: DataIssues) -> Rows:
@@ -88,6 +92,45 @@ def _find_text(row: Row) -> int | None:
     answer = str(as_whole(row.get("answer"))).strip()
     places = [i for i, option in enumerate(row.get("options")) if option.strip() == answer]
     return places[0] if len(places) == 1 and answer else None
+
+
+def leave_out_unlabelled(rows: Rows, issues: DataIssues) -> Rows:
+    """Leave out the rows whose label says that they have none: -1 beside whole numbers from 0, - beside words.
+
+    SNLI and MNLI have "-" where annotators did not agree (Bowman et al., 2015, section 2.2), and such texts are part of
+    no score; `datasets` writes -1 for it, and for all labels of a test that is kept secret. Labels that are named in
+    the description are labels.
+
+    Raises:
+        CorpusError: so many have it that it may be a class.
+    """
+    every = [row for split in rows.values() for row in split]
+    counts = {split: Counter(filter(None, map(_find_class, own))) for split, own in rows.items()}
+    labels = {label for each in counts.values() for label in each}
+    mark = next((each for each in _UNLABELLED if each in labels and each not in every[0].description.labels), None)
+    others = labels - {*_UNLABELLED}
+    if mark is None or not (all(map(str.isdecimal, others)) if mark == "-1" else "+" not in others):
+        return rows
+    shown = [each for each in counts.values() if each.keys() != {mark}]  # another one is a test that is kept secret
+    share = sum(each[mark] for each in shown) / max(1, sum(each.total() for each in shown))
+    has_pairs = any(row.get("pair") is not None for row in every)
+    description = every[0].description
+    if share > (MOST_UNLABELLED_PAIRS if has_pairs else MOST_UNLABELLED) and not description.labels:
+        names = ", ".join(sorted(others))
+        raise CorpusError(
+            f"{share:.0%} of the examples of {description.name} have the label {mark!r}, which often says that there "
+            f"is none; name the classes as labels in {description.yaml}: [{names}], or with {mark!r} where it is one."
+        )
+    for row in every:
+        if _find_class(row) == mark:
+            issues.add(row.source, "row", f"has the label {mark!r}, which says that it has none")
+    return {split: [row for row in own if _find_class(row) != mark] for split, own in rows.items()}
+
+
+def _find_class(row: Row) -> str:
+    """Return a row's label, as `Row.read_label` reads it; empty: it has none."""
+    value = row.get("label")
+    return "" if value is None else str(as_whole(value)).strip()
 
 
 def name_labels(rows: Rows, issues: DataIssues) -> Rows:
