@@ -10,7 +10,7 @@ from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.data.sources import FileRecord
-from domext_ray.labelled.examples import SPLITS, LabelledSet
+from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.readers.label_counts import count_labels, list_label_rows, require_learnable
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
@@ -41,14 +41,14 @@ class LoadedSet:
     def describe(self) -> str:
         """Return what a plan says of it: examples and labels of each split, and its notes."""
         data = self.data
-        sizes = " / ".join(f"{len(getattr(data, split)):,}" for split in SPLITS)
+        sizes = " / ".join(f"{len(examples):,}" for examples in data.splits.values())
         labels = format_text(list_label_rows(count_labels(data.splits, data.labels)))
         notes = (f"note: {note}" for note in data.notes if note not in data.warnings)
         return "\n".join([f"set: {data.name}, {sizes} examples (train / dev / test)", labels, *notes])
 
 
 def load_labelled(config: FinetuneConfig) -> LoadedSet:
-    """Read the set that a configuration names, and warn of a copy that is not whole.
+    """Read the set that a configuration names, and print its warnings.
 
     Args:
         config: its `task`, `data` and `labelled`.
@@ -76,8 +76,8 @@ def hash_by_file(lines: Iterable[tuple[str, str]]) -> list[FileRecord]:
 
 def _hash_examples(data: LabelledSet) -> tuple[str, list[FileRecord]]:
     digest, lines = hashlib.sha256(repr((data.labels, data.catalogue)).encode()), list[tuple[str, str]]()
-    for split in SPLITS:
-        for example in getattr(data, split):
+    for split, examples in data.splits.items():
+        for example in examples:
             values = asdict(example)
             source = values.pop("source")  # where a file is does not make it another set
             values = {key: each for key, each in values.items() if each or key not in _SELDOM}
