@@ -333,11 +333,12 @@ def _plot_evaluations(axes: Axes, steps: np.ndarray, values: np.ndarray, curve: 
         missing = max(0.0, MIN_ACCURACY_SPAN - (high - low))
         axes.set_ylim(low - missing / 2, high + missing / 2)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
-    side = 1 if end <= start else -1  # the figures stand where the curve does not run to
+    # The figures stand where the curve does not run to, or come from.
     style: dict[str, Any] = {"ha": "left", "color": MUTED}
-    labels = [(f"start {start:{curve.form}}", 0, side, style)]
+    labels = [(f"start {start:{curve.form}}", 0, 1 if values[min(1, len(values) - 1)] <= start else -1, style)]
     if len(steps) > 1:
-        labels.append((format(end, curve.form), -1, -side, {"ha": "center", "color": curve.color, "weight": "bold"}))
+        side = 1 if end > values[-2] else -1
+        labels.append((format(end, curve.form), -1, side, {"ha": "center", "color": curve.color, "weight": "bold"}))
     for text, place, above, style in labels:
         style["va"] = "bottom" if above > 0 else "top"
         point = (steps[place], values[place])
