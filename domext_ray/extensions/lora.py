@@ -49,8 +49,13 @@ class Lora(Extension):
         """Wrap the matrices that LoRA updates; the updates start at zero."""
         if method.lora_rank:
             from peft import inject_adapter_in_model
+            from peft.tuners.lora import LoraLayer
 
             inject_adapter_in_model(build_lora_config(method, gated=cast(Any, model.config).gated_ffn), model)
+            for module in model.modules():
+                if isinstance(module, LoraLayer):
+                    # Under autocast it would widen what autocast narrows again at once: four passes for nothing.
+                    module.cast_input_dtype_enabled = False
 
     def merge(self, model: nn.Module) -> None:
         """Add the updates to the matrices and take the wrappers away; a model without LoRA stays as it is."""

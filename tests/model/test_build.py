@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import save_tokenizer
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -317,6 +318,31 @@ def test_a_base_stored_in_bf16_trains_fp32_extensions(bert: Base) -> None:
         loss.backward()
         gradients = [each.grad for each in model.parameters() if each.requires_grad]
         assert all(each is not None and each.dtype == torch.float32 for each in gradients)
+
+
+def test_lora_is_computed_in_the_dtype_of_autocast(bert: Base) -> None:
+    """peft would widen what its updates read, and autocast narrow it again: the same bits, four passes later."""
+    method = MethodConfig(heads=0, ffn_units=0, lora_rank=3, lora_targets=("query", "value", "output"))
+    ids, mask = make_inputs(bert.config.vocab_size, 0)
+    found: dict[bool, list[Tensor]] = {}
+    for casts in (False, True):
+        model = augment(bert, method)
+        store_base(model, torch.bfloat16)
+        layers = [each for each in model.modules() if isinstance(each, LoraLayer)]
+        assert len(layers) == 6 and not any(each.cast_input_dtype_enabled for each in layers)
+        torch.manual_seed(1)
+        for each in layers:
+            each.cast_input_dtype_enabled = casts
+            torch.nn.init.normal_(each.lora_B["default"].weight, std=0.1)
+        dtypes = set[torch.dtype]()
+        for each in layers:
+            each.lora_A["default"].register_forward_pre_hook(lambda _, given, met=dtypes: met.add(given[0].dtype))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(ids, mask, labels=ids).loss
+        loss.backward()
+        assert dtypes == {torch.float32 if casts else torch.bfloat16}
+        found[casts] = [loss, *(each.grad for each in model.parameters() if each.grad is not None)]
+    assert len(found[True]) == 13 and all(torch.equal(*pair) for pair in zip(*found.values(), strict=True))
 
 
 def test_a_mask_is_of_the_dtype_of_the_scores(bert: Base, monkeypatch: pytest.MonkeyPatch) -> None:
