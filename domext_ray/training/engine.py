@@ -259,6 +259,9 @@ def compile_layers(model: nn.Module, device: torch.device) -> None:
             "--engine.compile true needs a C++ compiler on a CPU and finds none; install g++ or set it false."
         )
     torch._dynamo.config.recompile_limit = MOST_COMPILED  # above it, layers would run as written
+    # Since torch 2.10 a card's gradients of LayerNorms with changed weights, as bottlenecks have, may be wrong without
+    # a word from some 16,000 tokens on: pytorch issue 193061.
+    torch._inductor.config.triton.mix_order_reduction = False
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.compile(dynamic=True)

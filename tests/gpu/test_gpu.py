@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -43,6 +43,7 @@ from method_runs import (
     try_to,
 )
 from methods import ROWS, Row, find_row
+from torch import nn
 
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig
@@ -53,14 +54,16 @@ from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.model.base import load_base
-from domext_ray.model.build import store_base
+from domext_ray.model.build import choose_attention, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.serving.engine import Engine as ServingEngine
 from domext_ray.serving.engine import ServedRow
 from domext_ray.serving.served_model import ServedBank
-from domext_ray.training.engine import join_alone
+from domext_ray.training.cost import make_full_batch
+from domext_ray.training.engine import compile_layers, join_alone
 from domext_ray.training.evaluate import evaluate
+from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import to_batch
 from domext_ray.training.start import build_run_model
 from domext_ray.training.step import move_batch
@@ -242,17 +245,43 @@ def references(results: dict[str, Any], places: Places, device: torch.device) ->
     return launch("reference", {name: RUNS[name][1] for name in REFERENCES}, places, "cpu")
 
 
+def need_compiler() -> None:
+    if not any(map(shutil.which, ("cc", "gcc", "clang", "g++", "clang++"))):
+        pytest.skip("torch.compile needs a C compiler, and finds none")
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_are_the_cpus(
     name: str, results: dict[str, Any], references: dict[str, Any], device: torch.device
 ) -> None:
-    if name.startswith("compiled") and not any(map(shutil.which, ("cc", "gcc", "clang", "g++", "clang++"))):
-        pytest.skip("torch.compile needs a C compiler, and finds none")
+    if name.startswith("compiled"):
+        need_compiler()
     found, expected = results[name], references[RUNS[name][0]]
     assert isinstance(found, list) and isinstance(expected, list), f"{found}\n{expected}"
     tolerance = BF16_TOLERANCE if name.endswith("-bf16") else TOLERANCE[device.type]
     np.testing.assert_allclose(found, expected, rtol=tolerance)
     assert len(set(found)) == CUT, "the model trains"
+
+
+@pytest.mark.parametrize("method", ["bottleneck", "AF", "exBERT"])
+def test_gradients_of_many_tokens_are_compiled_rightly(method: str, places: Places, device: torch.device) -> None:
+    """Of a bottleneck's shifts of LayerNorms above all: from some 16,000 tokens on torch sums them in another way."""
+    need_compiler()
+    built = build(find_row(method), places)
+    config = replace(make_config(find_row(method), places), objective=ObjectiveConfig(mask_prob=0.15))
+    batch = make_full_batch(config, cast(DomextConfig, built.model.config).base_vocab_size, 48, 700)
+    choose_attention(built.model, device, bf16=False)
+    model = cast(nn.Module, built.model).to(device).train()
+    gradients = []
+    for prepare in (lambda: None, partial(compile_layers, model, device)):
+        prepare()
+        model.zero_grad()
+        MaskedLoss(model, device, bf16=False)(**move_batch(batch, device))[0].backward()
+        gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+    expected, found = gradients
+    assert expected.keys() == found.keys()
+    for name, each in expected.items():
+        assert (found[name] - each).norm() <= TOLERANCE[device.type] * each.norm() + 1e-4, name
 
 
 @pytest.fixture(scope="module")
