@@ -18,9 +18,9 @@ from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, MLM_HEAD, POOLER, Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, complete_adapter
-from domext_ray.model.domext.layers_domext import VARLEN, AdapterPlace, DeltaProjection, NormShift
+from domext_ray.model.domext.layers_domext import VARLEN, AdapterPlace, DeltaProjection, ExtensionModule, NormShift
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
-from domext_ray.model.domext.words_domext import HeadShift, WordShift
+from domext_ray.model.domext.words_domext import HeadShift, PredictionHead, WordShift
 from domext_ray.model.layouts import find_layout
 from domext_ray.runtime.device import has_bf16
 
@@ -346,8 +346,17 @@ def store_base(model: DomextForMaskedLM, dtype: torch.dtype) -> None:
 
 
 def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bool) -> None:
-    """Set the attention implementation of `pick_attention`."""
+    """Set the attention implementation of `pick_attention`; on a card products get widths that it is fast at."""
     model.set_attn_implementation(pick_attention(device, bf16=bf16))
+    if device.type == "cuda":
+        fill_products(model)
+
+
+def fill_products(model: nn.Module) -> None:
+    """Have products of odd widths computed with zeros beside them: an exBERT module's heads, scores of words."""
+    for module in model.modules():
+        if isinstance(module, (ExtensionModule, PredictionHead)):
+            module.fill_products()
 
 
 def pick_attention(device: torch.device, *, bf16: bool) -> str:

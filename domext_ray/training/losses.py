@@ -230,8 +230,8 @@ class MaskedLoss(Objective):
 
 
 def _score_words(model: Any, states: Tensor) -> Tensor:
-    """Return the scores of a model's words, [P, V], of states [P, d]."""
-    scores: Tensor = model.cls.predictions(states, model.bert.embeddings.adapters)
+    """Return the scores of a model's words, [P, V], of states [P, d]; on a card some of -inf may stand behind them."""
+    scores: Tensor = model.cls.predictions(states, model.bert.embeddings.adapters, keeps_filling=True)
     return scores
 
 

@@ -39,6 +39,8 @@ from .configuration_domext import AdapterConfig, DomextConfig
 
 VARLEN = "varlen"
 """The attention implementation of `attend_sequences`, beside those of transformers: bf16 or fp16 on a GPU."""
+HEAD_MULTIPLE = 8
+"""What a card's fused attention wants the size of a head to be a multiple of."""
 
 
 def attend_eagerly(
@@ -103,8 +105,33 @@ ALL_ATTENTION_FUNCTIONS.register(VARLEN, attend_sequences)
 ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, sdpa_mask)
 
 
+@dataclass(frozen=True)
+class Filling:
+    """Zeros that a product's weight gets for its time, [out, in]: kernels of a card are slow at odd widths.
+
+    Args:
+        dim: 0: rows, which widen the output; 1: columns, for inputs that were widened so.
+        size: of a group, such as a head, behind each of which the zeros stand.
+        missing: how many.
+        bias: what the output has there.
+    """
+
+    dim: int
+    size: int
+    missing: int
+    bias: float = 0.0
+
+    def fill(self, table: Tensor, value: float = 0.0) -> Tensor:
+        """Fill the groups of a weight, or of a bias [out]."""
+        behind = [0] * 2 * (table.dim() - 1 - self.dim)
+        groups = table.unflatten(self.dim, (-1, self.size))
+        return nn.functional.pad(groups, (*behind, 0, self.missing), value=value).flatten(self.dim, self.dim + 1)
+
+
 class Linear(nn.Linear):
     """Linear layer that may be stored in another dtype than it computes in (a frozen base kept in bf16)."""
+
+    filling: Filling | None = None
 
     def forward(self, inputs: Tensor, weight_shifts: Sequence[tuple[nn.Module, float]] = ()) -> Tensor:
         """[..., in_features] -> [..., out_features], in the inputs' or autocast's dtype; shifts have their scales."""
@@ -115,6 +142,9 @@ class Linear(nn.Linear):
         is_stored_otherwise = any(each is not None and each.dtype != inputs.dtype for each in (weight, bias))
         if is_stored_otherwise and not torch.is_autocast_enabled(inputs.device.type):
             weight, bias = weight.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype)
+        if (filling := self.filling) is not None:
+            weight = filling.fill(to_autocast_dtype(weight))
+            bias = filling.fill(bias, filling.bias) if bias is not None and filling.dim == 0 else bias
         return nn.functional.linear(inputs, weight, bias)
 
 
@@ -329,6 +359,7 @@ class HeadGroup(nn.Module):
     def __init__(self, config: DomextConfig, num_heads: int, head_size: int = 0, *, bias: bool = True) -> None:
         super().__init__()
         self.config = config
+        self.num_heads = num_heads
         self.head_size = head_size or config.head_size
         self.query = Linear(config.hidden_size, num_heads * self.head_size, bias=bias)
         self.key = Linear(config.hidden_size, num_heads * self.head_size, bias=bias)
@@ -349,15 +380,17 @@ class HeadGroup(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the context [B, N, heads · d_k], and attention weights where the implementation has them.
 
-        With `padding` hidden states and context are [1, T, ...]. `cos_sin` is of heads of this size.
+        With `padding` hidden states and context are [1, T, ...]. `cos_sin` is of heads of this size. The context of
+        heads whose weights have a `Filling` is as wide as these make it.
         """
         states = (project(hidden_states) for project in (self.query, self.key, self.value))
         padded = (each if padding is None else padding.pad_input(each) for each in states)
-        query, key, value = (each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for each in padded)
+        query, key, value = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in padded)
+        width = query.shape[-1]
         if cos_sin is not None:
             query, key = apply_rotary_pos_emb(query, cos_sin), apply_rotary_pos_emb(key, cos_sin)
         # Where heads are no multiple of 16 bytes, fused kernels refuse them, or their masks; zeros change no score.
-        if missing := -self.head_size % 8 if query.is_cuda or "cu_seq_lens" in kwargs else 0:
+        if missing := -width % HEAD_MULTIPLE if query.is_cuda or "cu_seq_lens" in kwargs else 0:
             query, key, value = (nn.functional.pad(each, (0, missing)) for each in (query, key, value))
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
         context, weights = interface(
@@ -370,7 +403,7 @@ class HeadGroup(nn.Module):
             scaling=self.head_size**-0.5,
             **kwargs,
         )
-        context = context[..., : self.head_size].flatten(2)
+        context = context[..., :width].flatten(2)
         return context if padding is None else padding.unpad_input(context), weights
 
 
@@ -583,6 +616,14 @@ class ExtensionModule(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.output = SublayerOutput(config, config.module_ffn_size, bias=True, norm=norms[1])
         self.gate = Gate(config)
+
+    def fill_products(self) -> None:
+        """Widen the heads in the products around attention, where a card wants that: zeros change no score."""
+        size = self.heads.head_size
+        if missing := -size % HEAD_MULTIPLE:
+            for each in (self.heads.query, self.heads.key, self.heads.value):
+                each.filling = Filling(0, size, missing)
+            self.attention_output.dense.filling = Filling(1, size, missing)
 
     def forward(
         self,

@@ -23,6 +23,7 @@ from .layers_domext import (
     AdapterPlace,
     Delta,
     DeltaProjection,
+    Filling,
     Linear,
     NormShift,
     add_deltas,
@@ -225,8 +226,14 @@ class PredictionTransform(nn.Module):
         return self.LayerNorm(transformed, [(cast(NormShift, each.norm), rows, scale) for each, rows, scale in shifts])
 
 
+WORD_MULTIPLE = 64
+"""What the number of scores is made a multiple of where a card computes them."""
+
+
 class PredictionHead(AdapterPlace):
     """MLM head: transform, then projections that are tied to the word embeddings; [B, ..., d] -> [B, ..., V + E]."""
+
+    is_filled = False
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
@@ -241,19 +248,37 @@ class PredictionHead(AdapterPlace):
         """Make what an adapter that shifts words adds to the head."""
         return HeadShift(self.config, adapter) if adapter.word_rows else None
 
+    def fill_products(self) -> None:
+        """Widen the products of the scores to a multiple that a card likes; what is behind the words scores -inf."""
+        self.is_filled = True
+        for each in (self.decoder, self.extension):
+            if each is not None and (missing := -each.out_features % WORD_MULTIPLE):
+                each.filling = Filling(0, each.out_features, missing, -torch.inf)
+
     def forward(
         self,
         hidden_states: Tensor,
         word_shifts: Mapping[str, Any] | nn.ModuleDict | None = None,
         adapter_rows: dict[str, Tensor] | None = None,
+        *,
+        keeps_filling: bool = False,
     ) -> Tensor:
-        """Score the base's words, then the new ones; `word_shifts` are those of the word table, by adapter."""
+        """Score the base's words, then the new ones.
+
+        Args:
+            hidden_states: [B, ..., d].
+            word_shifts: those of the word table, by adapter.
+            adapter_rows: see `select_adapters`.
+            keeps_filling: there may be scores of -inf behind the words, which spares a loss a pass over all.
+        """
         words = [] if word_shifts is None else select_adapters(self.config, word_shifts, adapter_rows)
         heads = select_adapters(self.config, self.adapters, adapter_rows)
         transformed = self.transform(hidden_states, [each for each in heads if each[0].dense is not None])
         # A shift of all words and rows joins the projection; others are sums of their own.
         whole = {shift: scale for shift, rows, scale in words if rows is None and shift.rows is None}
         logits = self.decoder(transformed, [*whole.items()])
+        if self.is_filled and (words or self.extension is not None or not keeps_filling):
+            logits = logits[..., : self.decoder.out_features]
         for (shift, rows, scale), (head, _, _) in zip(words, heads, strict=True):
             if shift in whole:
                 logits = head(logits, scale)
@@ -265,7 +290,8 @@ class PredictionHead(AdapterPlace):
             logits = add_deltas(logits, [Delta(rows, scores)])
         if self.extension is None:
             return logits
-        return torch.cat([logits, self.extension(transformed)], dim=-1)
+        scores = self.extension(transformed)[..., : self.extension.out_features]
+        return torch.cat([logits, scores], dim=-1)
 
 
 class PreTrainingHeads(nn.Module):
