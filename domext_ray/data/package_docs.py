@@ -32,6 +32,8 @@ _LITERAL = re.compile(r"``?([^`]+)``?_{0,2}")
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)|https?://\S+")
 _NOT_PROSE = re.compile(r"^\s*(>>>|\.\.\s|\$|\||\+[-=]|```|~~~|@|#!|[-=~^*]{3,}|:\w[\w ]*:|import |from \S+ import )")
 _PARAMETER = re.compile(r"^\s*\*{0,2}\w[\w.]*\s*(\([^)]*\))?\s*:\s")
+_ITEM = re.compile(r"([-*•]|\d+[.)])\s+")
+_EMPTY_LINES = re.compile(r"\n[ \t]*\n")
 
 
 @functools.cache
@@ -111,7 +113,7 @@ def split_blocks(docstring: str) -> Iterator[str]:
     first, _, rest = docstring.partition("\n")
     text = first.strip() + "\n" + textwrap.dedent(rest.expandtabs())
     fenced = False
-    for paragraph in re.split(r"\n[ \t]*\n", text):
+    for paragraph in _EMPTY_LINES.split(text):
         lines = []
         for line in paragraph.split("\n"):
             is_fence = line.strip().startswith("```")
@@ -128,16 +130,17 @@ def _split_items(lines: list[str]) -> Iterator[str]:
         stripped = line.strip()
         if stripped.startswith(">>>"):  # what follows is the example's output
             break
-        parameter = _PARAMETER.match(line)
-        if _NOT_PROSE.match(line) or parameter or re.match(r"([-*•]|\d+[.)])\s", stripped):
+        is_prose, parameter, item = not _NOT_PROSE.match(line), _PARAMETER.match(line), _ITEM.match(stripped)
+        if parameter or item or not is_prose:
             if block:
                 yield " ".join(block)
             block = []
             if parameter:  # "name: what it is", or "name : type" with what it is on the next line
                 stripped = "" if parameter[0].endswith(" : ") else line[parameter.end() :].strip()
-            elif _NOT_PROSE.match(line):
+                item = _ITEM.match(stripped)
+            elif not is_prose:
                 continue
-            stripped = re.sub(r"^([-*•]|\d+[.)])\s+", "", stripped)
+            stripped = stripped[item.end() :] if item else stripped
         if stripped:
             block.append(stripped)
     if block:
@@ -145,14 +148,18 @@ def _split_items(lines: list[str]) -> Iterator[str]:
 
 
 def _strip_markup(text: str) -> str:
-    text = _ROLE.sub(r"\1", text)
-    text = _LINK.sub(lambda match: match[1] or "", text)
-    return _LITERAL.sub(r"\1", text).replace("**", "").replace("\\", "")
+    has_marks = "`" in text  # which most text has not, and looking for more takes longer
+    text = _ROLE.sub(r"\1", text) if has_marks else text
+    text = _LINK.sub(lambda match: match[1] or "", text) if "](" in text or "http" in text else text
+    text = _LITERAL.sub(r"\1", text) if has_marks else text
+    return text.replace("**", "").replace("\\", "")
 
 
 def _reads_as_prose(text: str) -> bool:
-    words = text.split()
-    if len(words) < 6 or text[-1:] not in ".!?:":
+    if not text.endswith((".", "!", "?", ":")):
         return False
-    plain = sum(word.strip(".,;:!?()'\"").isalpha() for word in words)
+    words = text.split()
+    if len(words) < 6:
+        return False
+    plain = sum([word.strip(".,;:!?()'\"").isalpha() for word in words])
     return plain / len(words) > 0.75
