@@ -20,10 +20,11 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
@@ -38,7 +39,7 @@ from domext_ray.config.pretrain import (
     resolve_long_micro_batch_size,
     resolve_micro_batch_size,
 )
-from domext_ray.corpus.batching import round_up
+from domext_ray.corpus.batching import find_sequences, round_up
 from domext_ray.corpus.views import make_full_views
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
@@ -48,7 +49,7 @@ from domext_ray.runtime.machine import is_cluster
 from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
 from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_loss, make_vector_loss, needs_teacher
-from domext_ray.training.objective import DistillRows, MaskedBatch, ViewBatch, to_batch
+from domext_ray.training.objective import DistillRows, MaskedBatch, ViewBatch, to_batch, to_tensors
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
 META = torch.device("meta")
@@ -56,8 +57,10 @@ COUNTED_TOKENS = 1024
 """Tokens, about, of the rows whose operations are counted."""
 TIMED_SECONDS, NUM_TIMED = 2.0, 10
 """Steps of a dry run are timed until one of these is reached; one more warms up."""
-MATMUL_SECONDS, NUM_MATMULS = 0.2, 3
-"""The same of a matrix product, of which the fastest time counts: the machine can do that."""
+CALL_SECONDS, NUM_CALLS = 0.2, 3
+"""The same of a single call on a CPU, of which the fastest time counts: the machine can do that."""
+NUM_QUEUED = 20
+"""Calls on a card between two events: one after the other, so that the launch of each but the first is hidden."""
 GATHERED_ELEMENTS = 50_000_000
 """Of parameters that ZeRO-3 gathers ahead of their use (DeepSpeed's `stage3_prefetch_bucket_size`)."""
 PEAKS = {
@@ -130,6 +133,8 @@ def count_flops(objective: Objective, batch: Any) -> Roofline:
     }
     for name, each in objective.named_parameters():
         shapes[name].requires_grad_(each.requires_grad)
+    # Without bounds attention is its products, which a kernel of one card would hide.
+    batch = replace(batch, cu_seq_lens=None, max_length=0)
     with _Matmuls() as matmuls, FlopCounterMode(display=False) as counter:
         loss: Tensor = functional_call(objective, shapes, kwargs=move_batch(batch, META))[0]
         forward = counter.get_total_flops()
@@ -149,20 +154,56 @@ def find_peak(name: str) -> float:
 def time_matmuls(roofline: Roofline, device: torch.device, *, bf16: bool) -> Roofline:
     """Time a batch's products, each alone, on a device that should do nothing else meanwhile.
 
-    Small products of a GPU are mostly their launch. With `bf16` all are what autocast makes of them.
+    With `bf16` all are what autocast makes of them. A card's attention is timed as its fused kernel computes it: each
+    of the two products forward and four backward takes a sixth of both passes.
     """
     total, dtype = 0.0, torch.bfloat16 if bf16 else torch.float32
     for (call, inputs), number in roofline.matmuls.items():
+        if device.type == "cuda" and call.overloadpacket is torch.ops.aten.bmm:
+            total += number / 6 * time_call(make_attention(inputs, dtype, device), device)
+            continue
         tensors = [torch.empty_strided(*each, dtype=dtype, device=device).fill_(0.01) for each in inputs]
-        seconds = list[float]()
-        while len(seconds) <= NUM_MATMULS and sum(seconds) < MATMUL_SECONDS:  # the first one warms up
-            _wait(device)
-            start = time.perf_counter()
-            call(*tensors)
-            _wait(device)
-            seconds.append(time.perf_counter() - start)
-        total += number * min(seconds[1:] or seconds)
+        total += number * time_call(functools.partial(call, *tensors), device)
     return replace(roofline, matmul_seconds=total / roofline.num_tokens)
+
+
+def make_attention(inputs: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Callable[[], Any]:
+    """Return both passes of the fused attention that has a product of these sizes (and strides) among its six.
+
+    Of a product's three sizes two are the row's length, N, and one is that of a head, d_k: [G, N, d_k] are all heads of
+    all rows.
+    """
+    ((groups, *left), _), (right, _) = inputs
+    (length, _), *others = Counter([*left, right[-1]]).most_common()
+    size = others[0][0] if others else length
+    draw = functools.partial(torch.full, (groups, 1, length, size), 0.01, dtype=dtype, device=device)
+    query, key, value = (draw(requires_grad=True) for _ in range(3))
+
+    def attend() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            context = nn.functional.scaled_dot_product_attention(query, key, value)
+        return torch.autograd.grad(context, (query, key, value), value)
+
+    return attend
+
+
+def time_call(call: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds that a call takes: on a card the mean of many in a row, by events, else the fastest of few."""
+    if device.type != "cuda":
+        seconds = list[float]()
+        while len(seconds) <= NUM_CALLS and sum(seconds) < CALL_SECONDS:  # the first one warms up
+            begun = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - begun)
+        return min(seconds[1:] or seconds)
+    call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(NUM_QUEUED):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000 / NUM_QUEUED
 
 
 def _wait(device: torch.device) -> None:
@@ -264,7 +305,8 @@ def make_full_batch(config: PretrainConfig, vocab_size: int, length: int, num_ro
     num_positions = round_up(max(1, round(share * input_ids.numel())))
     positions = torch.arange(min(num_positions, input_ids.numel()))
     labels = input_ids.flatten()[positions]
-    return MaskedBatch(input_ids, None, None, positions, labels, torch.ones(len(positions)))
+    sequences = to_tensors(find_sequences(np.ones(input_ids.shape, dtype=bool)))
+    return MaskedBatch(input_ids, None, None, positions, labels, torch.ones(len(positions)), **sequences)
 
 
 def measure_step_cost(model: DryRunModel) -> StepCost:

@@ -244,8 +244,17 @@ class Engine(Trainer):
             safe_set_local_optimizer_state(param, padded.narrow(0, self.rank * size, size), moment)
 
 
-def compile_layers(model: nn.Module, device: torch.device) -> None:
-    """Have torch.compile fuse what each layer computes in training, for batches of every size.
+def check_compiler(device: torch.device) -> None:
+    """Raise a `ConfigError` where the device is a CPU, for which torch.compile writes C++, and no compiler is there."""
+    compilers = [os.environ.get("CXX", "g++"), "clang++"]
+    if device.type == "cpu" and not any(map(shutil.which, compilers)):
+        raise ConfigError(
+            "--engine.compile true needs a C++ compiler on a CPU and finds none; install g++ or set it false."
+        )
+
+
+def compile_layers(model: nn.Module, device: torch.device, *, dynamic: bool = True) -> None:
+    """Have torch.compile fuse what each layer computes in training: for batches of every size, or anew for each size.
 
     Layers, those that transformers can checkpoint, share their compiled code, but for the first and the last one, whose
     tensors differ: twelve take no longer to compile than three. What is around them is small.
@@ -253,18 +262,14 @@ def compile_layers(model: nn.Module, device: torch.device) -> None:
     Raises:
         ConfigError: the device is a CPU, and there is no C++ compiler.
     """
-    compilers = [os.environ.get("CXX", "g++"), "clang++"]
-    if device.type == "cpu" and not any(map(shutil.which, compilers)):
-        raise ConfigError(
-            "--engine.compile true needs a C++ compiler on a CPU and finds none; install g++ or set it false."
-        )
+    check_compiler(device)
     torch._dynamo.config.recompile_limit = MOST_COMPILED  # above it, layers would run as written
     # Since torch 2.10 a card's gradients of LayerNorms with changed weights, as bottlenecks have, may be wrong without
     # a word from some 16,000 tokens on: pytorch issue 193061.
     torch._inductor.config.triton.mix_order_reduction = False
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            layer.compile(dynamic=True)
+            layer.compile(dynamic=dynamic)
 
 
 def _share_out(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,8 +16,10 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig, TrainConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model, choose_attention, store_base
-from domext_ray.training.cost import Roofline, count_flops, find_peak, make_full_batch, time_matmuls
+from domext_ray.model.domext.layers_domext import VARLEN
+from domext_ray.training.cost import Roofline, count_flops, find_peak, make_attention, make_full_batch, time_matmuls
 from domext_ray.training.losses import MaskedLoss
+from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.step import move_batch
 
 CPU = torch.device("cpu")
@@ -79,6 +82,34 @@ def test_products_are_timed_where_they_run() -> None:
     assert sum(work.matmuls.values()) > 3 * L * 6
     for bf16 in (False, True):
         assert 0 < time_matmuls(work, CPU, bf16=bf16).matmul_seconds * TOKENS < 60
+
+
+def test_attention_is_found_from_each_of_its_products() -> None:
+    """A card times it as its fused kernel computes it, heads of all rows at once: two forward, four backward."""
+    adapter = {1: 2 * (2 + 4), 4: 3 * 2 + 4}  # the base's heads have a gradient above the lowest extension
+    for method, wanted in (
+        (replace(PLAIN, trains="all"), {4: 3 * (2 + 4)}),
+        (replace(PLAIN, heads=1, layers="1-2"), adapter),
+    ):
+        found = Counter[int]()
+        for (call, inputs), number in count(method).matmuls.items():
+            if call.overloadpacket is torch.ops.aten.bmm:
+                gradients = make_attention(inputs, torch.float32, CPU)()
+                found[len(gradients[0]) // ROWS] += number
+                assert all(each.shape[1:] == (1, LENGTH, D // 4) for each in gradients)
+        assert found == wanted
+
+
+def test_bounds_of_rows_change_nothing_of_what_is_counted() -> None:
+    batch = make_full_batch(PretrainConfig(), VOCAB, LENGTH, ROWS)
+    assert isinstance(batch, MaskedBatch) and batch.cu_seq_lens is not None
+    assert batch.cu_seq_lens.tolist() == [*range(0, TOKENS + 1, LENGTH)] and batch.max_length == LENGTH
+    model = build_model(None, SHAPE, MethodConfig(), vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
+    found = []
+    for attention in ("sdpa", VARLEN):  # a card's own kernel, which has no products
+        model.set_attn_implementation(attention)
+        found.append(count_flops(MaskedLoss(model, CPU, bf16=False), batch))
+    assert found[0] == found[1]
 
 
 def test_a_base_that_is_stored_in_bf16_counts_as_one_in_fp32(tiny_base_folder: Path) -> None:
