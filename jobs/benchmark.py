@@ -3,7 +3,9 @@
 - `step`: a training step of a method against a rival's, with the same weights, batch and precision. `--against` says
   which: the method's own (the paper's equations as written; AdapterHub's library for bottlenecks, in the environment of
   `--rival_python`; transformers' Trainer with peft for LoRA), transformers' own model, or this library's full training.
-  On a card also the peaks of memory; `--profile` says what the time goes to. It needs no Ray.
+  It needs no Ray.
+- `card`: in five minutes what a card does: products, attention, what is computed of each element, steps of all methods,
+  the kernels of a step, and what torch.compile makes of them. A JSON line each; it needs no Ray.
 - `memory`: the peak memory of a method's training against full training's, and what a dry run says of it.
 - `finetune`: fine-tuning against transformers' Trainer on the same rows.
 - `parity`: what both score when they have trained to the end, with several seeds.
@@ -25,6 +27,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from benchmarks.output import describe_command
@@ -33,8 +36,20 @@ from benchmarks.timing import configure_allocator
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.stopping import exit_on_user_error
 
-NATURAL = "warmup threads card_seconds checked_answers base_layers".split()
+NATURAL = "warmup threads card_seconds checked_answers base_layers seconds".split()
 """Whole numbers that may be 0; the others must be 1 or more."""
+EXTENSIONS: dict[str, Any] = {
+    "heads": 1,
+    "ffn_units": 1024,
+    "module_hidden_size": 252,
+    "module_ffn_size": 1024,
+    "new_words": 17_748,
+    "bottleneck_size": 64,
+    "lora_rank": 8,
+    "lora_targets": "query,value",
+    "dropout": 0.0,
+}
+"""Sizes of the methods' extensions where nothing is said."""
 
 
 def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -51,6 +66,7 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
         add(verb)
         if name != "tables":
             verb.add_argument("--output", default="runs/benchmark", help="folder of the JSON files")
+        if name not in ("tables", "card"):
             verb.add_argument("--publish", action="store_true", help="write them into .github/benchmarks, too")
     options = parser.parse_args(args)
     options.command = describe_command(sys.argv[1:] if args is None else args)
@@ -70,15 +86,16 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, help="layers, instead of the base's")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row")
     parser.add_argument("--tokens", type=int, help="tokens of a step, about; default: 1,024, on a card 32,768")
-    parser.add_argument("--heads", type=int, default=1, help="AF Adapter: extra heads per layer")
-    parser.add_argument("--ffn_units", type=int, default=1024, help="AF Adapter: extra FFN units per layer")
-    parser.add_argument("--module_hidden_size", type=int, default=252, help="exBERT: width of the extension modules")
-    parser.add_argument("--module_ffn_size", type=int, default=1024, help="exBERT: FFN units of the extension modules")
-    parser.add_argument("--new_words", type=int, default=17_748, help="exBERT: words beside the base's 30,522")
-    parser.add_argument("--bottleneck_size", type=int, default=64, help="bottleneck: width of the two in each layer")
-    parser.add_argument("--lora_rank", type=int, default=8, help="LoRA: rank")
-    parser.add_argument("--lora_targets", default="query,value", help="LoRA: matrices, as in --method.lora_targets")
-    parser.add_argument("--dropout", type=float, default=0.0, help="dropout of hidden states and attention weights")
+    parser.add_argument("--heads", type=int, help="AF Adapter: extra heads per layer")
+    parser.add_argument("--ffn_units", type=int, help="AF Adapter: extra FFN units per layer")
+    parser.add_argument("--module_hidden_size", type=int, help="exBERT: width of the extension modules")
+    parser.add_argument("--module_ffn_size", type=int, help="exBERT: FFN units of the extension modules")
+    parser.add_argument("--new_words", type=int, help="exBERT: words beside the base's 30,522")
+    parser.add_argument("--bottleneck_size", type=int, help="bottleneck: width of the two in each layer")
+    parser.add_argument("--lora_rank", type=int, help="LoRA: rank")
+    parser.add_argument("--lora_targets", help="LoRA: matrices, as in --method.lora_targets")
+    parser.add_argument("--dropout", type=float, help="dropout of hidden states and attention weights")
+    parser.set_defaults(**EXTENSIONS)
     add_machine(parser, precision=None)
 
 
@@ -105,10 +122,19 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", type=int, default=1, help="time in so many new processes, of which medians count"
     )
-    choices = ("none", "ours", "both")
-    parser.add_argument("--compile", choices=choices, default="none", help="torch.compile layers, also the equations'")
-    parser.add_argument("--profile", action="store_true", help="also what the time of our step goes to")
     parser.add_argument("--as_worker", action="store_true", help="all compute as a job's workers: allocator, kernels")
+
+
+def add_card(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `card`."""
+    from benchmarks.card import BLOCKS
+
+    seconds = sum(share for share, _ in BLOCKS.values())
+    parser.add_argument("--only", nargs="+", choices=BLOCKS, default=[*BLOCKS], help="blocks; all others are left out")
+    parser.add_argument("--seconds", type=int, default=seconds, help="for all blocks; what finds no time is named")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: with --quick alone")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, which show whether it runs")
+    parser.set_defaults(**{**EXTENSIONS, "new_words": 10_000}, precision="bf16")
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
@@ -225,6 +251,7 @@ def add_tables(parser: argparse.ArgumentParser) -> None:
 
 VERBS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]] = {
     "step": ("steps.run_step", "a training step against a rival's", add_step),
+    "card": ("card.run_card", "what a card does, in five minutes", add_card),
     "memory": ("memory.run_memory", "peak memory against full training, and against a dry run", add_memory),
     "finetune": ("training.run_finetune", "fine-tuning against transformers' Trainer", add_finetune),
     "parity": ("training.run_parity", "F1 of fine-tuning against transformers' Trainer", add_parity),

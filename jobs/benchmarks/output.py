@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).parents[2]
 PUBLISHED = Path(".github", "benchmarks")
 DOCUMENTS = ("README.md", ".github/RESULTS.md", ".github/guides/predict-and-serve.md")
 COMMAND = "python jobs/benchmark.py tables"
-LIBRARIES = ("torch", "transformers", "deepspeed", "ray", "peft", "domext_ray")
+LIBRARIES = ("torch", "transformers", "deepspeed", "ray", "peft", "triton", "domext_ray")
 _EXPECTED: dict[str, Kind] = {name: dict for name in ("case", "versions", "figures")}
 _EXPECTED |= {"kind": str, "measured_at": str, "machine.device": str, "machine.threads": int, "rows": list}
 _MARKED = re.compile(r"(<!-- (benchmark|figure): ([^>]+?) -->)(.*?)(<!-- end -->)", re.S)
@@ -87,7 +87,7 @@ def show_tables(records: Sequence[Record]) -> None:
 
 def write(options: argparse.Namespace, records: Sequence[Record], device: torch.device) -> None:
     """Write each record into a file of its own, with command, commit, versions and machine."""
-    about = {"measured_at": _describe_commit(), "command": options.command, "versions": _describe_versions()}
+    about = {"measured_at": describe_commit(), "command": options.command, "versions": describe_versions()}
     about |= {"machine": describe_machine(device)}
     for each in records:
         content = {"kind": each.kind, "case": hide_places(dict(each.case)), **about}
@@ -247,13 +247,14 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     return {"device": name, "is_gpu": is_gpu, "threads": torch.get_num_threads(), "cpus": count_cpus()}
 
 
-def _describe_versions() -> dict[str, str]:
+def describe_versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that are here."""
     here = {each.metadata["Name"] for each in distributions()}  # a card needs no Ray
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES if name in here}}
 
 
-def _describe_commit() -> str:
-    """The commit of this checkout, with a plus sign where code differs from it; without git the version."""
+def describe_commit() -> str:
+    """Return the commit of this checkout, with a plus sign where code differs from it; without git the version."""
 
     def ask(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, check=False)

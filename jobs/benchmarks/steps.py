@@ -12,7 +12,6 @@ import copy
 import gc
 import multiprocessing
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.output import Record, show, show_ratio, show_spread, show_tables, write
@@ -46,27 +46,25 @@ from benchmarks.timing import (
     configure_process,
     make_batch,
     make_step,
-    synchronize,
     take_turns,
     time_steps,
 )
 from torch import Tensor, nn
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 from transformers import ModernBertConfig
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig, OptimConfig, ShapeConfig
+from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig, ShapeConfig
+from domext_ray.corpus.batching import MaskedRows, pad_masked
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.build import build_model, choose_attention, detach, store_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import LAYOUTS
-from domext_ray.training.cost import count_flops, time_matmuls
+from domext_ray.training.cost import count_flops, make_full_batch, time_matmuls
 from domext_ray.training.engine import Engine, join_alone, leave_alone
 from domext_ray.training.losses import MaskedLoss
-from domext_ray.training.objective import DistillRows, MaskedBatch
+from domext_ray.training.objective import MaskedBatch, to_batch
 from domext_ray.training.step import move_batch
 
 BASES: dict[str, dict[str, Any]] = {
@@ -103,21 +101,7 @@ DEFAULTS = {
     "cpu": {"tokens": 1024, "steps": 1, "precision": "fp32"},
     "cuda": {"tokens": 32_768, "steps": 10, "precision": "bf16"},
 }
-KINDS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addbmm", "linear"),
-    "fused attention": ("_attention",),
-    "softmax and loss": ("softmax", "nll_loss"),
-    "GELU": ("gelu",),
-    "LayerNorm": ("layer_norm",),
-    "dropout": ("dropout", "bernoulli"),
-    "copies and casts": ("copy", "clone", "aten::cat", "index_select", "aten::index", "gather"),
-    "filling zeros": ("fill_", "zero_", "zeros"),
-    "AdamW": ("adam",),
-    "sums and scaling": ("aten::add", "aten::mul", "aten::sum", "aten::div", "aten::sub"),
-}
-"""Operations by what their names have in them; the first that fits counts."""
 UNIT = "seconds per step"
-PROFILED_STEPS = 3
 
 
 Side = tuple[Callable[[], Seconds], Figures | None]
@@ -220,28 +204,31 @@ def make_engine(model: nn.Module, rows: int, device: torch.device, config: Engin
     return Engine(model, **{**settings, **named})
 
 
-def make_own(options: argparse.Namespace, method: str, batch: Batch, model: DomextForMaskedLM) -> Callable[[], Any]:
-    """Return what makes one step of ours; the model is taken over."""
+def make_own(
+    options: argparse.Namespace, method: str, batch: Batch, model: DomextForMaskedLM, **engine: Any
+) -> Callable[[], Any]:
+    """Return what makes one step of ours; the model is taken over, and the engine's options may be others."""
     device, network = torch.device(options.device), store_as_run(model, options)
     rows, loss = _to_rows(batch, keeps=method == "af_kept"), partial(MaskedLoss, num_words=VOCAB_SIZE)
     if method == "frozen":
         objective = loss(network, device, bf16=options.precision == "bf16")
         return torch.no_grad()(lambda: objective(**move_batch(rows, device)))
-    config = EngineConfig(precision=options.precision, compile=options.compile != "none")
+    config = EngineConfig(precision=options.precision, **engine)
     kept = partial(loss, teacher=network) if method == "af_kept" else loss
-    engine = make_engine(network, len(batch.input_ids), device, config, objective=kept)
+    trainer = make_engine(network, len(batch.input_ids), device, config, objective=kept)
     # As on a card, figures are read later or never.
-    return lambda: engine.launch_step([rows], rows.num_masked, 0, num_distilled=rows.num_distilled)
+    return lambda: trainer.launch_step([rows], rows.num_masked, 0, num_distilled=rows.num_distilled)
 
 
 def _to_rows(batch: Batch, *, keeps: bool = False) -> MaskedBatch:
-    """The batch as the engine takes it from the CPU; with `keeps` a quarter of the rows ask the base."""
-    ids, positions, labels = (each.cpu() for each in (batch.input_ids, batch.masked_positions, batch.labels))
-    rows, length = ids.shape
-    kept = (positions < max(1, rows // 4) * length).nonzero().flatten()
-    weights = torch.ones(len(labels))
-    general = DistillRows(torch.arange(max(1, rows // 4)), kept, positions[kept], weights[kept]) if keeps else None
-    return MaskedBatch(ids, None, None, positions, labels, weights, distill_rows=general)
+    """The batch as a run's reader makes it, with bounds and filler; with `keeps` a quarter of the rows ask the base."""
+    ids, found = (each.flatten().cpu().numpy() for each in (batch.input_ids, batch.all_labels))
+    num_rows, length = batch.input_ids.shape
+    selected = found >= 0
+    general = np.arange(num_rows) < max(1, num_rows // 4) if keeps else None
+    lengths = np.full(num_rows, length)
+    rows = MaskedRows(ids, np.where(selected, found, ids), selected, lengths, is_distilled=general)
+    return cast(MaskedBatch, to_batch(pad_masked(rows, pad_id=0, with_filler=True)))
 
 
 def make_rival(
@@ -258,8 +245,6 @@ def make_rival(
         kinds = {"af": WidenedModernBert if options.layout == "modernbert" else AfEquations, "exbert": ExbertEquations}
         rival: nn.Module = kinds[method](copy.deepcopy(model)).train().to(device)
         figures: Figures | None = compute_figures(rival, lambda: rival(batch))
-        if options.compile == "both":
-            cast(Any, rival).run_layer = torch.compile(cast(Any, rival).run_layer)
         return time_steps(make_step(rival, rival, batch, bf16=bf16), steps, device), figures
     rival = make_transformers(model, describe_method(options, "lora") if method == "lora" else None)
     compute = partial(compute_whole_loss, rival)
@@ -287,27 +272,19 @@ def measure_pair(options: argparse.Namespace, method: str, against: str, length:
     figures: dict[str, Any] = {}
     with ExitStack() as stack:
         model = make_model(options, method)
-        before = _read_card(device)
         run_rival, rival_figures = make_rival(options, method, against, model, batch, stack)
         if rival_figures is not None:
             own_figures = compute_figures(model, lambda: compute_loss(model, batch))
             figures["loss_difference"] = check_figures(own_figures, rival_figures)
         loss = MaskedLoss(model, device, bf16=options.precision == "bf16")
-        products = None if method == "frozen" else count_flops(loss, _to_rows(batch))
-        weights = sum(each.numel() * each.element_size() for each in model.parameters())
-        held = {"rival": _read_card(device) - before, "domext_ray": weights - _read_card(device)}
-        step = make_own(options, method, batch, model)
-        own = time_steps(step, options.steps, device)
-        held["domext_ray"] += _read_card(device)
+        counted = make_full_batch(PretrainConfig(), VOCAB_SIZE, length, len(batch.input_ids))
+        products = None if method == "frozen" else count_flops(loss, counted)
+        own = time_steps(make_own(options, method, batch, model), options.steps, device)
         sides = {"domext_ray": own, "rival": run_rival}
-        for name, run in sides.items() if device.type == "cuda" else ():
-            figures[f"{name}_peak_bytes"] = held[name] + _measure_card(run, device)
         with Watch() as watch:
             took = [time_matmuls(products, device, bf16=loss.bf16)] if products else []
             seconds = take_turns(sides, options.repeats, options.warmup)
             took += [time_matmuls(products, device, bf16=loss.bf16)] if products else []
-        if options.profile:
-            figures |= profile_steps(step, device)
     median = statistics.median(each.wall for each in seconds["domext_ray"])
     figures["tokens_per_second"] = batch.input_ids.numel() / median
     for each in took[:1]:
@@ -319,20 +296,6 @@ def measure_pair(options: argparse.Namespace, method: str, against: str, length:
 def count_rows(options: argparse.Namespace, method: str, length: int) -> int:
     """Return the rows of a step; of a step that keeps to the base four at least, of which one asks it."""
     return max(4 if method == "af_kept" else 1, options.tokens // length)
-
-
-def _read_card(device: torch.device) -> int:
-    synchronize(device)
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _measure_card(run: Callable[[], Any], device: torch.device) -> int:
-    """The most memory that a side's first steps take beside what is there: moments, gradients, activations."""
-    before = _read_card(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run()
-    synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
 
 
 def measure_in_processes(options: argparse.Namespace, *case: Any) -> Pair:
@@ -354,40 +317,6 @@ def measure_in_processes(options: argparse.Namespace, *case: Any) -> Pair:
 
 def _find_median(seconds: Sequence[Seconds]) -> Seconds:
     return Seconds(statistics.median(each.wall for each in seconds), statistics.median(each.cpu for each in seconds))
-
-
-def name_kind(operation: str) -> str:
-    """Return what kind of work an operation of torch is."""
-    return next((kind for kind, names in KINDS.items() if any(each in operation.lower() for each in names)), "all else")
-
-
-def profile_steps(step: Callable[[], Any], device: torch.device) -> dict[str, Any]:
-    """Return what the time goes to by kind of operation, and the share of it in which no kernel runs.
-
-    That is from the first kernel to the last; on a CPU, in which no operation of torch runs.
-    """
-    is_gpu = device.type == "cuda"
-    kind = DeviceType.CUDA if is_gpu else DeviceType.CPU
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
-    with profile(activities=activities, acc_events=True) as seen:
-        for _ in range(PROFILED_STEPS):
-            step()
-        synchronize(device)
-    times = Counter[str]()
-    for each in seen.key_averages():
-        if each.device_type == DeviceType.CPU:  # a GPU's kernels are counted in the operations that launch them
-            times[name_kind(each.key)] += each.self_device_time_total if is_gpu else each.self_cpu_time_total
-    spans = sorted(
-        (each.time_range.start, each.time_range.end)
-        for each in seen.events()
-        if each.device_type == kind and not getattr(each, "is_user_annotation", False)
-    )
-    assert spans, f"torch's profiler saw no work of {device}"
-    busy, end = 0.0, spans[0][0]
-    for start, stop in spans:
-        busy, end = busy + max(0.0, stop - max(start, end)), max(end, stop)
-    shares = {name: time / times.total() for name, time in times.most_common()}
-    return {"shares": shares, "gap_frac": 1 - busy / (end - spans[0][0])}
 
 
 # --- the verb ---
@@ -418,8 +347,6 @@ def list_pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
             raise ConfigError(f"--against is {against!r}, which is for {' and '.join(fits)}; --methods has {method}.")
         if options.layout == "modernbert" and (method == "exbert" or against in ("adapters", "trainer")):
             raise ConfigError(f"--methods has {method}; a ModernBERT has no {RIVALS[against]} for it, so leave it out.")
-        if options.compile == "both" and (against != "equations" or options.layout == "modernbert"):
-            raise ConfigError("--compile is 'both'; beside this rival it must be ours or none.")
         pairs.append((method, against))
     return pairs
 
@@ -432,26 +359,25 @@ def run_step(options: argparse.Namespace) -> None:
         for method, against in list_pairs(chosen):
             for length in chosen.lengths:
                 pair = measure_in_processes(chosen, method, against, length)
-                new = make_records(chosen, method, against, length, pair)
-                write(options, new, torch.device(options.device))
-                records += new
+                records.append(make_record(chosen, method, against, length, pair))
+                write(options, records[-1:], torch.device(options.device))
     show_tables(records)
     leave_alone()
 
 
-def make_records(options: argparse.Namespace, method: str, against: str, length: int, pair: Pair) -> list[Record]:
-    """Return what the files of a pair hold: its times, and with --profile what they go to."""
+def make_record(options: argparse.Namespace, method: str, against: str, length: int, pair: Pair) -> Record:
+    """Return what the file of a pair holds."""
     case = describe_case(options, length, count_rows(options, method, length)) | {"method": method}
     case |= {} if options.against == "own" else {"against": against}
-    case |= {} if options.compile == "none" else {"compiled": options.compile}
     case["sizes"] = describe_sizes(options, method)
     own, rival = pair.list_wall("domext_ray"), pair.list_wall("rival")
     figures = {**compare(rival, own), "share": statistics.median(own) / statistics.median(rival), **pair.figures}
     cpu = {f"{name}, processor": [each.cpu for each in seconds] for name, seconds in pair.seconds.items()}
     figures["cpu_ratio"] = compare(*reversed(list(cpu.values())))["ratio"] if all(cpu["rival, processor"]) else None
-    about = {"": name_case(case), "precision": options.precision, "tokens per row": f"{length:,}"}
     row = {
-        **about,
+        "": name_case(case),
+        "precision": options.precision,
+        "tokens per row": f"{length:,}",
         "rows": f"{case['rows']:,}",
         "ours, s": show_spread(own),
         "other, s": show_spread(rival),
@@ -459,21 +385,10 @@ def make_records(options: argparse.Namespace, method: str, against: str, length:
         "tokens/s": show(figures["tokens_per_second"]),
         **({"of attainable": f"{figures['attained_frac']:.0%}"} if "attained_frac" in figures else {}),
         **({"MFU": f"{figures['throughput/mfu']:.1%}"} if "throughput/mfu" in figures else {}),
-        **{
-            f"{name} peak, GiB": f"{figures[f'{side}_peak_bytes'] / 2**30:.2f}"
-            for name, side in (("our", "domext_ray"), ("other", "rival"))
-            if f"{side}_peak_bytes" in figures
-        },
         "other": RIVALS[against] + (" and peft" if method == "lora" and against == "transformers" else ""),
     }
     results = {"domext_ray": own, "rival": rival, **cpu}
-    records = [Record("step", case, [row], UNIT, results, figures, pair.others_frac)]
-    if "shares" in figures:
-        shares = {kind: f"{share:.0%}" for kind, share in figures["shares"].items() if share >= 0.005}
-        row = {**about, "no kernel runs": f"{figures['gap_frac']:.0%}", **shares}
-        kept = {name: figures[name] for name in ("shares", "gap_frac")}
-        records.append(Record("profile", case, [row], UNIT, {"domext_ray": own}, kept, pair.others_frac))
-    return records
+    return Record("step", case, [row], UNIT, results, figures, pair.others_frac)
 
 
 def describe_case(options: argparse.Namespace, length: int, rows: int) -> dict[str, str | int]:
@@ -491,6 +406,5 @@ def name_case(case: dict[str, str | int]) -> str:
     width = f" of {case['hidden_size']}" if "hidden_size" in case else ""
     layers = f", {case['layers']} layers{width}" if layout or width or case["layers"] != 12 else ""
     name = METHODS[str(case["method"])] + (f" ({case['sizes']})" if case["sizes"] else "") + layout + layers
-    compiled = ", compiled" if "compiled" in case else ""
-    compiled += f", dropout {case['dropout']}" if "dropout" in case else ""
-    return name + compiled + (", as a worker" if case.get("process") == "worker" else "")
+    dropout = f", dropout {case['dropout']}" if "dropout" in case else ""
+    return name + dropout + (", as a worker" if case.get("process") == "worker" else "")
