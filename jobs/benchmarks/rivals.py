@@ -1,8 +1,8 @@
 """What training steps are timed against, each only as much as must be there to make a step.
 
-- `Equations`, `AfEquations`, `ExbertEquations`, `WidenedModernBert`: the papers' equations, written down literally:
-  eager attention, a projection to the vocabulary at every position; for AF Adapter, frozen and trainable weights
-  concatenated into one matrix. ModernBERT's stand in transformers' own class.
+- `Equations`, `AfEquations`, `ExbertEquations`: the papers' equations, written down literally for BERT's layout: eager
+  attention, a projection to the vocabulary at every position; for AF Adapter, frozen and trainable weights concatenated
+  into one matrix;
 - `make_transformers`: transformers' own model of the shape, all weights or with peft's LoRA, in a bare loop;
 - `time_trainer`: the same in transformers' Trainer;
 - `AdapterHub`: AdapterHub's library, in a process of an environment of its own (rival_worker.py).
@@ -129,49 +129,6 @@ class ExbertEquations(Equations):
 def _widen(base: nn.Linear, extra: nn.Linear, inputs: Tensor) -> Tensor:
     """`x [W : W'] + [b : b']`."""
     return F.linear(inputs, torch.cat([base.weight, extra.weight]), torch.cat([base.bias, extra.bias]))
-
-
-class Widened(nn.Module):
-    """A projection with more outputs (`rows`) or more inputs, in the place of one of transformers' class.
-
-    The base's rows are as many equal parts as there are extras, each of which comes behind a part.
-    """
-
-    def __init__(self, base: nn.Linear, extras: list[nn.Linear], *, rows: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(base.weight.data, requires_grad=False)
-        self.extras, self.rows = nn.ModuleList(extras), rows
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """`x [W : W'] + [0 : b']`, or `x [W over W'] + b'`."""
-        extras = cast(list[nn.Linear], list(self.extras))
-        if not self.rows:
-            return F.linear(inputs, torch.cat([self.weight, extras[0].weight], dim=1), extras[0].bias)
-        parts = self.weight.chunk(len(extras))
-        none = self.weight.new_zeros(len(parts[0]))
-        weight = torch.cat([each for part, extra in zip(parts, extras, strict=True) for each in (part, extra.weight)])
-        return F.linear(inputs, weight, torch.cat([each for extra in extras for each in (none, extra.bias)]))
-
-
-class WidenedModernBert(nn.Module):
-    """AF Adapter as its equations stand in transformers' class: all heads in one attention, logits everywhere."""
-
-    def __init__(self, model: DomextForMaskedLM) -> None:
-        super().__init__()
-        layers: list[Any] = list(model.bert.encoder.layer)
-        (adapter,) = cast(Any, model.config).adapters
-        self.model = _build_plain(model)
-        self.model.requires_grad_(False)
-        for own, layer in zip(layers, self.model.model.layers, strict=True):
-            heads, units = own.attention.adapters[adapter], own.adapters[adapter]
-            layer.attn.Wqkv = Widened(layer.attn.Wqkv, [heads.query, heads.key, heads.value], rows=True)
-            layer.attn.Wo = Widened(layer.attn.Wo, [heads.output], rows=False)
-            layer.mlp.Wi = Widened(layer.mlp.Wi, [units.input, units.gate], rows=True)
-            layer.mlp.Wo = Widened(layer.mlp.Wo, [units.output], rows=False)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the mean loss of the predicted positions."""
-        return F.cross_entropy(self.model(batch.input_ids).logits.float().flatten(0, 1), batch.all_labels)
 
 
 # --- transformers and peft ---

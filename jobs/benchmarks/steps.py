@@ -28,7 +28,6 @@ from benchmarks.rivals import (
     AdapterHub,
     AfEquations,
     ExbertEquations,
-    WidenedModernBert,
     compute_whole_loss,
     make_transformers,
     split_rows,
@@ -242,7 +241,7 @@ def make_rival(
         other = stack.enter_context(AdapterHub(options, model, batch))
         return other.time_steps, other.figures
     if against == "equations":
-        kinds = {"af": WidenedModernBert if options.layout == "modernbert" else AfEquations, "exbert": ExbertEquations}
+        kinds = {"af": AfEquations, "exbert": ExbertEquations}
         rival: nn.Module = kinds[method](copy.deepcopy(model)).train().to(device)
         figures: Figures | None = compute_figures(rival, lambda: rival(batch))
         return time_steps(make_step(rival, rival, batch, bf16=bf16), steps, device), figures
@@ -345,8 +344,11 @@ def list_pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
         fits = {"equations": ("af", "exbert"), "adapters": ("bottleneck",), "trainer": ("lora",)}.get(against)
         if fits and method not in fits:
             raise ConfigError(f"--against is {against!r}, which is for {' and '.join(fits)}; --methods has {method}.")
-        if options.layout == "modernbert" and (method == "exbert" or against in ("adapters", "trainer")):
-            raise ConfigError(f"--methods has {method}; a ModernBERT has no {RIVALS[against]} for it, so leave it out.")
+        if options.layout == "modernbert" and (method == "exbert" or against in ("equations", "adapters", "trainer")):
+            raise ConfigError(
+                f"--methods has {method}; a ModernBERT has no {RIVALS[against]} for it; give --against full, "
+                "af or transformers, or leave it out."
+            )
         pairs.append((method, against))
     return pairs
 

@@ -184,7 +184,10 @@ def test_a_wrong_option_is_named() -> None:
     for words, says in (
         ("step --methods lora --against equations", "--against is 'equations', which is for af and exbert"),
         ("step --methods bottleneck", "--rival_python is empty; --methods bottleneck needs"),
-        ("step --methods exbert --bases tiny-modernbert", "--methods has exbert; a ModernBERT has no"),
+        (
+            "step --methods exbert --bases tiny-modernbert",
+            "--methods has exbert; a ModernBERT has no",
+        ),
         ("step --repeats 0", "--repeats is 0; it must be 1 or more"),
         ("memory --lengths 16 0", r"--lengths is \[16, 0\]; it must be 1 or more"),
         ("serve --checked_answers -1", "--checked_answers is -1; it must be 0 or more"),
