@@ -19,9 +19,11 @@ from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.presets import FOLDER, describe_preset, find_preset, list_presets
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.config.sweep import SweepConfig
+from domext_ray.errors import RunError
 from domext_ray.inputs import run_vocabulary
-from domext_ray.options.build import describe_difference, dump_yaml, to_dict
+from domext_ray.options.build import describe_difference, dump_yaml, identity_of, to_dict
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runs.run_directory import check_identity, write_run
 from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space
 
@@ -150,6 +152,17 @@ def test_a_preset_at_base_size_says_where_its_rate_and_its_papers_setting_are(pa
         assert setting is not None
         shared, own = (parse_config(PretrainConfig, path.stem, flags) for flags in ([], shlex.split(setting[1])))
         assert own != shared and own.optim.lr == shared.optim.lr
+        assert (shared.train.attention_dropout_prob, own.train.attention_dropout_prob) == (0.0, 0.1)
+
+
+@pytest.mark.parametrize("path", BASE_SIZE, ids=lambda path: path.stem)
+def test_a_run_of_a_preset_of_0_1_0_is_told_which_option_finishes_it(path: Path, tmp_path: Path) -> None:
+    """Its attention had as much dropout as its hidden states, as the papers' has."""
+    former = ["--train.attention_dropout", "same"]
+    write_run(tmp_path, identity=identity_of(read_preset(path, *former)))
+    with pytest.raises(RunError, match=r"\(train\.attention_dropout: 'same' -> 0\.0\); .* the options that"):
+        check_identity(tmp_path, identity_of(read_preset(path)))
+    check_identity(tmp_path, identity_of(read_preset(path, *former)))
 
 
 def test_a_presets_rate_beside_a_base_of_another_size_is_a_warning(
