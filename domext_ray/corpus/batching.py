@@ -252,11 +252,10 @@ def pad_masked(
     weights = (np.arange(num_positions) < len(predicted)).astype(np.float32)
     masked_positions = np.concatenate([predicted, np.zeros(num_positions - len(predicted), dtype=np.int64)])
     parts = None if rows.parts is None else np.where(weights > 0, rows.parts[masked_positions // length], -1)
+    document_ids = None if first_id is None else (input_ids == first_id).cumsum(1)
     distill_rows = None
     if rows.is_distilled is not None:
-        distill_rows = _find_distill_rows(rows.is_distilled, masked_positions, weights, length)
-    document_ids = None if first_id is None else (input_ids == first_id).cumsum(1)
-    token_indices = _find_token_indices(shown)
+        distill_rows = _find_distill_rows(rows.is_distilled, masked_positions, weights, shown, document_ids)
     segments = None if rows.second_starts is None else (shown & (places >= rows.second_starts[:, None]))
     return {
         "input_ids": input_ids,
@@ -269,9 +268,14 @@ def pad_masked(
         "distill_rows": distill_rows,
         "parts": parts,
         "document_ids": document_ids,
-        "token_indices": token_indices,
-        **find_sequences(shown, document_ids, token_indices),
+        **_find_bounds(shown, document_ids),
     }
+
+
+def _find_bounds(shown: np.ndarray, document_ids: np.ndarray | None) -> Arrays:
+    """Return which tokens of padded rows are computed, and where their sequences are; see `MaskedBatch`."""
+    token_indices = _find_token_indices(shown)
+    return {"token_indices": token_indices, **find_sequences(shown, document_ids, token_indices)}
 
 
 def find_sequences(
@@ -314,21 +318,32 @@ def _find_token_indices(is_token: np.ndarray) -> np.ndarray | None:
 
 
 def _find_distill_rows(
-    is_distilled: np.ndarray, masked_positions: np.ndarray, weights: np.ndarray, length: int
+    is_distilled: np.ndarray,
+    masked_positions: np.ndarray,
+    weights: np.ndarray,
+    shown: np.ndarray,
+    document_ids: np.ndarray | None,
 ) -> Arrays:
     """Give the distillation term its rows and predicted positions, whose weights become 0; a filler if there are none.
 
     Every batch has a row of it: ranks that made another number of forward passes would wait for each other at ZeRO-3.
     """
-    rows = np.flatnonzero(is_distilled)
+    rows, length = np.flatnonzero(is_distilled), shown.shape[1]
     in_rows = is_distilled[masked_positions // length] & (weights > 0)
     weights[in_rows] = 0.0
     indices = np.flatnonzero(in_rows)
-    if not len(indices):
+    if len(indices):
+        found = masked_positions[indices]
+        positions = np.searchsorted(rows, found // length) * length + found % length
+        own_weights = np.ones(len(indices), dtype=np.float32)
+    else:
         rows, indices = rows if len(rows) else np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-        zero = np.zeros(1, dtype=np.float32)
-        return {"rows": rows, "prediction_indices": indices, "positions": indices.copy(), "weights": zero}
-    found = masked_positions[indices]
-    positions = np.searchsorted(rows, found // length) * length + found % length
-    ones = np.ones(len(indices), dtype=np.float32)
-    return {"rows": rows, "prediction_indices": indices, "positions": positions, "weights": ones}
+        positions, own_weights = indices.copy(), np.zeros(1, dtype=np.float32)
+    own_documents = None if document_ids is None else document_ids[rows]
+    return {
+        "rows": rows,
+        "prediction_indices": indices,
+        "positions": positions,
+        "weights": own_weights,
+        **_find_bounds(shown[rows], own_documents),
+    }

@@ -180,10 +180,12 @@ class MaskedLoss(Objective):
         """Return the base's states at the asked positions, [P', d]; None where it is not asked."""
         if asked is None or (self.teacher is None and not self.teaches_itself):
             return None
-        own = {name: None if each is None else each.index_select(0, asked.rows) for name, each in rows.items()}
+        own: dict[str, Any] = {
+            name: None if each is None else each.index_select(0, asked.rows) for name, each in rows.items()
+        }
+        own |= {name: getattr(asked, name) for name in ("token_indices", "cu_seq_lens", "max_length")}
         with self._as_base() as teacher:
-            pool = teacher.predicts_next_sentence
-            states: Tensor = teacher.encode(**own, masked_positions=asked.positions, pool=pool)[1][0]
+            states: Tensor = teacher.encode(**own, masked_positions=asked.positions, output_hidden_states=False)[1][0]
         return states
 
     def _score_chunks(

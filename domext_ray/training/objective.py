@@ -24,12 +24,16 @@ class DistillRows:
         prediction_indices: int64 [P'], among the batch's P predicted positions.
         positions: int64 [P'], the same positions in the flattened [K·N].
         weights: float32 [P'], 1 for a predicted token, 0 for filler.
+        token_indices, cu_seq_lens, max_length: of the K rows; see `MaskedBatch`.
     """
 
     rows: torch.Tensor
     prediction_indices: torch.Tensor
     positions: torch.Tensor
     weights: torch.Tensor
+    token_indices: torch.Tensor | None = None
+    cu_seq_lens: torch.Tensor | None = None
+    max_length: int = 0
 
 
 @dataclass(frozen=True)

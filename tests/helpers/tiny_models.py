@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -41,3 +42,19 @@ def make_rows() -> tuple[Tensor, Tensor]:
     """Rows of 12, 8 and 5 tokens, and their mask; what stands behind a row's end are tokens, too."""
     ids = torch.randint(1, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(1))
     return ids, (torch.arange(LENGTH) < torch.tensor([[LENGTH], [8], [5]])).long()
+
+
+def attend_in_turn(query: Tensor, key: Tensor, value: Tensor, *places: Any, scale: float, window_size: Any) -> Tensor:
+    """What torch's kernel for GPUs computes, on a CPU: sequences in turn."""
+    ends, ends_of_keys, longest, longest_key = places
+    assert ends is ends_of_keys and ends.dtype == torch.int32 and longest == longest_key == int(ends.diff().max())
+    assert ends[-1] == len(query) and query.shape[-1] % 8 == 0
+    contexts = []
+    for first, end in itertools.pairwise(ends.tolist()):
+        queries, keys, values = (each[first:end].transpose(0, 1) for each in (query, key, value))
+        distance = torch.arange(end - first) - torch.arange(end - first)[:, None]
+        before, behind = ((distance.abs().max() if each < 0 else each) for each in window_size)
+        seen = (distance >= -before) & (distance <= behind)
+        attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, seen, scale=scale)
+        contexts.append(attended.transpose(0, 1))
+    return torch.cat(contexts)

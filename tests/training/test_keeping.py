@@ -11,16 +11,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from tiny_models import attend_in_turn
 from torch import Tensor, nn
+from torch.nn.attention import varlen
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, ReplayConfig, VocabConfig
-from domext_ray.corpus.batching import MaskedRows, join_rows
+from domext_ray.corpus.batching import MaskedRows, join_rows, pad_masked
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.training.losses import MaskedLoss, make_loss
-from domext_ray.training.objective import MaskedBatch, pad_batch
+from domext_ray.training.objective import MaskedBatch, pad_batch, to_batch
 from domext_ray.training.step import move_batch
 
 CPU = torch.device("cpu")
@@ -82,7 +84,17 @@ def score(model: Any, batch: MaskedBatch) -> Tensor:
     return logits[..., : model.config.base_vocab_size].log_softmax(-1)
 
 
+def make_long_rows(kept: list[bool]) -> MaskedRows:
+    """Rows with much padding, each of two documents, which begin with 2."""
+    draw = np.random.default_rng(1)
+    rows = [draw.integers(5, 60, size) for size in (64, 20, 61, 33)]
+    for row in rows:
+        row[[0, len(row) // 3]] = 2
+    return MaskedRows.join([(row, row + 1, draw.random(len(row)) < 0.3) for row in rows], np.array(kept))
+
+
 KEPT = [False, True, False, True]
+BOUNDS = ("token_indices", "cu_seq_lens", "max_length")
 METHODS: dict[str, dict[str, Any]] = {
     "af": AF,
     "shifts": SHIFTS,
@@ -137,6 +149,46 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
     # Not to the last bit: how MKL sums may depend on where a tensor lies in memory.
     torch.testing.assert_close(cast(Tensor, asked[0]), cast(Tensor, asked[1]), rtol=0, atol=1e-5)
     assert cast(nn.Module, model).training and float(run(loss, make_batch(KEPT))[2]) > 0.01
+
+
+@pytest.mark.parametrize("first_id", [None, 2], ids=["rows", "documents"])
+@pytest.mark.parametrize("kept", [KEPT, [False] * 4], ids=["some", "filler"])
+def test_kept_rows_have_the_bounds_of_a_batch_of_their_own(kept: list[bool], first_id: int | None) -> None:
+    rows = make_long_rows(kept)
+    found = pad_masked(rows, 0, first_id=first_id)["distill_rows"]
+    alone = pad_masked(rows.take(found["rows"]), 0, pad_to=64, first_id=first_id)
+    assert all(np.array_equal(found[name], alone[name]) for name in BOUNDS)
+    assert len(found["rows"]) == max(1, sum(kept))
+
+
+@pytest.mark.parametrize("first_id", [None, 2], ids=["rows", "documents"])
+def test_the_base_is_asked_within_the_bounds_of_its_rows(
+    base: Base, first_id: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding is left out, and "varlen" needs no mask. A base may ask for all hidden states."""
+    lengths: list[int] = []
+
+    def attend(*arguments: Any, **options: Any) -> Tensor:
+        lengths.append(len(arguments[0]))
+        return attend_in_turn(*arguments, **options)
+
+    monkeypatch.setattr(varlen, "varlen_attn", attend)
+    batch = to_batch(pad_masked(make_long_rows(KEPT), 0, first_id=first_id))
+    model = build(base, config := make_config(base, **AF))
+    model.config.output_hidden_states = True
+    loss = make_loss_of(base, config, model).train()
+    rows = {name: getattr(batch, name) for name in ("input_ids", "attention_mask", "document_ids")}
+    without = replace(batch.distill_rows, token_indices=None, cu_seq_lens=None, max_length=0)
+    expected = loss._ask_base(rows, without)
+    for attention in ("sdpa", "varlen"):
+        model.set_attn_implementation(attention)
+        found = loss._ask_base(rows, batch.distill_rows)
+        assert torch.allclose(cast(Tensor, found), cast(Tensor, expected), rtol=0, atol=1e-5), attention
+    assert lengths == [len(batch.distill_rows.token_indices)] * model.config.num_hidden_layers == [64] * len(lengths)
+    words, _, kept, *_ = run(loss, batch)
+    model.set_attn_implementation("sdpa")
+    masked = run(loss, replace(batch, distill_rows=without, token_indices=None))
+    assert float(kept) == pytest.approx(float(masked[2]), rel=1e-4) and float(words) == pytest.approx(float(masked[0]))
 
 
 def test_the_extensions_take_part_again_when_the_base_was_asked(base: Base) -> None:

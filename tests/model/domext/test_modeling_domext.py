@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from itertools import product
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import LENGTH, MODERN, VOCAB, make_model, make_rows
+from tiny_models import LENGTH, MODERN, VOCAB, attend_in_turn, make_model, make_rows
 from torch import Tensor
 from torch.nn.attention import varlen
 
@@ -214,22 +213,6 @@ def test_tokens_that_nobody_asks_for_are_left_out(attention: str, monkeypatch: p
         whole = model.bert(rows, attention_mask=mask, pool=False).last_hidden_state
         torch.testing.assert_close(states[mask.bool()], whole[mask.bool()], rtol=1e-4, atol=2e-6)
         assert not states[1, 6:].any()
-
-
-def attend_in_turn(query: Tensor, key: Tensor, value: Tensor, *places: Any, scale: float, window_size: Any) -> Tensor:
-    """What torch's kernel for GPUs computes, on a CPU: sequences in turn."""
-    ends, ends_of_keys, longest, longest_key = places
-    assert ends is ends_of_keys and ends.dtype == torch.int32 and longest == longest_key == int(ends.diff().max())
-    assert ends[-1] == len(query) and query.shape[-1] % 8 == 0
-    contexts = []
-    for first, end in itertools.pairwise(ends.tolist()):
-        queries, keys, values = (each[first:end].transpose(0, 1) for each in (query, key, value))
-        distance = torch.arange(end - first) - torch.arange(end - first)[:, None]
-        before, behind = ((distance.abs().max() if each < 0 else each) for each in window_size)
-        seen = (distance >= -before) & (distance <= behind)
-        attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, seen, scale=scale)
-        contexts.append(attended.transpose(0, 1))
-    return torch.cat(contexts)
 
 
 @pytest.mark.parametrize("causal", [False, True])
