@@ -1,10 +1,11 @@
 """What a training step costs: its operations, its time on this machine, and its memory, before the run and beside it.
 
-Operations are those of the matrix products, two per multiply-add: not what is computed per element, a second forward
-pass for checkpointed activations, a teacher or the optimiser. They are counted on the device `meta`, so every method
-and layout counts as it trains, and attention as its two products, whatever kernel computes it. Time is measured: a
-dry run makes some steps, and a worker times its products alone, which is what its steps are held against. Of the
-memory, what autograd keeps is measured on tensors without values; what DeepSpeed holds beside follows from its code.
+Operations are those of the matrix products, two per multiply-add, of the model and of a base that is asked what it
+predicts: not what is computed per element, a second forward pass for checkpointed activations, or the optimiser. They
+are counted on the device `meta`, so every method and layout counts as it trains, and attention as its two products,
+whatever kernel computes it. Time is measured: a dry run makes some steps, and a worker times its products alone, which
+is what its steps are held against. Of the memory, what autograd keeps is measured on tensors without values; what
+DeepSpeed holds beside follows from its code.
 
 Not in the memory: Python and its libraries; what a kernel needs while it runs (packed weights of oneDNN, cuBLAS
 workspaces); what the allocator keeps between blocks; the copy of a rank's share of a checkpoint that is being written.
@@ -88,7 +89,7 @@ class Roofline:
     forward: int  # operations of the loss
     backward: int  # of its gradient
     num_tokens: int  # of the batch
-    matmuls: Mapping[Any, int]  # how often each product is computed: torch's operation, its tensors' sizes and strides
+    matmuls: Mapping[Any, float]  # how often each is computed: torch's operation, its tensors' sizes and strides
     peak: float = 0.0  # bf16 operations per second that the card's maker publishes; 0.0: not known, or not in bf16
     matmul_seconds: float = 0.0  # per token, what this rank takes for the products alone; 0.0: not timed
 
@@ -142,6 +143,26 @@ def count_flops(objective: Objective, batch: Any) -> Roofline:
     backward, is_on_gpu = counter.get_total_flops() - forward, objective.device_type == "cuda"
     peak = find_peak(torch.cuda.get_device_name()) if is_on_gpu and objective.bf16 else 0.0
     return Roofline(forward, backward, batch.input_ids.numel(), matmuls.found, peak)
+
+
+def count_step(config: PretrainConfig, objective: Objective, vocab_size: int, length: int) -> Roofline:
+    """Count what a run computes of full rows of some length, as `count_flops` does.
+
+    The base is asked about a share of them, which need not be whole rows: a batch of which it is asked about none and
+    one of which it is asked about all are counted, and mixed.
+    """
+    batch, share = make_full_batch(config, vocab_size, length), _find_asked_share(config)
+    plain = count_flops(objective, batch)
+    if not share:
+        return plain
+    asked = count_flops(objective, _make_general(batch, 1.0))
+    return replace(
+        plain,
+        forward=round((1 - share) * plain.forward + share * asked.forward),
+        matmuls={
+            each: (1 - share) * plain.matmuls.get(each, 0) + share * number for each, number in asked.matmuls.items()
+        },
+    )
 
 
 def find_peak(name: str) -> float:
@@ -316,23 +337,22 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
     `train.teraflops` says how fast a machine is.
     """
     config, length, flops_per_token = model.config, model.config.train.seq_length, 0.0
+    network, bf16 = model.objective.model, config.engine.uses_bf16
+    loss = make_loss(config, model.base, network, (), model.device)
     if not config.objective.makes_vectors:  # whose two views of a row differ in length
-        batch = make_full_batch(config, model.num_words, length)
-        whole = MaskedLoss(model.objective.model, model.device, bf16=config.engine.uses_bf16)
-        flops_per_token = count_flops(whole, batch).flops_per_token
+        whole = loss(network, model.device, bf16=bf16, num_chunks=1)
+        flops_per_token = count_step(config, whole, model.num_words, length).flops_per_token
     has_no_gpu = config.scale.use_gpu is True and model.device.type != "cuda"
     if config.train.teraflops or has_no_gpu or is_cluster():
         return StepCost(flops_per_token, 0.0)
-    network = model.objective.model
-    objective = make_loss(config, model.base, network, (), model.device)(
-        network, model.device, bf16=config.engine.uses_bf16
-    )
+    objective = loss(network, model.device, bf16=bf16)
     trainer = SingleProcessTrainer(
         objective, optim=config.optim, warmup_steps=NUM_TIMED + 1, seed=config.seed, device=model.device
     )
-    batch = _make_general(config, model.batches[0]) if needs_teacher(config) else model.batches[0]
+    share = _find_asked_share(config)
+    batch = _make_general(model.batches[0], share) if share else model.batches[0]
     seconds: list[float] = []
-    with as_worker(TRAINING, uses_fp32=not config.engine.uses_bf16):
+    with as_worker(TRAINING, uses_fp32=not bf16):
         while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
             start = time.perf_counter()
             trainer.train_step([batch], batch.num_masked, len(seconds), num_distilled=batch.num_distilled)
@@ -341,10 +361,18 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
     return StepCost(flops_per_token, resolve_micro_batch_size(config) * length / statistics.median(seconds[1:]))
 
 
-def _make_general(config: PretrainConfig, batch: Any) -> Any:
-    """Let a batch's first rows be general ones, about which the base is asked: as many as a run has of them."""
-    shares = zip(config.texts, config.part_shares[0][1], strict=True)
-    share = float(sum(share for text, share in shares if text.keep))
+def _find_asked_share(config: PretrainConfig) -> float:
+    """Return the share of a run's rows about which the base is asked."""
+    if not needs_teacher(config):
+        return 0.0
+    firsts, shares = zip(*config.part_shares, strict=True)
+    kept = (sum(share for text, share in zip(config.texts, own, strict=True) if text.keep) for own in shares)
+    ends = (*firsts[1:], 1)  # of the horizon
+    return float(sum(share * (end - first) for share, first, end in zip(kept, firsts, ends, strict=True)))
+
+
+def _make_general(batch: Any, share: float) -> Any:
+    """Let a share of a batch's rows, the first ones, be general ones, about which the base is asked."""
     num_rows, length = max(1, round(share * len(batch.input_ids))), batch.input_ids.shape[1]
     kept = torch.arange(max(1, min(round(share * len(batch.labels)), num_rows * length)))
     distilled = DistillRows(torch.arange(num_rows), kept, batch.masked_positions[kept], batch.weights[kept])

@@ -47,12 +47,12 @@ from domext_ray.training.checkpoint import (
     save_checkpoint,
 )
 from domext_ray.training.choices import describe_choices
-from domext_ray.training.cost import Roofline, count_flops, make_full_batch, measure_peak_memory, time_matmuls
+from domext_ray.training.cost import Roofline, count_step, measure_peak_memory, time_matmuls
 from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Score, Scores, build_evaluations, evaluate, evaluate_routed, measure_bits
-from domext_ray.training.losses import MaskedLoss, make_loss
+from domext_ray.training.losses import Objective, make_loss
 from domext_ray.training.metrics import MetricsLog, as_written
 from domext_ray.training.notices import ASK_SECONDS, ASKED, LIMIT, TAKEN, TOLD, EndAsked, Notices
 from domext_ray.training.parts import PartFigures
@@ -174,7 +174,8 @@ class PretrainWorker:
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.uses_bf16)
         self.model = network = cast(nn.Module, model).to(self.device)
-        self.rooflines = self._find_rooflines(network)
+        loss = make_loss(config, self.base, network, self.fixed, self.device)
+        self.rooflines = self._find_rooflines(loss)
         return Engine(
             network,
             engine=config.engine,
@@ -184,21 +185,20 @@ class PretrainWorker:
             accumulation_steps=count_passes(config, self.phases[0].micro_batch_size, self.world_size),
             seed=config.seed,
             device=self.device,
-            objective=make_loss(config, self.base, network, self.fixed, self.device),
+            objective=loss,
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
 
-    def _find_rooflines(self, network: nn.Module) -> dict[int, Roofline]:
+    def _find_rooflines(self, loss: Callable[..., Objective]) -> dict[int, Roofline]:
         """What rank 0 holds steps against, by a phase's first step; counted before ZeRO takes the model apart."""
         config = self.config
         if self.rank != 0 or config.objective.makes_vectors:  # whose two views of a row differ in length
             return {}
-        module = MaskedLoss(network, self.device, bf16=config.engine.uses_bf16)
-        vocab_size = cast(DomextConfig, network.config).vocab_size
-        batches = (
-            (each.first_step, make_full_batch(config, vocab_size, each.manifest.seq_length)) for each in self.phases
-        )
-        return {first: count_flops(module, batch) for first, batch in batches}
+        module = loss(self.model, self.device, bf16=config.engine.uses_bf16, num_chunks=1)
+        vocab_size = cast(DomextConfig, self.model.config).vocab_size
+        return {
+            each.first_step: count_step(config, module, vocab_size, each.manifest.seq_length) for each in self.phases
+        }
 
     def _describe_speed(self, step: int, num_tokens: int, seconds: float) -> dict[str, float]:
         """Figures of one of rank 0's steps."""

@@ -13,12 +13,21 @@ import torch
 from tiny_layouts import TINY_LAYOUTS
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig, TrainConfig
+from domext_ray.config.mixture import MixtureConfig
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ReplayConfig, ShapeConfig, TrainConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model, choose_attention, store_base
 from domext_ray.model.domext.layers_domext import VARLEN
-from domext_ray.training.cost import Roofline, count_flops, find_peak, make_attention, make_full_batch, time_matmuls
-from domext_ray.training.losses import MaskedLoss
+from domext_ray.training.cost import (
+    Roofline,
+    count_flops,
+    count_step,
+    find_peak,
+    make_attention,
+    make_full_batch,
+    time_matmuls,
+)
+from domext_ray.training.losses import MaskedLoss, make_loss
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.step import move_batch
 
@@ -75,6 +84,38 @@ def test_every_layout_is_counted(tmp_path: Path) -> None:
         choose_attention(model, CPU, bf16=False)
         batch = make_full_batch(config, base.config.vocab_size, LENGTH, ROWS)
         assert count_flops(MaskedLoss(model, CPU, bf16=False), batch).backward > 0, (name, kind)
+
+
+@pytest.mark.parametrize("trains", ["extensions", "all"])  # all: beside a copy of the base
+def test_what_the_base_computes_is_counted(trains: Any, tiny_base_folder: Path) -> None:
+    """Its forward pass over the share of general rows, which need not be whole rows here, nor the same all the time."""
+    base, parts = load_base(str(tiny_base_folder)), {"web": {"corpus": "web", "keep": True, "weight": {0: 0, 0.5: 1}}}
+    method = replace(PLAIN, trains=trains, ffn_units=0 if trains == "all" else 48)
+
+    def build(own: MethodConfig) -> Any:
+        model = build_model(base, ShapeConfig(), own, vocab_size=0, new_words=[], dropout=0.0, seed=0)
+        choose_attention(model, CPU, bf16=False)
+        return model
+
+    def count_config(**values: Any) -> Roofline:
+        config = PretrainConfig(base="b", method=method, train=TrainConfig(seq_length=LENGTH), **values)
+        model = build(method)
+        objective = make_loss(config, base, model, (), CPU)(model, CPU, bf16=False, num_chunks=1)
+        return count_step(config, objective, base.config.vocab_size, LENGTH)
+
+    alone, plain = count_config(), build(PLAIN).requires_grad_()
+    batch = make_full_batch(PretrainConfig(train=TrainConfig(seq_length=LENGTH)), base.config.vocab_size, LENGTH)
+    asked = count_flops(MaskedLoss(plain, CPU, bf16=False), batch).forward
+    for share, values in (
+        (0.01, {"replay": ReplayConfig(corpus="self", frac=0.01)}),
+        (0.25, {"mixture": MixtureConfig(parts=parts)}),
+    ):
+        found = count_config(objective=ObjectiveConfig(keep="kl"), **values)
+        assert found.forward == pytest.approx(alone.forward + share * asked), values
+        assert found.backward == alone.backward and found.num_tokens == alone.num_tokens
+        assert sum(found.matmuls.values()) > sum(alone.matmuls.values())
+    learned = count_config(objective=ObjectiveConfig(keep="replay"), **values)
+    assert (learned.forward, learned.matmuls) == (alone.forward, alone.matmuls), "nobody is asked"
 
 
 def test_products_are_timed_where_they_run() -> None:
