@@ -386,6 +386,16 @@ def bypass_extensions(model: nn.Module) -> Iterator[None]:
             layer.extension = module
 
 
+def count_base_layers(config: DomextConfig) -> int:
+    """Return how many of the first layers compute, while the model trains, what they do in its base alone."""
+    adapters = config.adapters.values()
+    has_dropout = config.hidden_dropout_prob or config.attention_probs_dropout_prob
+    has_more_words = config.extension_vocab_size or any(each.word_rows for each in adapters)
+    if has_dropout or has_more_words or config.module_hidden_size:
+        return 0
+    return min((each.first_layer for each in adapters), default=0)
+
+
 def attach_extensions(model: nn.Module, method: MethodConfig) -> None:
     """Add the extensions that wrap the base's matrices, such as LoRA, to a model that has its base's weights."""
     for extension in EXTENSIONS:

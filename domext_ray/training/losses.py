@@ -30,7 +30,7 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.corpus.views import pad_infonce, pad_tsdae
 from domext_ray.model.base import Base
-from domext_ray.model.build import build_base, bypass_extensions
+from domext_ray.model.build import build_base, bypass_extensions, count_base_layers
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.pooling import pool_states
 from domext_ray.training.decoder import DECODER
@@ -113,6 +113,7 @@ class MaskedLoss(Objective):
         self.loss_weights = (1.0, 1.0, distill_weight)
         self.teaches_itself = teacher is model
         self.teacher = None if self.teaches_itself else teacher
+        self.num_shared_layers = count_base_layers(cast(Any, model).config) if self.teaches_itself else 0
         self.num_words = num_words
 
     def forward(
@@ -133,16 +134,19 @@ class MaskedLoss(Objective):
         max_length: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return sums of losses (fp32): words', pairs', distilled; exact predictions, in eval mode; losses by part."""
-        rows = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        rows |= {} if document_ids is None else {"document_ids": document_ids}
-        asked = self._ask_base(rows, distill_rows) if self.training else None
+        rows: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        rows |= {"token_type_ids": token_type_ids, "document_ids": document_ids}
+        bounds: dict[str, Any] = {"token_indices": token_indices, "cu_seq_lens": cu_seq_lens, "max_length": max_length}
+        asked = None
+        if self.training and distill_rows is not None:
+            if self.num_shared_layers:
+                rows = self._run_shared_layers(rows, bounds)
+            asked = self._ask_base(rows, distill_rows)
         model = cast(Any, self.model)
         with self.autocast():
             # A base's configuration may ask for all hidden states, which nobody reads here.
-            rows |= {"masked_positions": masked_positions, "token_indices": token_indices}
-            rows |= {"cu_seq_lens": cu_seq_lens}
-            asks = {"pool": model.predicts_next_sentence, "max_length": max_length, "output_hidden_states": False}
-            encoded, (states, *_) = model.encode(**rows, **asks)
+            asks = {"pool": model.predicts_next_sentence, "output_hidden_states": False}
+            encoded, (states, *_) = model.encode(**rows, **bounds, masked_positions=masked_positions, **asks)
             order = model.cls.seq_relationship(encoded.pooler_output) if model.predicts_next_sentence else None
         kept = None if asked is None or distill_rows is None else distill_rows.prediction_indices
         losses, predicted, divergences = self._score_chunks(states, labels, kinds, asked, kept)
@@ -176,12 +180,21 @@ class MaskedLoss(Objective):
             yield teacher
         teacher.train(self.teaches_itself)
 
-    def _ask_base(self, rows: Mapping[str, Tensor | None], asked: DistillRows | None) -> Tensor | None:
+    def _run_shared_layers(self, rows: Mapping[str, Any], bounds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the layers that model and base share once for both; return rows as the next layer reads them."""
+        end = self.num_shared_layers
+        with torch.no_grad(), self.autocast():
+            encoder = cast(Any, self.model).bert
+            encoded = encoder(**rows, **bounds, pool=False, output_hidden_states=False, end_layer=end)
+        words = dict.fromkeys(("input_ids", "token_type_ids"))
+        return {**rows, **words, "inputs_embeds": encoded.last_hidden_state, "first_layer": end}
+
+    def _ask_base(self, rows: Mapping[str, Any], asked: DistillRows) -> Tensor | None:
         """Return the base's states at the asked positions, [P', d]; None where it is not asked."""
-        if asked is None or (self.teacher is None and not self.teaches_itself):
+        if self.teacher is None and not self.teaches_itself:
             return None
-        own: dict[str, Any] = {
-            name: None if each is None else each.index_select(0, asked.rows) for name, each in rows.items()
+        own = {
+            name: each.index_select(0, asked.rows) if isinstance(each, Tensor) else each for name, each in rows.items()
         }
         own |= {name: getattr(asked, name) for name in ("token_indices", "cu_seq_lens", "max_length")}
         with self._as_base() as teacher:

@@ -196,6 +196,13 @@ ROWS = [
         UNITS,
         keep="kl",
     ),
+    Row(
+        "AF in the upper layer, keeping the base's predictions",
+        {"heads": 1, "ffn_units": 10, "layers": "1"},
+        r"\.adapters\.domain\.",
+        {**UNITS, "layers": "2-3"},
+        keep="kl",
+    ),
     Row("full, keeping the base's predictions", {"trains": "all"}, r"", plain_export=True, keep="kl"),
     Row(
         "exBERT + sentence pairs, keeping the base's predictions",

@@ -80,7 +80,7 @@ QUICK = {
     "bottleneck-after-attention-tanh-left-to-right",
     *("af-word-shifts-new-words", "af-sentence-pairs", "second-bottleneck-beside-a-frozen-one"),
     *("af-word-shifts-keeping-the-base-s-predictions", "full-keeping-the-base-s-predictions"),
-    *("af-in-fp32", "modernbert", "tsdae", "crop", "packed", "varlen", "varlen-packed"),
+    *("af-in-fp32", "modernbert", "tsdae", "crop", "packed", "varlen", "varlen-packed", "varlen-keeping"),
     *("relation_extraction", "qa", "normalization", "bilstm", "bank", "vectors", "fill-mask"),
 }
 """What the default tier runs: one for each thing that a step or a pass may compute."""
@@ -143,6 +143,9 @@ def list_runs(places: Places, layouts: dict[str, Places], root: Path) -> dict[st
         **{kind: lambda each=each: run_objective(each, places) for kind, each in OBJECTIVES.items()},
         "packed": lambda: run_objective(ObjectiveConfig(), places, packed=True),
         "varlen": lambda: run_varlen(lambda: run_row(find_row("AF"), places, dropout=0.0)),
+        "varlen-keeping": lambda: run_varlen(
+            lambda: run_row(find_row("AF in the upper layer, keeping the base's predictions"), places, dropout=0.0)
+        ),
         "varlen-exbert": lambda: run_varlen(lambda: run_row(find_row("exBERT"), places, dropout=0.0)),
         "varlen-packed": lambda: run_varlen(
             lambda: run_objective(ObjectiveConfig(), layouts["modernbert"], packed=True, dropout=0.0)

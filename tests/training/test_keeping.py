@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from tiny_models import attend_in_turn
+from tiny_models import MODERN, VOCAB, attend_in_turn, make_model
+from tiny_models import make_config as make_tiny_config
 from torch import Tensor, nn
 from torch.nn.attention import varlen
 
@@ -19,7 +20,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, ReplayConfig, VocabConfig
 from domext_ray.corpus.batching import MaskedRows, join_rows, pad_masked
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import build_model
+from domext_ray.model.build import build_model, count_base_layers
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.training.losses import MaskedLoss, make_loss
 from domext_ray.training.objective import MaskedBatch, pad_batch, to_batch
@@ -215,6 +216,67 @@ def test_only_a_base_that_stays_is_asked_in_the_model(base: Base) -> None:
     model = cast(nn.Module, build(base, config))
     changed = ["bert.encoder.layer.0.output.dense.weight"]  # by the run that this one goes on from
     assert make_loss(config, base, model, changed, CPU).keywords["teacher"] is not model
+
+
+@pytest.mark.parametrize("layout", [{}, {"position_rule": "roberta"}, MODERN], ids=["bert", "roberta", "modernbert"])
+def test_layers_below_the_first_adapter_run_once_for_model_and_base(
+    layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses and gradients are those beside a base that runs all layers, by any attention and with checkpointing."""
+    monkeypatch.setattr(varlen, "varlen_attn", attend_in_turn)
+    own = {"adapters": {"law": {"heads": 1, "ffn_units": 6, "first_layer": 1}}, "adapter_init": "paper"}
+    model, calls = make_model(moved=0.1, max_position_embeddings=72, **own, **layout), list[int]()
+    for name, param in model.named_parameters():
+        param.requires_grad_(".adapters." in name)
+    for number, layer in enumerate(model.bert.encoder.layer):
+        layer.attention.register_forward_hook(lambda *_, own=number: calls.append(own))
+
+    def compute(num_shared_layers: int, batch: MaskedBatch) -> list[Tensor]:
+        calls.clear()
+        model.zero_grad()
+        loss = MaskedLoss(model, CPU, bf16=False, teacher=model, num_words=VOCAB).train()
+        assert loss.num_shared_layers == 1
+        loss.num_shared_layers = num_shared_layers
+        words, _, kept, *_ = run(loss, batch)
+        (words + kept).backward()
+        assert float(kept) > 1e-3
+        return [words.detach(), kept.detach(), *(each.grad for each in model.parameters() if each.grad is not None)]
+
+    for first_id, attention, is_checkpointed in ((None, "sdpa", False), (2, "varlen", False), (2, "sdpa", True)):
+        batch = to_batch(pad_masked(make_long_rows(KEPT), 0, first_id=first_id))
+        assert batch.token_indices is not None and batch.distill_rows.token_indices is not None
+        model.set_attn_implementation(attention)
+        if is_checkpointed:
+            model.gradient_checkpointing_enable()
+        expected = compute(0, batch)
+        assert calls[:4] == [0, 1, 0, 1]
+        found = compute(1, batch)
+        assert calls == [0, 1, 1, *[1] * is_checkpointed], "computed again in the backward pass"
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_are_shared_where_nothing_below_them_differs() -> None:
+    first, second = ({"heads": 1, "first_layer": each} for each in (1, 0))
+    alone: dict[str, Any] = {"adapters": {"law": first}}
+    cases: dict[int, list[dict[str, Any]]] = {
+        1: [alone, alone | MODERN, {"adapters": {"law": first, "art": first}}],
+        0: [
+            {"adapters": {"law": first, "art": second}},
+            {"adapters": {"law": first | {"word_rows": 9}}},
+            {"adapters": {}},
+            alone | {"extension_vocab_size": 3},
+            alone | {"module_hidden_size": 8, "module_ffn_size": 6},
+            alone | {"hidden_dropout_prob": 0.1},
+            alone | {"attention_probs_dropout_prob": 0.1},
+        ],
+    }
+    for expected, configs in cases.items():
+        for values in configs:
+            assert count_base_layers(make_tiny_config(**values)) == expected, values
+    model = make_model(**alone)
+    assert MaskedLoss(model, CPU, bf16=False, teacher=make_model(**alone)).num_shared_layers == 0, "a copy of the base"
+    assert MaskedLoss(model, CPU, bf16=False).num_shared_layers == 0, "nobody is asked"
 
 
 def test_every_micro_batch_asks_the_base_as_often(base: Base) -> None:

@@ -86,36 +86,40 @@ def test_every_layout_is_counted(tmp_path: Path) -> None:
         assert count_flops(MaskedLoss(model, CPU, bf16=False), batch).backward > 0, (name, kind)
 
 
-@pytest.mark.parametrize("trains", ["extensions", "all"])  # all: beside a copy of the base
-def test_what_the_base_computes_is_counted(trains: Any, tiny_base_folder: Path) -> None:
-    """Its forward pass over the share of general rows, which need not be whole rows here, nor the same all the time."""
-    base, parts = load_base(str(tiny_base_folder)), {"web": {"corpus": "web", "keep": True, "weight": {0: 0, 0.5: 1}}}
-    method = replace(PLAIN, trains=trains, ffn_units=0 if trains == "all" else 48)
+PARTS = {"web": {"corpus": "web", "keep": True, "weight": {0: 0, 0.5: 1}}}
 
-    def build(own: MethodConfig) -> Any:
-        model = build_model(base, ShapeConfig(), own, vocab_size=0, new_words=[], dropout=0.0, seed=0)
-        choose_attention(model, CPU, bf16=False)
-        return model
 
-    def count_config(**values: Any) -> Roofline:
-        config = PretrainConfig(base="b", method=method, train=TrainConfig(seq_length=LENGTH), **values)
-        model = build(method)
-        objective = make_loss(config, base, model, (), CPU)(model, CPU, bf16=False, num_chunks=1)
-        return count_step(config, objective, base.config.vocab_size, LENGTH)
-
-    alone, plain = count_config(), build(PLAIN).requires_grad_()
-    batch = make_full_batch(PretrainConfig(train=TrainConfig(seq_length=LENGTH)), base.config.vocab_size, LENGTH)
-    asked = count_flops(MaskedLoss(plain, CPU, bf16=False), batch).forward
-    for share, values in (
-        (0.01, {"replay": ReplayConfig(corpus="self", frac=0.01)}),
-        (0.25, {"mixture": MixtureConfig(parts=parts)}),
-    ):
-        found = count_config(objective=ObjectiveConfig(keep="kl"), **values)
-        assert found.forward == pytest.approx(alone.forward + share * asked), values
-        assert found.backward == alone.backward and found.num_tokens == alone.num_tokens
-        assert sum(found.matmuls.values()) > sum(alone.matmuls.values())
-    learned = count_config(objective=ObjectiveConfig(keep="replay"), **values)
-    assert (learned.forward, learned.matmuls) == (alone.forward, alone.matmuls), "nobody is asked"
+@pytest.mark.parametrize(
+    ("trains", "layers", "share", "general"),
+    [
+        ("extensions", "", 0.01, {"replay": ReplayConfig(corpus="self", frac=0.01)}),
+        ("extensions", "1", 0.25, {"replay": ReplayConfig(corpus="self", frac=0.25)}),
+        ("all", "", 0.25, {"mixture": MixtureConfig(parts=PARTS)}),
+    ],
+    ids=["less than a row", "lower layer shared", "copy of the base, from half of the horizon on"],
+)
+def test_what_the_base_computes_is_counted(
+    trains: Any, layers: str, share: float, general: dict[str, Any], tiny_base_folder: Path
+) -> None:
+    """Its forward pass over the share of general rows, but for layers that it shares with the model."""
+    base, train = load_base(str(tiny_base_folder)), TrainConfig(seq_length=LENGTH)
+    method = replace(PLAIN, trains=trains, ffn_units=0 if trains == "all" else 48, layers=layers)
+    keeping = PretrainConfig(base="b", method=method, train=train, objective=ObjectiveConfig(keep="kl"), **general)
+    plain, model = (
+        build_model(base, ShapeConfig(), each, vocab_size=0, new_words=[], dropout=0.0, seed=0)
+        for each in (PLAIN, method)
+    )
+    batch = make_full_batch(keeping, base.config.vocab_size, LENGTH)
+    asked = count_flops(MaskedLoss(plain.requires_grad_(), CPU, bf16=False), batch).forward
+    if layers:
+        width, units = base.config.hidden_size, base.config.intermediate_size
+        asked -= 2 * batch.input_ids.numel() * (4 * width**2 + 2 * LENGTH * width + 2 * width * units)
+    objective = make_loss(keeping, base, model, (), CPU)(model, CPU, bf16=False, num_chunks=1)
+    alone = count_step(PretrainConfig(train=train), objective, base.config.vocab_size, LENGTH)
+    found = count_step(keeping, objective, base.config.vocab_size, LENGTH)
+    assert found.forward == pytest.approx(alone.forward + share * asked)
+    assert found.backward == alone.backward and found.num_tokens == alone.num_tokens
+    assert sum(found.matmuls.values()) > sum(alone.matmuls.values())
 
 
 def test_products_are_timed_where_they_run() -> None:

@@ -711,6 +711,8 @@ class Encoder(nn.Module):
         local_inputs: dict[str, Any],
         *,
         num_layers: int | None = None,
+        first_layer: int = 0,
+        end_layer: int | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
         output_indices: Tensor | None = None,
@@ -718,12 +720,15 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """Run the layers, or the first `num_layers`; mask and positions are those of layers with such attention.
 
+        The layers are those from `first_layer`, which reads `hidden_states`, to the one before `end_layer`.
+
         Returns:
             The last hidden states [B, N, d], or [P, d], for the last layer leaves the other tokens out; with
-            `output_hidden_states` all L + 1, and with `output_attentions` the base heads' L weights.
+            `end_layer` what that layer reads. With `output_hidden_states` all L + 1, and with `output_attentions` the
+            base heads' L weights.
         """
         states, weights = [hidden_states], []
-        layers = self.layer[:num_layers]
+        layers = self.layer[first_layer:end_layer][:num_layers]
         for number, layer in enumerate(layers, 1):
             inputs = local_inputs if cast(Layer, layer).is_local else global_inputs
             own = output_indices if number == len(layers) else None
@@ -732,7 +737,7 @@ class Encoder(nn.Module):
                 states.append(hidden_states)
             if output_attentions:
                 weights.append(attended)
-        if self.LayerNorm is not None:
+        if self.LayerNorm is not None and end_layer is None:
             hidden_states = states[-1] = self.LayerNorm(hidden_states)
         return (
             hidden_states,

@@ -442,6 +442,7 @@ class DomextModel(DomextPreTrainedModel):
         token_indices: Tensor | None = None,
         cu_seq_lens: Tensor | None = None,
         max_length: int = 0,
+        first_layer: int = 0,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode rows.
@@ -470,7 +471,9 @@ class DomextModel(DomextPreTrainedModel):
                 `token_indices`, or in the flattened [B·N], and where the last ends. They are rows, or documents, and
                 stretches of padding. None, `adapter_names`, or attention dropout in training: "varlen" is "sdpa".
             max_length: tokens of the longest sequence.
-            **kwargs: for the attention implementation; `num_layers`: run the first ones only.
+            first_layer: run the layers from this one on; `inputs_embeds` are then what it reads.
+            **kwargs: for the attention implementation; `num_layers`: run the first ones only; `end_layer`: run those
+                before this one, and return what it reads.
 
         Returns:
             Last hidden states [B, N, d], or [P, d] with `output_indices`; pooled first token [B, d] if the model has a
@@ -481,6 +484,8 @@ class DomextModel(DomextPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds.")
+        if first_layer and inputs_embeds is None:
+            raise ValueError(f"first_layer is {first_layer}; give what that layer reads as inputs_embeds.")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if output_attentions is None:
@@ -503,7 +508,10 @@ class DomextModel(DomextPreTrainedModel):
                 "output_indices without pool."
             )
         adapter_rows = self.find_rows(adapter_names, given.shape[0])
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, adapter_rows)
+        if first_layer:
+            embedded = given
+        else:
+            embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, adapter_rows)
         sequences: dict[str, Any] = {"cu_seq_lens": cu_seq_lens, "max_length": max_length}
         is_dropped = self.training and self.config.attention_probs_dropout_prob > 0
         is_varlen = self.config._attn_implementation == VARLEN and not is_dropped
@@ -518,6 +526,7 @@ class DomextModel(DomextPreTrainedModel):
             output_hidden_states=bool(output_hidden_states),
             output_attentions=bool(output_attentions),
             adapter_rows=adapter_rows,
+            first_layer=first_layer,
             **kwargs,
         )
         return BaseModelOutputWithPooling(

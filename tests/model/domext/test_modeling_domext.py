@@ -293,6 +293,17 @@ def test_tokens_are_left_out_of_plain_rows_only() -> None:
     torch.testing.assert_close(every.logits, model(IDS, **positions).logits)
 
 
+@each_layout
+def test_layers_go_on_from_what_an_earlier_pass_returned(layout: dict[str, Any]) -> None:
+    model = make_model(DomextModel, **layout)
+    whole = model(IDS, MASK).last_hidden_state
+    states = model(IDS, MASK, end_layer=1).last_hidden_state
+    rest = model(inputs_embeds=states, attention_mask=MASK, first_layer=1).last_hidden_state
+    torch.testing.assert_close(rest[MASK.bool()], whole[MASK.bool()])
+    with pytest.raises(ValueError, match="first_layer is 1; give what that layer reads as inputs_embeds"):
+        model(IDS, MASK, first_layer=1)
+
+
 def test_packed_rows_need_an_attention_that_knows_documents() -> None:
     model = make_model(DomextModel)
     model.config._attn_implementation = "flash_attention_2"
