@@ -135,7 +135,9 @@ def count_flops(objective: Objective, batch: Any) -> Roofline:
     for name, each in objective.named_parameters():
         shapes[name].requires_grad_(each.requires_grad)
     # Without bounds attention is its products, which a kernel of one card would hide.
-    batch = replace(batch, cu_seq_lens=None, max_length=0)
+    unbound: dict[str, Any] = {"cu_seq_lens": None, "max_length": 0}
+    asked = batch.distill_rows
+    batch = replace(batch, **unbound, distill_rows=asked and replace(asked, **unbound))
     with _Matmuls() as matmuls, FlopCounterMode(display=False) as counter:
         loss: Tensor = functional_call(objective, shapes, kwargs=move_batch(batch, META))[0]
         forward = counter.get_total_flops()
@@ -326,8 +328,12 @@ def make_full_batch(config: PretrainConfig, vocab_size: int, length: int, num_ro
     num_positions = round_up(max(1, round(share * input_ids.numel())))
     positions = torch.arange(min(num_positions, input_ids.numel()))
     labels = input_ids.flatten()[positions]
-    sequences = to_tensors(find_sequences(np.ones(input_ids.shape, dtype=bool)))
-    return MaskedBatch(input_ids, None, None, positions, labels, torch.ones(len(positions)), **sequences)
+    bounds = _find_bounds(*input_ids.shape)
+    return MaskedBatch(input_ids, None, None, positions, labels, torch.ones(len(positions)), **bounds)
+
+
+def _find_bounds(num_rows: int, length: int) -> dict[str, Any]:
+    return to_tensors(find_sequences(np.ones((num_rows, length), dtype=bool)))
 
 
 def measure_step_cost(model: DryRunModel) -> StepCost:
@@ -375,8 +381,8 @@ def _make_general(batch: Any, share: float) -> Any:
     """Let a share of a batch's rows, the first ones, be general ones, about which the base is asked."""
     num_rows, length = max(1, round(share * len(batch.input_ids))), batch.input_ids.shape[1]
     kept = torch.arange(max(1, min(round(share * len(batch.labels)), num_rows * length)))
-    distilled = DistillRows(torch.arange(num_rows), kept, batch.masked_positions[kept], batch.weights[kept])
-    return replace(batch, distill_rows=distilled)
+    asked = torch.arange(num_rows), kept, batch.masked_positions[kept], batch.weights[kept]
+    return replace(batch, distill_rows=DistillRows(*asked, **_find_bounds(num_rows, length)))
 
 
 # --- memory ---
