@@ -87,6 +87,7 @@ RESTRICTED = {
     "deepspeed": ("training.engine",),
     "pydantic": ("options.", "config.", "extensions.", "labelled.set_description", "serving.app", "serving.endpoints"),
     "obstore": ("bucket",),
+    "triton": ("model.kernels",),
 }
 """A third-party package -> the modules (or, ending in a dot, groups of modules) that may import it."""
 

@@ -24,7 +24,7 @@ transformer layer of the same kind, w a d -> 1 layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -345,8 +345,12 @@ def compute_cos_sin(position_ids: Tensor, size: int, theta: float) -> Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 
-def apply_rotary_pos_emb(states: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotate queries or keys [B, heads, N, size] by their positions, in fp32."""
+def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys [B, heads, N, size] by their positions, in fp32; `cos_sin` as from `compute_cos_sin`."""
+    return _rotate(query, cos_sin), _rotate(key, cos_sin)
+
+
+def _rotate(states: Tensor, cos_sin: Tensor) -> Tensor:
     cos, sin = cos_sin.chunk(2, dim=1)
     half = cos.shape[-1]
     first, second, rest = states.float().split([half, half, states.shape[-1] - 2 * half], dim=-1)
@@ -364,6 +368,8 @@ class HeadGroup(nn.Module):
         self.query = Linear(config.hidden_size, num_heads * self.head_size, bias=bias)
         self.key = Linear(config.hidden_size, num_heads * self.head_size, bias=bias)
         self.value = Linear(config.hidden_size, num_heads * self.head_size, bias=bias)
+        # A run on a card may put a kernel in its place, which computes the same.
+        self.rotate: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = apply_rotary_pos_emb
 
     @property
     def is_causal(self) -> bool:
@@ -388,7 +394,7 @@ class HeadGroup(nn.Module):
         query, key, value = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in padded)
         width = query.shape[-1]
         if cos_sin is not None:
-            query, key = apply_rotary_pos_emb(query, cos_sin), apply_rotary_pos_emb(key, cos_sin)
+            query, key = self.rotate(query, key, cos_sin)
         # Where heads are no multiple of 16 bytes, fused kernels refuse them, or their masks; zeros change no score.
         if missing := -width % HEAD_MULTIPLE if query.is_cuda or "cu_seq_lens" in kwargs else 0:
             query, key, value = (nn.functional.pad(each, (0, missing)) for each in (query, key, value))
