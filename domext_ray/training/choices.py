@@ -11,12 +11,13 @@ from domext_ray.runtime.cpu_kernels import has_bf16_units
 from domext_ray.runtime.device import has_bf16
 
 
-def describe_choices(config: PretrainConfig, device: torch.device) -> list[str]:
+def describe_choices(config: PretrainConfig, device: torch.device, fused: str) -> list[str]:
     """Return the lines.
 
     Args:
         config: the run; its precision and its use of GPUs are settled.
         device: of a worker.
+        fused: what `model.fused.fuse` has done.
     """
     engine, on_gpu, bf16 = config.engine, device.type == "cuda", config.engine.uses_bf16
     where = "CUDA" if on_gpu else "CPU"
@@ -40,5 +41,6 @@ def describe_choices(config: PretrainConfig, device: torch.device) -> list[str]:
         f"attention: {attention} ({rows}, {why}, {where})",
         f"precision: {precision} ({reason})",
         f"compile: {'on (asked)' if engine.compile else 'off (not asked)'}",
+        f"fused kernels: {fused}",
         f"micro batch: {', then '.join(map(str, sizes))} rows ({'asked' if config.train.micro_batch_size else where})",
     ]

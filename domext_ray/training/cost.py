@@ -45,6 +45,7 @@ from domext_ray.corpus.views import make_full_views
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.build import Extensions, build_model, choose_attention, store_base
+from domext_ray.model.fused import fuse
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.runtime.machine import is_cluster
 from domext_ray.training.decoder import attach_decoder
@@ -301,6 +302,7 @@ def make_dry_run_model(
     is_thought_of = is_for_gpu and device.type == "cpu"
     cast(Any, model.config).attention_probs_dropout_prob = 0.0 if is_thought_of else config.train.attention_dropout_prob
     network = cast(nn.Module, model).to(device).train()
+    fuse(network, device, is_asked=config.engine.fused)
     masked = functools.partial(MaskedLoss, num_chunks=count_chunks(config, cast(Any, model.config).vocab_size))
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else masked
     objective = loss(network, device, bf16=config.engine.uses_bf16)

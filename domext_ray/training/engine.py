@@ -30,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.model.fused import fuse
 from domext_ray.training.losses import MaskedLoss, Objective
 from domext_ray.training.optimizer import MOMENTS, clip_gradients, create_moments, set_learning_rate
 from domext_ray.training.step import Trainer, list_trainables, move_batch
@@ -115,6 +116,8 @@ class Engine(Trainer):
             _load_parameters(list_trainables(model), state)
         if engine.activation_checkpointing:
             checkpoint_activations(model)
+        self.fused = fuse(model, device, is_asked=engine.fused)
+        """Whether the model computes with kernels of our own, and why; for the run's user."""
         if engine.compile:
             compile_layers(model, device)
         module = objective(model, device, bf16=engine.uses_bf16)

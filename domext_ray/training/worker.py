@@ -144,7 +144,8 @@ class PretrainWorker:
         self._unread: Callable[[], dict[str, Any]] | None = None
         self._ahead: tuple[list[Any], list[int], float] | None = None
         self.log = self._open_log() if rank == 0 else None
-        for said in (*self._describe_start(), *describe_choices(self.config, device)) if rank == 0 else ():
+        choices = describe_choices(self.config, device, self.engine.fused)
+        for said in (*self._describe_start(), *choices) if rank == 0 else ():
             notify_driver(self.run_dir, said)
 
     def _describe_start(self) -> list[str]:

@@ -6,6 +6,7 @@ sums come in another order there, and some are made by atomic additions, in an o
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -44,6 +45,7 @@ from method_runs import (
     try_to,
 )
 from methods import ROWS, Row, find_row
+from tiny_models import MODERN, make_model
 from torch import nn
 
 from domext_ray.adapters.serving import serve_adapters
@@ -54,10 +56,12 @@ from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.inference.fill_mask import FillMask
+from domext_ray.model import fused
 from domext_ray.model.base import load_base
 from domext_ray.model.build import choose_attention, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import StateBiLSTM
+from domext_ray.model.domext.layers_domext import apply_rotary_pos_emb, compute_cos_sin
 from domext_ray.serving.engine import Engine as ServingEngine
 from domext_ray.serving.engine import ServedRow
 from domext_ray.serving.served_model import ServedBank
@@ -371,6 +375,44 @@ def test_filled_masks_and_vectors_are_the_cpus(places: Places, device: torch.dev
     for here, there in zip(first, second, strict=True):
         assert here["fills"][0]["token"] == there["fills"][0]["token"]
     np.testing.assert_allclose(vectors[1], vectors[0], atol=SCORE_TOLERANCE[device.type])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "num_own"), [((4, 12, 128, 64), 1), ((3, 13, 50, 64), 3), ((1, 12, 1000, 21), 1)])
+def test_a_kernel_rotates_as_the_formula(
+    shape: tuple[int, ...], num_own: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    rows, heads, tokens, size = shape
+    states, gradients = (torch.randn(2, rows, tokens, heads, size).to(dtype).transpose(2, 3) for _ in range(2))
+    cos_sin, outcomes = compute_cos_sin(torch.randint(0, 500, (num_own, tokens)), size, 10_000.0), []
+    for where, rotate in ((CPU, apply_rotary_pos_emb), (device, fused.rotate)):
+        pair = [each.to(where).requires_grad_() for each in states]
+        rotated = rotate(pair[0], pair[1], cos_sin.to(where))
+        torch.autograd.backward(rotated, [each.to(where) for each in gradients])
+        outcomes.append([each.detach().cpu() for each in (*rotated, *(leaf.grad for leaf in pair)) if each is not None])
+    for expected, found in zip(*outcomes, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_kernels_of_our_own_train_as_the_formulas(bf16: bool, device: torch.device) -> None:
+    plain = make_model(**MODERN, module_hidden_size=12, module_ffn_size=8)  # heads of 8 numbers, and of 3
+    ids, losses = torch.randint(1, 90, (4, 12), generator=torch.Generator().manual_seed(0)), []
+    for where, is_fused in ((CPU, False), (device, True)):
+        model = copy.deepcopy(plain).to(where).train()
+        said, optimizer = fused.fuse(model, where, is_asked=is_fused), torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if is_fused and device != CPU and not said.startswith("on"):
+            pytest.skip(said)
+        for _ in range(CUT):
+            with torch.autocast(where.type, torch.bfloat16, enabled=bf16):
+                scores = model(input_ids=ids.to(where)).logits.float()
+            loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), ids.to(where).flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    tolerance = BF16_TOLERANCE if bf16 else TOLERANCE[device.type]
+    np.testing.assert_allclose(losses[CUT:], losses[:CUT], rtol=tolerance)
 
 
 def test_batches_that_wait_for_a_busy_card_arrive_as_they_are(device: torch.device) -> None:

@@ -30,6 +30,7 @@ from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.model import build as build_module
+from domext_ray.model import fused
 from domext_ray.model.base import load_base
 from domext_ray.model.build import choose_attention, describe_extensions, store_base
 from domext_ray.model.domext.modeling_domext import DomextModel
@@ -132,6 +133,22 @@ def run_varlen(run: Callable[[], dict[str, Waits]]) -> dict[str, Waits]:
         patch.setattr(DomextModel, "_build_masks", mask)
         waits = run()
     assert calls and {each[0].dtype for each in calls} == {torch.bfloat16}
+    return waits
+
+
+def run_fused(run: Callable[[], dict[str, Waits]]) -> dict[str, Waits]:
+    """What runs with kernels of our own, each of which is one operation without values."""
+    plain, calls = fused.fuse, []
+
+    def fuse(*arguments: Any, is_asked: bool) -> str:
+        calls.append(plain(*arguments, is_asked=True))
+        return calls[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_find_fault", lambda device: "")
+        patch.setattr(engine_module, "fuse", fuse)
+        waits = run()
+    assert calls == ["on (asked; rotary positions)"]
     return waits
 
 

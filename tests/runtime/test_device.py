@@ -74,22 +74,24 @@ def test_a_run_says_what_it_chose_for_a_card(
     config = resolve_precision(PretrainConfig(scale=ON_CARD, train=train, prepare=PrepareConfig(packed=True)))
     has_varlen = capability >= (8, 0)
     instead = "; varlen, which has no dropout, with --train.attention_dropout 0" if has_varlen else ""
-    assert describe_choices(config, CARD) == [
+    assert describe_choices(config, CARD, "on (asked; rotary positions)") == [
         f"attention: sdpa (packed rows, fused{instead}, CUDA)",
         f"precision: {says}",
         "compile: off (not asked)",
+        "fused kernels: on (asked; rotary positions)",
         "micro batch: 256, then 64 rows (CUDA)",
     ]
     without = replace(config, train=replace(train, attention_dropout=0.0))
     picked = "varlen" if has_varlen else "sdpa"
-    assert describe_choices(without, CARD)[0] == f"attention: {picked} (packed rows, fused, CUDA)"
+    assert describe_choices(without, CARD, "")[0] == f"attention: {picked} (packed rows, fused, CUDA)"
     other = "fp32" if says.startswith("bf16") else "bf16"
     asked = replace(
         config, engine=EngineConfig(precision=other, compile=True), train=replace(train, micro_batch_size=8)
     )
-    said = describe_choices(asked, CARD)
+    said = describe_choices(asked, CARD, "off (not asked)")
     assert said[1].startswith(f"precision: {other}") and f"(as asked; {says.partition('(')[2]}" in said[1]
-    assert said[2:] == ["compile: on (asked)", "micro batch: 8, then 2 rows (asked)"]
+    own = "fused kernels: off (not asked)"
+    assert said[2:] == ["compile: on (asked)", own, "micro batch: 8, then 2 rows (asked)"]
 
 
 @pytest.mark.parametrize("flags", ["avx2", "avx2 avx512_bf16"])
@@ -105,8 +107,9 @@ def test_a_run_says_what_it_chose_for_a_cpu(flags: str, tmp_path: Path, monkeypa
             "precision: bf16 (this CPU has bf16 units)",
         ],
     }
-    said = describe_choices(config, CPU)
-    assert said == [*expected[config.engine.precision], "compile: off (not asked)", "micro batch: 32 rows (CPU)"]
+    said = describe_choices(config, CPU, "off (asked; they run on GPUs)")
+    fused = "fused kernels: off (asked; they run on GPUs)"
+    assert said == [*expected[config.engine.precision], "compile: off (not asked)", fused, "micro batch: 32 rows (CPU)"]
 
 
 def test_a_card_takes_rows_by_their_tokens() -> None:

@@ -17,6 +17,7 @@ from card_runs import (
     run_bank,
     run_family,
     run_fill_mask,
+    run_fused,
     run_objective,
     run_row,
     run_varlen,
@@ -80,7 +81,7 @@ QUICK = {
     "bottleneck-after-attention-tanh-left-to-right",
     *("af-word-shifts-new-words", "af-sentence-pairs", "second-bottleneck-beside-a-frozen-one"),
     *("af-word-shifts-keeping-the-base-s-predictions", "full-keeping-the-base-s-predictions"),
-    *("af-in-fp32", "modernbert", "tsdae", "crop", "packed", "varlen", "varlen-packed", "varlen-keeping"),
+    *("af-in-fp32", "modernbert", "tsdae", "crop", "packed", "varlen", "varlen-packed", "varlen-keeping", "fused"),
     *("relation_extraction", "qa", "normalization", "bilstm", "bank", "vectors", "fill-mask"),
 }
 """What the default tier runs: one for each thing that a step or a pass may compute."""
@@ -150,6 +151,7 @@ def list_runs(places: Places, layouts: dict[str, Places], root: Path) -> dict[st
         "varlen-packed": lambda: run_varlen(
             lambda: run_objective(ObjectiveConfig(), layouts["modernbert"], packed=True, dropout=0.0)
         ),
+        "fused": lambda: run_fused(lambda: run_row(find_row("AF"), layouts["modernbert"])),
         "varlen-ner": lambda: run_varlen(lambda: run_family("ner", base)),
         **{family: lambda family=family: run_family(family, base) for family in FAMILIES},
         "bilstm": lambda: run_family("ner", base, head_bilstm=8),
