@@ -12,6 +12,7 @@ import torch
 from domext_ray.config.jobs import EnvConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import DomextError, RunError
+from domext_ray.model.fused import find_fault
 from domext_ray.runs.run_directory import list_versions, resolve_root
 from domext_ray.runtime.cpu_kernels import has_bf16_units, prefers_onednn
 from domext_ray.runtime.device import has_bf16
@@ -49,8 +50,10 @@ def _list_choices(device: torch.device) -> dict[str, str]:
     has_units = has_bf16(device) if on_gpu else has_bf16_units()
     engine = replace(plain.engine, precision="bf16" if has_units else "fp32")
     scale = replace(plain.scale, use_gpu=on_gpu)
-    lines = describe_choices(replace(plain, engine=engine, scale=scale), device)
-    kernels = {} if on_gpu else {"products of fp32": "oneDNN" if prefers_onednn() else "torch"}
+    lines = describe_choices(replace(plain, engine=engine, scale=scale), device, "off (not asked)")
+    kernels = {"products of fp32": "oneDNN" if prefers_onednn() else "torch"}
+    if on_gpu:
+        kernels = {"fused kernels": find_fault(device) or "they can run, with --engine.fused true"}
     return dict(each.split(": ", 1) for each in lines[:2]) | kernels
 
 

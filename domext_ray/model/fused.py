@@ -84,7 +84,7 @@ def fuse(model: nn.Module, device: torch.device, *, is_asked: bool) -> str:
     """
     if not is_asked:
         return "off (not asked)"
-    if fault := _find_fault(device):
+    if fault := find_fault(device):
         return f"off (asked; {fault})"
     if cast(DomextConfig, model.config).position_rule != "rotary":
         return "off (asked; this model has no rotary positions, for which there is a kernel)"
@@ -94,8 +94,11 @@ def fuse(model: nn.Module, device: torch.device, *, is_asked: bool) -> str:
     return "on (asked; rotary positions)"
 
 
-def _find_fault(device: torch.device) -> str:
-    """Why the kernels cannot run; empty: they can. Triton compiles what launches one for this Python, in C."""
+def find_fault(device: torch.device) -> str:
+    """Return why the kernels cannot run on a device; empty: they can.
+
+    Triton compiles in C what calls a kernel from this Python.
+    """
     if device.type != "cuda":
         return "they run on GPUs"
     capability = torch.cuda.get_device_capability(device)

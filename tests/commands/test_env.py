@@ -9,9 +9,13 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+import torch
 from conftest import REPOSITORY
 from job_calls import call_job
 from object_store import BUCKET
+
+from domext_ray.commands.env import _list_choices
 
 
 def test_it_says_what_a_job_finds_here(tmp_path: Path) -> None:
@@ -23,6 +27,13 @@ def test_it_says_what_a_job_finds_here(tmp_path: Path) -> None:
     assert found["storage"] == {"place": str(tmp_path), "state": "can be written"} and list(tmp_path.iterdir()) == []
     lines = call_job("env", "--run.dir", str(tmp_path)).out.splitlines()
     assert [each.partition(":")[0] for each in lines] == list(found)
+
+
+def test_of_a_card_it_says_whether_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    says = "they need compute capability 8.0; this GPU has 7.5"
+    assert _list_choices(torch.device("cuda"))["fused kernels"] == says
 
 
 def test_a_bucket_is_written_to(objects: str) -> None:

@@ -145,7 +145,7 @@ def run_fused(run: Callable[[], dict[str, Waits]]) -> dict[str, Waits]:
         return calls[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "_find_fault", lambda device: "")
+        patch.setattr(fused, "find_fault", lambda device: "")
         patch.setattr(engine_module, "fuse", fuse)
         waits = run()
     assert calls == ["on (asked; rotary positions)"]

@@ -201,7 +201,7 @@ def test_steps_are_those_as_written(
     model = make_model(moved=0.1, **MODERN, **sizes).train()
     model.set_attn_implementation(attention)
     own = copy.deepcopy(model)
-    monkeypatch.setattr(fused, "_find_fault", lambda device: "")
+    monkeypatch.setattr(fused, "find_fault", lambda device: "")
     assert fused.fuse(own, CPU, is_asked=True) == "on (asked; rotary positions)"
     own = pickle.loads(pickle.dumps(copy.deepcopy(own)))
     assert list_rotations(own) == 8 * [fused.rotate] and list_rotations(model) == 8 * [apply_rotary_pos_emb]
