@@ -91,7 +91,7 @@ def _rotate(
     cos = tl.load(angles, mask=is_inside)
     sin = tl.load(angles + num_tokens * half, mask=is_inside) * direction
 
-    first_head, new = tl.program_id(1) * HEADS, (row * num_tokens + start) * num_heads * SIZE
+    first_head, new = tl.program_id(1).to(tl.int64) * HEADS, (row * num_tokens + start) * num_heads * SIZE
     query += row * query_row + start * query_token
     key += row * key_row + start * key_token
     # fmt: off
@@ -103,7 +103,7 @@ def _rotate(
 
 
 def choose_tile(size: int) -> dict[str, int]:
-    """Return what a program of `_rotate` takes at a time, of heads of a size."""
+    """Return what a program of `_rotate` takes of heads of a size; four share the cosines and sines that it reads."""
     columns = triton.next_power_of_2(max(size // 2, 1))
     return {"SIZE": size, "TOKENS": max(TILE_ELEMENTS // columns, 1), "COLUMNS": columns, "HEADS": 4}
 

@@ -96,7 +96,8 @@ def test_rotations_and_their_gradients(
     kernels: ModuleType,
 ) -> None:
     torch.manual_seed(0)
-    pair, gradients = (tuple(make(shape).to(dtype) for _ in range(2)) for _ in range(2))
+    # Strides of the two need not be the same.
+    pair, gradients = (tuple(each(shape).to(dtype) for each in (make, of_projections)) for _ in range(2))
     cos_sin = compute_cos_sin(torch.randint(0, 500, (num_own, shape[2])), shape[3], 10_000.0)
     exact = [each.double().requires_grad_() for each in pair]
     expected = [rotate_by_definition(each, cos_sin) for each in exact]
@@ -167,9 +168,7 @@ def test_a_card_moves_each_number_once(
     )
     made = compile(source, target=GPUTarget("cuda", capability, 32))
     assert made.asm["cubin"]
-    if (
-        size == 64
-    ):  # 16 bytes a thread and time: two halves of queries and keys of each head, and the angles before them
+    if size == 64:  # 16 bytes a time: two halves of queries and keys of each head, and cosines and sines before them
         moves = 2 * 2 * sizes["HEADS"]
         assert [made.asm["ptx"].count(f"{way}.global.v4.b32") for way in ("ld", "st")] == [moves + 4, moves]
 
