@@ -96,6 +96,7 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--labelled.max_length 32 --labelled.stride 32", "--labelled.stride is 32; it must be from 0 to half"),
         ("--grid.restarts 0", "--grid.restarts", "from 1 to 1,000"),
         ("--grid.batch_size 1.5", "--grid.batch_size", "1.5"),
+        ("--engine.fused true", "--engine.fused", "false in fine-tuning"),
         ("--features.layers 9-3", "--features.layers", "9-3"),
         ("--labelled.stride 100", "--labelled.stride", "100"),
         ("--num_resamples 1", "--num_resamples", "100 or more"),
