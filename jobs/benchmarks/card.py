@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.domext.layers_domext import apply_rotary_pos_emb, attend_sequences
+from domext_ray.model.fused import find_fault, rotate
 from domext_ray.options.places import hide_places
 from domext_ray.storage import Log, Place
 from domext_ray.training.cost import count_flops, find_peak, make_full_batch, time_call
@@ -182,7 +183,7 @@ def measure_attention(options: argparse.Namespace) -> Measurements:
 ELEMENTWISE: dict[str, dict[str, Callable[..., Any]]] = {
     "add and LayerNorm": {"as written": lambda x, residual, *norm: F.layer_norm(x + residual, norm[0].shape, *norm)},
     "GELU": {"as written": F.gelu},
-    "rotary": {"as written": lambda query, key, turn: [apply_rotary_pos_emb(each, turn) for each in (query, key)]},
+    "rotary": {"as written": apply_rotary_pos_emb, "fused": rotate},
     "loss": {
         "as written": lambda x: F.cross_entropy(x.float(), x.new_zeros(len(x), dtype=torch.long), reduction="sum")
     },
@@ -216,8 +217,8 @@ def make_elementwise(options: argparse.Namespace, name: str, way: str, *, dynami
 
 # --- steps, and what they launch ---
 
-VARIANTS: dict[str, dict[str, Any]] = {"as written": {}}
-"""Ways in which a step computes the same, by the engine's options; losses are compared with the first one's."""
+VARIANTS: dict[str, Any] = {"bert": {"as written": {}}, "modernbert": {"as written": {}, "fused": {"fused": True}}}
+"""Ways in which a layout's step computes the same, by the engine's options; losses are compared with the first's."""
 ALL = ("full", "af", "lora", "bottleneck", "exbert")
 STEPS = (("bert", "N", 1, ALL), ("bert", "M", 1, ALL), ("modernbert", "M", 1, ALL[:2]), ("bert", "N", 4, ALL[:2]))
 """Layout, which length, the part of the tokens that a step has, and the methods that take turns in all variants."""
@@ -245,7 +246,7 @@ def measure_steps(options: argparse.Namespace) -> Measurements:
             about,
             {
                 f"{method}, {variant}": partial(make_step, options, method, about, **engine)
-                for method, (variant, engine) in product(methods, VARIANTS.items())
+                for method, (variant, engine) in product(methods, VARIANTS[layout].items())
             },
         )
 
@@ -257,6 +258,8 @@ def make_step(
     gc.collect()  # engines that are done with are in cycles, which keep their tensors
     join_alone()
     device, length, rows = torch.device(options.device), about["length"], about["tokens"] // about["length"]
+    if "fused" in engine and (fault := find_fault(device)):
+        raise ConfigError(fault)
     base = BASES[f"tiny-{about['layout']}" if options.quick else f"{about['layout']}-base"]
     options = argparse.Namespace(**{**vars(options), **base, "lengths": [length]})
     batch, before = make_batch(rows, length, VOCAB_SIZE, device), torch.cuda.memory_allocated()
