@@ -33,6 +33,7 @@ class Purpose(enum.IntEnum):
     FIRST_WORDS = 71  # of text that a base writes: what it begins with
     REFILLS = 72  # places that are written again
     REFILLED_WORDS = 73  # what they are written with
+    ROUTER_ROWS = 81  # rows of a text that a router is fitted on, and measured on
 
 
 def hash_counters(*counters: int | np.ndarray, start: np.ndarray | None = None) -> np.ndarray:

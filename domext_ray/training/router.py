@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.draws import Purpose, hash_counters
 from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
 from domext_ray.errors import RunError, name_file
 from domext_ray.model.base import Base
@@ -50,13 +51,15 @@ LEFT_FRAC = 0.997
 """Share of held-out general text below the score down to which a threshold may go, to keep more of the domain's."""
 TRAIN_ROWS, HELD_OUT_ROWS = 24_000, 4_000
 """Most rows of each text that a router is fitted on, and measured on."""
+DOMAIN_SHARE = 4
+"""Most rows of the domain that a router is fitted on, for each row of general text: more cost time and give nothing."""
 LONGEST, SHORTEST_LEARNED, SHORTEST_MEASURED = 128, 6, 16
 """Words of a row that count at most; fewest words of a piece of it to learn from, and to measure on."""
 REFILLED_ROWS = 1_000
 """Rows of the domain that the base writes in part."""
 PIECES = 2
 """Pieces of each row to learn from; one to measure on."""
-_SCALE, _MAX_ITERATIONS = 10.0, 300  # of the features, at scikit-learn's own regularisation
+_SCALE, _MAX_ITERATIONS = 10.0, 100  # of the features, at scikit-learn's own regularisation
 _REMEDY = "delete it and run the training job again, which fits the router anew"
 Rows = list[np.ndarray]
 
@@ -92,10 +95,11 @@ def fit_router(
     Returns the table, int32 [num_words + ROUTER_PAIRS], and what it reaches on held-out text.
     """
     draw = np.random.default_rng(seed)
-    own, others = (_read_rows(each, "train", TRAIN_ROWS) for each in (domain, general))
+    others = _read_rows(general, "train", TRAIN_ROWS, seed)
     if writer is not None:  # which does not have the new words
-        known = [row[row < num_words] for row in _read_rows(domain, "train", REFILLED_ROWS)]
+        known = [row[row < num_words] for row in _read_rows(domain, "train", REFILLED_ROWS, seed)]
         others += Writer(writer).refill_rows([row for row in known if len(row)])
+    own = _read_rows(domain, "train", min(TRAIN_ROWS, DOMAIN_SHARE * len(others)), seed)
     own, others = (_add_pieces(each, draw, PIECES, SHORTEST_LEARNED) for each in (own, others))
     counts = ~np.isin(np.arange(num_words), tokenizer.all_special_ids)
     router = Router(AdapterConfig(router_words=num_words))
@@ -103,7 +107,7 @@ def fit_router(
 
     halves = []
     for manifest in (domain, general):
-        held_out = _read_rows(manifest, "held_out", HELD_OUT_ROWS)
+        held_out = _read_rows(manifest, "held_out", HELD_OUT_ROWS, seed)
         for rows in (held_out[::2], held_out[1::2] or held_out):
             halves.append(_score(router, _add_pieces(rows, draw, 1, SHORTEST_MEASURED), tokenizer.pad_token_id))
     threshold = choose_threshold(halves[0], halves[2] if writer is None else None)
@@ -123,10 +127,12 @@ def choose_threshold(domain: np.ndarray, general: np.ndarray | None) -> float:
     return _floor(keeps if leaves >= keeps or not np.isfinite(leaves) else (leaves + keeps) / 2)
 
 
-def _read_rows(manifest: Manifest, split: Split, most: int) -> Rows:
-    """Rows of a split, evenly spread over it, each of `LONGEST` words at most."""
+def _read_rows(manifest: Manifest, split: Split, most: int, seed: int) -> Rows:
+    """Rows of a split, each of `LONGEST` words at most: one of each of `most` equal stretches, drawn by the seed."""
     total = manifest.num_rows(split)
-    numbers = np.arange(min(total, most), dtype=np.int64) * total // min(total, most)
+    bounds = np.arange(min(total, most) + 1, dtype=np.int64) * total // min(total, most)
+    draws = hash_counters(seed, Purpose.ROUTER_ROWS, np.arange(len(bounds) - 1))
+    numbers = bounds[:-1] + (draws % np.diff(bounds).astype(np.uint64)).astype(np.int64)
     sizes = [each.num_rows for each in manifest.records(split)]
     values, lengths = flatten_lists(take_numbered(manifest.paths(split), sizes, numbers), "input_ids")
     return [row[:LONGEST].astype(np.int64) for row in np.split(values, np.cumsum(lengths)[:-1])]
@@ -154,7 +160,7 @@ def _count_words(rows: Rows, counts: np.ndarray) -> csr_matrix:
         columns.append(np.concatenate([row[known], len(counts) + hash_pairs(row[:-1], row[1:])[both]]))
         numbers.append(max(1, known.sum()))
     sizes = [*map(len, columns)]
-    values, ends = np.repeat(_SCALE / np.array(numbers), sizes), np.cumsum([0, *sizes])
+    values, ends = np.repeat(np.float32(_SCALE) / np.array(numbers, dtype=np.float32), sizes), np.cumsum([0, *sizes])
     return csr_matrix((values, np.concatenate(columns), ends), shape=(len(rows), len(counts) + ROUTER_PAIRS))
 
 
@@ -185,6 +191,11 @@ def _floor(score: float) -> float:
     return float(np.floor(np.nan_to_num(score, neginf=0.0) * 1e4) / 1e4)
 
 
+def wants_router(config: PretrainConfig) -> bool:
+    """Whether a run's adapter gets a router: it has general text, and a base that other rows are left to."""
+    return config.method.has_adapter and bool(config.replay.corpus) and config.base != "none"
+
+
 def get_or_train_routers(run: Run) -> None:
     """Fit the router of a run's adapter, where it has one and general text, beside those of the run it starts from.
 
@@ -197,7 +208,8 @@ def get_or_train_routers(run: Run) -> None:
     config, base, run_dir = run.config, run.base, run.paths.run
     known = read_routers(run_dir)
     routers = {**(read_routers(run.start.run_dir) if run.start else {}), **known}
-    if config.method.has_adapter and config.method.adapter not in known and config.replay.corpus and base is not None:
+    if wants_router(config) and config.method.adapter not in known:
+        assert base is not None
         domain, general, *_ = run.inputs.texts[0]
         writer = base if config.replay.is_written else None
         tokenizer = load_tokenizer(run.inputs.tokenizer.local())

@@ -91,20 +91,23 @@ class Writer:
 
         A row's new words depend on the row and its place among them.
         """
-        refilled = list[np.ndarray]()
+        refilled = [*rows]
+        by_length = np.argsort([*map(len, rows)], kind="stable")  # so that little is padded
         for first in range(0, len(rows), BATCH_ROWS):
-            batch = rows[first : first + BATCH_ROWS]
+            own = by_length[first : first + BATCH_ROWS]
+            batch = [rows[i] for i in own]
             sizes = np.array([*map(len, batch)])
             ids = np.full((len(batch), sizes.max()), self.tokenizer.pad_token_id, dtype=np.int64)
             is_word = np.arange(ids.shape[1]) < sizes[:, None]
             ids[is_word] = np.concatenate(batch)
-            places = np.arange(first, first + len(batch))[:, None], np.arange(ids.shape[1])
+            places = own[:, None], np.arange(ids.shape[1])
             is_anew = to_uniform(hash_counters(Purpose.REFILLS, *places)) < REFILLED_FRAC
             is_anew &= is_word & ~np.isin(ids, self.tokenizer.all_special_ids)
             shown = np.where(is_anew, self.tokenizer.mask_token_id, ids)
             reached = self._predict(shown, is_anew, is_word)
             ids[is_anew] = _draw(reached, hash_counters(Purpose.REFILLED_WORDS, *places)[is_anew][:, None]).flatten()
-            refilled += [row[:size] for row, size in zip(ids, sizes, strict=True)]
+            for i, row, size in zip(own, ids, sizes, strict=True):
+                refilled[i] = row[:size]
         return refilled
 
     @torch.no_grad()

@@ -99,6 +99,28 @@ def test_domain_text_is_kept_and_general_text_is_left(
     assert torch.equal(table, again) and record == same
 
 
+def test_the_seed_draws_rows_and_the_domain_has_four_times_the_general_ones(
+    base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = [
+        [tuple(row) for row in router_room._read_rows(texts[0], "train", most, seed)]
+        for most, seed in ((300, 0), (50, 0), (50, 0), (50, 1), (1000, 1))
+    ]
+    every, few, same, other, most = drawn
+    assert len({*few}) == len({*other}) == 50 and few == same != other and most == every
+    assert [each for each in every if each in few] == few, "they stay in their order"
+    numbers, fit_table = list[tuple[int, int]](), router_room._fit_table
+
+    def look(domain: router_room.Rows, general: router_room.Rows, counts: np.ndarray) -> torch.Tensor:
+        numbers.append((len(domain), len(general)))
+        return fit_table(domain, general, counts)
+
+    monkeypatch.setattr(router_room, "_fit_table", look)
+    fit(base, (texts[0], write_text(tmp_path / "little", OTHER, sizes=(20, 20))))
+    fit(base, texts)
+    assert numbers == [(3 * 80, 3 * 20), (3 * 300, 3 * 300)], "a row, and two pieces of it"
+
+
 def test_the_threshold_keeps_a_share_of_the_domain_and_more_where_it_stands_apart() -> None:
     domain = np.linspace(0, 10, 1001)
     near, far, empty = np.linspace(-5, 5, 1001), np.linspace(-9, -5, 1001), np.full(9, -np.inf)
