@@ -135,19 +135,18 @@ class Engine(Trainer):
             self._load_moments(state)
 
     def evaluate(self, batch: Any) -> Tensor:
-        """Score this rank's batch without dropout.
+        """Score the rows of this rank's batch without dropout.
 
         Returns:
-            Sum of the predicted tokens' negative log-likelihoods in nats, number of exact predictions, number of pairs
-            whose label was predicted: float64 [3] on the device.
+            Of each row what the fields of `evaluate.Scores` are, float64 on the device: [B, 5] of pairs, else [B, 3].
         """
         self._deepspeed.eval()
         try:
             with torch.no_grad(), self._as_written():
-                loss_sum, _, _, num_correct, num_in_order, _ = self._forward(batch)
+                figures = self._forward(batch)
         finally:
             self._deepspeed.train()
-        return torch.stack([each.double() for each in (loss_sum, num_correct, num_in_order)])
+        return torch.stack([each.double() for each in figures], dim=1)
 
     def _as_written(self) -> contextlib.AbstractContextManager[None]:
         """Run layers without their compiled code: few evaluations would wait for more of it than they save."""

@@ -18,8 +18,9 @@ for such a run they are not measured, and its loss on held-out rows is that of t
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,13 @@ from domext_ray.training.passages import (
 
 HALVES = {"both": slice(None), "first": slice(0, None, 2), "second": slice(1, None, 2)}
 """Of rows or passages in the order in which they were chosen."""
+_PACKED = "<f4"  # which holds a row's scores exactly: they are counts, and a sum in fp32
 GENERAL_PROBE = ASSETS / "general_probe.txt"
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Sums over the rows of an evaluation.
+    """Sums over the rows of an evaluation, or of one of them.
 
     Args:
         loss_sum: negative log-likelihood of the predicted tokens, nats.
@@ -87,63 +89,85 @@ class Scores:
         """Share of pairs told right, 0 to 1; nan without pairs."""
         return self.num_in_order / self.num_pairs if self.num_pairs else math.nan
 
-    def __add__(self, other: Scores) -> Scores:
-        return Scores(*(own + more for own, more in zip(vars(self).values(), vars(other).values(), strict=True)))
+    @classmethod
+    def add_up(cls, rows: np.ndarray) -> Scores:
+        """Add up the scores of rows, as `evaluate` returns them."""
+        loss_sum, *counts = rows.sum(0).tolist()
+        return cls(loss_sum, *map(int, counts))
 
 
-Score = Callable[[EvalSet], Scores]
-"""Scores a fixed set of rows, the same one on every rank; collective."""
-
-
-def measure_bits(score: Score, asked: EvalSet) -> float:
-    """Return the bits per character of a set, nan without any; collective, as `evaluate` is."""
+def measure_bits(scores: Scores, asked: EvalSet) -> float:
+    """Return the bits per character of a set, given its scores; nan without any."""
     if not asked.num_chars:
         return math.nan
-    return (score(asked).loss_sum / math.log(2) + asked.price_bits) / asked.num_chars
+    return (scores.loss_sum / math.log(2) + asked.price_bits) / asked.num_chars
 
 
-def evaluate(engine: Engine, batches: Sequence[Any], listen: Callable[[], None] = lambda: None) -> Scores:
-    """Score a fixed set, of which every rank gives its share (`EvalSet.share`); collective.
+def evaluate(engine: Engine, asked: EvalSet, listen: Callable[[], None] = lambda: None) -> np.ndarray:
+    """Score a fixed set, the same one on every rank, of which each scores its share; collective.
 
     Every rank runs the same number of forwards (ZeRO-3 would wait for ever otherwise): one with fewer batches repeats
-    its last one at weight zero.
+    its last one, and leaves out what comes of that.
 
     Args:
         engine: of this rank.
-        batches: its share.
-        listen: called before each of them, on every rank; what it raises breaks the evaluation off.
+        asked: the set.
+        listen: called before each batch, on every rank; what it raises breaks the evaluation off.
+
+    Returns:
+        Of every row of the set, in their order, what the fields of `Scores` are, float64 [R, 5], or [R, 3] without
+        pairs: the same on every rank, whatever their number.
     """
-    if not batches:  # on any rank
-        return Scores()
+    if not len(asked.rows):  # on any rank
+        return np.zeros((0, 3))
+    own = asked.find_share(engine.rank, engine.world_size)
+    batches = asked.collate(asked.rows.take(own)) or asked.batches[:1]
     num_passes = torch.tensor(len(batches))
     if engine.world_size > 1:
         dist.all_reduce(num_passes, dist.ReduceOp.MAX)
-    batches = [*batches, *[batches[-1].without_weight()] * (int(num_passes) - len(batches))]
-    sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
+    batches = [*batches, *[batches[-1]] * (int(num_passes) - len(batches))]
+    scored = list[torch.Tensor]()
     for batch in batches:
         listen()
-        sums += engine.evaluate(batch)
-    counts = [sum(each.num_masked for each in batches), sum(each.num_pairs for each in batches)]
-    totals = torch.tensor([*sums.tolist(), *counts], dtype=torch.float64)
-    engine.sum_over_ranks(totals)
-    loss_sum, num_correct, num_in_order, num_tokens, num_pairs = totals.tolist()
-    return Scores(loss_sum, *map(int, (num_correct, num_tokens, num_in_order, num_pairs)))
+        scored.append(engine.evaluate(batch))
+    figures = torch.cat(scored).cpu()
+    rows = torch.zeros(len(asked.rows), figures.shape[1], dtype=torch.float64)
+    rows[own] = figures[: len(own)]
+    engine.sum_over_ranks(rows)
+    return rows.numpy()
 
 
-def evaluate_routed(engine: Engine, model: nn.Module, listen: Callable[[], None], asked: EvalSet) -> Scores:
-    """Score each row of a set by whom the routers of an engine's model send it to; collective, as `evaluate` is."""
+def evaluate_routed(
+    engine: Engine, model: nn.Module, asked: EvalSet, known: Mapping[str, np.ndarray], listen: Callable[[], None]
+) -> np.ndarray:
+    """Score each row of a set by whom the routers of an engine's model send it to; collective, see `evaluate`.
+
+    Args:
+        engine: of this rank.
+        model: its model.
+        asked: the set.
+        known: scores of all rows, as `evaluate` returns them, of those who have made them, by the names that routers
+            give; the others score their rows now.
+        listen: see `evaluate`.
+
+    Returns:
+        Of every row its first three scores: whether pairs were told right is left out.
+    """
     network: Any = model
-    config, scores = network.config, Scores()
-    names = [name for batch in asked.batches for name in network.bert.route(batch.input_ids.to(engine.device))]
+    config, rows = network.config, np.zeros((len(asked.rows), 3))
+    routes = [name for batch in asked.batches for name in network.bert.route(batch.input_ids.to(engine.device))]
     before = config.active_adapters
     try:
-        for name in sorted({*names}):  # the same on every rank
+        for name in sorted({*routes}):  # the same on every rank
+            own = np.flatnonzero(np.array(routes) == name)
+            if name in known:
+                rows[own] = known[name][own, :3]
+                continue
             config.active_adapters = [] if name == BASE_NAME else [name]
-            rows = asked.rows.take(np.flatnonzero(np.array(names) == name))
-            scores += evaluate(engine, replace(asked, rows=rows).share(engine.rank, engine.world_size), listen)
+            rows[own] = evaluate(engine, replace(asked, rows=asked.rows.take(own)), listen)[:, :3]
     finally:
         config.active_adapters = before
-    return scores
+    return rows
 
 
 def build_domain_set(
@@ -212,6 +236,35 @@ class Evaluations:
     general: EvalSet = NOTHING
     characters: EvalSet = NOTHING
     words: EvalSet = NOTHING
+
+
+SETS = {
+    "domain": "held-out text",
+    "general": "the general probe",
+    "characters": "bits per character",
+    "words": "word bits per character",
+}
+"""Fields of `Evaluations` that a router is measured on, and what a run calls them; the last takes longest."""
+
+
+def pack_scores(rows: Mapping[str, np.ndarray], evaluations: Evaluations) -> dict[str, dict[str, str]]:
+    """Return the first three scores of rows, by set, as JSON, with what says which rows these are."""
+    return {
+        name: {
+            "asked": getattr(evaluations, name).fingerprint,
+            "rows": base64.b64encode(each[:, :3].astype(_PACKED).tobytes()).decode(),
+        }
+        for name, each in rows.items()
+    }
+
+
+def unpack_scores(packed: Mapping[str, Mapping[str, str]], evaluations: Evaluations) -> dict[str, np.ndarray]:
+    """Return what `pack_scores` has packed, [R, 3], of those sets that still ask the same."""
+    return {
+        name: np.frombuffer(base64.b64decode(each["rows"]), _PACKED).reshape(-1, 3).astype(np.float64)
+        for name, each in packed.items()
+        if each["asked"] == getattr(evaluations, name).fingerprint
+    }
 
 
 def build_evaluations(

@@ -132,8 +132,8 @@ class MaskedLoss(Objective):
         token_indices: Tensor | None = None,
         cu_seq_lens: Tensor | None = None,
         max_length: int = 0,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return sums of losses (fp32): words', pairs', distilled; exact predictions, in eval mode; losses by part."""
+    ) -> tuple[Tensor, ...]:
+        """Return sums of losses (fp32): words', pairs', distilled; losses by part. In eval mode: `Engine.evaluate`."""
         rows: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         rows |= {"token_type_ids": token_type_ids, "document_ids": document_ids}
         bounds: dict[str, Any] = {"token_indices": token_indices, "cu_seq_lens": cu_seq_lens, "max_length": max_length}
@@ -150,25 +150,24 @@ class MaskedLoss(Objective):
             order = model.cls.seq_relationship(encoded.pooler_output) if model.predicts_next_sentence else None
         kept = None if asked is None or distill_rows is None else distill_rows.prediction_indices
         losses, predicted, divergences = self._score_chunks(states, labels, kinds, asked, kept)
+        if not self.training:
+            row_of = masked_positions // input_ids.shape[1]
+            words = _score_rows(losses, predicted == labels, weights, row_of, len(input_ids))
+            if next_sentence_labels is None:
+                return words
+            assert order is not None
+            return *words, order.argmax(-1) == next_sentence_labels, next_sentence_labels != NO_LABEL
         loss_sum = (losses * weights).sum()
-        nothing = torch.zeros_like(labels[0])
-        order_loss_sum, distill_loss_sum, num_in_order = torch.zeros_like(loss_sum), torch.zeros_like(loss_sum), nothing
+        order_loss_sum, distill_loss_sum = torch.zeros_like(loss_sum), torch.zeros_like(loss_sum)
         if next_sentence_labels is not None:
             assert order is not None
             order_loss_sum = F.cross_entropy(order.float(), next_sentence_labels, reduction="sum")
-            num_in_order = (order.argmax(-1) == next_sentence_labels).sum()
         if distill_rows is not None and asked is not None:
             distill_loss_sum = (divergences * distill_rows.weights).sum()
         elif distill_rows is not None:
             distill_loss_sum = (losses.index_select(0, distill_rows.prediction_indices) * distill_rows.weights).sum()
-        watched = nothing
-        if parts is not None:  # without atomic additions, whose order is not fixed
-            is_own = parts == torch.arange(self.num_watched, device=parts.device).unsqueeze(1)
-            watched = torch.where(is_own, losses.detach(), 0.0).sum(1)
-        if self.training:
-            return loss_sum, order_loss_sum, distill_loss_sum, nothing, nothing, watched
-        num_correct = ((predicted == labels) & (weights > 0)).sum()
-        return loss_sum, order_loss_sum, distill_loss_sum, num_correct, num_in_order, watched
+        watched = distill_loss_sum.detach() if parts is None else _sum_rows(losses.detach(), parts, self.num_watched)
+        return loss_sum, order_loss_sum, distill_loss_sum, watched
 
     @contextlib.contextmanager
     def _as_base(self) -> Iterator[Any]:
@@ -250,6 +249,21 @@ def _score_words(model: Any, states: Tensor) -> Tensor:
     return scores
 
 
+def _score_rows(
+    losses: Tensor, is_exact: Tensor, weights: Tensor, rows: Tensor, num_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return losses, exact predictions and predicted tokens of rows, [B] each, from positions [P] and their rows."""
+    figures = losses * weights, is_exact & (weights > 0), weights > 0
+    loss_sums, num_exact, num_tokens = (_sum_rows(each, rows, num_rows) for each in figures)
+    return loss_sums, num_exact, num_tokens
+
+
+def _sum_rows(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """Add up values [P] by the row of each, to [num_rows]; without atomic additions, whose order is not fixed."""
+    is_own = rows == torch.arange(num_rows, device=rows.device).unsqueeze(1)
+    return torch.where(is_own, values, 0).sum(1)
+
+
 def _keep_kinds(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
     """Leave out the entries [P, V] that are of another kind than the label; rows without an entry are of kind 0."""
     kinds = F.pad(kinds, (0, logits.shape[-1] - len(kinds)))
@@ -258,6 +272,9 @@ def _keep_kinds(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
 
 class VectorLoss(Objective):
     """What both objectives that make vectors share: rows' vectors, and sums over what is scored."""
+
+    num_views = 1
+    """Views of a row that become vectors."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool, objective: ObjectiveConfig) -> None:
         super().__init__(model, device, bf16=bf16)
@@ -280,41 +297,44 @@ class VectorLoss(Objective):
         """Return what `MaskedLoss` returns: there are no pairs, nothing is kept, and nothing is watched."""
         with self.autocast():
             encoder = cast(Any, self.model).bert
-            rows = {"attention_mask": attention_mask, "cu_seq_lens": cu_seq_lens, "max_length": max_length}
-            states = encoder(input_ids, pool=False, **rows).last_hidden_state
-            scores, labels = self.score(pool_states(states, attention_mask, self.objective.pooling), **written)
+            masks = {"attention_mask": attention_mask, "cu_seq_lens": cu_seq_lens, "max_length": max_length}
+            states = encoder(input_ids, pool=False, **masks).last_hidden_state
+            scores, labels, rows = self.score(pool_states(states, attention_mask, self.objective.pooling), **written)
+        losses = F.cross_entropy(scores.float(), labels, reduction="none")
+        if not self.training:
+            return _score_rows(losses, scores.argmax(-1) == labels, weights, rows, len(input_ids) // self.num_views)
         nothing = torch.zeros((), device=scores.device)
-        loss_sum = (F.cross_entropy(scores.float(), labels, reduction="none") * weights).sum()
-        num_right = nothing if self.training else ((scores.argmax(-1) == labels) & (weights > 0)).sum()
-        return loss_sum, nothing, nothing, num_right, nothing, nothing
+        return (losses * weights).sum(), nothing, nothing, nothing
 
-    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor]:
-        """Return scores [P, C] and which of each is right, int64 [P], of rows' vectors, fp32 [R, d]."""
+    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return scores [P, C], which of each is right, and the row of each, int64 [P], of vectors, fp32 [R, d]."""
         raise NotImplementedError
 
 
 class InfoNCELoss(VectorLoss):
     """InfoNCE: among the second views of its group, a row's own is nearest to its first view."""
 
-    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor]:
+    num_views = 2
+
+    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Compare first views with second ones."""
         with torch.autocast(self.device_type, enabled=False):
             first, second = F.normalize(vectors).chunk(2)
             own = torch.arange(len(first), device=first.device)
             groups = own // self.objective.group_rows
             scores = (first @ second.T) / self.objective.temperature
-            return scores.masked_fill(groups[:, None] != groups, -torch.inf), own
+            return scores.masked_fill(groups[:, None] != groups, -torch.inf), own, own
 
 
 class TSDAELoss(VectorLoss):
     """TSDAE: from the vector of a row that lacks words, a decoder writes the row, each token from those before it."""
 
-    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor]:
+    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Predict tokens of the second views."""
         model = cast(Any, self.model)
         states = getattr(model, DECODER)(model.bert.embeddings.words(written["decoder_ids"]), vectors)
         states = states.flatten(0, 1).index_select(0, written["positions"])
-        return _score_words(model, states), written["labels"]
+        return _score_words(model, states), written["labels"], written["positions"] // written["decoder_ids"].shape[1]
 
 
 def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., VectorLoss]:

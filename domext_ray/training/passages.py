@@ -72,18 +72,24 @@ class EvalSet:
     group_rows: int = 1
 
     @property
+    def fingerprint(self) -> str:
+        """What rows of masked words are recognised by: all that a model is asked."""
+        digest = hashlib.sha256()
+        for each in vars(self.rows).values():
+            digest.update(b"" if each is None else each.tobytes())
+        return digest.hexdigest()
+
+    @property
     def batches(self) -> list[Any]:
         """Made anew each time: they take more memory than rows, and little time."""
         return self.collate(self.rows)
 
-    def share(self, rank: int, world_size: int) -> list[Any]:
-        """Return batches of a rank's rows, neighbours on different ranks; without any, one of which nothing counts."""
-        is_own = np.arange(len(self.rows)) // self.group_rows % world_size == rank
-        own = self.collate(self.rows.take(np.flatnonzero(is_own)))
-        return own or [each.without_weight() for each in self.collate(self.rows.take(np.flatnonzero(~is_own)[:1]))]
+    def find_share(self, rank: int, world_size: int) -> np.ndarray:
+        """Return which rows a rank scores, int64, neighbours on different ranks."""
+        return np.flatnonzero(np.arange(len(self.rows)) // self.group_rows % world_size == rank)
 
 
-NOTHING = EvalSet(np.arange(0), lambda rows: [])
+NOTHING = EvalSet(MaskedRows(*[np.arange(0)] * 4), lambda rows: [])
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,7 +26,7 @@ from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import choose_attention, describe_extensions, scale_extensions, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.domext.modeling_domext import BASE_NAME, DomextForMaskedLM
 from domext_ray.options.declare import read_seconds
 from domext_ray.runs.events import (
     CHECKPOINTS,
@@ -51,20 +52,31 @@ from domext_ray.training.cost import Roofline, count_step, measure_peak_memory, 
 from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine
-from domext_ray.training.evaluate import Score, Scores, build_evaluations, evaluate, evaluate_routed, measure_bits
+from domext_ray.training.evaluate import (
+    SETS,
+    Scores,
+    build_evaluations,
+    evaluate,
+    evaluate_routed,
+    measure_bits,
+    pack_scores,
+    unpack_scores,
+)
 from domext_ray.training.losses import Objective, make_loss
 from domext_ray.training.metrics import MetricsLog, as_written
 from domext_ray.training.notices import ASK_SECONDS, ASKED, LIMIT, TAKEN, TOLD, EndAsked, Notices
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.phases import BatchMaker, count_epochs, make_phases
-from domext_ray.training.router import attach_routers, read_records
+from domext_ray.training.router import attach_routers, read_records, wants_router
 from domext_ray.training.run import Run
 from domext_ray.training.start import NEW_WORD_TENSORS, begin, build_run_model
 from domext_ray.training.step import StepFigures
 from domext_ray.training.tracking import list_tracked_options
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
+BASE_SCORES = "base_scores"
+"""What checkpoints carry of the evaluation of step 0, in the state of their trainer."""
 MAX_SKIPPED_STEPS = 10
 """Steps in a row that `--optim.on_non_finite skip` leaves out; after more of them the weights are beyond help."""
 MAX_UNMASKED_STEPS = 20
@@ -129,6 +141,8 @@ class PretrainWorker:
         tokenizers = [general_tokenizer if part.keep else self.tokenizer for part in self.config.parts]
         shortest = zip(inputs.texts[0][1:], tokenizers, strict=True)
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
+        self.of_base = unpack_scores(state.get(BASE_SCORES, {}) if state else {}, self.evaluations)
+        """What the base has got for each row of the sets, where the run began with it and it is still known."""
         self.num_skipped = self.num_unmasked = 0  # steps in a row
         self._save_waits = False
         # A thread writes checkpoints, one at a time; what its ranks exchange must not meet what steps exchange.
@@ -450,9 +464,9 @@ class PretrainWorker:
                 f"--objective.mask_prob ({self.config.objective.mask_prob:g}) is too low."
             )
 
-    def score(self, asked: EvalSet) -> Scores:
-        """Score a fixed set of rows; collective."""
-        return evaluate(self.engine, asked.share(self.rank, self.world_size), self._listen)
+    def score(self, asked: EvalSet) -> np.ndarray:
+        """Score a fixed set of rows; collective, see `evaluate`."""
+        return evaluate(self.engine, asked, self._listen)
 
     def _evaluate_step(self, record: dict[str, Any], *, at_end: bool = False) -> dict[str, Any]:
         """Evaluate a step, write its record, and let its checkpoint count if it has one; collective.
@@ -500,7 +514,12 @@ class PretrainWorker:
 
         At the end, what users get who let the run's router choose, if it has one, has names of its own.
         """
-        record, domain, general = self._score_texts(self.score, "eval/", at_end or self.step == 0)
+        rows = self._score_sets([*SETS] if at_end or self.step == 0 else [*SETS][:-1])
+        masks_words = self.config.objective.kind == "masked"
+        if masks_words and self.step == 0 and wants_router(self.config) and self._stays_beside_base():
+            self.of_base = rows
+        record = self._describe_scores("eval/", rows)
+        domain, general = Scores.add_up(rows["domain"]), Scores.add_up(rows["general"])
         record |= {
             "eval/domain_tokens": domain.num_tokens,
             "eval/domain_characters": self.evaluations.characters.num_chars,
@@ -510,22 +529,19 @@ class PretrainWorker:
             record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
         if self.parts.names:
             self._enter_evaluation("other texts")
-            losses = [domain.loss, *(self.score(each).loss for each in self.evaluations.parts)]
+            losses = [domain.loss, *(Scores.add_up(self.score(each)).loss for each in self.evaluations.parts)]
             record |= self.parts.describe_held_out(losses)
         if at_end:
             record |= self._score_scales()
-        if at_end and self.config.objective.kind == "masked" and read_records(self.run_dir):
-            attach_routers(cast(DomextForMaskedLM, self.model), self.run_dir)
-            score = functools.partial(evaluate_routed, self.engine, self.model, self._listen)
-            record |= self._score_texts(score, "eval/routed_", True, ", with the router")[0]
+        if masks_words and at_end and read_records(self.run_dir):
+            record |= self._describe_scores("eval/routed_", self._score_routed(rows))
         return record
 
     def _score_scales(self) -> dict[str, Any]:
         """Score masked words with less of what the method adds, and, where that is not how the run began, with none."""
         config, record = self.config, dict[str, Any]()
         scales = list_eval_scales(config, has_modules=self.plan.shape.module_hidden_size > 0)
-        begins_at_base = config.method.init == "zero" and not config.init_from and self.base and self.base.has_mlm_head
-        for scale in (*(() if begins_at_base or not scales else (0.0,)), *scales):
+        for scale in (*(() if self._begins_at_base() or not scales else (0.0,)), *scales):
             try:
                 scale_extensions(self.model, config.method, scale)
                 record |= self._score_scale(f"eval/{SCALE}{scale:g}_", f" at scale {scale:g}")
@@ -535,31 +551,54 @@ class PretrainWorker:
 
     def _score_scale(self, prefix: str, how: str) -> dict[str, Any]:
         self._enter_evaluation(f"the general probe{how}")
-        general = self.score(self.evaluations.general)
+        general, characters = Scores.add_up(self.score(self.evaluations.general)), self.evaluations.characters
         self._enter_evaluation(f"bits per character{how}")
         return {
-            f"{prefix}domain_bits_per_character": measure_bits(self.score, self.evaluations.characters),
+            f"{prefix}domain_bits_per_character": measure_bits(Scores.add_up(self.score(characters)), characters),
             f"{prefix}general_mlm_accuracy": general.accuracy if general.num_tokens else None,
         }
 
-    def _score_texts(
-        self, score: Score, prefix: str, has_words: bool, how: str = ""
-    ) -> tuple[dict[str, Any], Scores, Scores]:
-        self._enter_evaluation(f"held-out text{how}")
-        domain = score(self.evaluations.domain)
-        self._enter_evaluation(f"the general probe{how}")
-        general = score(self.evaluations.general)
-        self._enter_evaluation(f"bits per character{how}")
+    def _begins_at_base(self) -> bool:
+        """Whether the model predicts at step 0 as its base does."""
+        method, has_head = self.config.method, self.base is not None and self.base.has_mlm_head
+        return has_head and method.init == "zero" and not self.config.init_from
+
+    def _stays_beside_base(self) -> bool:
+        """Whether it predicts so at every step with its adapter left out, for nothing else trains."""
+        trained = [name for name, each in self.model.named_parameters() if each.requires_grad]
+        return self._begins_at_base() and all(f".adapters.{self.config.method.adapter}." in name for name in trained)
+
+    def _score_sets(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        found = dict[str, np.ndarray]()
+        for name in names:
+            self._enter_evaluation(SETS[name])
+            found[name] = self.score(getattr(self.evaluations, name))
+        return found
+
+    def _score_routed(self, adapted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Score the sets as users get them who let the router choose, given what the model as a whole has scored."""
+        network, adapter, found = cast(Any, self.model), self.config.method.adapter, dict[str, np.ndarray]()
+        attach_routers(network, self.run_dir)
+        for name, rows in adapted.items():
+            self._enter_evaluation(f"{SETS[name]}, with the router")
+            known = {adapter: rows} if [*network.config.adapters] == [adapter] else {}
+            known |= {BASE_NAME: self.of_base[name]} if name in self.of_base else {}
+            asked = getattr(self.evaluations, name)
+            found[name] = evaluate_routed(self.engine, network, asked, known, self._listen)
+        return found
+
+    def _describe_scores(self, prefix: str, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        scores = {name: Scores.add_up(each) for name, each in rows.items()}
+        domain, general, sets = scores["domain"], scores["general"], self.evaluations
         record = {
             f"{prefix}domain_{self.losses.loss}": domain.loss,
             f"{prefix}domain_{self.losses.accuracy}": domain.accuracy,
-            f"{prefix}domain_bits_per_character": measure_bits(score, self.evaluations.characters),
+            f"{prefix}domain_bits_per_character": measure_bits(scores["characters"], sets.characters),
             f"{prefix}general_mlm_accuracy": general.accuracy if general.num_tokens else None,
         }
-        if has_words:
-            self._enter_evaluation(f"word bits per character{how}")
-            record[f"{prefix}domain_word_bits_per_character"] = measure_bits(score, self.evaluations.words)
-        return record, domain, general
+        if "words" in scores:
+            record[f"{prefix}domain_word_bits_per_character"] = measure_bits(scores["words"], sets.words)
+        return record
 
     def _enter_evaluation(self, what: str) -> None:
         """Each part of an evaluation is a phase: all of them together may take minutes, and something moves."""
@@ -582,6 +621,7 @@ class PretrainWorker:
         if self.log is not None:
             self.log.publish()  # first: a run that goes on from this checkpoint has all figures up to it
         trainer_state = {"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_trainer_state()}
+        trainer_state |= {BASE_SCORES: pack_scores(self.of_base, self.evaluations)} if self.of_base else {}
         trainer_state |= {UNEVALUATED: as_written(unevaluated)} if unevaluated is not None else {}
         copied = self.engine.copy_state()
         save = functools.partial(

@@ -212,7 +212,7 @@ def _make_scorer(settings: dict[str, Any], model: nn.Module) -> Any:
 
     def score() -> float:
         model.eval()
-        bits = measure_bits(ask, characters)
+        bits = measure_bits(ask(characters), characters)
         model.train()
         return bits
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from card import Card, Wait, register_card
@@ -45,6 +46,7 @@ from domext_ray.training.losses import make_loss
 from domext_ray.training.notices import Notices
 from domext_ray.training.objective import to_batch
 from domext_ray.training.parts import PartFigures
+from domext_ray.training.passages import EvalSet
 from domext_ray.training.start import build_run_model
 from domext_ray.training.step import SingleProcessTrainer, list_trainables, move_batch
 from domext_ray.training.worker import PretrainWorker
@@ -168,7 +170,7 @@ def run_steps(config: PretrainConfig, built: Built, batches: list[Any], precisio
         card.take_waits()
         worker._train_step()
         waits = {"step": card.take_waits()}
-        evaluate(engine, batches[:1])
+        evaluate(engine, EvalSet(np.arange(MICRO_BATCH), lambda rows: batches[:1]))
         return waits | {"evaluation": card.take_waits()}
 
 

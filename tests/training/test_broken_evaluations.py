@@ -137,7 +137,7 @@ def test_a_loss_that_is_not_finite_takes_its_checkpoint_along(task: Run, tmp_pat
     """At once, or where the evaluation was broken off before; the checkpoint before it counts."""
 
     def ruin() -> torch.Tensor:
-        return torch.tensor([math.nan, 0.0, 0.0], dtype=torch.float64)
+        return torch.tensor([[math.nan, 0.0, 0.0]] * 2, dtype=torch.float64)
 
     for cuts in ([ruin], [kill, ruin], [ruin]):
         for act in cuts:

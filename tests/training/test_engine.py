@@ -224,7 +224,7 @@ def measure_pairs(stages: Stages) -> dict[str, Any]:
         engine = build_engine(stage, 2, model=build_model(method="exbert"))
         parts = [split(step, *place, 2 if step < 4 else 4, pairs=True) for step in range(STEPS)]
         figures = [engine.train_step(*each, step, num_pairs=ROWS) for step, each in enumerate(parts)]
-        scores = engine.evaluate(join(draw_rows(99, pairs=True))).tolist()
+        scores = engine.evaluate(join(draw_rows(99, pairs=True))).sum(0).tolist()
         results[str(stage)] = figures, gather_whole(engine), scores
     return results
 
@@ -286,9 +286,9 @@ def measure_resume(folder: Path, stages: Stages) -> dict[str, Any]:
             (dist.get_rank(), dist.get_world_size()),
         )
         batch, asked = rows[0] if place[0] else join(rows[2:6]), EvalSet(np.arange(1, 6), join_evaluated)
-        scores = [engine.evaluate(batch).tolist() for _ in range(2)]
-        sums = [evaluate(engine, replace(asked, rows=each).share(*place)) for each in (asked.rows, asked.rows[:1])]
-        results[f"evaluated/{stage}"] = scores, sums, gather_whole(engine)
+        scores = [engine.evaluate(batch).sum(0).tolist() for _ in range(2)]
+        sets = [evaluate(engine, replace(asked, rows=each)).tolist() for each in (asked.rows, asked.rows[:1])]
+        results[f"evaluated/{stage}"] = scores, sets, gather_whole(engine)
         going_on = train(engine, START, STEPS, 2), gather_whole(engine)
         again = build_engine(stage, 2, dropout=0.3, state=saved.state)
         results[f"own/{stage}"] = going_on, (train(again, START, STEPS, 2), gather_whole(again))
@@ -494,7 +494,7 @@ def test_both_losses_of_pairs_equal_the_bare_loop(two_ranks: list[Any], stage: i
         assert [each.next_sentence_loss for each in figures] == pytest.approx(pairs.pair_losses, abs=1e-4)
         assert [each.grad_norm for each in figures] == pytest.approx(pairs.norms, rel=1e-4)
         assert measure_distance(state, pairs.states[-1]) < 2e-4
-        assert scores[0] > 0 and 0 <= scores[2] <= ROWS
+        assert scores[0] > 0 and 0 <= scores[3] <= scores[4] == ROWS
 
 
 @each_stage
@@ -559,17 +559,15 @@ def score_with(state: TrainState, batch: MaskedBatch) -> tuple[float, int]:
 
 @each_stage
 def test_evaluations_are_summed_over_ranks(two_ranks: list[Any], stage: int) -> None:
-    """Those of ranks that score different amounts, and of sets of five rows and of one, which only rank 0 has."""
+    """Row by row: of ranks that score different amounts, and of sets of five rows and of one, which only rank 0 has."""
     for rank, result in enumerate(two_ranks):
-        scores, sums, state = result["resume"][f"evaluated/{stage}"]
+        scores, sets, state = result["resume"][f"evaluated/{stage}"]
         expected = (0.0, 0) if rank else score_with(state, join(draw_rows(99)[2:6]))
         assert [each[:2] for each in scores] == [[pytest.approx(expected[0], rel=1e-4), expected[1]]] * 2
-        for found, last in zip(sums, (6, 2), strict=True):
-            batch = join(draw_rows(99)[1:last])
-            loss, num_correct = score_with(state, batch)
-            assert found.num_tokens == batch.num_masked
-            assert found.loss == pytest.approx(loss / batch.num_masked, rel=1e-4)
-            assert found.accuracy == pytest.approx(num_correct / batch.num_masked)
+        for found, last in zip(sets, (6, 2), strict=True):
+            rows = draw_rows(99)[1:last]
+            expected = [[*score_with(state, each), each.num_masked] for each in rows]
+            assert found == [[pytest.approx(loss, rel=1e-4), *counts] for loss, *counts in expected]
 
 
 @each_stage

@@ -28,11 +28,15 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
+    Evaluations,
+    Scores,
     build_domain_set,
     build_evaluations,
     evaluate,
     measure_bits,
+    pack_scores,
     read_probe,
+    unpack_scores,
 )
 from domext_ray.training.passages import (
     NOTHING,
@@ -143,9 +147,9 @@ def make_model(base_folder: Path, vocab_size: int, next_sentence: bool = False) 
 
 def test_scores_are_the_models(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (25,))
-    batches = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=25, batch_size=4).batches
-    model = make_model(tiny_base_folder, len(tokenizer))
-    scores = evaluate(make_lone_engine(model), batches)
+    asked = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=25, batch_size=4)
+    model, batches = make_model(tiny_base_folder, len(tokenizer)), asked.batches
+    scores = Scores.add_up(evaluate(make_lone_engine(model), asked))
     loss, correct, count = 0.0, 0, 0
     model.eval()
     with torch.no_grad():
@@ -295,7 +299,7 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
     expected = math.log2(len(tokenizer)) * pieces / characters.num_chars
     engine = make_lone_engine(model)
     for asked, bits in ((characters, expected), (NOTHING, math.nan)):
-        found = measure_bits(lambda each: evaluate(engine, each.batches), asked)
+        found = measure_bits(Scores.add_up(evaluate(engine, asked)), asked)
         assert found == pytest.approx(bits, rel=1e-6, nan_ok=True)
 
 
@@ -328,9 +332,11 @@ def test_scores_of_pairs_are_the_models(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path
 ) -> None:
     manifest = write_pairs(tmp_path, tokenizer)
-    batches = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=60, batch_size=8).batches
-    model = make_model(tiny_base_folder, len(tokenizer), next_sentence=True)
-    scores = evaluate(make_lone_engine(model), batches)
+    asked = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=60, batch_size=8)
+    model, batches = make_model(tiny_base_folder, len(tokenizer), next_sentence=True), asked.batches
+    rows = evaluate(make_lone_engine(model), asked)
+    scores, sets = Scores.add_up(rows), Evaluations(asked)
+    assert np.array_equal(unpack_scores(pack_scores({"domain": rows}, sets), sets)["domain"], rows[:, :3])
     model.eval()
     with torch.no_grad():
         right = [

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.training.engine import Engine
-from domext_ray.training.evaluate import evaluate, measure_bits
+from domext_ray.training.evaluate import Scores, evaluate, measure_bits
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.passages import (
     EvalSet,
@@ -126,7 +126,7 @@ def measure(
 
 
 def measure_set(engine: Engine, asked: EvalSet) -> float:
-    return measure_bits(lambda each: evaluate(engine, each.batches), asked)
+    return measure_bits(Scores.add_up(evaluate(engine, asked)), asked)
 
 
 def test_the_cuts_of_words_do_not_matter(manifest: Manifest) -> None:

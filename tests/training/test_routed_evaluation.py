@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.corpus.batching import MaskedRows, pad_masked
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
+from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.training.evaluate import evaluate, evaluate_routed
 from domext_ray.training.objective import to_batch
@@ -55,20 +57,34 @@ def make_set() -> EvalSet:
     return EvalSet(MaskedRows(flat[0], flat[1], flat[2], lengths), collate)
 
 
-def test_every_word_is_scored_once_by_whom_its_row_is_sent_to(model: nn.Module) -> None:
+def test_every_row_is_scored_once_by_whom_it_is_sent_to(model: nn.Module) -> None:
+    """Whether all that are asked score theirs now, or some or all have scored every row before."""
     network: Any = model
     table = torch.zeros(network.config.vocab_size + ROUTER_PAIRS, dtype=torch.int32)
     table[OWN], table[OTHER] = 1000, -1000
     network.bert.set_router("domain", table, 0.0)
     engine, asked = make_lone_engine(model), make_set()
-    found = evaluate_routed(engine, model, lambda: None, asked)
-    assert network.config.active_adapters is None, "the model is as it was"
-
-    losses, number = 0.0, 0
+    alone = []
     for row, first in enumerate(FIRST):
         network.config.active_adapters = ["domain"] if first == OWN else []
-        score = evaluate(engine, asked.collate(asked.rows.take(np.array([row]))))
-        losses, number = losses + score.loss_sum, number + score.num_tokens
+        alone.append(evaluate(engine, replace(asked, rows=asked.rows.take(np.array([row]))))[0])
+    network.config.active_adapters = []
+    of_base = evaluate(engine, asked)
     network.config.active_adapters = None
-    assert found.num_tokens == number == 18 and found.loss == pytest.approx(losses / number, rel=1e-5)
-    assert abs(found.loss - evaluate(engine, asked.batches).loss) > 1e-3, "the adapter changes what its rows get alone"
+    adapted, score, scored = evaluate(engine, asked), engine.evaluate, list[Any]()
+
+    def note(batch: Any) -> torch.Tensor:
+        scored.append(batch)
+        return score(batch)
+
+    engine.evaluate = note  # type: ignore[method-assign]
+    both = {"domain": adapted, BASE_NAME: of_base}
+    for names, num_batches in (((), 3), (("domain",), 2), ((BASE_NAME,), 1), (("domain", BASE_NAME), 0)):
+        known = {name: both[name] for name in names}
+        scored.clear()
+        found = evaluate_routed(engine, model, asked, known, lambda: None)
+        assert network.config.active_adapters is None, "the model is as it was"
+        assert len(scored) == num_batches, names
+        np.testing.assert_allclose(found, alone, rtol=1e-5)
+    assert found[:, 2].sum() == 18 and (found[:, 2] == 0).sum() == 1
+    assert abs(found - adapted)[:, 0].max() > 1e-3, "the adapter changes what its rows get alone"

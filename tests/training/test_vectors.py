@@ -189,20 +189,30 @@ def test_a_row_of_special_tokens_has_views(tiny_base_folder: Path) -> None:
 def test_contrast_is_infonce_within_groups(tiny_base_folder: Path) -> None:
     engine = make_engine(tiny_base_folder, CROP)
     (batch,) = make_batches(tiny_base_folder, CROP)
-    loss, num_right, _ = engine.evaluate(batch).tolist()
+    losses, num_right, num_scored = engine.evaluate(batch).T.tolist()
     model = get_model(engine).eval()
     with torch.no_grad():
         states = model.bert(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
     assert batch.attention_mask is not None
     rows = [each[mask.bool()].mean(0) for each, mask in zip(states, batch.attention_mask, strict=True)]
-    expected, right = 0.0, 0
+    expected, right = list[float](), list[bool]()
     for first in (0, 4):
         scores = torch.stack(
             [F.cosine_similarity(rows[i], torch.stack(rows[8 + first : 12 + first])) for i in range(first, first + 4)]
         )
-        expected += F.cross_entropy(scores / 0.05, torch.arange(4), reduction="sum").item()
-        right += int((scores.argmax(1) == torch.arange(4)).sum())
-    assert loss == pytest.approx(expected, abs=1e-3) and (num_right, batch.num_masked) == (right, 8)
+        expected += F.cross_entropy(scores / 0.05, torch.arange(4), reduction="none").tolist()
+        right += (scores.argmax(1) == torch.arange(4)).tolist()
+    assert losses == pytest.approx(expected, abs=1e-3) and (num_right, num_scored) == (right, [1] * 8)
+
+
+def test_a_row_that_is_written_is_scored_as_if_it_were_alone(tiny_base_folder: Path) -> None:
+    engine = make_engine(tiny_base_folder, DENOISE)
+    (batch,) = make_batches(tiny_base_folder, DENOISE)
+    rows = engine.evaluate(batch)
+    assert rows[:, 2].tolist() == [int((each != 0).sum()) - 1 for each in batch.decoder_ids]
+    for i, row in enumerate(rows):
+        alone = replace(batch, weights=batch.weights * (batch.positions // batch.decoder_ids.shape[1] == i))
+        torch.testing.assert_close(engine.evaluate(alone).sum(0), row)
 
 
 def test_the_decoder_reads_the_vector_and_the_words_before(tiny_base_folder: Path) -> None:

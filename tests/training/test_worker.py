@@ -39,6 +39,7 @@ from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest, list_steps
+from domext_ray.training.evaluate import SETS
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.notices import LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.phases import BatchMaker, make_phases
@@ -357,6 +358,49 @@ def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed:
     routed = measure_run(list(records.values()))["routed"]
     assert routed["domain"]["mlm_loss"] == records[16]["eval/routed_domain_mlm_loss"]
     assert [each for each in records.values() if "eval/routed_domain_mlm_loss" in each] == [records[16]]
+
+
+def note_batches(worker: PretrainWorker, steps: list[int]) -> None:
+    """Add to `steps` the step of each batch that evaluations score."""
+    score = worker.engine.evaluate
+
+    def evaluate(batch: Any) -> torch.Tensor:
+        steps.append(worker.step)
+        return score(batch)
+
+    worker.engine.evaluate = evaluate  # type: ignore[method-assign]
+
+
+def train_routed(run: Run, folder: Path, *cuts: int, forgets: bool = False) -> tuple[dict[str, Any], int]:
+    """Figures with a router that divides rows, and batches that the evaluation of the last step scored."""
+    words = load_base(run.config.base).config.vocab_size
+    draw = torch.Generator().manual_seed(0)
+    table = torch.randint(-1000, 1000, (words + ROUTER_PAIRS,), generator=draw, dtype=torch.int32)
+    folder.mkdir()
+    save_routers(folder, {run.config.method.adapter: (table, RouterRecord(0.0, 1.0, 0.0))})
+    scored = list[int]()
+    with attempts() as begin:
+        for cut in cuts:
+            worker = begin(run, folder)
+            worker.of_base = {} if forgets else worker.of_base
+            note_batches(worker, scored)
+            worker.run(cut)
+    record = read_metrics(folder / "metrics.jsonl")[-1]
+    figures = {name: each for name, each in record.items() if name.startswith("eval/routed_")}
+    assert len(figures) == 5 and figures != {name: record[name.replace("routed_", "")] for name in figures}
+    return figures, scored.count(cuts[-1])
+
+
+def test_what_was_scored_is_not_scored_again(mixed: Run, tmp_path: Path) -> None:
+    """With the router only routes are new, also after a resumption; what is gone, or is of other rows, is scored."""
+    straight, num_batches = train_routed(mixed, tmp_path / "straight", 16)
+    assert train_routed(mixed, tmp_path / "cut", 7, 16) == (straight, num_batches)
+    anew, num_more = train_routed(mixed, tmp_path / "gone", 7, 16, forgets=True)
+    assert anew == pytest.approx(straight, rel=1e-5) and num_more > num_batches
+    fewer = replace(mixed.config.train, eval_rows=2)
+    with attempts() as begin:
+        assert begin(mixed, tmp_path / "cut").of_base.keys() == SETS.keys()
+        assert begin(mixed, tmp_path / "cut", train=fewer).of_base.keys() == {"general"}
 
 
 def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Path) -> None:
