@@ -10,7 +10,8 @@ that are chosen by their characters, are the same words for every vocabulary (pa
 vocabularies the word bits decide; with one vocabulary both do.
 
 With a run's router (router.py), each row of a set is scored by the adapter that it is sent to, or by the base: what
-users of `adapter_names="auto"` get. Rows are sent as they are asked, with their words masked.
+users of `adapter_names="auto"` get. Rows are sent as they are asked, with their words masked. Where the base has scored
+them at the run's start and the adapted model at its end, only the routes are new.
 
 Both the probe and the bits ask for masked words, which a model that reads from left to right was never shown:
 for such a run they are not measured, and its loss on held-out rows is that of the next token.
