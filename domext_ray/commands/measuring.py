@@ -146,22 +146,41 @@ from --grid.lr. The same command goes on where it stopped. Figures, tables and p
 
 
 def _measure_forgetting(config: ForgettingConfig) -> None:
-    from domext_ray.downstream.forgetting.forgetting import measure_forgetting
+    from domext_ray.downstream.forgetting.forgetting import choose_device, make_folder, measure_forgetting, read_models
     from domext_ray.downstream.forgetting.report import write_forgetting
+    from domext_ray.downstream.forgetting.scales import find_runs, measure_curve
 
-    print(write_forgetting(measure_forgetting(config)))
+    device, models = choose_device(config), read_models(config)
+    runs = find_runs(config, models)
+    make_folder(Path(config.output))
+    curves = {each.name: measure_curve(each, config.scales, device) for each in runs}
+    result = measure_forgetting(config, models) if config.has_corpus else None
+    print(write_forgetting(config, result, curves))
     print(f"figures, table and picture: {config.output}")
 
+
+def _check_general_text(config: ForgettingConfig) -> None:
+    if config.has_corpus:
+        check_text("corpus", config.corpus, config.prepare)
+
+
+_OF_GENERAL_TEXT = ("num_texts", "mask_frac", "max_length", "shared_words", "batch_size", "route", "seed", "prepare.")
 
 FORGETTING = Job(
     "evaluate_forgetting",
     """Compare models by the masked words of general text that they still predict: AF Adapter's test of forgetting.
 
-    domext evaluate_forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting""",
+    domext evaluate_forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting
+    domext evaluate_forgetting --models runs/af --scales 0.25,0.5,0.75    # gain and loss with less of what it added
+
+With --scales each run, and each export with an adapter, is also measured with less of what it added to its base. For a
+run whose prepared text is still there, this also says what it gains on its held-out text and loses on everyday
+sentences, and the largest scale at which hardly anything is lost; --corpus may then be left out.""",
     ForgettingConfig,
     _measure_forgetting,
     reads=tuple(f"-prepare.{each}" for each in ("held_out_frac", "cross_documents", "packed", "cache_dir", "pair")),
-    check=lambda config: check_text("corpus", config.corpus, config.prepare),
+    narrow=lambda config: () if config.has_corpus else tuple(f"-{each}" for each in _OF_GENERAL_TEXT),
+    check=_check_general_text,
 )
 
 

@@ -132,6 +132,11 @@ def name_models(models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def name_scaled(name: str, scale: float) -> str:
+    """Return what a model is called at a scale of what it adds to its base."""
+    return name if scale == 1 else f"{name} at {scale}"
+
+
 def _check_models(models: tuple[str, ...]) -> tuple[str, ...]:
     """Return models of which none is empty or there twice."""
     names, places = zip(*name_models(models), strict=True) if models else ((), ())
@@ -151,8 +156,10 @@ class ForgettingConfig:
     """Which models predict the same masked words of general text, and of which text."""
 
     models: ModelList = ()  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
-    # general text that no model was trained on: files, globs or folders, by commas
-    corpus: Texts[Annotated[str, filled("at least one file or folder of general text")]] = ""
+    # general text that no model was trained on: files, globs or folders, by commas; with --scales it may be left out
+    corpus: Texts[str] = ""
+    # scales of what a model adds to its base, such as 0.25,0.5,0.75, at which it is measured, too
+    scales: Annotated[tuple[Share, ...], DIFFERENT] = ()
     # folder of results.json, forgetting.md, forgetting.png and what was predicted before
     output: Written[Annotated[str, filled("a folder"), place()]] = "forgetting"
     num_texts: Count = 10_000  # texts that are drawn from the corpus (AF Adapter: 10,000)
@@ -168,6 +175,16 @@ class ForgettingConfig:
     def __post_init__(self) -> None:
         rule = "left out here: general text is one text a row (--prepare.field)"
         require(not self.prepare.pair, "prepare.pair", self.prepare.pair, rule)
+        is_asked = self.has_corpus or bool(self.scales)
+        require(is_asked, "corpus", self.corpus, "at least one file or folder of general text")
+        names = [name_scaled(name, each) for name, _ in self.named_models for each in (1.0, *self.scales)]
+        rule = "models of which none has a name that another one has at a scale of --scales"
+        require(len({*names}) == len(names), "models", ",".join(self.models), rule)
+
+    @property
+    def has_corpus(self) -> bool:
+        """Whether models are compared on general text; else runs are measured by what they evaluated alone."""
+        return bool(self.corpus.strip())
 
     @property
     def named_models(self) -> tuple[tuple[str, str], ...]:

@@ -414,11 +414,16 @@ def scale_extensions(model: nn.Module, method: MethodConfig, scale: float) -> No
     Raises:
         ConfigError: the method trains the base itself, or the model has new words or gated modules.
     """
-    shape = cast(DomextConfig, model.config)
-    if rule := method.refuse_scale(has_words=shape.extension_vocab_size > 0, has_modules=shape.module_hidden_size > 0):
+    if rule := refuse_scale(model, method):
         raise ConfigError(f"--scale is {scale:g}; it must be 1 {rule}.")
     for extension in EXTENSIONS:
         extension.scale(model, method, scale)
+
+
+def refuse_scale(model: nn.Module, method: MethodConfig) -> str:
+    """Say with what a model has no scale for what a method adds to it; empty: it has one."""
+    shape = cast(DomextConfig, model.config)
+    return method.refuse_scale(has_words=shape.extension_vocab_size > 0, has_modules=shape.module_hidden_size > 0)
 
 
 def fold_scales(model: nn.Module) -> None:

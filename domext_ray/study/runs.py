@@ -164,6 +164,6 @@ def measure_retention(
         prepare=config.prepare,
     )
     result = measure_forgetting(question)
-    write_forgetting(result)
+    write_forgetting(question, result)
     accuracies = {each.name: float(each.score.get(ACCURACY)) for each in result.models}
     return Retained(accuracies.pop(BASE), result.masks.describe()), accuracies

@@ -31,7 +31,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.fused import fuse
-from domext_ray.training.losses import MaskedLoss, Objective
+from domext_ray.training.losses import MaskedLoss, Objective, stack_scores
 from domext_ray.training.optimizer import MOMENTS, clip_gradients, create_moments, set_learning_rate
 from domext_ray.training.step import Trainer, list_trainables, move_batch
 
@@ -135,18 +135,13 @@ class Engine(Trainer):
             self._load_moments(state)
 
     def evaluate(self, batch: Any) -> Tensor:
-        """Score the rows of this rank's batch without dropout.
-
-        Returns:
-            Of each row what the fields of `evaluate.Scores` are, float64 on the device: [B, 5] of pairs, else [B, 3].
-        """
+        """Score the rows of this rank's batch without dropout; return what `stack_scores` does."""
         self._deepspeed.eval()
         try:
             with torch.no_grad(), self._as_written():
-                figures = self._forward(batch)
+                return stack_scores(self._forward(batch))
         finally:
             self._deepspeed.train()
-        return torch.stack([each.double() for each in figures], dim=1)
 
     def _as_written(self) -> contextlib.AbstractContextManager[None]:
         """Run layers without their compiled code: few evaluations would wait for more of it than they save."""

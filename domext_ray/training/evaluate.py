@@ -24,12 +24,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, resolve_micro_batch_size
@@ -39,7 +39,7 @@ from domext_ray.corpus.views import make_masker
 from domext_ray.errors import CorpusError
 from domext_ray.files import ASSETS
 from domext_ray.model.domext.modeling_domext import BASE_NAME
-from domext_ray.training.engine import Engine
+from domext_ray.training.losses import Objective, stack_scores
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import (
     EVALUATION_SEED,
@@ -50,6 +50,7 @@ from domext_ray.training.passages import (
     build_word_set,
     read_passages,
 )
+from domext_ray.training.step import move_batch
 
 HALVES = {"both": slice(None), "first": slice(0, None, 2), "second": slice(1, None, 2)}
 """Of rows or passages in the order in which they were chosen."""
@@ -104,7 +105,42 @@ def measure_bits(scores: Scores, asked: EvalSet) -> float:
     return (scores.loss_sum / math.log(2) + asked.price_bits) / asked.num_chars
 
 
-def evaluate(engine: Engine, asked: EvalSet, listen: Callable[[], None] = lambda: None) -> np.ndarray:
+class Evaluator(Protocol):
+    """What scores batches: a run's engine, or a model that trains no more."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def evaluate(self, batch: Any) -> Tensor:
+        """Score this rank's batch without dropout; return what `stack_scores` does."""
+
+    def sum_over_ranks(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all ranks."""
+
+
+class LoneEvaluator:
+    """Scores batches in one process, as the engine of a run of one worker does.
+
+    Args:
+        objective: model and losses, on `device`.
+        device: where to compute.
+    """
+
+    rank, world_size = 0, 1
+
+    def __init__(self, objective: Objective, device: torch.device) -> None:
+        self.objective, self.device = objective.eval(), device
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any) -> Tensor:
+        return stack_scores(self.objective(**move_batch(batch, self.device)))
+
+    def sum_over_ranks(self, tensor: Tensor) -> None:
+        pass
+
+
+def evaluate(engine: Evaluator, asked: EvalSet, listen: Callable[[], None] = lambda: None) -> np.ndarray:
     """Score a fixed set, the same one on every rank, of which each scores its share; collective.
 
     Every rank runs the same number of forwards (ZeRO-3 would wait for ever otherwise): one with fewer batches repeats
@@ -139,7 +175,7 @@ def evaluate(engine: Engine, asked: EvalSet, listen: Callable[[], None] = lambda
 
 
 def evaluate_routed(
-    engine: Engine, model: nn.Module, asked: EvalSet, known: Mapping[str, np.ndarray], listen: Callable[[], None]
+    engine: Evaluator, model: nn.Module, asked: EvalSet, known: Mapping[str, np.ndarray], listen: Callable[[], None]
 ) -> np.ndarray:
     """Score each row of a set by whom the routers of an engine's model send it to; collective, see `evaluate`.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -72,6 +72,14 @@ class Objective(nn.Module):
         if getattr(self.model, "predicts_next_sentence", False):
             return replace(empty, next_sentence_labels=torch.full((1,), NO_LABEL))
         return empty
+
+
+def stack_scores(figures: Sequence[Tensor]) -> Tensor:
+    """Return what an objective returns in eval mode as one tensor, float64 on its device.
+
+    Of each row these are the fields of `evaluate.Scores`: [B, 5] of pairs, else [B, 3].
+    """
+    return torch.stack([each.double() for each in figures], dim=1)
 
 
 class MaskedLoss(Objective):

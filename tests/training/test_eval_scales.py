@@ -10,14 +10,26 @@ import torch
 from conftest import write_corpus
 from small_runs import attempts, make_config, make_train
 
+from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import AUTO_SCALES, ObjectiveConfig, PretrainConfig, VocabConfig, list_eval_scales
+from domext_ray.config.pretrain import (
+    AUTO_SCALES,
+    EngineConfig,
+    ObjectiveConfig,
+    PretrainConfig,
+    RunConfig,
+    VocabConfig,
+    list_eval_scales,
+)
+from domext_ray.downstream.forgetting.forgetting import read_models
+from domext_ray.downstream.forgetting.scales import ScaleCurve, find_runs, measure_curve
 from domext_ray.errors import ConfigError
 from domext_ray.model.build import scale_extensions
 from domext_ray.pipeline import prepare_run
-from domext_ray.plan import plan_run
+from domext_ray.plan import identify_run, plan_run
 from domext_ray.report.figures import measure_run
 from domext_ray.report.scales import read_scales
+from domext_ray.runs.run_directory import write_config, write_run
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.run import Run
@@ -36,6 +48,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Path:
     return write_corpus(tmp_path_factory.mktemp("scales") / "corpus.txt", 400)
 
 
+def measure_afterwards(run: Run) -> ScaleCurve:
+    """What evaluate_forgetting measures of a run that has ended."""
+    write_config(run.paths.run, run.config)
+    write_run(run.paths.run, identity=identify_run(run))
+    config = ForgettingConfig(models=str(run.paths.run), scales=(0.5, 0.25))
+    (found,) = find_runs(config, read_models(config))
+    return measure_curve(found, config.scales, torch.device("cpu"))
+
+
 def prepare(base: Path, corpus: Path, **parts: Any) -> Run:
     return prepare_run(plan_run(make_config(base, corpus, **parts)))
 
@@ -48,11 +69,15 @@ def read_tensors(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_figures_at_scales_and_nothing_else_changes(
-    method: MethodConfig, tiny_base_folder: Path, corpus: Path, tmp_path: Path
+    method: MethodConfig, tiny_base_folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = prepare(tiny_base_folder, corpus, method=method, train=make_train(6))
+    monkeypatch.setenv("DOMEXT_FP32_KERNELS", "torch")
+    engine = EngineConfig(precision="bf16" if method.lora_rank else "fp32")
+    place = RunConfig(name=method.name, dir=str(corpus.parent / "runs"), trackers=())
+    run = prepare(tiny_base_folder, corpus, method=method, train=make_train(6), run=place, engine=engine)
     with attempts() as begin:
         begin(run, tmp_path / "plain").run()
+        begin(run, Path(run.paths.run)).run()
         worker = begin(run, tmp_path / "scaled", train=make_train(6, eval_scales=(0.5, 0.25)))
         worker.run()
         scale_extensions(worker.model, method, 0.0)
@@ -71,6 +96,8 @@ def test_figures_at_scales_and_nothing_else_changes(
     assert all(torch.equal(each, tensors[name]) for name, each in read_tensors(tmp_path / "plain").items())
     curve = read_scales(measure_run(read_metrics(tmp_path / "scaled" / "metrics.jsonl")))
     assert curve is not None and curve.scales == (0.0, 0.25, 0.5, 1.0)
+    measured = measure_afterwards(run)
+    assert (measured.gained, measured.lost) == (curve.gained, curve.lost) and measured.describe() == curve.describe()
     for found, name in ((curve.gained, NAMES[0]), (curve.lost, NAMES[1])):
         assert (found[0], found[-1]) == (0.0, first[f"eval/{name}"] - last[f"eval/{name}"])
 

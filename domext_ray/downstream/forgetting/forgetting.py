@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.jobs import ForgettingConfig
+from domext_ray.config.jobs import ForgettingConfig, name_scaled
 from domext_ray.corpus.shards import make_settings
 from domext_ray.corpus.unknown import check_sample
 from domext_ray.data.sample import check_corpus
@@ -55,8 +55,7 @@ def load_masked_lm(model: str, option: str = "--models") -> tuple[DomextForMaske
     """Load a model with its masked-LM head; code that a folder brings along is never run.
 
     Args:
-        model: a run's directory (its newest checkpoint), an export of this library, a base's folder, or a hub id of
-            one.
+        model: see `_load_start`.
         option: the command's option that named it, for messages.
 
     Returns:
@@ -66,10 +65,15 @@ def load_masked_lm(model: str, option: str = "--models") -> tuple[DomextForMaske
         BaseModelError: it is none of these, has no masked-LM head, or reads from left to right.
         RunError: the run has no usable checkpoint.
     """
+    start = _load_start(model, option)
+    return build_masked_lm(start, option), start.tokenizer
+
+
+def _load_start(model: str, option: str, scale: float = 1.0) -> StartModel:
+    """Read a run's newest checkpoint, an export of this library, a base's folder, or a hub id of one, at a scale."""
     if (Path(model).expanduser() / TRAININGS).is_dir():
         raise BaseModelError(f"{option} {model!r} is a fine-tuned run, which has no masked-LM head; give its start.")
-    start = load_start_model(model, option=option)
-    return build_masked_lm(start, option), start.tokenizer
+    return load_start_model(model, option=option, scale=scale)
 
 
 def build_masked_lm(start: StartModel, option: str) -> DomextForMaskedLM:
@@ -97,11 +101,30 @@ def hash_model(model: DomextForMaskedLM) -> str:
 
 
 @dataclass(frozen=True)
+class AskedModel:
+    """A model that is measured, as it was before anything was.
+
+    Args:
+        name: what the user called it, and the scale where that is below 1 (`name_scaled`).
+        place: what it is loaded from.
+        scale: of what it adds to its base.
+        tokenizer: its tokenizer.
+        sha256: `hash_model`.
+    """
+
+    name: str
+    place: str
+    scale: float
+    tokenizer: PreTrainedTokenizerBase
+    sha256: str
+
+
+@dataclass(frozen=True)
 class ModelFigures:
     """What one model scored.
 
     Args:
-        name: what the user called it.
+        name: see `AskedModel`.
         model: what it was loaded from.
         sha256: `hash_model`.
         score: "accuracy", and "by_source" where there are several.
@@ -171,48 +194,83 @@ def score_predictions(is_right: np.ndarray, masks: MaskSet) -> Score:
     return make_score(statistics, _Accuracies(sources), ACCURACY)
 
 
-def measure_forgetting(config: ForgettingConfig) -> Forgetting:
+def read_models(config: ForgettingConfig) -> tuple[AskedModel, ...]:
+    """Read every model before any predicts, one at a time: a mistake shows at once, and memory holds one.
+
+    Args:
+        config: models, and the scales that they have.
+
+    Raises:
+        DomextError: a model cannot be read, has no positions for the rows, or has no scale though it is not the first.
+    """
+    models: list[AskedModel] = []
+    for name, place in config.named_models:
+        start = _load_start(place, "--models")
+        scales = sorted(config.scales)
+        if scales and start.no_scale:
+            _check_reference(config, start.no_scale, name, place, is_first=not models)
+            scales = []
+        for scale in (1.0, *scales):
+            model = build_masked_lm(start if scale == 1 else _load_start(place, "--models", scale), "--models")
+            if config.has_corpus:
+                _check_length(config, name, cast(DomextConfig, model.config))
+            models.append(AskedModel(name_scaled(name, scale), place, scale, start.tokenizer, hash_model(model)))
+    return tuple(models)
+
+
+def measure_forgetting(config: ForgettingConfig, models: Sequence[AskedModel] = ()) -> Forgetting:
     """Compare models on one mask set.
 
     Args:
         config: models, corpus and output folder.
+        models: what `read_models` found; empty: they are read here.
 
     Raises:
         DomextError: a model or the corpus cannot be read, or they cannot be compared (`build_mask_set`).
     """
-    output, device = Path(config.output), _choose_device(config)
+    output, device = Path(config.output), choose_device(config)
     sample = check_corpus(config.corpus, config.prepare)
-    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-    hashes: dict[str, str] = {}
-    # Every model is read before any predicts, one at a time: a mistake shows at once, and memory holds one.
-    for name, place in config.named_models:
-        model, tokenizers[name] = load_masked_lm(place)
-        _check_length(config, name, cast(DomextConfig, model.config))
-        hashes[name] = hash_model(model)
-        settings = make_settings(tokenizers[name], config.prepare, config.max_length)
+    models = models or read_models(config)
+    for each in (each for each in models if each.scale == 1):
+        settings = make_settings(each.tokenizer, config.prepare, config.max_length)
         check_sample(config.corpus, sample, settings, config.prepare)
-    _make_folder(output / PREDICTED)
+    make_folder(output / PREDICTED)
     texts = choose_texts(config.corpus, config.prepare, num_texts=config.num_texts, seed=config.seed)
     masks = build_mask_set(
         texts,
-        tokenizers,
+        {each.name: each.tokenizer for each in models},
         mask_frac=config.mask_frac,
         max_length=config.max_length,
         shared_words=config.shared_words,
     )
     figures: list[ModelFigures] = []
-    for name, place in config.named_models:
-        is_right = _predict_or_read(config, masks, name, place, tokenizers[name], hashes[name], device)
-        score = score_predictions(is_right, masks)
+    for model in models:
+        score = score_predictions(_predict_or_read(config, masks, model, device), masks)
         lost: dict[str, Estimate] = {}
         if figures:
             paths = [ACCURACY, *(f"{BY_SOURCE}.{each}" for each in score.values.get(BY_SOURCE, {}))]
             lost = compare_scores(score, figures[0].score, paths)
-        figures.append(ModelFigures(name, place, hashes[name], score, score.describe()["intervals"], lost))
+        intervals = score.describe()["intervals"]
+        figures.append(ModelFigures(model.name, model.place, model.sha256, score, intervals, lost))
     return Forgetting(config, masks, tuple(figures))
 
 
-def _make_folder(folder: Path) -> None:
+def _check_reference(config: ForgettingConfig, rule: str, name: str, place: str, *, is_first: bool) -> None:
+    """Refuse scales of a model that has none, unless it is what others are held against.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if is_first and config.has_corpus and len(config.named_models) > 1:
+        return
+    scales = ",".join(map(str, config.scales))
+    held_against = "give it first, as what the others are held against, or leave it out"
+    remedy = held_against if config.has_corpus else "leave it out: without --corpus nothing is held against it"
+    raise ConfigError(f"--scales is {scales}; it must be left out {rule} (--models {name}={place}); {remedy}.")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder within --output; ConfigError: that cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -227,19 +285,11 @@ def _check_length(config: ForgettingConfig, name: str, shape: DomextConfig) -> N
         )
 
 
-def _predict_or_read(
-    config: ForgettingConfig,
-    masks: MaskSet,
-    name: str,
-    place: str,
-    tokenizer: PreTrainedTokenizerBase,
-    sha256: str,
-    device: torch.device,
-) -> np.ndarray:
+def _predict_or_read(config: ForgettingConfig, masks: MaskSet, asked: AskedModel, device: torch.device) -> np.ndarray:
     """Return which tokens a model predicts, bool [tokens], from an earlier call if it was asked the same."""
-    fingerprint = fingerprint_tokenizer(tokenizer)
-    asked = f"{sha256} {masks.hash_rows(fingerprint)}" + (" routed" if config.route else "")
-    key = hashlib.sha256(asked.encode()).hexdigest()
+    fingerprint = fingerprint_tokenizer(asked.tokenizer)
+    question = f"{asked.sha256} {masks.hash_rows(fingerprint)}" + (" routed" if config.route else "")
+    key = hashlib.sha256(question.encode()).hexdigest()
     path = Path(config.output) / PREDICTED / f"{key[:32]}.npy"
     if path.is_file():
         try:
@@ -247,18 +297,18 @@ def _predict_or_read(
                 is_right = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise RunError(f"{path} is damaged ({error}); delete it.") from error
-        print(f"{name}: predicted before", file=sys.stderr, flush=True)
+        print(f"{asked.name}: predicted before", file=sys.stderr, flush=True)
         return is_right
-    model, _ = load_masked_lm(place)
-    if hash_model(model) != sha256:
-        raise RunError(f"--models {name}={place} has changed since this job began; start the job again.")
+    model = build_masked_lm(_load_start(asked.place, "--models", asked.scale), "--models")
+    if hash_model(model) != asked.sha256:
+        raise RunError(f"--models {asked.name}={asked.place} has changed since this job began; start the job again.")
     with as_worker(PREDICTION):
         is_right = predict_masked(
             model,
             masks.rows[fingerprint],
-            tokenizer.pad_token_id,
+            asked.tokenizer.pad_token_id,
             config.batch_size,
-            name,
+            asked.name,
             device=device,
             adapter_names=AUTO if config.route and model.bert.router.adapters else None,
         )
@@ -267,7 +317,8 @@ def _predict_or_read(
     return is_right
 
 
-def _choose_device(config: ForgettingConfig) -> torch.device:
+def choose_device(config: ForgettingConfig) -> torch.device:
+    """Return where models compute; ConfigError: it is asked to be a GPU, and there is none."""
     has_gpu = torch.cuda.is_available()
     if config.use_gpu is True and not has_gpu:
         raise ConfigError(

@@ -1,29 +1,85 @@
 """A comparison by masked general text becomes results.json, a table in the AF paper's form, and a picture.
 
-Enters: `Forgetting`. Leaves: accuracies in per cent with 95 % intervals over texts, and the points that each model lost
-against the first one.
+Enters: `Forgetting`, and curves over the scale of what runs added. Leaves: accuracies in per cent with 95 % intervals
+over texts, and the points that each model lost against the first one; of each curve its table and its mark.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
+from domext_ray.downstream.forgetting.scales import MAX_LOST, ScaleCurve
 from domext_ray.intervals import Estimate
 from domext_ray.options.places import hide_places
 from domext_ray.report.compare import Line, draw_lines, tabulate
+from domext_ray.report.plots import DASHED, MUTED, ORANGE, VIOLET, new_picture
+from domext_ray.report.tables import format_markdown
 from domext_ray.storage import write_json, write_text
 
+SCALED = "scales"
+"""Of results.json: figures of runs by the scale of what they added."""
 
-def write_forgetting(result: Forgetting) -> str:
-    """Write results.json, forgetting.md and forgetting.png into the output folder; return the Markdown."""
-    folder = Path(result.config.output)
-    text = format_forgetting(result)
-    write_json(folder / "results.json", to_results(result))
+
+def write_forgetting(
+    config: ForgettingConfig, result: Forgetting | None, curves: Mapping[str, ScaleCurve] | None = None
+) -> str:
+    """Write results.json, forgetting.md and pictures into the output folder; return the Markdown.
+
+    Args:
+        config: what was asked.
+        result: of general text; None: there was none.
+        curves: of runs, by what the user called them.
+    """
+    folder, curves = Path(config.output), curves or {}
+    parts = ([format_forgetting(result)] if result else []) + ([format_curves(curves)] if curves else [])
+    text = "\n".join(parts)
+    values = to_results(result) if result else {}
+    write_json(folder / "results.json", values | ({SCALED: _list_points(curves)} if curves else {}))
     write_text(folder / "forgetting.md", text)
-    draw_forgetting(result, folder / "forgetting.png")
+    compared, scaled = folder / "forgetting.png", folder / "scales.png"
+    for picture in (compared, scaled):  # one of an earlier call would show other figures
+        picture.unlink(missing_ok=True)
+    if result:
+        draw_forgetting(result, compared)
+    if curves:
+        draw_curves(curves, scaled)
     return text
+
+
+def format_curves(curves: Mapping[str, ScaleCurve]) -> str:
+    """Return what runs gained and lost at each scale as Markdown."""
+    about = (
+        "What runs gain on held-out text of their own, in bits per character, and lose on everyday sentences, with "
+        "less of what they added: at scale 0 without it, at 1 as they were trained. No router chooses."
+    )
+    parts = ["## By scale", about]
+    header = ("scale", "bits per character", "bits gained", "accuracy (%)", "points lost")
+    for name, curve in curves.items():
+        rows = [
+            (f"{scale:g}", f"{bits:.3f}", f"{gained:.3f}", f"{100 * accuracy:.1f}", f"{100 * lost:.1f}")
+            for scale, bits, gained, accuracy, lost in zip(
+                curve.scales, curve.bits, curve.gained, curve.accuracies, curve.lost, strict=True
+            )
+        ]
+        parts += [f"### {name}", f"{curve.describe()}.", format_markdown(header, rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _list_points(curves: Mapping[str, ScaleCurve]) -> dict[str, list[dict[str, float]]]:
+    names = ("scale", "bits_per_character", "mlm_accuracy")
+    return {
+        name: [
+            dict(zip(names, each, strict=True)) for each in zip(curve.scales, curve.bits, curve.accuracies, strict=True)
+        ]
+        for name, curve in curves.items()
+    }
 
 
 def format_forgetting(result: Forgetting) -> str:
@@ -114,3 +170,28 @@ def draw_forgetting(result: Forgetting, path: Path) -> None:
     """Draw accuracies, and points lost against the first model, with their intervals as a PNG."""
     title, figure = "Masked words of general text", "predicted (%)"
     draw_lines(_compare(result, ACCURACY), path, title, figure, ".2f", change=_name_change(result))
+
+
+def draw_curves(curves: Mapping[str, ScaleCurve], path: Path) -> None:
+    """Draw each run's gain above its loss by scale, and where the loss passes what may be lost, as a PNG."""
+    with new_picture(path, (1 + 4 * len(curves), 4.4)) as figure:
+        panels = figure.subplots(2, len(curves), sharex=True, sharey="row", squeeze=False)
+        for (name, curve), (top, bottom) in zip(curves.items(), panels.T, strict=True):
+            _draw_figures(top, curve, curve.gained, ORANGE)
+            _draw_figures(bottom, curve, [100 * each for each in curve.lost], VIOLET)
+            bottom.axhline(100 * MAX_LOST, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
+            top.set(title=name)
+            bottom.set(xlabel="scale of what was added")
+            at_end: Any = {"ha": "right" if curve.marked > 0.5 else "left", "va": "bottom"}
+            offset, place = (-4 if curve.marked > 0.5 else 4, 4), (curve.marked, 0)
+            style: Any = {"xycoords": top.get_xaxis_transform(), "textcoords": "offset points", "size": "small"}
+            top.annotate(f"{curve.marked:.2f}", place, offset, color=MUTED, **at_end, **style)
+        panels[0, 0].set(ylabel="bits gained")
+        panels[1, 0].set(ylabel="points lost")
+
+
+def _draw_figures(axes: Axes, curve: ScaleCurve, values: Sequence[float], color: str) -> None:
+    axes.plot(curve.scales, values, color=color, linewidth=2.0, marker="o", markersize=5)
+    axes.axvline(curve.marked, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
+    axes.margins(x=0.04, y=0.15)
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))

@@ -32,6 +32,7 @@ from domext_ray.model.build import (
     describe_method,
     fold_scales,
     merge_extensions,
+    refuse_scale,
     scale_extensions,
 )
 from domext_ray.model.domext import heads_domext
@@ -45,6 +46,7 @@ from domext_ray.training.rebuild import rebuild_run
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
 _ENCODER = "bert."
+_NO_ADAPTER = "with a model that has no adapter, such as a base or an export of LoRA"
 NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "head_mix": False}
 
 
@@ -64,6 +66,7 @@ class StartModel:
         terms: those of its card, or of the card of a run's base.
         step: of a run, the checkpoint's.
         wrong_rules: what a base's tokenizer gets wrong, see `model.base.Base`.
+        no_scale: with what it has no scale of what was added to its base; empty: it has one.
     """
 
     id: str
@@ -77,6 +80,7 @@ class StartModel:
     terms: Terms = field(default_factory=Terms)
     step: int = 0
     wrong_rules: str = ""
+    no_scale: str = ""
 
     @property
     def name(self) -> str:
@@ -106,7 +110,18 @@ def is_export(folder: Path) -> bool:
     return is_own_config(read_config(folder))
 
 
-def _read_export(model: str, folder: Path, option: str) -> tuple[DomextConfig, dict[str, Tensor]]:
+def _refuse_scale(config: DomextConfig) -> str:
+    """Say with what an export has no scale; empty: it has one, its adapter's."""
+    if config.extension_vocab_size:
+        return "with new words, which have no scale"
+    if config.module_hidden_size:
+        return "with gated modules, which have no scale"
+    if len(config.adapters) > 1:
+        return f"with several adapters ({', '.join(config.adapters)}), of which a scale is one's; give the run"
+    return "" if config.adapters else _NO_ADAPTER
+
+
+def _read_export(model: str, folder: Path, option: str, scale: float) -> tuple[DomextConfig, dict[str, Tensor]]:
     with quiet_libraries():
         try:
             loaded, info = cast(Any, DomextForMaskedLM).from_pretrained(
@@ -123,6 +138,9 @@ def _read_export(model: str, folder: Path, option: str) -> tuple[DomextConfig, d
         raise BaseModelError(
             f"{option} {model!r} lacks the tensor {lacking[0]} that its config.json asks for; export it again."
         )
+    if scale != 1 and not _refuse_scale(loaded.config):
+        for name, adapter in loaded.config.adapters.items():
+            loaded.set_adapter_scale(name, scale * adapter.scale)
     tensors = take_tensors(loaded)
     return loaded.config, pick_tensors(tensors) if missing else tensors
 
@@ -150,11 +168,11 @@ def load_start_model(
         step: checkpoint of a run; 0: the newest.
         keep_head: read the head that it brings, too.
         option: the command's option that named it, for messages.
-        scale: of what a run's method adds, see `scale_extensions`.
+        scale: of what a run's method adds (`scale_extensions`), or of what an export's adapter adds, beside its own.
 
     Raises:
-        ConfigError: `step` is given and `model` is no run, `keep_head` and it brings no head, or what the run's method
-            adds has no scale but 1.
+        ConfigError: `step` is given and `model` is no run, `keep_head` and it brings no head, or the model has no scale
+            but 1 (`StartModel.no_scale`).
         BaseModelError: it is none of these, or its files are not what its configuration says.
         RunError: a run without a usable checkpoint.
     """
@@ -169,19 +187,24 @@ def load_start_model(
     wrong_rules = ""
     if is_run(folder):
         run = rebuild_run(folder, step)
-        if scale != 1:
-            scale_extensions(cast(nn.Module, run.model), run.config.method, scale)
+        network, method = cast(nn.Module, run.model), run.config.method
+        no_scale = refuse_scale(network, method)
+        if scale != 1 and not no_scale:
+            scale_extensions(network, method, scale)
         kind, config, tokenizer, step = "run", cast(DomextConfig, run.model.config), run.tokenizer, run.step
         tensors, card = take_tensors(run.model), run.base.folder if run.base else None
     elif is_export(folder):
-        kind, (config, tensors), tokenizer = "export", _read_export(model, folder, option), load_tokenizer(folder)
+        kind, (config, tensors) = "export", _read_export(model, folder, option, scale)
+        no_scale, tokenizer = _refuse_scale(config), load_tokenizer(folder)
         check_fit(tokenizer, config.vocab_size, f"{option} {model!r}")
     else:
         with name_base(option):
             base = load_base(model)
         kind, config, tensors, folder = "base", base.config, base.tensors, base.folder
         wrong_rules = base.wrong_rules.replace("--base", option)
-        card, tokenizer = folder, load_tokenizer(folder)
+        card, tokenizer, no_scale = folder, load_tokenizer(folder), _NO_ADAPTER
+    if scale != 1 and no_scale:
+        raise ConfigError(f"--scale is {scale:g}; it must be 1 {no_scale}.")
     return StartModel(
         model,
         kind,
@@ -194,6 +217,7 @@ def load_start_model(
         read_terms(card) if card else Terms(),
         step,
         wrong_rules,
+        no_scale,
     )
 
 

@@ -241,7 +241,7 @@ def test_a_comparison_from_end_to_end(
     err = capsys.readouterr().err
     assert "base: predicted before" in err and "other: predicted before" not in err
     assert result.models[0].score.values == first.models[0].score.values
-    text = write_forgetting(result)
+    text = write_forgetting(config, result)
     assert (output / "forgetting.md").read_text() == text
     results = json.loads((output / "results.json").read_text())
     assert list(results["models"]) == ["base", "other"]
