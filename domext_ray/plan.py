@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import GENERAL
-from domext_ray.config.pretrain import OptimConfig, PretrainConfig, list_eval_scales
+from domext_ray.config.pretrain import OptimConfig, PretrainConfig
 from domext_ray.corpus.shards import identify_corpus
 from domext_ray.data.files import pin_entries
 from domext_ray.data.sources import resolve_sources
@@ -64,7 +64,6 @@ def plan_run(config: PretrainConfig) -> Run:
     base_sha256 = base.sha256 if base else "none"
     start = _find_start(config, base_sha256, paths.run) if config.init_from else None
     config, shape = size_run(config, base, start.checkpoint.extensions if start else None)
-    list_eval_scales(config, has_modules=shape.module_hidden_size > 0)
     run = Run(config, paths, base_sha256, shape, count_run(config, base, shape), base, start)
     check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths)})
     return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from fractions import Fraction
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -43,8 +43,6 @@ from domext_ray.options.declare import (
 TrackerName = Literal["tensorboard", "mlflow", "trackio", "prometheus"]
 CARD_TOKENS = 32_768
 """Tokens of a forward pass on a GPU, at most, where nothing else is asked."""
-AUTO_SCALES = (0.25, 0.5, 0.75)
-"""What `--train.eval_scales auto` measures, where there is a scale."""
 MOST_HELD_OUT = 0.5
 """The share of documents that is held out is below this."""
 
@@ -270,6 +268,8 @@ class ObjectiveConfig(VectorOptions):
 class TrainConfig:
     """How long to train, on what batches, and how often to look."""
 
+    gone: ClassVar = {"eval_scales": "domext evaluate_forgetting --scales measures a run at them once it has ended"}
+
     # optimiser steps, at most; 0: as many as --train.epochs or --train.max_tokens make
     max_steps: Main[NonNegativeInt] = free(1000)
     epochs: NonNegativeFloat = free(0.0)  # passes over the corpus, at most; 0: no limit
@@ -292,8 +292,6 @@ class TrainConfig:
     eval_rows: PositiveInt = free(400)  # held-out rows of an evaluation, at most
     # of these rows both halves, or one: what is chosen by the first is reported on the second
     eval_half: Literal["both", "first", "second"] = free("both")
-    # scales of what the method adds, 0 to 1, at which the end is evaluated, too; auto: three, where it has a scale
-    eval_scales: Annotated[tuple[Share, ...], DIFFERENT] | Literal["auto"] = free(())
     # rate that a dry run assumes; 0: it times a few steps on this machine
     tokens_per_second: NonNegativeFloat = free(0.0)
     # or each worker's operations per second, 1e12: 400 is two fifths of an H100's peak
@@ -458,7 +456,6 @@ class PretrainConfig:
         self._check_distillation()
         self._check_packed()
         self._check_vectors()
-        list_eval_scales(self)
         if self.base == "none":
             require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
             require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")
@@ -574,26 +571,6 @@ class PretrainConfig:
     def has_general_text(self) -> bool:
         """Whether there are rows that --objective.keep speaks of."""
         return any(part.keep for part in self.parts)
-
-
-def list_eval_scales(config: PretrainConfig, *, has_modules: bool = False) -> tuple[float, ...]:
-    """Return the scales of what a run's method adds at which its end is evaluated, beside 1.
-
-    Args:
-        config: the run.
-        has_modules: it has gated modules of an earlier run.
-
-    Raises:
-        ConfigError: some are asked for, and there is no scale.
-    """
-    asked, kind = config.train.eval_scales, config.objective.kind
-    rule = config.method.refuse_scale(has_words=config.vocab.extends_base, has_modules=has_modules)
-    if kind != "masked":
-        rule = f"with --objective.kind {kind}, for no masked word is asked for"
-    if asked == "auto":
-        return () if rule else AUTO_SCALES
-    require(not asked or not rule, "train.eval_scales", asked, f"empty {rule}")
-    return asked
 
 
 def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:

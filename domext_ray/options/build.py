@@ -119,13 +119,13 @@ def to_dict(config: Any) -> dict[str, Any]:
     }
 
 
-def from_dict(config_class: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
-    """Build a configuration from nested dictionaries, as `to_dict` made them.
+def from_dict(config_class: type[ConfigT], values: Mapping[str, Any], *, is_stored: bool = False) -> ConfigT:
+    """Build a configuration from nested dictionaries, as `to_dict` made them; `is_stored`: see `read_values`.
 
     Raises:
         ConfigError: an unknown option, or a value outside its rule.
     """
-    return build(config_class, [read_values(config_class, values)])
+    return build(config_class, [read_values(config_class, values, is_stored=is_stored)])
 
 
 def identity_of(config: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A configuration is a class of `option_group`, whose fields are options or groups of options.
 
 Field `max_steps` of the group `train` is the option train.max_steps; the comment beside it is its help. pydantic holds
-values to their types and ranges, and a mistake is one sentence: the value and the rule.
+values to their types and ranges, and a mistake is one sentence: the value and the rule. An option that a released
+version had and this one has not is in the class's `gone`, with what to do instead.
 
 Options are *identity* (two runs that differ in one are different runs and may not share a directory) or *free* (they
 may change when a run goes on).

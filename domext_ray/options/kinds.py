@@ -107,6 +107,14 @@ def list_sections(config_class: type) -> Mapping[str, Section]:
 
 
 @functools.cache
+def list_gone(config_class: type) -> Mapping[str, str]:
+    """Return the options that an earlier version had, by name, and what to do instead: `gone` of the class of each."""
+    owners = {"": config_class, **{f"{each.name}.": each.owner for each in list_sections(config_class).values()}}
+    gone = {start: getattr(owner, "gone", {}) for start, owner in owners.items()}
+    return {f"{start}{name}": instead for start, names in gone.items() for name, instead in names.items()}
+
+
+@functools.cache
 def _list(config_class: type) -> tuple[Mapping[str, Option], Mapping[str, Section]]:
     found = list(_walk(config_class))
     options = {each.name: each for each in found if isinstance(each, Option)}

@@ -6,13 +6,14 @@ is no option.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from domext_ray.errors import ConfigError
-from domext_ray.options.kinds import Option, list_options, list_sections, suggest
+from domext_ray.options.kinds import Option, list_gone, list_options, list_sections, suggest
 from domext_ray.options.yaml_text import Node, parse_yaml, read_yaml
 
 PRESET, CONFIG = "preset", "config"
@@ -113,6 +114,8 @@ def _explain_word(word: str, last: str, options: Mapping[str, Option]) -> str:
 
 
 def _hint(config_class: type, name: str, *, in_file: bool = False) -> str:
+    if instead := list_gone(config_class).get(name):
+        return f" any more; {instead}."
     known = [*list_options(config_class), *([] if in_file else [PRESET, CONFIG]), *list_sections(config_class)]
     dashes = "" if in_file else "--"
     near = " or ".join(f"{dashes}{each}" for each in suggest(name, known))
@@ -148,14 +151,30 @@ def _flatten(config_class: type, node: Node, name: str, prefix: str = "") -> Ite
             if not isinstance(each.value, dict | None):
                 raise ConfigError(f"{place}: {option} is {_show(each.value)}; it must have options of its own.")
             yield from _flatten(config_class, each, name, f"{option}.")
+        elif instead := list_gone(config_class).get(option):  # what an earlier version wrote is a file, too
+            _note(f"{place}: {option} is no option any more, and changes nothing; {instead}.")
         elif option not in options:
             raise ConfigError(f"{place}: {option!r} is no option{_hint(config_class, option, in_file=True)}")
         else:
             yield option, Setting(each.value if options[option].kind is dict else each.as_written, place)
 
 
-def read_values(config_class: type, values: Mapping[str, Any], prefix: str = "") -> Settings:
+@functools.cache
+def _note(sentence: str) -> None:
+    """Print a note once, however often its file is read."""
+    print(f"note: {sentence}", flush=True)
+
+
+def read_values(
+    config_class: type, values: Mapping[str, Any], prefix: str = "", *, is_stored: bool = False
+) -> Settings:
     """Read options that are given in Python: a value by an option's name, or a group's options by the group's name.
+
+    Args:
+        config_class: whose options.
+        values: by name.
+        prefix: of all names.
+        is_stored: a job kept them, of an earlier version maybe: options that are gone are passed over.
 
     Raises:
         ConfigError: a name is no option, or is given twice (as optim.lr and as lr in optim).
@@ -164,11 +183,13 @@ def read_values(config_class: type, values: Mapping[str, Any], prefix: str = "")
     settings: dict[str, Setting] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
+        if is_stored and name in list_gone(config_class):
+            continue
         found: Settings = {name: Setting(value)}
         if name in sections:
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{name!r} is a group of options, not {_show(value)}.")
-            found = read_values(config_class, value, f"{name}.")
+            found = read_values(config_class, value, f"{name}.", is_stored=is_stored)
         elif name not in options:
             raise ConfigError(f"{name!r} is no option{_hint(config_class, name, in_file=True)}")
         if twice := settings.keys() & found.keys():

@@ -21,7 +21,6 @@ from domext_ray.config.mixture import DOMAIN as DOMAIN_PART
 from domext_ray.files import NUMBER
 from domext_ray.intervals import Estimate, subtract
 from domext_ray.progress import format_seconds
-from domext_ray.report.scales import measure_scales, read_scales
 from domext_ray.report.tables import NONE, Rows, format_text
 from domext_ray.runs.events import STAGES
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
@@ -56,8 +55,7 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Returns:
         "domain" and "general" (after is None while only the start was evaluated), "evaluation" (what they were measured
         on), of a mixture "parts", once a step was trained "train", and of a run with a router "routed": "domain" and
-        "general" at its end, where the router sends each row to its adapter or to the base. "scales" are figures with
-        less of what the method added, where they were measured (`scales.read_scales`).
+        "general" at its end, where the router sends each row to its adapter or to the base.
     """
     names = find_run_losses(records)
     keys = {"domain": (names.loss, names.accuracy, "bits_per_character", _WORD_BITS), "general": ("mlm_accuracy",)}
@@ -76,8 +74,6 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     if any(f"eval/routed_domain_{key}" in after for key in keys["domain"]):
         measured["routed"] = routed
-    if scales := measure_scales(before, after):
-        measured["scales"] = scales
     if parts := _measure_parts(records):
         measured["parts"] = parts
     if steps := [each for each in records if find_losses(each, TRAIN) and _is_timed(each)]:
@@ -265,12 +261,10 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     rows = [("", "before", "after", "change", ROUTED), *list_rows(summary, with_intervals=False), *parts]
     width = 5 if "routed" in summary else 4
     table = format_text([(*row, "")[:width] for row in rows], gap=3)
-    curve = read_scales(summary)
-    scaled = f"{curve.describe()}\n" if curve and curve.marked < 1 else ""
     counts, train = summary["parameters"], summary["train"]
     decoder = f", and {counts['decoder']:,} of a decoder" if "decoder" in counts else ""
     return (
-        f"{table}\n{scaled}"
+        f"{table}\n"
         f"{counts['trainable']:,} parameters trained, {counts['trainable_frac']:.1%} of base and extension"
         f"{decoder}; {train['steps']:,} steps, {train['tokens']:,} tokens in {format_seconds(train['wall_seconds'])} "
         f"({train['tokens_per_second']:,.0f} tokens/s, {train['data_wait_frac']:.1%} of the time waiting for data)"

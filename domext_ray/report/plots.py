@@ -28,7 +28,6 @@ from scipy.ndimage import uniform_filter1d
 
 from domext_ray.errors import RunError
 from domext_ray.intervals import Estimate
-from domext_ray.report.scales import MAX_LOST, ScaleCurve
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
 from domext_ray.storage import Where, new_file
 
@@ -209,33 +208,6 @@ def list_curves(records: Sequence[dict[str, Any]]) -> list[Picture]:
         Picture(partial(_draw, curve=each, records=records), each.caption, _describe(each, records))
         for each in _list_curves(find_run_losses(records))
     ]
-
-
-def picture_scales(curve: ScaleCurve) -> Picture:
-    """Return the picture of what was gained and lost with less of what a run's method added."""
-    caption = (
-        f"With less of what was added, from 0, the base, to 1. {curve.describe()}: the largest scale at which no more "
-        f"than {100 * MAX_LOST:.1f} points are lost (set_adapter_scale, export_hf --scale)."
-    )
-    ends = f"At scale 1 {curve.gained[-1]:.3f} bits are gained and {100 * curve.lost[-1]:.1f} points lost."
-    return Picture(partial(_draw_scales, curve=curve), caption, f"Gain and loss by scale. {curve.describe()}. {ends}")
-
-
-def _draw_scales(figure: Figure | SubFigure, curve: ScaleCurve) -> None:
-    """The gain above the loss, and where the loss passes what may be lost."""
-    top, bottom = figure.subplots(2, 1, sharex=True)
-    marked, lost = curve.marked, [100 * each for each in curve.lost]
-    for axes, values, color in ((top, curve.gained, ORANGE), (bottom, lost, VIOLET)):
-        axes.plot(curve.scales, values, color=color, linewidth=2.0, marker="o", markersize=5)
-        axes.axvline(marked, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
-        axes.margins(x=0.04, y=0.15)
-        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    bottom.axhline(100 * MAX_LOST, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
-    style: Any = {"textcoords": "offset points", "color": MUTED, "size": "small"}
-    side = "right" if marked > 0.5 else "left"
-    top.annotate(f"{marked:.2f}", (marked, top.get_ylim()[0]), (-4 if marked > 0.5 else 4, 4), ha=side, **style)
-    top.set(title="Gain and loss by scale", ylabel="bits gained")
-    bottom.set(ylabel="points lost", xlabel="scale of what was added")
 
 
 def write_curves(path: Where, records: Sequence[dict[str, Any]]) -> None:

@@ -38,8 +38,7 @@ from domext_ray.report.figures import (
     measure_run,
 )
 from domext_ray.report.page import format_settings, render_page
-from domext_ray.report.plots import list_curves, picture_scales, write_curves
-from domext_ray.report.scales import read_scales
+from domext_ray.report.plots import list_curves, write_curves
 from domext_ray.report.summary import read_origin
 from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import DOMAIN, find_losses
@@ -123,7 +122,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
         figures=list_rows(summary),
         sizes=describe_sizes(summary),
         parts=list_parts(summary),
-        curves=[*list_curves(records), *([picture_scales(curve)] if (curve := read_scales(summary)) else [])],
+        curves=list_curves(records),
         examples=examples,
         excuse=f"{private} pages are passed on." if config.prepare.group_field else "",
         num_words=f"{num_words:,}",

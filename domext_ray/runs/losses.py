@@ -12,9 +12,6 @@ from typing import Any
 TRAIN, DOMAIN = "train/", "eval/domain_"
 """What stands before `LossNames.loss` in metrics.jsonl: of a step, and of an evaluation on held-out text."""
 
-SCALE = "scale_"
-"""What stands, with the scale, before the names of what is measured with less of what the method adds."""
-
 
 @dataclass(frozen=True)
 class LossNames:

@@ -271,7 +271,7 @@ def read_config(run_dir: Where, config_class: type[ConfigT]) -> ConfigT:
         raise RunError(f"{run_dir} is no run directory: it has no {CONFIG}; give one that a job made.")
     values = read_yaml(path, _CONFIG_REMEDY)
     try:
-        return from_dict(config_class, values)
+        return from_dict(config_class, values, is_stored=True)
     except Exception as error:  # of the decoder's many kinds
         if config_class is PretrainConfig and (Place(run_dir) / TRAININGS).is_dir():
             export = Place(run_dir) / "export"

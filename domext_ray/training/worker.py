@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from domext_ray.config.pretrain import count_passes, list_eval_scales, resolve_warmup_steps
+from domext_ray.config.pretrain import count_passes, resolve_warmup_steps
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import choose_attention, describe_extensions, scale_extensions, store_base
+from domext_ray.model.build import choose_attention, describe_extensions, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import BASE_NAME, DomextForMaskedLM
 from domext_ray.options.declare import read_seconds
@@ -38,7 +38,7 @@ from domext_ray.runs.events import (
     enter_phase,
     notify_driver,
 )
-from domext_ray.runs.losses import DOMAIN, SCALE, TRAIN, name_losses
+from domext_ray.runs.losses import DOMAIN, TRAIN, name_losses
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import (
     UNEVALUATED,
@@ -531,42 +531,16 @@ class PretrainWorker:
             self._enter_evaluation("other texts")
             losses = [domain.loss, *(Scores.add_up(self.score(each)).loss for each in self.evaluations.parts)]
             record |= self.parts.describe_held_out(losses)
-        if at_end:
-            record |= self._score_scales()
         if masks_words and at_end and read_records(self.run_dir):
             record |= self._describe_scores("eval/routed_", self._score_routed(rows))
         return record
 
-    def _score_scales(self) -> dict[str, Any]:
-        """Score masked words with less of what the method adds, and, where that is not how the run began, with none."""
-        config, record = self.config, dict[str, Any]()
-        scales = list_eval_scales(config, has_modules=self.plan.shape.module_hidden_size > 0)
-        for scale in (*(() if self._begins_at_base() or not scales else (0.0,)), *scales):
-            try:
-                scale_extensions(self.model, config.method, scale)
-                record |= self._score_scale(f"eval/{SCALE}{scale:g}_", f" at scale {scale:g}")
-            finally:
-                scale_extensions(self.model, config.method, 1.0)
-        return record
-
-    def _score_scale(self, prefix: str, how: str) -> dict[str, Any]:
-        self._enter_evaluation(f"the general probe{how}")
-        general, characters = Scores.add_up(self.score(self.evaluations.general)), self.evaluations.characters
-        self._enter_evaluation(f"bits per character{how}")
-        return {
-            f"{prefix}domain_bits_per_character": measure_bits(Scores.add_up(self.score(characters)), characters),
-            f"{prefix}general_mlm_accuracy": general.accuracy if general.num_tokens else None,
-        }
-
-    def _begins_at_base(self) -> bool:
-        """Whether the model predicts at step 0 as its base does."""
-        method, has_head = self.config.method, self.base is not None and self.base.has_mlm_head
-        return has_head and method.init == "zero" and not self.config.init_from
-
     def _stays_beside_base(self) -> bool:
-        """Whether it predicts so at every step with its adapter left out, for nothing else trains."""
+        """Whether the model begins as its base, and is it with its adapter left out, for nothing else trains."""
+        method, has_head = self.config.method, self.base is not None and self.base.has_mlm_head
+        begins_at_base = has_head and method.init == "zero" and not self.config.init_from
         trained = [name for name, each in self.model.named_parameters() if each.requires_grad]
-        return self._begins_at_base() and all(f".adapters.{self.config.method.adapter}." in name for name in trained)
+        return begins_at_base and all(f".adapters.{method.adapter}." in name for name in trained)
 
     def _score_sets(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         found = dict[str, np.ndarray]()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from domext_ray.config.pretrain import PretrainConfig, TrainConfig
 from domext_ray.errors import ConfigError, hide_passwords
 from domext_ray.options.build import build, dump_yaml, from_dict, to_dict
 from domext_ray.options.declare import read_seconds
-from domext_ray.options.read import read_flags, read_values
+from domext_ray.options.kinds import list_options
+from domext_ray.options.read import read_file, read_flags, read_values
+from domext_ray.runs.run_directory import read_config
 
 ALONE = "--replay.corpus none --method.heads 0 --method.ffn_units 0"
 WITHOUT_BASE = "--base none --vocab.size 300"
@@ -71,8 +75,6 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--train.seq_length 4", "--train.seq_length", "8 or more"),
         ("--train.long_seq_length 64", "--train.long_seq_length", "--train.seq_length"),
         ("--train.dropout 1", "--train.dropout", "below 1"),
-        ("--train.eval_scales 0.5,1", "--train.eval_scales", "1"),
-        ("--train.eval_scales 0.5 --vocab.size 9", "--train.eval_scales", "empty with new words", "--vocab.size"),
         ("--train.micro_batch_size 33", "--train.micro_batch_size", "33"),
         ("--scale.num_workers 0", "--scale.num_workers", "1 or more"),
         ("--run.keep_checkpoints 0", "--run.keep_checkpoints", "1 or more"),
@@ -116,6 +118,8 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
     "evaluate_forgetting": (
         ("--corpus a.txt", "--models"),
         ("--models general-mini --corpus a.txt --mask_frac 2", "--mask_frac", "2"),
+        ("--models general-mini", "--corpus is ''", "at least one file or folder"),
+        ("--models general-mini --scales 0.5,1", "--scales", "1"),
     ),
     "bank": (
         ("", "--bank"),
@@ -144,6 +148,22 @@ def test_a_broken_rule_is_one_sentence() -> None:
                 configure(JOBS[verb], read_flags(JOBS[verb].config_class, shlex.split(args)))
             message = str(raised.value)
             assert all(each in message for each in says) and "\n" not in message, (verb, args, message)
+
+
+def test_an_option_that_is_gone_says_what_to_do_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever asks for it is refused; what 0.1.0 wrote has it, and is read as before."""
+    instead = "is no option any more.*; domext evaluate_forgetting --scales measures a run at them"
+    with pytest.raises(ConfigError, match=f"^--train.eval_scales {instead}"):
+        read_flags(PretrainConfig, ["--train.eval_scales", "auto"])
+    with pytest.raises(ConfigError, match=f"^'train.eval_scales' {instead}"):
+        read_values(PretrainConfig, {"train": {"eval_scales": "auto"}})
+    written = tmp_path / "config.yaml"
+    written.write_text("train:\n  max_steps: 7\n  eval_scales: [0.5]\n", encoding="utf-8")
+    for _ in range(2):  # a job reads a file more than once, and says it once
+        assert [*read_file(PretrainConfig, written)] == ["train.max_steps"]
+    assert re.fullmatch(f"note: {written}, line 3: train.eval_scales {instead}.*\n", capsys.readouterr().out)
+    assert read_config(tmp_path, PretrainConfig).train.max_steps == 7
+    assert "eval_scales" not in list_options(TrainConfig)
 
 
 def test_a_cadence_is_steps_or_a_time() -> None:

@@ -138,6 +138,8 @@ def _find_sets(folder: Path, tokenizer: Any) -> Evaluations | str:
     config = read_run_config(folder)
     if config.objective.kind != "masked":
         return f"was trained with --objective.kind {config.objective.kind}, which asks for no masked word"
+    if (probe := config.train.general_probe) and not Path(probe).is_file():
+        return f"has no general probe at {probe} any more"
     manifest = _find_text(folder, config)
     if manifest is None:
         return f"has no prepared text in {_find_corpora(folder, config)} any more"
