@@ -171,10 +171,10 @@ FORGETTING = Job(
     """Compare models by the masked words of general text that they still predict: AF Adapter's test of forgetting.
 
     domext evaluate_forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting
-    domext evaluate_forgetting --models runs/af --scales 0.25,0.5,0.75    # gain and loss with less of what it added
+    domext evaluate_forgetting --models runs/af --scales 0.25,0.5,0.75    # with less of what it added
 
-With --scales each run, and each export with an adapter, is also measured with less of what it added to its base. For a
-run whose prepared text is still there, this also says what it gains on its held-out text and loses on everyday
+With --scales each run, and each export with an adapter, is also measured with less of what it added to its base. Of a
+run whose prepared text is still there this also says what it gains on its held-out text, what it loses on everyday
 sentences, and the largest scale at which hardly anything is lost; --corpus may then be left out.""",
     ForgettingConfig,
     _measure_forgetting,

@@ -51,7 +51,7 @@ class MaskedModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bert = SimpleNamespace(embeddings=SimpleNamespace(adapters=None))
-        self.cls = SimpleNamespace(predictions=lambda scores, *_: scores)
+        self.cls = SimpleNamespace(predictions=lambda scores, *_, **__: scores)
 
     def encode(self, *inputs: Any, **named: Any) -> tuple[None, tuple[Tensor, ...]]:
         return None, self(*inputs, **named)

@@ -27,7 +27,7 @@ from domext_ray.model.build import build_model, scale_extensions
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import identify_run, plan_run
 from domext_ray.runs.run_directory import write_config, write_run
-from domext_ray.training.evaluate import measure_bits
+from domext_ray.training.evaluate import Scores, measure_bits
 from domext_ray.training.metrics import read_metrics
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -75,7 +75,8 @@ def runs(
             worker.run()
             scale_extensions(worker.model, method, 0.5)
             sets = worker.evaluations
-            half = measure_bits(worker.score, sets.characters), worker.score(sets.general).accuracy
+            characters, general = (Scores.add_up(worker.score(each)) for each in (sets.characters, sets.general))
+            half = measure_bits(characters, sets.characters), general.accuracy
             write_config(own, run.config)
             write_run(own, identity=identify_run(run))
             first, *_, last = read_metrics(own / "metrics.jsonl")
