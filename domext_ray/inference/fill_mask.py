@@ -25,7 +25,7 @@ from domext_ray.downstream.finetune.exported import Predicted
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.windows import RowTemplate, read_template
 from domext_ray.inference.input_rows import check_text
-from domext_ray.model.build import choose_attention
+from domext_ray.model.build import prepare_for_device
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.runtime.device import autocast, has_bf16
@@ -109,7 +109,7 @@ class FillMask:
     ) -> None:
         self.model, self.tokenizer, self.top_k, self.batch_tokens = model, tokenizer, top_k, batch_tokens
         self.routing = {"adapter_names": AUTO} if routes else {}
-        choose_attention(model, model.device, bf16=has_bf16(model.device))
+        prepare_for_device(model, model.device, bf16=has_bf16(model.device))
         self.max_length = max_length or min(512, cast(DomextConfig, model.config).max_row_length)
         self.codec = MaskCodec(tokenizer)
         self.template: RowTemplate = read_template(tokenizer, pair=False)

@@ -264,7 +264,7 @@ def build_base(
         seed=0,
     )
     cast(nn.Module, model).requires_grad_(False)
-    choose_attention(model, device, bf16=bf16)
+    prepare_for_device(model, device, bf16=bf16)
     cast(nn.Module, model).to(device)
     if is_narrow:
         store_base(model, torch.bfloat16)
@@ -345,8 +345,8 @@ def store_base(model: DomextForMaskedLM, dtype: torch.dtype) -> None:
                 param.data = param.data.to(dtype)
 
 
-def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bool) -> None:
-    """Set the attention implementation of `pick_attention`; on a card products get widths that it is fast at."""
+def prepare_for_device(model: DomextForMaskedLM, device: torch.device, *, bf16: bool) -> None:
+    """Have a model compute as its device is fastest: attention by `pick_attention`, and on a card `fill_products`."""
     model.set_attn_implementation(pick_attention(device, bf16=bf16))
     if device.type == "cuda":
         fill_products(model)

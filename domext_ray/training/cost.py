@@ -44,7 +44,7 @@ from domext_ray.corpus.batching import find_sequences, round_up
 from domext_ray.corpus.views import make_full_views
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
-from domext_ray.model.build import Extensions, build_model, choose_attention, store_base
+from domext_ray.model.build import Extensions, build_model, prepare_for_device, store_base
 from domext_ray.model.fused import fuse
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.runtime.machine import is_cluster
@@ -297,7 +297,7 @@ def make_dry_run_model(
     attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
-    choose_attention(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.uses_bf16)
+    prepare_for_device(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.uses_bf16)
     # A GPU's fused attention keeps no weights with dropout either; a CPU's has no dropout, so it is left out.
     is_thought_of = is_for_gpu and device.type == "cpu"
     cast(Any, model.config).attention_probs_dropout_prob = 0.0 if is_thought_of else config.train.attention_dropout_prob

@@ -24,7 +24,7 @@ from domext_ray.config.pretrain import count_passes, resolve_warmup_steps
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import choose_attention, describe_extensions, store_base
+from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import BASE_NAME, DomextForMaskedLM
 from domext_ray.options.declare import read_seconds
@@ -187,7 +187,7 @@ class PretrainWorker:
         attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
         if config.engine.has_narrow_base:
             store_base(model, torch.bfloat16)
-        choose_attention(model, self.device, bf16=config.engine.uses_bf16)
+        prepare_for_device(model, self.device, bf16=config.engine.uses_bf16)
         self.model = network = cast(nn.Module, model).to(self.device)
         loss = make_loss(config, self.base, network, self.fixed, self.device)
         self.rooflines = self._find_rooflines(loss)

@@ -57,7 +57,7 @@ from domext_ray.corpus.batching import MaskedRows, pad_masked
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
-from domext_ray.model.build import build_model, choose_attention, detach, store_base
+from domext_ray.model.build import build_model, detach, prepare_for_device, store_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import LAYOUTS
 from domext_ray.training.cost import count_flops, make_full_batch, time_matmuls
@@ -176,7 +176,7 @@ def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
         dropout=options.dropout,
         seed=0,
     )
-    choose_attention(model, torch.device(options.device), bf16=options.precision == "bf16")
+    prepare_for_device(model, torch.device(options.device), bf16=options.precision == "bf16")
     # Without a base its heads would train too; a real base brings them.
     for name, param in model.named_parameters():
         param.requires_grad_(method == "full" or (method != "frozen" and is_extension(name)))

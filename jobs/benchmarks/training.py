@@ -60,7 +60,7 @@ from domext_ray.intervals import over_seeds, subtract
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.base import load_base
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
-from domext_ray.model.build import choose_attention, store_base
+from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.layouts import find_layout
 from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
@@ -349,7 +349,7 @@ def run_bare_loop(run_dir: Path, cache: str, options: argparse.Namespace) -> Ite
     model = build_run_model(config, load_base(config.base), run_dir / "tokenizer", config.train.dropout).train()
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
-    choose_attention(model, CPU, bf16=config.engine.uses_bf16)
+    prepare_for_device(model, CPU, bf16=config.engine.uses_bf16)
     params, optim = [each for each in model.parameters() if each.requires_grad], config.optim
     groups = [
         {"params": [each for each in params if each.ndim >= 2], "weight_decay": optim.weight_decay},

@@ -58,7 +58,7 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.model import fused
 from domext_ray.model.base import load_base
-from domext_ray.model.build import choose_attention, store_base
+from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.model.domext.layers_domext import apply_rotary_pos_emb, compute_cos_sin
@@ -275,7 +275,7 @@ def test_gradients_of_many_tokens_are_compiled_rightly(method: str, places: Plac
     built = build(find_row(method), places)
     config = replace(make_config(find_row(method), places), objective=ObjectiveConfig(mask_prob=0.15))
     batch = make_full_batch(config, cast(DomextConfig, built.model.config).base_vocab_size, 48, 700)
-    choose_attention(built.model, device, bf16=False)
+    prepare_for_device(built.model, device, bf16=False)
     model = cast(nn.Module, built.model).to(device).train()
     gradients = []
     for prepare in (lambda: None, partial(compile_layers, model, device)):

@@ -33,7 +33,7 @@ from domext_ray.inference.fill_mask import FillMask
 from domext_ray.model import build as build_module
 from domext_ray.model import fused
 from domext_ray.model.base import load_base
-from domext_ray.model.build import choose_attention, describe_extensions, store_base
+from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.runs.losses import name_losses
 from domext_ray.training import engine as engine_module
@@ -160,7 +160,7 @@ def run_steps(config: PretrainConfig, built: Built, batches: list[Any], precisio
     with Card() as card:
         if precision == "bf16":
             store_base(built.model, torch.bfloat16)
-        choose_attention(built.model, device, bf16=precision == "bf16")
+        prepare_for_device(built.model, device, bf16=precision == "bf16")
         model = cast(nn.Module, built.model).to(device)
         objective = make_loss(config, built.base, model, built.fixed, device)
         engine = make_card_engine(model, device, objective, precision)

@@ -33,7 +33,14 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.corpus.batching import MaskedRows, Masker, join_rows
 from domext_ray.model.base import Base, hash_tensors, load_base
-from domext_ray.model.build import Extensions, choose_attention, describe_extensions, detach, name_unwrapped, store_base
+from domext_ray.model.build import (
+    Extensions,
+    describe_extensions,
+    detach,
+    name_unwrapped,
+    prepare_for_device,
+    store_base,
+)
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.options.build import dump_yaml
 from domext_ray.training import engine as engine_module
@@ -172,7 +179,7 @@ def make_engine(
     **options: Any,
 ) -> Engine:
     """Hand a row's model to the engine, as one of the group's workers."""
-    choose_attention(built.model, device, bf16=precision == "bf16")
+    prepare_for_device(built.model, device, bf16=precision == "bf16")
     model = cast(nn.Module, built.model).to(device)
     return Engine(
         model,

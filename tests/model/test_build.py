@@ -348,7 +348,7 @@ def test_lora_is_computed_in_the_dtype_of_autocast(bert: Base) -> None:
 def test_a_mask_is_of_the_dtype_of_the_scores(bert: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else every score, and the softmax over them, would be of the wider one."""
     model, weights, attend = augment(bert), list[torch.Tensor](), layers_domext.attend_eagerly
-    build.choose_attention(model, torch.device("cpu"), bf16=True)
+    build.prepare_for_device(model, torch.device("cpu"), bf16=True)
     ids, mask = make_inputs(bert.config.vocab_size, 0)
     assert not mask.all()
 
@@ -369,7 +369,7 @@ def test_a_mask_is_of_the_dtype_of_the_scores(bert: Base, monkeypatch: pytest.Mo
 def test_attention_is_fused_where_that_is_faster(bert: Base) -> None:
     model = augment(bert)
     for device, bf16, implementation in (("cpu", True, "eager"), ("cpu", False, "sdpa"), ("cuda", True, "sdpa")):
-        build.choose_attention(model, torch.device(device), bf16=bf16)
+        build.prepare_for_device(model, torch.device(device), bf16=bf16)
         assert model.config._attn_implementation == implementation, (device, bf16)
         assert model.bert.encoder.layer[0].attention.self.config._attn_implementation == implementation
 

@@ -16,7 +16,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ReplayConfig, ShapeConfig, TrainConfig
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model, choose_attention, store_base
+from domext_ray.model.build import build_model, prepare_for_device, store_base
 from domext_ray.model.domext.layers_domext import VARLEN
 from domext_ray.training.cost import (
     Roofline,
@@ -42,7 +42,7 @@ PLAIN = MethodConfig(name="none", heads=0, ffn_units=0)
 def count(method: MethodConfig) -> Roofline:
     """Count a step of a model without a base, of which the extensions train, or all."""
     model = build_model(None, SHAPE, method, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
-    choose_attention(model, CPU, bf16=False)
+    prepare_for_device(model, CPU, bf16=False)
     for name, param in model.named_parameters():
         param.requires_grad_(method.trains == "all" or ".adapters." in name)
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
@@ -81,7 +81,7 @@ def test_every_layout_is_counted(tmp_path: Path) -> None:
         model = build_model(
             base, SHAPE, MethodConfig(), causal=kind != "masked", vocab_size=0, new_words=[], dropout=0.0, seed=0
         )
-        choose_attention(model, CPU, bf16=False)
+        prepare_for_device(model, CPU, bf16=False)
         batch = make_full_batch(config, base.config.vocab_size, LENGTH, ROWS)
         assert count_flops(MaskedLoss(model, CPU, bf16=False), batch).backward > 0, (name, kind)
 

@@ -26,7 +26,7 @@ from domext_ray.downstream.start.rules import scale_rates
 from domext_ray.downstream.tasks.task import Prediction, Row, StagedTask, Task, TaskBatch
 from domext_ray.errors import TrainingError
 from domext_ray.labelled.examples import AnyExample
-from domext_ray.model.build import choose_attention, merge_extensions
+from domext_ray.model.build import merge_extensions, prepare_for_device
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Objective
 from domext_ray.training.step import SingleProcessTrainer, move_batch
@@ -123,7 +123,7 @@ class Fitted:
     @classmethod
     def place(cls, task: Task, model: Any, device: torch.device, *, bf16: bool) -> Fitted:
         """Put a task's model on a device, to train or to predict there."""
-        choose_attention(model, device, bf16=bf16)
+        prepare_for_device(model, device, bf16=bf16)
         model = model.to(device)
         return cls(task, model, TaskLoss(model, device, bf16=bf16, task=task), device)
 

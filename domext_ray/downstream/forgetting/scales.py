@@ -24,7 +24,7 @@ from domext_ray.corpus.manifest import MANIFEST, Manifest, find_shard_fault, rea
 from domext_ray.downstream.forgetting.forgetting import AskedModel
 from domext_ray.downstream.start.model import is_run
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.model.build import choose_attention, scale_extensions, store_base
+from domext_ray.model.build import prepare_for_device, scale_extensions, store_base
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.storage import Place
@@ -185,7 +185,7 @@ def measure_curve(run: MeasuredRun, scales: Sequence[float], device: torch.devic
     network, bf16 = cast(nn.Module, model), engine.uses_bf16
     if engine.has_narrow_base:
         store_base(model, torch.bfloat16)
-    choose_attention(model, device, bf16=bf16)
+    prepare_for_device(model, device, bf16=bf16)
     num_chunks = count_chunks(rebuilt.config, cast(Any, model).config.vocab_size)
     evaluator = LoneEvaluator(MaskedLoss(network.to(device), device, bf16=bf16, num_chunks=num_chunks), device)
 

@@ -27,11 +27,11 @@ from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base, name_base
 from domext_ray.model.build import (
     attach_extensions,
-    choose_attention,
     describe_extensions,
     describe_method,
     fold_scales,
     merge_extensions,
+    prepare_for_device,
     refuse_scale,
     scale_extensions,
 )
@@ -226,7 +226,7 @@ def build_encoder(start: StartModel, device: torch.device) -> DomextModel:
     encoder: Any = DomextModel(copy.deepcopy(start.config))
     tensors = {name.removeprefix(_ENCODER): each for name, each in start.tensors.items()}
     encoder.load_state_dict(tensors, assign=True)
-    choose_attention(encoder, device, bf16=has_bf16(device))
+    prepare_for_device(encoder, device, bf16=has_bf16(device))
     return encoder.to(device).eval()
 
 

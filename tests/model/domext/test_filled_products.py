@@ -11,7 +11,7 @@ from test_words_domext import KINDS, LAYOUTS, make
 from tiny_models import VOCAB, make_rows
 from torch import Tensor
 
-from domext_ray.model.build import choose_attention
+from domext_ray.model.build import prepare_for_device
 from domext_ray.model.domext.layers_domext import HEAD_MULTIPLE, HeadGroup, Linear
 from domext_ray.model.domext.words_domext import WORD_MULTIPLE
 from domext_ray.training.losses import MaskedLoss
@@ -26,7 +26,7 @@ TOKENS = MASK.flatten().nonzero().flatten()
 def fill(model: Any) -> Any:
     """A copy that computes as on a card, with the attention of a CPU."""
     filled = copy.deepcopy(model)
-    choose_attention(filled, torch.device("cuda"), bf16=False)
+    prepare_for_device(filled, torch.device("cuda"), bf16=False)
     return filled
 
 
@@ -84,6 +84,6 @@ def test_scores_and_heads_have_widths_that_a_card_is_fast_at() -> None:
 
 def test_a_cpu_computes_as_it_did() -> None:
     model = make("exBERT")
-    choose_attention(model, CPU, bf16=True)
+    prepare_for_device(model, CPU, bf16=True)
     assert all(each.filling is None for each in model.modules() if isinstance(each, Linear))
     assert not model.cls.predictions.is_filled
