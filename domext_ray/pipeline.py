@@ -66,7 +66,6 @@ from domext_ray.training.elastic import check_room
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import ADDED_TO_ORDER, ORDER, Phase, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain
-from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.run import Run
 from domext_ray.training.start import check_vocabulary
 
@@ -147,7 +146,7 @@ def prepare_run(run: Run) -> Run:
 
 
 def train_run(run: Run) -> None:
-    """Record what a run is, fit its router, and train it to its limit."""
+    """Record what a run is, and train it to its limit."""
     run_dir, phases = run.paths.run, make_phases(run.config, run.inputs.texts)
     _print_corpus(run.config, phases)
     write_config(run_dir, run.config)
@@ -158,7 +157,6 @@ def train_run(run: Run) -> None:
         versions=add_versions(run_dir, run.goes_on_from.step if run.goes_on_from else 0),
         origin=_describe_origin(run, phases),
     )
-    get_or_train_routers(run)
     report = LiveReport(run_dir)
     enter_phase(run_dir, "starting the workers", WORKERS)
     try:

@@ -140,7 +140,7 @@ class LoneEvaluator:
         pass
 
 
-def evaluate(engine: Evaluator, asked: EvalSet, listen: Callable[[], None] = lambda: None) -> np.ndarray:
+def evaluate(engine: Evaluator, asked: EvalSet, listen: Callable[[], object] = lambda: None) -> np.ndarray:
     """Score a fixed set, the same one on every rank, of which each scores its share; collective.
 
     Every rank runs the same number of forwards (ZeRO-3 would wait for ever otherwise): one with fewer batches repeats
@@ -175,7 +175,7 @@ def evaluate(engine: Evaluator, asked: EvalSet, listen: Callable[[], None] = lam
 
 
 def evaluate_routed(
-    engine: Evaluator, model: nn.Module, asked: EvalSet, known: Mapping[str, np.ndarray], listen: Callable[[], None]
+    engine: Evaluator, model: nn.Module, asked: EvalSet, known: Mapping[str, np.ndarray], listen: Callable[[], object]
 ) -> np.ndarray:
     """Score each row of a set by whom the routers of an engine's model send it to; collective, see `evaluate`.
 

@@ -45,6 +45,7 @@ from domext_ray.training.elastic import (
 from domext_ray.training.entry import make_heeding_callback, train_worker
 from domext_ray.training.metrics import RunProgress, find_last_step
 from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD
+from domext_ray.training.router import fit_beside
 from domext_ray.training.run import Run
 
 COLLECTIVE_TIMEOUT_SECONDS = 300
@@ -101,8 +102,8 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
     metrics = run_dir / "metrics.jsonl"
     with RunProgress(metrics, config.train, "starting the workers", describe_waiting, note_evaluation):
         try:
-            with save_first(*_plan_save(attempt)):
-                _train_to_the_end(replace(run, config=config, base=None), attempt)
+            with fit_beside(replace(run, config=config)) as own, save_first(*_plan_save(attempt)):
+                _train_to_the_end(replace(own, base=None), attempt)
         except KeyboardInterrupt:
             with contextlib.suppress(RunError, StorageError, OSError):  # another job has the run, or it is gone
                 attempt.shut_out_workers()  # a step under way shall not be saved behind the sentence

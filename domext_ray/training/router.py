@@ -11,31 +11,39 @@ below a lower one, halfway down to that. Shares are measured on the other half.
 
 General text that the base wrote (writing.py) is further from the domain than real text is. So rows of the domain of
 which the base has written half stand beside it, and the threshold is never lowered.
+
+The driver fits it in a thread: a run's workers start and train meanwhile, and its last evaluation asks for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.draws import Purpose, hash_counters
 from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
-from domext_ray.errors import RunError, name_file
+from domext_ray.errors import RunError, StorageError, name_file
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
+from domext_ray.runs.attempts import Attempt
+from domext_ray.runs.events import notify_driver
+from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import Place, Where, parse_json
 from domext_ray.training.run import Run
 from domext_ray.training.writing import Writer
@@ -59,9 +67,15 @@ REFILLED_ROWS = 1_000
 """Rows of the domain that the base writes in part."""
 PIECES = 2
 """Pieces of each row to learn from; one to measure on."""
+BREAK_SECONDS = 2.0
+"""How long the end of a job waits for a fit that is broken off."""
 _SCALE, _MAX_ITERATIONS = 10.0, 100  # of the features, at scikit-learn's own regularisation
 _REMEDY = "delete it and run the training job again, which fits the router anew"
 Rows = list[np.ndarray]
+
+
+class _BrokenOff(Exception):
+    """The run that a router is fitted for has ended."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +102,20 @@ def fit_router(
     num_words: int,
     seed: int,
     writer: Base | None = None,
+    listen: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, RouterRecord]:
     """Learn to tell a domain's text from general text, which `writer`, the base, may have written.
 
     Special words do not count, nor do those from `num_words` on, the new ones: the general text may not have them.
-    Returns the table, int32 [num_words + ROUTER_PAIRS], and what it reaches on held-out text.
+    `listen` is called again and again; what it raises breaks the fit off. Returns the table, int32 [num_words +
+    ROUTER_PAIRS], and what it reaches on held-out text.
     """
     draw = np.random.default_rng(seed)
     others = _read_rows(general, "train", TRAIN_ROWS, seed)
     if writer is not None:  # which does not have the new words
         known = [row[row < num_words] for row in _read_rows(domain, "train", REFILLED_ROWS, seed)]
-        others += Writer(writer).refill_rows([row for row in known if len(row)])
+        others += Writer(writer).refill_rows([row for row in known if len(row)], listen)
+    listen()
     own = _read_rows(domain, "train", min(TRAIN_ROWS, DOMAIN_SHARE * len(others)), seed)
     own, others = (_add_pieces(each, draw, PIECES, SHORTEST_LEARNED) for each in (own, others))
     counts = ~np.isin(np.arange(num_words), tokenizer.all_special_ids)
@@ -196,11 +213,61 @@ def wants_router(config: PretrainConfig) -> bool:
     return config.method.has_adapter and bool(config.replay.corpus) and config.base != "none"
 
 
-def get_or_train_routers(run: Run) -> None:
+@contextlib.contextmanager
+def fit_beside(run: Run) -> Iterator[Run]:
+    """Fit the router of a run's adapter in a thread while what is inside trains the run, unless it is there.
+
+    Yields:
+        The run as its workers get it.
+
+    Raises:
+        RunError: routers of the run, or of the one that it starts from, are damaged.
+        Exception: what has kept the router from being fitted; the workers have been shut out.
+    """
+    if not wants_router(run.config) or run.config.method.adapter in read_records(run.paths.run):
+        get_or_train_routers(run)
+        yield run
+        return
+    is_over, failures = threading.Event(), list[Exception]()
+
+    def listen() -> None:
+        if is_over.is_set():
+            raise _BrokenOff
+
+    def fit() -> None:
+        torch.get_num_threads()  # which sets those of a new thread, and would do so later
+        try:
+            with threadpool_limits(max(1, count_cpus() // 2)):  # workers start beside it
+                get_or_train_routers(run, listen)
+        except _BrokenOff:
+            pass
+        except Exception as error:
+            failures.append(error)
+            assert isinstance(run.paths.run.fence, Attempt), "the run is held"
+            with contextlib.suppress(RunError, StorageError, OSError):  # another job has the run, or it is gone
+                run.paths.run.fence.shut_out_workers()
+
+    thread = threading.Thread(target=fit, name="router", daemon=True)
+    thread.start()
+    try:
+        yield replace(run, awaits_router=True)
+        thread.join()
+    finally:
+        is_over.set()
+        thread.join(BREAK_SECONDS)
+        if failures:
+            raise failures[0] from None
+
+
+def get_or_train_routers(run: Run, listen: Callable[[], None] = lambda: None) -> None:
     """Fit the router of a run's adapter, where it has one and general text, beside those of the run it starts from.
 
-    A router depends on the run's texts and seed alone. It comes before the training, whose last evaluation asks it; a
-    run that goes on has it already. Without a base there is none: no row is left to it.
+    A router depends on the run's texts and seed alone. A run that goes on has it already. Without a base there is none:
+    no row is left to it.
+
+    Args:
+        run: its texts are prepared.
+        listen: see `fit_router`.
 
     Raises:
         RunError: routers of the earlier run are damaged.
@@ -213,9 +280,9 @@ def get_or_train_routers(run: Run) -> None:
         domain, general, *_ = run.inputs.texts[0]
         writer = base if config.replay.is_written else None
         tokenizer = load_tokenizer(run.inputs.tokenizer.local())
-        fitted = fit_router(domain, general, tokenizer, base.config.vocab_size, config.seed, writer)
+        fitted = fit_router(domain, general, tokenizer, base.config.vocab_size, config.seed, writer, listen)
         routers[config.method.adapter] = fitted
-        print(f"router: {describe_router(config, asdict(fitted[1]))}", flush=True)
+        notify_driver(run_dir, f"router: {describe_router(config, asdict(fitted[1]))}")
     if routers:
         save_routers(run_dir, routers)
 

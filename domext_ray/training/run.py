@@ -57,6 +57,7 @@ class Run:
     start: Start | None = None
     goes_on_from: Checkpoint | None = None  # its own, as the driver chose; None: it begins
     prepared: Inputs | None = None  # None before that is prepared
+    awaits_router: bool = False  # which the driver is fitting
     preset: str = ""  # that its options stand on, for its page; empty: the defaults
 
     @property

@@ -83,6 +83,8 @@ MAX_UNMASKED_STEPS = 20
 """Steps in a row without a masked token, after which the text or the tokenizer is to blame and not chance."""
 QUIET_STEPS = 10
 """Steps after which what starts beside a worker (readers, above all) has started, so that products may be timed."""
+ROUTER_SECONDS, ROUTER_LOOK_SECONDS = 600.0, 0.5
+"""How long a run's last evaluation waits for its router, and between two looks at whether it is there."""
 SAID_SECONDS = 1.0
 """Training that waits so long for a checkpoint says so."""
 
@@ -371,15 +373,16 @@ class PretrainWorker:
         self.end = self.end or (ASKED if asked else TOLD if told else TAKEN if taken else "")
         return totals
 
-    def _listen(self) -> None:
-        """Break an evaluation off where a rank has heard that all are to end; collective.
+    def _listen(self, *figures: float) -> list[float]:
+        """Break an evaluation off where a rank has heard that all are to end, or add up figures; collective.
 
         Raises:
             EndAsked: that is so.
         """
-        self._hear()
+        totals = self._hear(*figures)
         if self.end not in ("", LIMIT):  # a run that has reached it may be asked for more figures
             raise EndAsked
+        return totals
 
     def _train_step(self) -> dict[str, Any] | None:
         """Make a step and return its record; None: its figures are still to be read (`_read_step`).
@@ -531,9 +534,29 @@ class PretrainWorker:
             self._enter_evaluation("other texts")
             losses = [domain.loss, *(Scores.add_up(self.score(each)).loss for each in self.evaluations.parts)]
             record |= self.parts.describe_held_out(losses)
-        if masks_words and at_end and read_records(self.run_dir):
+        if masks_words and at_end and self._has_router():
             record |= self._describe_scores("eval/routed_", self._score_routed(rows))
         return record
+
+    def _has_router(self) -> bool:
+        """Whether the run has one; that which its driver is still fitting is waited for; collective.
+
+        Raises:
+            RunError: it does not come.
+            EndAsked: see `_listen`.
+        """
+        adapter, ends = self.config.method.adapter, 0.0
+        while self.plan.awaits_router and any(self._listen(adapter not in read_records(self.run_dir))):
+            if not ends:
+                ends = time.monotonic() + ROUTER_SECONDS
+                self._enter_phase("waiting for the router, which the job's own process fits", EVALUATION)
+            elif time.monotonic() > ends:
+                raise RunError(
+                    f"the router of {self.run_dir} was not fitted within {ROUTER_SECONDS:g} s after the last step; the "
+                    "same command goes on from there, and fits it."
+                )
+            time.sleep(ROUTER_LOOK_SECONDS)
+        return bool(read_records(self.run_dir))
 
     def _stays_beside_base(self) -> bool:
         """Whether the model begins as its base, and is it with its adapter left out, for nothing else trains."""

@@ -13,7 +13,7 @@ as well as the text that it was trained on (arXiv 2605.26097).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -86,14 +86,15 @@ class Writer:
         words = _draw(reached, draws).T
         return np.hstack([row[:, :1].repeat(number, 0), words, row[:, -1:].repeat(number, 0)])
 
-    def refill_rows(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def refill_rows(self, rows: Sequence[np.ndarray], listen: Callable[[], None] = lambda: None) -> list[np.ndarray]:
         """Write half of the words of a domain's rows, the base's ids, anew, as the base has them beside the other half.
 
-        A row's new words depend on the row and its place among them.
+        A row's new words depend on the row and its place among them. `listen` is called before each batch.
         """
         refilled = [*rows]
         by_length = np.argsort([*map(len, rows)], kind="stable")  # so that little is padded
         for first in range(0, len(rows), BATCH_ROWS):
+            listen()
             own = by_length[first : first + BATCH_ROWS]
             batch = [rows[i] for i in own]
             sizes = np.array([*map(len, batch)])

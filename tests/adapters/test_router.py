@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 from conftest import make_tiny_base
+from helpers.file_limits import limit_files
 from safetensors.torch import save
 from test_bank import make_run
 
@@ -18,13 +22,15 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.downstream.start.model import load_start_model
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, StorageError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
 from domext_ray.plan import count_run, size_run
+from domext_ray.runs.attempts import supersede
+from domext_ray.runs.events import EventReader
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
 from domext_ray.training import router as router_room
@@ -35,6 +41,7 @@ from domext_ray.training.router import (
     attach_routers,
     choose_threshold,
     describe_router,
+    fit_beside,
     fit_router,
     get_or_train_routers,
     read_records,
@@ -170,7 +177,7 @@ def test_special_and_unknown_words_do_not_count(base: Base, fitted: tuple[torch.
     assert router(row).item() == pytest.approx(sum(parts) * 1e-4 / 4, abs=1e-12)
 
 
-def provide(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None], start: Path | None = None) -> None:
+def plan_fit(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None], start: Path | None = None) -> Run:
     domain, general = texts
     replay = ReplayConfig(corpus="general.txt" if general else "")
     config = PretrainConfig(base=str(base.folder), method=METHOD, replay=replay)
@@ -179,17 +186,70 @@ def provide(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None], 
     started = Start(start, Checkpoint(Place(start), 1, 1, {}, {}, {}), "") if start else None
     shape = size_run(config, base)[1]
     sizes = shape, count_run(config, base, shape)
-    get_or_train_routers(Run(config, paths, base.sha256, *sizes, base=base, start=started, prepared=inputs))
+    return Run(config, paths, base.sha256, *sizes, base=base, start=started, prepared=inputs)
 
 
-def test_an_export_has_the_run_s_router(
-    base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_it_is_fitted_while_the_run_trains_and_what_is_there_stays(
+    base: Base, texts: tuple[Manifest, Manifest], fitted: tuple[torch.Tensor, RouterRecord], tmp_path: Path
 ) -> None:
+    make_run(base, tmp_path, METHOD)
+    run = plan_fit(base, tmp_path, texts)
+    with fit_beside(run) as own:
+        assert own.awaits_router
+    assert torch.equal(read_routers(tmp_path)["clinic"][0], fitted[0]), "as in the main thread"
+    save_routers(tmp_path, {"clinic": (torch.zeros_like(fitted[0]), fitted[1])})
+    with fit_beside(run) as own:
+        assert own is run
+    assert not read_routers(tmp_path)["clinic"][0].any()
+
+
+def test_a_fit_that_fails_shuts_the_workers_out_and_is_what_the_job_ends_with(
+    base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path
+) -> None:
+    make_run(base, tmp_path, METHOD)
+    run = plan_fit(base, tmp_path, texts).at(supersede(tmp_path))
+    of_worker, ends = pickle.loads(pickle.dumps(run.paths.run)), time.monotonic() + 120
+    says = r"router\.safetensors cannot be .* \(File too large\)"
+    with pytest.raises(StorageError, match=says), limit_files(100_000), fit_beside(run):
+        while time.monotonic() < ends:
+            of_worker.check()
+            time.sleep(0.01)
+
+
+def test_a_fit_is_broken_off_with_its_run(
+    base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(base, tmp_path, METHOD)
+    run = plan_fit(base, tmp_path, texts)
+
+    def fit_on(*given: Any) -> None:
+        while True:
+            given[-1]()
+
+    monkeypatch.setattr(router_room, "fit_router", fit_on)
+    with pytest.raises(KeyboardInterrupt), fit_beside(run):
+        raise KeyboardInterrupt
+    assert "router" not in [each.name for each in threading.enumerate()] and not read_routers(tmp_path)
+    monkeypatch.undo()
+    asked = list[str]()
+
+    def listen() -> None:
+        asked.append("")
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_router(*texts, load_tokenizer(base.tokenizer_folder), base.config.vocab_size, 0, base, listen)
+    assert len(asked) == 3, "between batches of rows that the base writes"
+
+
+def test_an_export_has_the_run_s_router(base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     make_run(base, run_dir, METHOD)
-    provide(base, run_dir, texts)
+    get_or_train_routers(plan_fit(base, run_dir, texts))
     table, record = read_routers(run_dir)["clinic"]
-    assert f"router: {describe_router(PretrainConfig(method=METHOD), asdict(record))}\n" == capsys.readouterr().out
+    said = [each.text for each in EventReader(run_dir, from_start=True).read()]
+    assert said == [f"router: {describe_router(PretrainConfig(method=METHOD), asdict(record))}"]
     ids, names = torch.tensor([[2, *OWN[:8], 3], [2, *OTHER[:8], 3]]), ["clinic", "__base__"]
     assert rebuild_run(run_dir).model.bert.route(ids) == names
     sources = [run_dir, tmp_path / "export", tmp_path / "rounded"]
@@ -210,7 +270,7 @@ def test_without_general_text_there_is_none_and_it_is_said(
 ) -> None:
     run_dir = tmp_path / "run"
     make_run(base, run_dir, METHOD)
-    provide(base, run_dir, (texts[0], None))
+    get_or_train_routers(plan_fit(base, run_dir, (texts[0], None)))
     assert not (run_dir / "router.safetensors").exists() and read_records(run_dir) == {} == read_routers(run_dir)
     export_run(run_dir, tmp_path / "export")
     sentence = "none, as no general text was given (--replay.corpus)"
@@ -227,7 +287,7 @@ def test_routers_of_the_run_before_come_along(
     for run_dir in (first, second):
         make_run(base, run_dir, METHOD)
     save_routers(first, {"law": fitted})
-    provide(base, second, texts, first)
+    get_or_train_routers(plan_fit(base, second, texts, first))
     assert read_records(second).keys() == {"law", "clinic"}
     assert torch.equal(read_routers(second)["law"][0], fitted[0])
     with pytest.raises(RunError, match="does not fit the run's model"):

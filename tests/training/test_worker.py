@@ -360,6 +360,31 @@ def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed:
     assert [each for each in records.values() if "eval/routed_domain_mlm_loss" in each] == [records[16]]
 
 
+def test_the_last_evaluation_waits_for_a_router_that_comes(
+    mixed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said what is waited for; one that does not come ends the run, which goes on from its last step."""
+    monkeypatch.setattr("domext_ray.training.worker.ROUTER_LOOK_SECONDS", 0.01)
+    run = replace(mixed, awaits_router=True)
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="was not fitted within 0 s after the last step"):
+        patch.setattr("domext_ray.training.worker.ROUTER_SECONDS", 0.0)
+        train_in_cuts(run, tmp_path, 16)
+    table = torch.zeros(load_base(run.config.base).config.vocab_size + ROUTER_PAIRS, dtype=torch.int32)
+
+    def count_waits() -> int:
+        said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
+        return said.count("waiting for the router, which the job's own process fits")
+
+    def fit() -> None:
+        while count_waits() < 2:
+            time.sleep(0.01)
+        save_routers(tmp_path, {run.config.method.adapter: (table, RouterRecord(math.inf, 1.0, 0.0))})
+
+    threading.Thread(target=fit, daemon=True).start()
+    train_in_cuts(run, tmp_path, 16)
+    assert "eval/routed_domain_mlm_loss" in read_metrics(tmp_path / "metrics.jsonl")[-1]
+
+
 def note_batches(worker: PretrainWorker, steps: list[int]) -> None:
     """Add to `steps` the step of each batch that evaluations score."""
     score = worker.engine.evaluate
