@@ -33,6 +33,7 @@ REACHES = {
     "ray._private.parameter:RayParams": "a Ray that leaves the agent's port to a cluster beside it",
     "ray.core.generated.autoscaler_pb2:NodeStatus": "nodes that are taken back",
     "ray.train.v2._internal.execution.callback:WorkerCallback": "workers that heed SIGTERM",
+    "ray.train.v2._internal.execution.scaling_policy:FixedScalingPolicy": "workers that wait for no autoscaler",
     "ray._private.services:JEMALLOC_SO": "the allocator that Ray ships",
     "ray.serve._private.replica:add_port_to_grpc_server": "a replica that opens no port",
     "ray.serve.context:_get_global_client": "the address of a Serve that runs already",

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import pickle
 import platform
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.ray_private import reach
 from domext_ray.training.notices import Notices, end_heeding, heed_sigterm, is_told
+
+if TYPE_CHECKING:
+    from ray.train import ScalingConfig
 
 
 def make_heeding_callback() -> Any:
@@ -23,6 +26,19 @@ def make_heeding_callback() -> Any:
             heed_sigterm()
 
     return Heeding()
+
+
+def make_plain_policy(scaling: ScalingConfig) -> Any:
+    """Return Ray Train's policy for a fixed number of workers, less the process that asks an autoscaler for room."""
+
+    class Plain(reach("ray.train.v2._internal.execution.scaling_policy:FixedScalingPolicy")):  # type: ignore[misc]
+        def after_controller_start(self, train_run_context: Any) -> None:
+            pass
+
+        def _maybe_send_resource_request(self) -> None:
+            pass
+
+    return Plain(scaling)
 
 
 def _is_taken() -> bool:

@@ -42,7 +42,7 @@ from domext_ray.training.elastic import (
     check_room,
     settle_workers,
 )
-from domext_ray.training.entry import make_heeding_callback, train_worker
+from domext_ray.training.entry import make_heeding_callback, make_plain_policy, train_worker
 from domext_ray.training.metrics import RunProgress, find_last_step
 from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD
 from domext_ray.training.router import fit_beside
@@ -60,8 +60,9 @@ class _Trainer(TorchTrainer):
     """Ray Train's own, less what a job does not need; each method overrides a private one of its.
 
     Ctrl-C is left to the job: Ray Train's own handler gives up the step and exits with code 0 or 1. A process is spared
-    that hands out datasets, for ranks read by themselves, and one that outlives a driver to clean up, where all of Ray
-    ends with the driver. Each would wake a hundred times per second, and two cores would train 3 % slower.
+    that hands out datasets, for ranks read by themselves, and two on this machine alone, where all of Ray ends with the
+    driver: one that outlives it to clean up, and one that asks an autoscaler for room, whose start workers would wait
+    for. Each would wake a hundred times per second, and two cores would train 3 % slower.
     """
 
     def _register_sigint_handler(self, controller: Any) -> None:
@@ -71,6 +72,11 @@ class _Trainer(TorchTrainer):
         spared = ("DatasetsCallback", *(() if is_cluster() else ("PlacementGroupCleanerCallback",)))
         callbacks = super()._create_default_callbacks()  # type: ignore[misc]
         return [each for each in callbacks if type(each).__name__ not in spared]
+
+    def _initialize_and_run_controller(self, **given: Any) -> Any:
+        if not is_cluster():
+            given["scaling_policy"] = make_plain_policy(self.scaling_config)
+        return super()._initialize_and_run_controller(**given)  # type: ignore[misc]
 
 
 def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> None:

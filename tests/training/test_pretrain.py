@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError, RayActorError
 from ray.train import ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, create_scaling_policy
 
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.corpus.stream import READ_CPUS
@@ -45,6 +46,25 @@ def test_processes_that_a_job_does_not_need_are_spared(
     )
     assert set(theirs) - set(own) == spared
     assert own == [each for each in theirs if each not in spared]
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
+def test_workers_of_this_machine_wait_for_no_autoscaler(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Train's policy would start a process to ask it; else the number of workers is decided as there."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    given = dict[str, Any]()
+    monkeypatch.setattr(TorchTrainer, "_initialize_and_run_controller", lambda self, **parts: given.update(parts))
+    scaling: Any = ScalingConfig(num_workers=3)
+    theirs = create_scaling_policy(scaling)
+    trainer: Any = _Trainer(lambda: None, scaling_config=scaling)
+    trainer._initialize_and_run_controller(scaling_policy=theirs)
+    policy = given["scaling_policy"]
+    assert (policy is theirs) == bool(address)
+    if not address:
+        policy.after_controller_start(None)
+        assert policy.make_decision_for_non_running_worker_group() == ResizeDecision(3, {"CPU": 1})
+        assert policy.make_decision_for_running_worker_group(None, None) == NoopDecision()
+        policy.before_controller_abort()
 
 
 def test_a_checkpoint_that_was_due_is_not_yet_the_one_that_is_asked_for(
