@@ -6,7 +6,6 @@ Nothing is started or written; the run's directory is only looked at.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from domext_ray.config.mixture import GENERAL
 from domext_ray.config.pretrain import OptimConfig, PretrainConfig
 from domext_ray.corpus.shards import identify_corpus
 from domext_ray.data.files import pin_entries
+from domext_ray.data.package_docs import count_wanted
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import Base, describe_base, load_base
@@ -44,7 +44,6 @@ from domext_ray.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.vocabulary.learn import count_new_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-BYTES_PER_TOKEN = 6  # of package documentation in JSONL, with a margin: four, and what is repeated
 ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
 
 
@@ -116,20 +115,9 @@ def resolve_files(config: ConfigT) -> ConfigT:
 
 
 def pin_corpus(config: ConfigT, run_dir: Where) -> ConfigT:
-    """Name in `corpus` what may change, so that a run reads one text, on every node and when it goes on.
-
-    Of `package-docs` as much is read as the run can use, up to its horizon; all of it where words are learned from it.
-    """
+    """Name in `corpus` what may change, so that a run reads one text, on every node and when it goes on."""
     known = (read_identity(run_dir) or {}).get("corpus", "")
-    train, held_out_frac = config.train, config.prepare.held_out_frac
-    longest = train.lengths[-1]
-    steps = 0 if train.epochs else max(train.max_steps, config.optim.decay_steps)
-    wanted = [each for each in (steps * train.global_batch_size * longest, train.max_tokens) if each]
-    tokens = max(min(wanted, default=0) / (1.0 - held_out_frac), train.eval_rows * longest / held_out_frac)
-    megabytes = math.ceil(tokens * BYTES_PER_TOKEN / 1e6)
-    learns = config.base == "none" or (config.vocab.extends_base and not config.vocab.words)
-    reads_all = learns or not wanted or megabytes > 1000  # more than any machine has
-    return replace(config, corpus=pin_entries(config.corpus, known, None if reads_all else megabytes))
+    return replace(config, corpus=pin_entries(config.corpus, known, count_wanted(config)))
 
 
 def resolve_workers(config: PretrainConfig) -> PretrainConfig:

@@ -25,6 +25,19 @@ def check_early(config: PretrainConfig) -> None:
             check_text(text.option.removeprefix("--"), text.corpus, config.prepare_for(text))
 
 
+def write_early(config: PretrainConfig) -> contextlib.AbstractContextManager[None]:
+    """Begin to write the package documentation that a run is going to read, if it is, while torch is loaded."""
+    from domext_ray.data.files import PACKAGE_DOCS, pin_entries
+    from domext_ray.data.package_docs import count_wanted, write_ahead
+    from domext_ray.files import split_paths
+    from domext_ray.runs.run_directory import RUN, resolve_paths
+
+    paths = resolve_paths(config)
+    if PACKAGE_DOCS not in split_paths(config.corpus) or config.dry_run or (paths.run / RUN).exists():
+        return contextlib.nullcontext()
+    return write_ahead(pin_entries(PACKAGE_DOCS, "", count_wanted(config)), paths.corpora)
+
+
 def check_text(option: str, spec: str, prepare: PrepareConfig | None = None) -> None:
     """Refuse text that an option names; what is not on this machine the job itself looks for.
 

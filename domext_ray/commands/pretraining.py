@@ -7,15 +7,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from domext_ray.commands.early import check_early
+from domext_ray.commands.early import check_early, write_early
 from domext_ray.commands.job import FOLDER, TEXT, WITHOUT_BASE, Job
 from domext_ray.config.pretrain import PretrainConfig
 
 
 def _pretrain(config: PretrainConfig, preset: str = "") -> None:
-    from domext_ray.pipeline import run_pretraining
+    with write_early(config):
+        from domext_ray.pipeline import run_pretraining
 
-    run_pretraining(config, preset, started=_find_process_start())
+        run_pretraining(config, preset, started=_find_process_start())
 
 
 def _find_process_start() -> float | None:

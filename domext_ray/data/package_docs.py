@@ -6,14 +6,19 @@ examples, tables, signatures and mark-up are left out.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
+import math
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.data.files import PACKAGE_DOCS, SourceFile
 from domext_ray.errors import AccessError
 from domext_ray.storage import Place, Where, find_cache, hash_values
@@ -21,6 +26,10 @@ from domext_ray.storage import Place, Where, find_cache, hash_values
 EXTRACTOR_VERSION = 2
 MAX_FILE_BYTES = 2 * 2**20
 """Larger modules are generated tables."""
+BYTES_PER_TOKEN = 6
+"""Of the prose in JSONL, with a margin: four, and what is repeated."""
+AHEAD_SECONDS = 120.0
+"""How long a process that writes ahead is waited for, which takes seconds; then this one writes."""
 
 _SKIPPED_FOLDERS = re.compile(r"(^|/)(tests?|testing|_vendor|vendored|node_modules)(/|$)|\.dist-info/|^\.\.")
 # A string in triple quotes that is the first statement of a module, class or function.
@@ -34,6 +43,8 @@ _NOT_PROSE = re.compile(r"^\s*(>>>|\.\.\s|\$|\||\+[-=]|```|~~~|@|#!|[-=~^*]{3,}|
 _PARAMETER = re.compile(r"^\s*\*{0,2}\w[\w.]*\s*(\([^)]*\))?\s*:\s")
 _ITEM = re.compile(r"([-*•]|\d+[.)])\s+")
 _EMPTY_LINES = re.compile(r"\n[ \t]*\n")
+_ahead = dict[tuple[str, str], subprocess.Popen[bytes]]()
+"""Processes that write ahead, by entry and folder."""
 
 
 @functools.cache
@@ -58,6 +69,35 @@ def _index_distributions() -> dict[str, tuple[str, tuple[str, ...]]]:
     return dict(sorted(index.items()))
 
 
+def count_wanted(config: PretrainConfig) -> int | None:
+    """Return the megabytes of prose that a run can use, up to its horizon; None: all, as where words are learned."""
+    train, held_out_frac = config.train, config.prepare.held_out_frac
+    longest = train.lengths[-1]
+    steps = 0 if train.epochs else max(train.max_steps, config.optim.decay_steps)
+    wanted = [each for each in (steps * train.global_batch_size * longest, train.max_tokens) if each]
+    tokens = max(min(wanted, default=0) / (1.0 - held_out_frac), train.eval_rows * longest / held_out_frac)
+    megabytes = math.ceil(tokens * BYTES_PER_TOKEN / 1e6)
+    learns = config.base == "none" or (config.vocab.extends_base and not config.vocab.words)
+    return None if learns or not wanted or megabytes > 1000 else megabytes  # more than any machine has
+
+
+@contextlib.contextmanager
+def write_ahead(entry: str, folder: Where) -> Iterator[None]:
+    """Write the prose of an entry of `--corpus` in a process of its own, while what is inside prepares to read it.
+
+    `write_docs` waits for that process. One that fails has written nothing, and `write_docs` tries by itself.
+    """
+    command = [sys.executable, "-m", __name__, entry, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _ahead[entry, str(folder)] = process
+    try:
+        yield
+    finally:
+        _ahead.pop((entry, str(folder)), None)
+        process.kill()
+        process.wait()
+
+
 def write_docs(file: SourceFile, folder: Where | None = None) -> SourceFile:
     """Return the file that the prose is in, if it is what a file stands for; else that file.
 
@@ -74,6 +114,9 @@ def write_docs(file: SourceFile, folder: Where | None = None) -> SourceFile:
     versions = {name: version for name, (version, _) in _index_distributions().items()}
     key = hash_values({"extractor": EXTRACTOR_VERSION, "versions": versions})[:16]
     place = Place(folder or find_cache()) / f"{PACKAGE_DOCS}-{limit}-{key}.jsonl"
+    if (process := _ahead.pop((file.path, str(folder)), None)) is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(AHEAD_SECONDS)
     if not place.is_file():
         lines, size = list[bytes](), 0
         for paragraph in read_paragraphs():
@@ -163,3 +206,9 @@ def _reads_as_prose(text: str) -> bool:
         return False
     plain = sum([word.strip(".,;:!?()'\"").isalpha() for word in words])
     return plain / len(words) > 0.75
+
+
+if __name__ == "__main__":  # as `write_ahead` calls it
+    import ray  # noqa: F401 - packages that it ships are on the path of jobs, which have imported it
+
+    write_docs(SourceFile(sys.argv[1], PACKAGE_DOCS, 1), sys.argv[2])

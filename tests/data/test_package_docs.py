@@ -106,6 +106,20 @@ def test_docstrings_of_a_distribution(tmp_path: Path) -> None:
     assert again.fingerprint == sources.fingerprint and again.files != sources.files
 
 
+def test_a_process_writes_ahead_what_a_corpus_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads it waits for that process; one that was killed has written nothing, and is not missed."""
+    monkeypatch.setattr(
+        package_docs, "read_paragraphs", lambda: iter(["Nobody but this process writes this sentence."])
+    )
+    for folder, is_killed in ((tmp_path / "ahead", False), (tmp_path / "killed", True)):
+        with package_docs.write_ahead("package-docs:1", folder):
+            if is_killed:
+                package_docs._ahead["package-docs:1", str(folder)].kill()
+            (file,) = resolve_sources("package-docs:1", PrepareConfig(), folder).files
+        assert (file.size < 1000) == is_killed and [each.name for each in folder.iterdir()] == [Path(file.path).name]
+    assert not package_docs._ahead
+
+
 def test_what_is_installed_here_is_read_as_far_as_it_is_used() -> None:
     sources = resolve_sources("package-docs:1", PrepareConfig(shard_bytes=2**19))
     assert 1_000_000 <= sources.num_bytes < 1_100_000 and len(sources.tasks) == 2
