@@ -188,7 +188,7 @@ def _list_curves(names: LossNames) -> list[_Curve]:
     same = f"Of the same text, {names.accuracy_help}{' exactly' if is_masked else ''}"
     said = "Words of plain everyday sentences predicted exactly; what lies below the dashed start is forgotten."
     bits = "bits per character"
-    words = "Held-out words masked by their characters, so that vocabularies compare"
+    words = "Held-out words masked by their characters; between vocabularies, word bits compare"
     busy = "Tokens of all workers together; evaluations and checkpoints are not counted."
     forgetting, kept = "General accuracy (forgetting)", "masked words predicted (%)"
     curves = [
