@@ -164,7 +164,7 @@ def test_options_that_contradict_groups_are_refused() -> None:
 
 def test_general_text_is_nobodys() -> None:
     config = PretrainConfig(corpus="x.jsonl", prepare=PREPARE, replay=ReplayConfig(corpus="wiki.txt"))
-    assert [config.prepare_for(part).group_field for part in config.parts] == [""]
+    assert [config.prepare_for(part).grouped_by for part in config.parts] == [""]
 
 
 def test_words_of_few_people_are_not_there(local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
