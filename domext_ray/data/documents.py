@@ -28,7 +28,7 @@ from domext_ray.data.files import (
     require_lines,
     require_utf8_text,
 )
-from domext_ray.data.groups import count_values, hash_group, may_say_whose
+from domext_ray.data.groups import count_values, describe_option, find_within, hash_group, may_say_whose
 from domext_ray.data.readers import TEXT_FIELD, is_text, read_lines, read_rows
 from domext_ray.data.sources import ReadTask
 from domext_ray.errors import CorpusError
@@ -205,6 +205,9 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
                 is_list = all(isinstance(each, str | list) for each in values)
                 add("null" if None in values else "list" if is_list else "not_text", number=number)
             else:
+                if prepare.grouped_by and group is None and (found := find_within(row.value, prepare.grouped_by)):
+                    place = describe_place(file, number, task.start)
+                    raise CorpusError(f"{place} has {found[-1]!r} within an object; {describe_option(found)}.")
                 if dropped.watched:
                     count_values(dropped.values, row.value, names, dropped.watched)
                 if file.kind == CSV:  # whose bytes that are no UTF-8 came as halves of surrogate pairs

@@ -154,6 +154,32 @@ def count_values(
                 _add(values, within + name, {_hash_name(text).hexdigest(): 1})
 
 
+def find_within(row: Mapping[str, Any], field: str, outer: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the names, from the outermost on, of a field within an object of a row; empty: there is no such field.
+
+    Args:
+        row: fields by name.
+        field: its own name, or all of them with dots between them.
+        outer: names of the objects around the row.
+    """
+    for name, value in row.items():
+        if outer and field in (name, ".".join((*outer, name))):
+            return (*outer, name)
+        if isinstance(value, dict) and (found := find_within(value, field, (*outer, name))):
+            return found
+    return ()
+
+
+def describe_option(names: Sequence[str]) -> str:
+    """Say what to give, and to do before, so that a field decides what is held out; `names`: from the outermost on."""
+    *outer, name = names
+    option = f"give --prepare.group_field {shlex.quote(name)}"
+    if not outer:
+        return option
+    program = shlex.quote(". + ." + ".".join(json.dumps(each, ensure_ascii=False) for each in outer))
+    return f"take {name!r} out of {'.'.join(outer)!r} (of JSONL: jq -c {program} FILE > NEW.jsonl) and {option}"
+
+
 def join_values(values: FieldValues, later: FieldValues) -> None:
     """Add what `count_values` counted elsewhere."""
     for path, found in later.items():
@@ -219,18 +245,6 @@ class _Counted:
         is_usual = self.num_values >= _FEW_VALUES and self.num_rows <= _MOST_ROWS * self.num_values
         return self.kind != "none" and is_usual and repeated >= _REPEATED_FRAC * sum(self.rows)
 
-    @property
-    def cure(self) -> str:
-        """What to do so that it decides what is held out."""
-        *outer, name = self.names
-        option = f"--prepare.group_field {shlex.quote(name)}"
-        if not outer:
-            return f"give {option}"
-        program = shlex.quote(". + ." + ".".join(json.dumps(each, ensure_ascii=False) for each in outer))
-        return (
-            f"take {name!r} out of {'.'.join(outer)!r} (of JSONL: jq -c {program} FILE > NEW.jsonl) and give {option}"
-        )
-
 
 def _list_counted(values: FieldValues) -> list[_Counted]:
     counted = list[_Counted]()
@@ -285,24 +299,24 @@ def tell_groups(
     if not fields:
         return
     found, no_groups = fields[0], f"{NO_GROUPS} if no rows belong together"
-    name = repr(".".join(found.names))
+    name, give = repr(".".join(found.names)), describe_option(found.names)
     has = f"{option} {spec!r} has {found.count(name)}"
-    both = f"rows of one {name} are on both sides of the held-out split"
     read = f"in {found.about}{found.num_rows:,} rows that were read"
+    both = f"rows of one {name} are on both sides of the held-out split"
     if is_general:
         note = f"{has} {read}, and general text is read as nobody's, so that {both}: text of people goes into "
         note += "--mixture.parts, without keep"
     elif given is not None:
         note = f"{has} and {given.count(repr(prepare.group_field))} {read}; if one {name} may have several "
-        note += f"{prepare.group_field!r}, {found.cure}: otherwise {both}"
+        note += f"{prepare.group_field!r}, {give}: otherwise {both}"
     elif learned and found.kind in PEOPLE:
         raise CorpusError(
             f"{has} {read}, and {learned} learns new words from them: a name that a single {name} has could become a "
-            f"word of the exported tokenizer; {found.cure}, or --prepare.group_field {no_groups}."
+            f"word of the exported tokenizer; {give}, or --prepare.group_field {no_groups}."
         )
     else:
         seems = "" if found.kind in PEOPLE else ", so that rows seem to belong together"
-        note = f"{has} {read}{seems}; {found.cure}, or {no_groups}: otherwise {both}, and the run's page may quote them"
+        note = f"{has} {read}{seems}; {give}, or {no_groups}: otherwise {both}, and the run's page may quote them"
     if (spec, name) not in _TOLD:
         _TOLD.add((spec, name))
         say(note)
