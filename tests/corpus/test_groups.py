@@ -213,8 +213,9 @@ def test_what_a_sample_does_not_show_is_told_before_anything_is_learned(
     local_ray: None, tokenizer_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two rows of a patient are in a stretch of the file that no sample has; and `none` changes no document."""
-    path, long = tmp_path / "x.jsonl", "a note of some length " * 50
-    write_rows(path, [{"patient_id": 70 if i == 71 else i, "text": f"{long}{i}"} for i in range(1500)])
+    path = tmp_path / "x.jsonl"
+    rows = [{"text": f"a note of some length, number {i}", "patient_id": i, "image": "0" * 1000} for i in range(1500)]
+    write_rows(path, [*rows[:71], {**rows[71], "patient_id": 70}, *rows[72:]])
     counted = check_corpus(str(path), PrepareConfig()).dropped.values
     assert {*counted["patient_id"].values()} == {1}
     tokenizer_json, prepare = load_tokenizer(tokenizer_dir).backend_tokenizer.to_str(), PrepareConfig(unknown="allow")
