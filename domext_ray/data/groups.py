@@ -119,6 +119,8 @@ def _find_kind(name: str) -> FieldKind:
 def may_say_whose(name: str, kind: pa.DataType | None, kinds: Collection[str]) -> bool:
     """Whether a column, or a field within it, is of some kinds (`FieldKind`) by its name and holds texts or numbers.
 
+    Of a file with types each column costs its reading, which may be of long texts: those of the kind "other" are left.
+
     Args:
         name: of the column.
         kind: its type; None: it holds texts.
@@ -126,9 +128,11 @@ def may_say_whose(name: str, kind: pa.DataType | None, kinds: Collection[str]) -
     """
     if kind is not None and pa.types.is_struct(kind):
         return any(may_say_whose(each.name, each.type, kinds) for each in kind)
-    kind = kind.value_type if kind is not None and pa.types.is_dictionary(kind) else kind
-    holds_names = kind is None or is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return holds_names and _find_kind(name) in kinds
+    found = _find_kind(name)
+    if kind is None or found not in kinds:
+        return found in kinds
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return found != "other" and (is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def count_values(

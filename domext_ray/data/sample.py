@@ -17,7 +17,7 @@ from domext_ray.data.documents import read_grouped, require_fields
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import LOCAL, PACKAGE_DOCS, SourceFile, find_files
 from domext_ray.data.folders import say
-from domext_ray.data.groups import ALL_KINDS, tell_groups
+from domext_ray.data.groups import ALL_KINDS, PEOPLE, tell_groups
 from domext_ray.data.package_docs import write_docs
 from domext_ray.data.sources import ReadTask, cut_tasks
 from domext_ray.data.tables import tell_forms
@@ -143,7 +143,7 @@ def read_sample(files: Sequence[SourceFile], prepare: PrepareConfig, *, to_end: 
     tasks, number = [*cut_tasks(read, replace(prepare, shard_bytes=size))], PLACES
     if any(each.scheme not in LOCAL for each in read) and not to_end:
         tasks, number = [replace(each, files=each.files[:1]) for each in tasks], REMOTE_PLACES
-    dropped = Dropped(watched=ALL_KINDS)
+    dropped = Dropped(watched=PEOPLE if to_end else ALL_KINDS)  # to the end the others would cost time
     places = [_read_place(each, prepare, dropped, size, to_end=to_end) for each in choose_evenly(tasks, number)]
     return Sample(files, places, dropped)
 
