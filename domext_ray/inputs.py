@@ -20,7 +20,7 @@ from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.corpus.shards import make_settings, prepare_corpus
 from domext_ray.corpus.unknown import check_sample, count_sample, describe_unknown, find_unknown
-from domext_ray.data.sample import Sample, check_corpus
+from domext_ray.data.sample import Sample, check_corpus, tell_owners
 from domext_ray.data.sources import require_files, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
@@ -32,7 +32,7 @@ from domext_ray.plan import (
     read_run_vocabulary,
     warn_of_rules,
 )
-from domext_ray.runs.run_directory import RunPaths, read_identity, resolve_paths
+from domext_ray.runs.run_directory import RUN, RunPaths, read_identity, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
 from domext_ray.training.losses import needs_teacher
@@ -58,9 +58,11 @@ def check_texts(config: PretrainConfig, base: Base | None) -> list[Sample | None
     """Read and return a sample of each of a run's texts, before Ray starts; None: the base is going to write it.
 
     Raises:
-        CorpusError: see `check_corpus`; or the run's tokenizer, as far as it is known, does not know the text.
+        CorpusError: see `check_corpus` and `tell_owners`; or the run's tokenizer, as far as it is known, does not know
+            the text.
     """
     samples, tokenizer = list[Sample | None](), _plan_tokenizer(config, base)
+    is_begun = (resolve_paths(config).run / RUN).exists()
     for part in config.texts:
         if part.is_written:
             samples.append(None)
@@ -68,6 +70,7 @@ def check_texts(config: PretrainConfig, base: Base | None) -> list[Sample | None
         try:
             prepare = config.prepare_for(part)
             samples.append(sample := check_corpus(part.corpus, prepare, to_end=config.dry_run))
+            tell_owners(sample, config, part, is_begun=is_begun)
             require_both_splits(part.corpus, sample, prepare)
             if tokenizer is not None:
                 settings = make_settings(tokenizer, prepare, config.train.seq_length)
@@ -203,6 +206,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     warn_of_rules(base)
     count_planned_words(config, base)  # words that are given are checked
     samples = [check_corpus(config.corpus, config.prepare)]
+    tell_owners(samples[0], config, config.texts[0])
     if config.dry_run:
         print(_describe_sources(config, base, samples, paths))
         return None

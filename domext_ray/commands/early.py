@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError
 from domext_ray.storage import Place, parse_json
+
+if TYPE_CHECKING:
+    from domext_ray.data.sample import Sample
 
 
 def check_early(config: PretrainConfig) -> None:
@@ -14,6 +18,7 @@ def check_early(config: PretrainConfig) -> None:
 
     A run that has begun is the job's to look at: one that has ended needs none of them.
     """
+    from domext_ray.data.sample import tell_owners
     from domext_ray.runs.run_directory import RUN, resolve_paths
 
     if (resolve_paths(config).run / RUN).exists():
@@ -21,8 +26,10 @@ def check_early(config: PretrainConfig) -> None:
     _check_gpu(config)
     _check_base(config)
     for text in config.texts:
-        if not text.is_written:
-            check_text(text.option.removeprefix("--"), text.corpus, config.prepare_for(text))
+        if text.is_written:
+            continue
+        if sample := check_text(text.option.removeprefix("--"), text.corpus, config.prepare_for(text)):
+            tell_owners(sample, config, text)
 
 
 def write_early(config: PretrainConfig) -> contextlib.AbstractContextManager[None]:
@@ -38,8 +45,8 @@ def write_early(config: PretrainConfig) -> contextlib.AbstractContextManager[Non
     return write_ahead(pin_entries(PACKAGE_DOCS, "", count_wanted(config)), paths.corpora)
 
 
-def check_text(option: str, spec: str, prepare: PrepareConfig | None = None) -> None:
-    """Refuse text that an option names; what is not on this machine the job itself looks for.
+def check_text(option: str, spec: str, prepare: PrepareConfig | None = None) -> Sample | None:
+    """Refuse text that an option names, and return its sample; what is not on this machine the job itself looks for.
 
     Args:
         option: its name.
@@ -52,11 +59,12 @@ def check_text(option: str, spec: str, prepare: PrepareConfig | None = None) -> 
     try:
         check_addresses(spec)
         if "://" not in spec and prepare is not None:
-            check_corpus(spec, prepare)
-        elif "://" not in spec:
+            return check_corpus(spec, prepare)
+        if "://" not in spec:
             find_files(spec, by_names=False)
     except CorpusError as error:
         raise CorpusError(str(error).replace("--corpus", f"--{option}")) from error
+    return None
 
 
 def _check_gpu(config: PretrainConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from fractions import Fraction
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -13,6 +13,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import DOMAIN, GENERAL, NO_TEXT, SELF, MixtureConfig, TextPart, list_shares
 from domext_ray.config.vectors import VectorOptions
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, name_options
+from domext_ray.options.build import identity_of
 from domext_ray.options.declare import (
     DIFFERENT,
     Cadence,
@@ -45,6 +46,8 @@ CARD_TOKENS = 32_768
 """Tokens of a forward pass on a GPU, at most, where nothing else is asked."""
 MOST_HELD_OUT = 0.5
 """The share of documents that is held out is below this."""
+NO_GROUPS = "none"
+"""What --prepare.group_field says of rows that do not belong together; empty: nothing is said of them."""
 
 
 @option_group
@@ -70,7 +73,8 @@ class PrepareConfig:
     held_out_frac: Annotated[float, Field(gt=0.0, lt=MOST_HELD_OUT)] = 0.02  # share of documents kept for evaluation
     # single documents, blocks of neighbours, files or groups; auto: blocks of text lines
     held_out_by: Literal["auto", "document", "block", "file", "group"] = free("auto")
-    # field that says whose a row is, such as patient_id: held out by it, and no report quotes text
+    # field that says whose a row is, such as patient_id: held out by it, and no report quotes text; none: no rows
+    # belong together
     group_field: str = ""
     min_document_chars: PositiveInt = 20  # shorter documents are dropped and counted
     max_document_chars: PositiveInt = 1_000_000  # longer documents are cut into documents of this many characters
@@ -95,13 +99,18 @@ class PrepareConfig:
         is_pair = len(self.pair) == len({*self.pair} - {""}) == 2
         require(not self.pair or is_pair, "pair", self.pair, "two fields with a comma between them, such as title,body")
         by = "--prepare.group_field, the field that says whose a row is"
-        require(self.held_out_by != "group" or bool(self.group_field), "held_out_by", "group", f"given with {by}")
-        is_by_group = not self.group_field or self.held_out_by in ("auto", "group")
+        require(self.held_out_by != "group" or bool(self.grouped_by), "held_out_by", "group", f"given with {by}")
+        is_by_group = not self.grouped_by or self.held_out_by in ("auto", "group")
         require(is_by_group, "held_out_by", self.held_out_by, "auto or group with --prepare.group_field")
-        is_other = self.group_field not in self.text_fields
+        is_other = self.grouped_by not in self.text_fields
         require(is_other, "group_field", self.group_field, f"another field than {self.fields_option}")
         rule = "left out with --prepare.pair, which names both fields"
         require(not self.pair or self.field == "text", "field", self.field, rule)
+
+    @property
+    def grouped_by(self) -> str:
+        """The field that says whose a row is; empty: rows do not belong together, or nobody has said that they do."""
+        return "" if self.group_field == NO_GROUPS else self.group_field
 
     @property
     def text_fields(self) -> tuple[str, ...]:
@@ -116,6 +125,11 @@ class PrepareConfig:
     def describe_length(self, seq_length: int) -> str:
         """Say how long rows are, as it follows "rows of"."""
         return f"{'two texts of ' if self.pair else ''}{seq_length} tokens at most"
+
+
+def identify_documents(prepare: PrepareConfig) -> dict[str, Any]:
+    """Return the identity of what decides a text's documents: without groups they are the same, said or not."""
+    return identity_of(replace(prepare, group_field=prepare.grouped_by))
 
 
 @option_group
@@ -171,6 +185,11 @@ class VocabConfig:
         """Whether a base gets new words."""
         return bool(self.size or self.words)
 
+    @property
+    def learned_by(self) -> str:
+        """The option by which words are learned on --corpus, for sentences; empty: none are."""
+        return f"--vocab.size {self.size}" if self.size else ""
+
 
 MIN_GROUPS = 20
 """Groups that must have a new word where nothing else is asked: silence would let a name become a word."""
@@ -178,7 +197,7 @@ MIN_GROUPS = 20
 
 def resolve_min_groups(prepare: PrepareConfig, vocab: VocabConfig) -> int:
     """Return how many groups must have a new word; 0: rows have no groups."""
-    return (vocab.min_groups or MIN_GROUPS) if prepare.group_field else 0
+    return (vocab.min_groups or MIN_GROUPS) if prepare.grouped_by else 0
 
 
 Width = Count
@@ -451,7 +470,7 @@ class PretrainConfig:
             "none when --base is none, for there is no base to keep",
         )
         rule = "left out without --prepare.group_field, the field that says whose a row is"
-        is_asked = self.vocab.min_groups > 0 and not self.prepare.group_field
+        is_asked = self.vocab.min_groups > 0 and not self.prepare.grouped_by
         require(not is_asked, "vocab.min_groups", self.vocab.min_groups, rule)
         self._check_distillation()
         self._check_packed()
@@ -559,8 +578,10 @@ class PretrainConfig:
 
     def prepare_for(self, part: TextPart) -> PrepareConfig:
         """Return how a text becomes rows: general text is nobody's, so its rows have no groups."""
-        is_grouped = bool(self.prepare.group_field) and part.keep
-        return replace(self.prepare, group_field="", held_out_by="auto") if is_grouped else self.prepare
+        if not part.keep:
+            return self.prepare
+        held_out_by = "auto" if self.prepare.grouped_by else self.prepare.held_out_by
+        return replace(self.prepare, group_field=NO_GROUPS, held_out_by=held_out_by)
 
     @property
     def part_shares(self) -> list[tuple[Fraction, tuple[Fraction, ...]]]:

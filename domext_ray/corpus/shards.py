@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.config.pretrain import PrepareConfig, identify_documents
 from domext_ray.corpus.index import DocumentIndex
 from domext_ray.corpus.manifest import (
     FORMAT_VERSION,
@@ -50,11 +50,11 @@ from domext_ray.corpus.rows import NO_TOKEN, RowSettings, TokenCounts, count_han
 from domext_ray.corpus.unknown import require_known, warn_of_unknown
 from domext_ray.data.documents import read_documents, read_grouped
 from domext_ray.data.dropped import Dropped
+from domext_ray.data.groups import PEOPLE, tell_groups
 from domext_ray.data.ray_tasks import run_read_tasks
 from domext_ray.data.sources import SOURCES, ReadTask, Sources, resolve_sources, write_files
 from domext_ray.data.split import describe_split, resolve_held_out_by
 from domext_ray.errors import AccessError, CorpusError
-from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.records import Records
 from domext_ray.storage import Place, Where, hash_file, hash_values, new_file, parse_json, write_json
@@ -166,7 +166,7 @@ def identify_corpus(
     return {
         "format": FORMAT_VERSION,
         "content": sources.fingerprint,
-        "prepare": identity_of(prepare),
+        "prepare": identify_documents(prepare),
         "held_out_by": resolve_held_out_by(sources.files, prepare),
         "tokenizer": fingerprint_tokenizer(tokenizer),
         "seq_length": seq_length,
@@ -238,6 +238,7 @@ def _write_documents(
     dropped = lost.counts
     dropped["duplicate"] = num_dropped
     lost.require_text(sources.spec, num_documents, prepare)
+    tell_groups(lost.values, sources.spec, prepare)
     reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
     if not num_documents:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
@@ -295,7 +296,7 @@ def require_divided(spec: str, index: DocumentIndex, prepare: PrepareConfig) -> 
         CorpusError: saying what to change.
     """
     _, *num_of_splits = index.count()
-    if prepare.group_field:
+    if prepare.grouped_by:
         index.require_held_out_group(prepare)
     _require_both_splits(spec, sum(num_of_splits), num_of_splits)
 
@@ -334,7 +335,7 @@ def _hash_pass(
 
 
 def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes) -> dict[str, Any]:
-    dropped = Dropped()
+    dropped = Dropped(watched=() if prepare.group_field else PEOPLE)
     hashes, groups = bytearray(), bytearray()
     counts = []
     num_chars = num_han = 0

@@ -138,7 +138,7 @@ def _find_share(counts: Mapping[str, Any]) -> float:
 
 
 def _list_words(counts: Mapping[str, Any], prepare: PrepareConfig) -> list[str]:
-    return [] if prepare.group_field else list(counts["words"])[:3]
+    return [] if prepare.grouped_by else list(counts["words"])[:3]
 
 
 def _describe_share(spec: str, counts: Mapping[str, Any], prepare: PrepareConfig, part: str = "") -> str:
@@ -160,7 +160,7 @@ def _advise(counts: Mapping[str, Any], settings: RowSettings, prepare: PrepareCo
     word, in_small = next(iter(counts["words"])), TokenCounts()
     deque(tokenize_sentences([word.lower()], settings, in_small), maxlen=0)
     if word != word.lower() and not in_small.num_unknown:
-        known = "in small letters it is known" if prepare.group_field else f"{word.lower()!r} is known"
+        known = "in small letters it is known" if prepare.grouped_by else f"{word.lower()!r} is known"
         return (
             f'{known}, so write "do_lower_case": true into the tokenizer_config.json of the --base if '
             "it was made for small letters"

@@ -28,7 +28,7 @@ from domext_ray.data.files import (
     require_lines,
     require_utf8_text,
 )
-from domext_ray.data.groups import hash_group
+from domext_ray.data.groups import count_values, describe_option, find_within, hash_group, may_say_whose
 from domext_ray.data.readers import TEXT_FIELD, is_text, read_lines, read_rows
 from domext_ray.data.sources import ReadTask
 from domext_ray.errors import CorpusError
@@ -57,11 +57,11 @@ def read_grouped(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> It
     Args:
         task: what to read.
         prepare: what a document is, and its bounds.
-        dropped: counts what is left out.
+        dropped: counts what is left out, and values of the fields that it watches.
 
     Yields:
         Documents without a line break; with `prepare.pair` two texts, `PAIR_SEPARATOR` between them, neither empty. The
-        hash, 8 bytes, is of the group's name, whatever file it is in; without `prepare.group_field` there is none.
+        hash, 8 bytes, is of the group's name, whatever file it is in; without `prepare.grouped_by` there is none.
 
     Raises:
         CorpusError: a file that is damaged, has vanished, lacks the column, or is not what its name says; or a row
@@ -80,9 +80,9 @@ def read_grouped(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> It
                 dropped.add(nothing, file, number, start=task.start)
                 continue
             group = b""
-            if prepare.group_field:
+            if prepare.grouped_by:
                 place = describe_place(file, number, task.start)
-                group = hash_group(name, place, prepare.group_field, _GROUP_OPTION)
+                group = hash_group(name, place, prepare.grouped_by, _GROUP_OPTION)
             for document in _cut(texts, prepare):
                 if len(document) < prepare.min_document_chars:
                     dropped.add("too_short", file, number, start=task.start)
@@ -106,7 +106,7 @@ def _cut(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:
 
 def require_fields(file: SourceFile, prepare: PrepareConfig) -> None:
     """Refuse plain text where fields beside the text are asked for."""
-    for option, fields in (("pair", ",".join(prepare.pair)), ("group_field", prepare.group_field)):
+    for option, fields in (("pair", ",".join(prepare.pair)), ("group_field", prepare.grouped_by)):
         if fields and file.kind in (TEXT, PACKAGE_DOCS):
             raise CorpusError(
                 f"{file.path} is plain text, without fields for --prepare.{option} {fields!r}; give JSONL, CSV or "
@@ -179,13 +179,14 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
     add = partial(dropped.add, file=file, start=task.start)
     for row in read_rows(
         file,
-        (*names, prepare.group_field),
+        (*names, prepare.grouped_by),
         partial(_require_columns, file, prepare),
         start=task.start,
         end=task.end,
         max_bytes=_MAX_CELL_CHARS if file.kind == CSV else _longest_line(prepare),
         only_texts=True,
         forms=dropped.forms,
+        also=partial(may_say_whose, kinds=dropped.watched),
     ):
         number = row.number
         if row.reason == "no_object":
@@ -195,7 +196,7 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
             add(row.reason, number=number, note=note)
         elif row.value is not None:
             values = tuple(row.value[name] for name in names if name in row.value)
-            group = row.value.get(prepare.group_field)
+            group = row.value.get(prepare.grouped_by)
             if len(values) < len(names):
                 inner = (each for each in row.value.values() if isinstance(each, dict))
                 is_nested = any(all(name in row.value or name in each for name in names) for each in inner)
@@ -203,9 +204,14 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
             elif not all(isinstance(each, str) for each in values):
                 is_list = all(isinstance(each, str | list) for each in values)
                 add("null" if None in values else "list" if is_list else "not_text", number=number)
-            elif file.kind == CSV:  # whose bytes that are no UTF-8 came as halves of surrogate pairs
-                yield number, tuple(e if e.isascii() else e.encode("utf-8", "surrogateescape") for e in values), group
             else:
+                if prepare.grouped_by and group is None and (found := find_within(row.value, prepare.grouped_by)):
+                    place = describe_place(file, number, task.start)
+                    raise CorpusError(f"{place} has {found[-1]!r} within an object; {describe_option(found)}.")
+                if dropped.watched:
+                    count_values(dropped.values, row.value, names, dropped.watched)
+                if file.kind == CSV:  # whose bytes that are no UTF-8 came as halves of surrogate pairs
+                    values = tuple(e if e.isascii() else e.encode("utf-8", "surrogateescape") for e in values)
                 yield number, values, group
 
 
@@ -220,7 +226,7 @@ def _require_columns(file: SourceFile, prepare: PrepareConfig, names: Sequence[s
     if not names:
         raise csv.Error("Empty CSV file")
     columns = [(each, prepare.fields_option) for each in prepare.text_fields]
-    for column, option in [*columns, *([(prepare.group_field, _GROUP_OPTION)] if prepare.group_field else [])]:
+    for column, option in [*columns, *([(prepare.grouped_by, _GROUP_OPTION)] if prepare.grouped_by else [])]:
         if names.count(column) != 1:
             fault = f"{names.count(column)} columns" if column in names else "no column"
             hint = "" if schema is not None else _hint_at_separator(file, prepare, names)

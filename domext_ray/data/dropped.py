@@ -12,12 +12,13 @@ import math
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data.files import JSONL, PACKAGE_DOCS, RECODE, TEXT, SourceFile
+from domext_ray.data.groups import FieldValues, join_values
 from domext_ray.data.json_forms import COLUMNS
 from domext_ray.data.tables import Forms, tell_forms
 from domext_ray.errors import CorpusError
@@ -72,11 +73,21 @@ def describe_place(file: SourceFile, number: int, start: int = 0, note: str = ""
 
 @dataclass
 class Dropped:
-    """Counts what is left out, by reason, and keeps the first place of each, in words."""
+    """Counts what is left out, by reason, and keeps the first place of each, in words; and what a reading shows beside.
+
+    Args:
+        counts: by reason.
+        places: by reason.
+        forms: see `tables.tell_forms`.
+        watched: kinds of fields whose values are counted.
+        values: of these; see `groups.tell_groups`.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     places: dict[str, str] = field(default_factory=dict)
     forms: Forms = field(default_factory=dict)
+    watched: Sequence[str] = ()
+    values: FieldValues = field(default_factory=dict)
 
     def add(self, reason: str, file: SourceFile, number: int, note: str = "", start: int = 0) -> None:
         """Count one, by a reason of the tables above or `BLANK`; where it is, see `describe_place`."""
@@ -90,6 +101,7 @@ class Dropped:
         self.places = {**later["places"], **self.places}
         for form, (number, place) in later.get("forms", {}).items():  # 0.1.0 had none
             self.forms.setdefault(form, [0, place])[0] += number
+        join_values(self.values, later.get("values", {}))
 
     @property
     def num_not_text(self) -> int:

@@ -61,6 +61,8 @@ class Row(NamedTuple):
 
 CheckColumns: TypeAlias = Callable[[Sequence[str], pa.Schema | None], None]
 """Is told a table's columns, with their types where it has any, before its rows are read; raises what it refuses."""
+WantsColumn: TypeAlias = Callable[[str, pa.DataType | None], bool]
+"""Says whether a column is read, by its name, and its type where it has one."""
 
 
 def read_rows(
@@ -73,6 +75,7 @@ def read_rows(
     max_bytes: int,
     only_texts: bool = False,
     forms: Forms | None = None,
+    also: WantsColumn = lambda name, kind: False,
 ) -> Iterator[Row]:
     """Yield the rows of a file.
 
@@ -86,13 +89,14 @@ def read_rows(
         only_texts: nothing but texts and names is wanted of JSON: numbers may have thousands of digits, of which the
             first are read, and half a surrogate pair may be encoded as UTF-8 encodes it.
         forms: is told what `tables.tell_forms` tells.
+        also: says which further columns of a table are read; what is wrong with a value of theirs is no fault of a row.
 
     Raises:
         CorpusError: the file is no text, is damaged, has vanished, or has another layout; or `check` refuses.
     """
     with name_unreadable(file):
         if file.kind in (PARQUET, ARROW):
-            yield from read_columns(file, fields, check, start, end)
+            yield from read_columns(file, fields, check, start, end, also)
         else:
             with open_stream(file) as stream:
                 head = b"" if start else require_utf8_text(file, stream)
@@ -101,7 +105,7 @@ def read_rows(
                 if file.kind == JSONL and head:
                     require_json_lines(file.path, head, fields, field=next(iter(fields), TEXT_FIELD))
                 if file.kind == CSV:
-                    yield from _read_table(file, stream, fields, check, max_bytes, {} if forms is None else forms)
+                    yield from _read_table(file, stream, fields, check, max_bytes, {} if forms is None else forms, also)
                 elif file.kind in (JSONL, PACKAGE_DOCS):
                     yield from read_objects(stream, start, end, max_bytes, only_texts)
                 else:
@@ -206,7 +210,13 @@ def _name_byte(error: UnicodeDecodeError) -> tuple[str, str]:
 
 
 def _read_table(
-    file: SourceFile, stream: IO[bytes], fields: Sequence[str], check: CheckColumns, max_cell: int, forms: Forms
+    file: SourceFile,
+    stream: IO[bytes],
+    fields: Sequence[str],
+    check: CheckColumns,
+    max_cell: int,
+    forms: Forms,
+    also: WantsColumn,
 ) -> Iterator[Row]:
     """Yield the rows below a header, whose names are without the spaces around them where that tells them apart."""
     rows = read_cells(stream, file.path, is_tsv=file.suffix == ".tsv", max_cell=max_cell, forms=forms)
@@ -214,7 +224,7 @@ def _read_table(
     stripped = [each.strip() for each in names]
     names = stripped if len({*stripped}) == len({*names}) else names
     check([each.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for each in names], None)
-    places = {name: i for i, name in enumerate(names) if name in fields}
+    places = {name: i for i, name in enumerate(names) if name in fields or also(name, None)}
     for number, (_, cells, fault) in enumerate(rows, 1):
         if fault:
             yield Row(number, None, "bad_quote", fault)
@@ -228,7 +238,12 @@ def _read_table(
 
 
 def read_columns(
-    file: SourceFile, fields: Sequence[str] | None, check: CheckColumns, start: int = 0, end: int = -1
+    file: SourceFile,
+    fields: Sequence[str] | None,
+    check: CheckColumns,
+    start: int = 0,
+    end: int = -1,
+    also: WantsColumn = lambda name, kind: False,
 ) -> Iterator[Row]:
     """Yield the rows of a Parquet or Arrow file; arguments as of `read_rows`, without fields all columns are read."""
     with open_file(file) as source:
@@ -238,7 +253,10 @@ def read_columns(
         else:
             batches, schema = _open_arrow(source)
         check(schema.names, schema)
-        wanted = [each for each in schema.names if fields is None or each in fields]
+        own = [each for each in schema.names if fields is None or each in fields]
+        wanted = [
+            name for name, kind in zip(schema.names, schema.types, strict=True) if name in own or also(name, kind)
+        ]
         if file.kind == PARQUET:
             groups = [i for i, first in enumerate(_list_groups(parquet)) if start <= first and not 0 <= end <= first]
             batches = parquet.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=wanted)
@@ -248,7 +266,7 @@ def read_columns(
             for i in range(batch.num_rows):
                 number += 1
                 values = {name: column[i] for name, column in columns.items()}
-                bad = [each for each in values.values() if type(each) is UnicodeDecodeError]
+                bad = [values[name] for name in own if type(values[name]) is UnicodeDecodeError]
                 yield Row(number, values, *_name_byte(bad[0])) if bad else Row(number, values)
 
 

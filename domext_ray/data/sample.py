@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.config.mixture import DOMAIN, TextPart
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.data.documents import read_grouped, require_fields
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import LOCAL, PACKAGE_DOCS, SourceFile, find_files
 from domext_ray.data.folders import say
+from domext_ray.data.groups import ALL_KINDS, PEOPLE, tell_groups
 from domext_ray.data.package_docs import write_docs
 from domext_ray.data.sources import ReadTask, cut_tasks
 from domext_ray.data.tables import tell_forms
@@ -116,6 +118,23 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     return sample
 
 
+def tell_owners(sample: Sample, config: PretrainConfig, part: TextPart, *, is_begun: bool = False) -> None:
+    """Tell which field of a run's text seems to say whose a row is, where no option does: see `tell_groups`.
+
+    Args:
+        sample: of the text.
+        config: the run.
+        part: the text.
+        is_begun: the run has its words already.
+
+    Raises:
+        CorpusError: new words would be learned on it.
+    """
+    learned = config.vocab.learned_by if part.name == DOMAIN and not is_begun else ""
+    values, prepare = sample.dropped.values, config.prepare
+    tell_groups(values, part.corpus, prepare, option=part.option, learned=learned, is_general=part.keep)
+
+
 def read_sample(files: Sequence[SourceFile], prepare: PrepareConfig, *, to_end: bool = False) -> Sample:
     """Read documents at some places of a corpus; arguments as of `check_corpus`."""
     size, read = PLACE_BYTES, files
@@ -124,7 +143,7 @@ def read_sample(files: Sequence[SourceFile], prepare: PrepareConfig, *, to_end: 
     tasks, number = [*cut_tasks(read, replace(prepare, shard_bytes=size))], PLACES
     if any(each.scheme not in LOCAL for each in read) and not to_end:
         tasks, number = [replace(each, files=each.files[:1]) for each in tasks], REMOTE_PLACES
-    dropped = Dropped()
+    dropped = Dropped(watched=PEOPLE if to_end else ALL_KINDS)  # to the end the others would cost time
     places = [_read_place(each, prepare, dropped, size, to_end=to_end) for each in choose_evenly(tasks, number)]
     return Sample(files, places, dropped)
 

@@ -31,7 +31,7 @@ def resolve_held_out_by(
     files: Sequence[SourceFile], prepare: PrepareConfig
 ) -> Literal["document", "block", "file", "group"]:
     """Return what is held out, "auto" resolved."""
-    if prepare.group_field:
+    if prepare.grouped_by:
         return "group"
     if prepare.held_out_by != "auto":
         return prepare.held_out_by
@@ -41,8 +41,8 @@ def resolve_held_out_by(
 
 def describe_split(files: Sequence[SourceFile], prepare: PrepareConfig, held_out_by: str) -> str:
     """Return a sentence on what is held out where neighbouring documents may be of one text; else nothing."""
-    if prepare.group_field:
-        return f"held out: all rows of some {prepare.group_field!r}, each by a hash of it alone"
+    if prepare.grouped_by:
+        return f"held out: all rows of some {prepare.grouped_by!r}, each by a hash of it alone"
     noun = {"line": "lines", "blank_line": "paragraphs between blank lines"}.get(prepare.document)
     if noun is None or not any(file.kind == TEXT for file in files):
         return ""
@@ -113,7 +113,7 @@ def require_held_out_group(groups: Iterable[np.ndarray], prepare: PrepareConfig)
     advice = f"give {needed:g} or more" if needed < MOST_HELD_OUT else "give rows of more groups"
     raise CorpusError(
         f"--prepare.held_out_frac is {prepare.held_out_frac:g}, and the hash of none of the "
-        f"{len(different):,} different {prepare.group_field!r} falls into that share, so none is held out; {advice}."
+        f"{len(different):,} different {prepare.grouped_by!r} falls into that share, so none is held out; {advice}."
     )
 
 

@@ -111,7 +111,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
     after = "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
     num_words, words = _list_words(run_dir)
     preset, changed = _list_changed(config, origin)
-    private = f"No text is shown: its rows say whose they are (--prepare.group_field {config.prepare.group_field}), and"
+    private = f"No text is shown: its rows say whose they are (--prepare.group_field {config.prepare.grouped_by}), and"
     write_curves(run_dir / "curves.png", records)
     page = render_page(
         "run.html",
@@ -124,7 +124,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
         parts=list_parts(summary),
         curves=list_curves(records),
         examples=examples,
-        excuse=f"{private} pages are passed on." if config.prepare.group_field else "",
+        excuse=f"{private} pages are passed on." if config.prepare.grouped_by else "",
         num_words=f"{num_words:,}",
         words=words,
         facts=list_facts(config, origin, records, asdict(router) if router else None),

@@ -83,6 +83,8 @@ def run_study(config: StudyConfig) -> Path:
     base = load_run_base(strictest)
     assert base is not None, "StudyConfig refuses none"
     _check_inputs(config, strictest, base, paths)
+    if longest.vocab.size:  # a method learns words, which not every text allows
+        check_texts(longest, base)
     arms, left_out = plan_arms(config, presets, base)
     texts = _find_texts(config, strictest, paths)
     identity = _describe_identity(config, presets, base.sha256, strictest, texts, paths)

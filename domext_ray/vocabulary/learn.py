@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.pretrain import PrepareConfig, VocabConfig, resolve_min_groups
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
-from domext_ray.options.build import identity_of
 from domext_ray.storage import Where
 from domext_ray.vocabulary.extension import (
     RECORD_FILE,
@@ -47,13 +46,13 @@ def learn_extension(
 
     Raises:
         CorpusError: the size has no room for the words that must be in or for the alphabet, or the corpus has nothing
-            new.
+            new, or nothing is said of its groups (`tell_groups`).
     """
     given = read_given(vocab, known)
     sources, min_groups = resolve_sources(spec, prepare, cache_dir), resolve_min_groups(prepare, vocab)
     made_from = {
         "content": sources.fingerprint,
-        "prepare": identity_of(prepare),
+        "prepare": identify_documents(prepare),
         "size": vocab.size,
         "min_frequency": vocab.min_frequency,
         "min_groups": min_groups,
@@ -64,7 +63,8 @@ def learn_extension(
     if made:
         return made
     tokenizer_json = known.tokenizer.backend_tokenizer.to_str()
-    with keep_counts(sources, prepare, tokenizer_json, cache_dir, min_groups) as counts:
+    learned = vocab.learned_by
+    with keep_counts(sources, prepare, tokenizer_json, cache_dir, min_groups, learned=learned) as counts:
         words, statistics = _choose_words(spec, vocab, counts, known, given)
         return save_extension(folder, known, words, made_from, statistics)
 

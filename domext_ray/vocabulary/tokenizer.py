@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from domext_ray.config.pretrain import PrepareConfig, VocabConfig, resolve_min_groups
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.data.documents import read_grouped
 from domext_ray.data.dropped import Dropped
+from domext_ray.data.groups import PEOPLE, tell_groups
 from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import CorpusError, find_storage_error
-from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, Where, parse_json, require_readable, write_json
 from domext_ray.vocabulary.family import Groups, add_groups
@@ -237,7 +237,8 @@ def learn_wordpiece(
         The folder.
 
     Raises:
-        CorpusError: the size leaves no room beside the alphabet, or the corpus changed meanwhile.
+        CorpusError: the size leaves no room beside the alphabet, or the corpus changed meanwhile, or nothing is said of
+            its groups (`tell_groups`).
     """
     from transformers import BertTokenizer
 
@@ -246,7 +247,7 @@ def learn_wordpiece(
         "content": sources.fingerprint,
         "size": vocab.size,
         "lowercase": vocab.lowercase,
-        "prepare": identity_of(prepare),
+        "prepare": identify_documents(prepare),
         "min_groups": resolve_min_groups(prepare, vocab),
         "model_max_length": model_max_length,
     }
@@ -257,7 +258,7 @@ def learn_wordpiece(
     wordpiece.normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
     wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     documents = _choose_documents(sources, prepare, vocab, wordpiece)
-    alphabet = _choose_alphabet(sources, documents(), vocab)
+    alphabet = _choose_alphabet(sources, documents(Dropped()), vocab)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab.size,
         special_tokens=[*SPECIAL_TOKENS, *_list_continuations(wordpiece, alphabet)],
@@ -265,7 +266,9 @@ def learn_wordpiece(
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    wordpiece.train_from_iterator(documents(), trainer)
+    dropped = Dropped(watched=() if prepare.group_field else PEOPLE)
+    wordpiece.train_from_iterator(documents(dropped), trainer)
+    tell_groups(dropped.values, spec, prepare, learned=vocab.learned_by)
     sources.require_unchanged()
     tokenizer = BertTokenizer(
         vocab=wordpiece.get_vocab(), do_lower_case=vocab.lowercase, model_max_length=model_max_length
@@ -286,11 +289,11 @@ def _is_learned_from(path: Path, record: dict[str, Any]) -> bool:
 
 def _choose_documents(
     sources: Sources, prepare: PrepareConfig, vocab: VocabConfig, wordpiece: Tokenizer
-) -> Callable[[], Iterator[str]]:
+) -> Callable[[Dropped], Iterator[str]]:
     """Return what reads the documents; where rows have groups, only their words that enough of these have."""
     enough = resolve_min_groups(prepare, vocab)
     if not enough:
-        return lambda: (document for document, _ in _sample_documents(sources, prepare))
+        return lambda dropped: (document for document, _ in _sample_documents(sources, prepare, dropped))
 
     @functools.lru_cache(MAX_CACHED_CHUNKS)
     def split(chunk: str) -> tuple[str, ...]:
@@ -298,23 +301,23 @@ def _choose_documents(
         return tuple(word for word, _ in wordpiece.pre_tokenizer.pre_tokenize_str(text))
 
     groups: Groups = {}
-    for document, group in _sample_documents(sources, prepare):
+    for document, group in _sample_documents(sources, prepare, Dropped()):
         for word in {word for chunk in set(document.split(" ")) for word in split(chunk)}:
             add_groups(groups, word, (int.from_bytes(group, "big"),), enough)
     common = {word for word, found in groups.items() if len(found) >= enough}
 
-    def read() -> Iterator[str]:
-        for document, _ in _sample_documents(sources, prepare):
+    def read(dropped: Dropped) -> Iterator[str]:
+        for document, _ in _sample_documents(sources, prepare, dropped):
             yield " ".join(word for chunk in document.split(" ") for word in split(chunk) if word in common)
 
     return read
 
 
-def _sample_documents(sources: Sources, prepare: PrepareConfig) -> Iterator[tuple[str, bytes]]:
+def _sample_documents(sources: Sources, prepare: PrepareConfig, dropped: Dropped) -> Iterator[tuple[str, bytes]]:
     stride = max(1, -(-sources.num_bytes // SAMPLE_BYTES))
     read = 0
     for task in sources.tasks[::stride]:
-        for document, group in read_grouped(task, prepare, Dropped()):
+        for document, group in read_grouped(task, prepare, dropped):
             yield document, group
             read += len(document.encode())
             if read > SAMPLE_BYTES:

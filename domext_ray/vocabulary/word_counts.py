@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.config.pretrain import PrepareConfig, identify_documents
 from domext_ray.data.documents import read_grouped
 from domext_ray.data.dropped import Dropped
+from domext_ray.data.groups import PEOPLE, tell_groups
 from domext_ray.data.ray_tasks import run_read_tasks
 from domext_ray.data.sources import ReadTask, Sources
 from domext_ray.errors import CorpusError
-from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.records import Records
 from domext_ray.storage import Place, Where
@@ -45,7 +45,13 @@ MAX_WORDS = 2_000_000
 
 @contextlib.contextmanager
 def keep_counts(
-    sources: Sources, prepare: PrepareConfig, tokenizer_json: str, cache_dir: Where, min_groups: int = 0
+    sources: Sources,
+    prepare: PrepareConfig,
+    tokenizer_json: str,
+    cache_dir: Where,
+    min_groups: int = 0,
+    *,
+    learned: str = "",
 ) -> Iterator[WordCounts]:
     """Count the words of a corpus, and keep the finished counts for a second start until what they are for is done.
 
@@ -57,23 +63,25 @@ def keep_counts(
         tokenizer_json: the base's fast tokenizer, serialised.
         cache_dir: where the counts of finished tasks are kept.
         min_groups: words of fewer groups are left out as if they were not there; 0: groups are not counted.
+        learned: the option by which new words are chosen of them; empty: none are.
 
     Raises:
-        CorpusError: the corpus has no word, or too many rows without text, or changed meanwhile.
+        CorpusError: the corpus has no word, or too many rows without text, or changed meanwhile; or new words would be
+            those of single people (`tell_groups`).
     """
     splitter_json = tokenizer_family(tokenizer_json).rules_json
-    identity = [sources.fingerprint, identity_of(prepare), splitter_json, min_groups]
+    identity = [sources.fingerprint, identify_documents(prepare), splitter_json, min_groups]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = Place(cache_dir) / f"words-{key[:16]}"
     with lock_work(folder, f"counting the words of --corpus {sources.spec!r}") as work:
-        counts = _count_words(sources, prepare, splitter_json, Records(work / "parts", key), min_groups)
+        counts = _count_words(sources, prepare, splitter_json, Records(work / "parts", key), min_groups, learned)
         sources.require_unchanged()  # else the counts go: the text may be put back as it was
         yield counts
         work.delete()
 
 
 def _count_words(
-    sources: Sources, prepare: PrepareConfig, splitter_json: str, kept: Records, min_groups: int
+    sources: Sources, prepare: PrepareConfig, splitter_json: str, kept: Records, min_groups: int, learned: str
 ) -> WordCounts:
     totals: Counter[str] = Counter()
     groups: Groups = {}
@@ -93,6 +101,7 @@ def _count_words(
         forget_missing(groups, totals)
         seconds += result["seconds"]
     dropped.tell(sources.spec, sums["documents"], prepare, is_new=False)
+    tell_groups(dropped.values, sources.spec, prepare, learned=learned)
     if not totals:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable word; give text.")
     megabytes = sums["text_bytes"] / 1e6
@@ -120,7 +129,7 @@ def _leave_rare_out(
     totals: Counter[str], groups: Groups, sums: Counter[str], sources: Sources, prepare: PrepareConfig, min_groups: int
 ) -> None:
     """Leave out the words of too few groups, and say so."""
-    rule = f"that fewer than {min_groups} different {prepare.group_field!r} have"
+    rule = f"that fewer than {min_groups} different {prepare.grouped_by!r} have"
     rare = [word for word in totals if len(groups[word]) < min_groups]
     dropped = sum(totals.pop(word) for word in rare)
     sums["forgotten"] += dropped
@@ -146,7 +155,7 @@ def _count_task(
     chunk_groups: Groups = {}
     groups: Groups = {}
     sums: Counter[str] = Counter()
-    dropped = Dropped()
+    dropped = Dropped(watched=() if prepare.group_field else PEOPLE)
 
     def add_chunks() -> None:
         for chunk, own in chunk_groups.items():

@@ -164,7 +164,7 @@ def test_options_that_contradict_groups_are_refused() -> None:
 
 def test_general_text_is_nobodys() -> None:
     config = PretrainConfig(corpus="x.jsonl", prepare=PREPARE, replay=ReplayConfig(corpus="wiki.txt"))
-    assert [config.prepare_for(part).group_field for part in config.parts] == [""]
+    assert [config.prepare_for(part).grouped_by for part in config.parts] == [""]
 
 
 def test_words_of_few_people_are_not_there(local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
@@ -207,3 +207,35 @@ def test_a_dry_run_divides_its_sample_by_group(notes: Path) -> None:
     assert 0 < found.num_held_out < found.num_train
     none = replace(PREPARE, held_out_frac=1e-9)
     assert count_near_duplicates(check_corpus(str(notes), none, to_end=True), none) is None
+
+
+def test_what_a_sample_does_not_show_is_told_before_anything_is_learned(
+    local_ray: None, tokenizer_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rows of a patient are in a stretch of the file that no sample has; and `none` changes no document."""
+    path = tmp_path / "x.jsonl"
+    rows = [{"text": f"a note of some length, number {i}", "patient_id": i, "image": "0" * 1000} for i in range(1500)]
+    write_rows(path, [*rows[:71], {**rows[71], "patient_id": 70}, *rows[72:]])
+    counted = check_corpus(str(path), PrepareConfig()).dropped.values
+    assert {*counted["patient_id"].values()} == {1}
+    tokenizer_json, prepare = load_tokenizer(tokenizer_dir).backend_tokenizer.to_str(), PrepareConfig(unknown="allow")
+    sources, words, vocab = resolve_sources(str(path), prepare), tmp_path / "words", VocabConfig(size=200)
+    said = replace(prepare, group_field="none")
+    with (
+        pytest.raises(
+            CorpusError, match="1,499 different 'patient_id' in 1,500 rows .*--vocab.size 200 learns new words"
+        ),
+        keep_counts(sources, prepare, tokenizer_json, tmp_path, learned=vocab.learned_by),
+    ):
+        pass
+    with keep_counts(sources, said, tokenizer_json, tmp_path, learned=vocab.learned_by) as counts:
+        assert "note" in counts.words
+    with pytest.raises(CorpusError, match="--vocab.size 200 learns new words"):
+        learn_wordpiece(str(path), prepare, vocab, words, 64)
+    assert not words.exists()
+    learn_wordpiece(str(path), said, vocab, words, 64)
+    assert "note" in load_tokenizer(words).get_vocab()
+    capsys.readouterr()
+    manifest = prepare_corpus(str(path), prepare, tokenizer_dir, 64, tmp_path)
+    assert "has 1,499 different 'patient_id' in 1,500 rows" in capsys.readouterr().err
+    assert prepare_corpus(str(path), said, tokenizer_dir, 64, tmp_path).folder == manifest.folder

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 import ray
@@ -33,9 +34,19 @@ MISTAKES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--base {base} --corpus {parquet} --prepare.field body", "--prepare.field", "body", "text"),
         ("--base {base} --corpus {loop}", "{loop}"),
     ),
-    "pretrain_exbert": (("--base {base} --vocab.words /no/words.txt --vocab.size 0", "/no/words.txt"),),
-    "prepare_corpus": (("--base {base} --corpus /no/such.txt", "/no/such.txt"),),
-    "build_vocab": (("--base {base} --corpus {corpus} --vocab.size 10 --vocab.extend /no/such", "/no/such"),),
+    "pretrain_exbert": (
+        ("--base {base} --vocab.words /no/words.txt --vocab.size 0", "/no/words.txt"),
+        ("--base {base} --corpus {notes}", "{notes}", "--prepare.group_field MRN", "--vocab.size"),
+    ),
+    "pretrain_bert": (("--base none --vocab.size 300 --corpus {notes} --dry_run", "--prepare.group_field MRN"),),
+    "prepare_corpus": (
+        ("--base {base} --corpus /no/such.txt", "/no/such.txt"),
+        ("--base {base} --corpus {notes} --vocab.size 9 --dry_run", "{notes}", "--prepare.group_field none"),
+    ),
+    "build_vocab": (
+        ("--base {base} --corpus {corpus} --vocab.size 10 --vocab.extend /no/such", "/no/such"),
+        ("--base {base} --corpus {notes} --vocab.size 10", "{notes}", "20 different 'MRN' in 40 rows"),
+    ),
     "finetune": (
         ("--task ner --data {empty} --model {base}", "{empty}"),
         ("--task ner --data {ner} --model {base}", "{ner}", "train"),
@@ -67,6 +78,9 @@ def places(tmp_path_factory: pytest.TempPathFactory, tiny_base_folder: Path) -> 
     (folder / "yaml_key.yaml").write_text("train:\n  max_stepz: 3\n")
     (folder / "yaml_space.yaml").write_text("space:\n  method.headz: {choice: [0, 1]}\nbudget: {steps: 5}\n")
     write_corpus(folder / "corpus.txt", 40)
+    texts = (folder / "corpus.txt").read_text().splitlines()
+    notes = pa.table({"MRN": [i % 20 for i in range(40)], "text": [f"{i} {each}" for i, each in enumerate(texts)]})
+    pc.write_csv(notes, folder / "notes.csv")
     (folder / "empty").mkdir()
     (folder / "ner").mkdir()
     (folder / "ner" / "train.tsv").write_text("".join(f"{word}\tI-\n" for word in WORDS[:20]))
