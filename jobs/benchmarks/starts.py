@@ -155,7 +155,8 @@ def time_start(start: Start, checkout: Path, folder: Path, limit: float = LIMIT_
         port = free.getsockname()[1]
     command = [sys.executable, str(checkout / "jobs" / f"{start.job}.py"), *start.options.format(port=port).split()]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environment |= {**SETTINGS, "PYTHONPATH": str(checkout)}
+    search = filter(None, [str(checkout), os.environ.get("PYTHONPATH")])
+    environment |= {**SETTINGS, "PYTHONPATH": os.pathsep.join(search)}
     events, until, log = EventReader(folder / RUN), start.until, folder / "log.txt"
     with log.open("wb") as output, contextlib.ExitStack() as stack:
         with Watch(LOOK_SECONDS, weighs=False) as watch:
