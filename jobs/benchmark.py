@@ -15,6 +15,8 @@
 - `read`: rows per second and core of the tasks that read for training, against `datasets` and transformers' collator.
 - `e2e`: minutes that a job takes until held-out text costs a number of bits per character, start and tokenisation
   included, against transformers' Trainer training all weights on the same text.
+- `starts`: seconds that a user waits for the first step, for a run that goes on or has ended, for a dry run, a
+  fine-tuning, a prediction, a server, a mistake; with `--against` beside those of another checkout.
 
 Sides take turns, because a shared machine drifts; ratios are medians of the turns', with the least and the most. Every
 verb prints a table and writes a JSON file per case. `--publish` writes it into .github/benchmarks, too, from which
@@ -244,6 +246,16 @@ def add_end_to_end(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job_options", nargs="*", help="options of our runs, after --, such as -- --base BASE")
 
 
+def add_starts(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `starts`."""
+    from benchmarks.starts import STARTS
+
+    about = "folder of another checkout, such as of the code before a change; empty: none"
+    parser.add_argument("--against", default="", help=about)
+    parser.add_argument("--only", nargs="+", choices=STARTS, default=[*STARTS], help="starts; all others are left out")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of both sides, each in fresh folders")
+
+
 def add_tables(parser: argparse.ArgumentParser) -> None:
     """Add the options of `tables`."""
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 2 where a table is stale")
@@ -260,6 +272,7 @@ VERBS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]] = {
     "overhead": ("training.run_overhead", "Ray and DeepSpeed against a bare PyTorch loop", add_overhead),
     "read": ("training.run_reading", "rows per second and core against transformers' collator", add_read),
     "e2e": ("training.run_end_to_end", "minutes to a loss against transformers' Trainer", add_end_to_end),
+    "starts": ("starts.run_starts", "seconds until each kind of job does something", add_starts),
     "tables": ("output.run_tables", "make the documents' tables from .github/benchmarks", add_tables),
 }
 """What runs, what it is and its options, by verb."""

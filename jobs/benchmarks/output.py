@@ -253,19 +253,16 @@ def describe_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES if name in here}}
 
 
-def describe_commit() -> str:
-    """Return the commit of this checkout, with a plus sign where code differs from it; without git the version."""
+def describe_commit(folder: Path = REPOSITORY) -> str:
+    """Return a checkout's commit, with a plus sign where code differs; without git the version, or another's folder."""
 
     def ask(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    commit = ask("rev-parse", "--short", "HEAD") if shutil.which("git") else ""
-    return (
-        commit + ("+" if ask("status", "--porcelain", "domext_ray", "jobs") else "")
-        if commit
-        else version("domext_ray")
-    )
+    if shutil.which("git") and (commit := ask("rev-parse", "--short", "HEAD")):
+        return commit + ("+" if ask("status", "--porcelain", "domext_ray", "jobs") else "")
+    return version("domext_ray") if folder == REPOSITORY else folder.name
 
 
 def _name_processor() -> str:

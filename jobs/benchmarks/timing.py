@@ -156,11 +156,13 @@ class Watch:
 
     Args:
         every: seconds between looks, for memory and for children that end before it does; 0: at start and end alone.
+        weighs: whether looks measure memory, which takes longer than all else.
     """
 
-    def __init__(self, every: float = 0.0) -> None:
+    def __init__(self, every: float = 0.0, *, weighs: bool = True) -> None:
         self.every, self.memory_mb, self._cpu = every, list[float](), dict[int, list[float]]()
-        self.cores = self.others_frac = 0.0
+        self._weighs = weighs and every > 0
+        self.cores = self.others_frac = self.child_seconds = 0.0
 
     def __enter__(self) -> Watch:
         self._ended, self._started, self._machine = threading.Event(), time.perf_counter(), _count_machine_seconds()
@@ -173,8 +175,9 @@ class Watch:
         self._ended.set()
         self._thread.join()
         self._look()
-        seconds, own = time.perf_counter() - self._started, sum(each[1] - each[0] for each in self._cpu.values())
-        self.cores = own / seconds
+        used = {pid: last - first for pid, (first, last) in self._cpu.items()}
+        seconds, own = time.perf_counter() - self._started, sum(used.values())
+        self.cores, self.child_seconds = own / seconds, own - used.get(os.getpid(), 0.0)
         taken = (_count_machine_seconds() - self._machine - own) / seconds
         self.others_frac = max(0.0, taken / (os.cpu_count() or 1))
 
@@ -200,7 +203,7 @@ class Watch:
         for each in self._list():
             try:
                 used = sum(each.cpu_times()[:2])
-                memory += each.memory_full_info().pss if self.every else 0.0
+                memory += each.memory_full_info().pss if self._weighs else 0.0
             except psutil.Error:  # it has ended
                 continue
             first = used if is_first else 0.0  # what is started later has used nothing yet

@@ -192,6 +192,7 @@ def test_a_wrong_option_is_named() -> None:
         ("memory --lengths 16 0", r"--lengths is \[16, 0\]; it must be 1 or more"),
         ("serve --checked_answers -1", "--checked_answers is -1; it must be 0 or more"),
         ("overhead --window 300", "--window is 300; it must be from 1 to half of --steps"),
+        ("starts --against nothing", "--against is 'nothing'; it must be a checkout, with jobs and domext_ray"),
     ):
         with pytest.raises(ConfigError, match=says):
             run_verb(*words.split())
