@@ -223,10 +223,12 @@ sentence per damage, or none of these.""",
 
 ENV = Job(
     "env",
-    """Say what a job would find here: versions, devices, kernels, the cluster of RAY_ADDRESS, and storage.
+    """Say what a job would find here: versions, devices, kernels, room, the hub, the cluster of RAY_ADDRESS, storage.
 
     domext env
-    domext env --run.dir s3://bucket/runs --json > env.json""",
+    domext env --run.dir s3://bucket/runs --json > env.json
+
+The hub is sent one HEAD request without a name; it has three seconds to answer.""",
     EnvConfig,
     "commands.env:run_env",
     reads=("json", "run.dir"),
