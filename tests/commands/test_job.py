@@ -274,7 +274,7 @@ def test_a_wrong_file_is_one_sentence_with_its_line(tmp_path: Path) -> None:
         ("optim:\n  lr: -1\n", "--optim.lr is -1.0 (PATH, line 2); it must be above 0."),
         ("corpus: {a: b}\n", "--corpus is {'a': 'b'} (PATH, line 1); it must be a text"),
         ("corpus:\n", "--corpus is None (PATH, line 1); it must be a text"),
-        ("dry_run: 3\n", "--dry_run is '3' (PATH, line 1); it must be true or false."),
+        ("dry_run: 3\n", "--dry_run is '3' (PATH, line 1); it must be full, true or false."),
         ("seed: 1\nseed: 2\n", "line 2: 'seed' stands here a second time (line 1 has it); give it once."),
         ("train: !include other.yaml\n", "line 1: the tag '!include' is not allowed; give a plain value."),
         ("corpus: !!python/object/apply:os.system ['true']\n", "line 1: the tag '!!python/object/apply:os.system'"),
