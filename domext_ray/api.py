@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from domext_ray import storage
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb
+from domext_ray.data.names import check_name
 from domext_ray.errors import BaseModelError, DomextError, RunError, find_storage_error
 from domext_ray.files import ASSETS
-from domext_ray.model.base_folder import HUB_ID, SHIPPED_BASE
+from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.options.read import Given, read_values
 from domext_ray.options.submitted import find_input
 from domext_ray.runs.losses import MLM, find_losses
@@ -253,6 +254,14 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
 
 def _load_pretrained(place: str, where: storage.Place) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """A model that `save_pretrained` wrote: with this library's classes, or a plain one with those of transformers."""
+    where = storage.Place(ASSETS / SHIPPED_BASE) if place == SHIPPED_BASE else where
+    is_here = where.is_dir()
+    source, give = str(where.local()) if is_here else place, "a run, an export, or the folder or hub id of a model"
+    if where.exists() and not is_here:
+        raise BaseModelError(f"{place!r} is no folder; give {give}.")
+    if not is_here:
+        check_name("load", place, "model", give, [SHIPPED_BASE])
+
     import torch
     import transformers
 
@@ -260,11 +269,6 @@ def _load_pretrained(place: str, where: storage.Place) -> tuple[PreTrainedTokeni
     from domext_ray.model.domext import heads_domext, modeling_domext
     from domext_ray.runtime.quiet import quiet_libraries
 
-    where = storage.Place(ASSETS / SHIPPED_BASE) if place == SHIPPED_BASE else where
-    is_here = where.is_dir()
-    source, give = str(where.local()) if is_here else place, "give a run, an export, or the folder or hub id of a model"
-    if not is_here and (where.exists() or not HUB_ID.fullmatch(place)):
-        raise BaseModelError(f"{place!r} is no folder; {give}.")
     with quiet_libraries():
         try:
             values, _ = transformers.PreTrainedConfig.get_config_dict(source)
@@ -279,7 +283,7 @@ def _load_pretrained(place: str, where: storage.Place) -> tuple[PreTrainedTokeni
             kind, said = type(error).__name__, " ".join(str(error).split())[:200].rstrip(".")
             fault = f"cannot be loaded ({said or kind})"
             fault = fault if is_here else f"is no folder here and could not be fetched from the hub ({kind})"
-            raise find_storage_error(error) or BaseModelError(f"{place!r} {fault}; {give}.") from error
+            raise find_storage_error(error) or BaseModelError(f"{place!r} {fault}; give {give}.") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
         raise BaseModelError(f"{place!r} lacks the tensor {missing} that its config.json asks for; save it again.")

@@ -135,11 +135,7 @@ def load_run_base(config: PretrainConfig) -> Base | None:
     if config.base == "none":
         return None
     base = load_base(config.base, next_sentence=config.objective.next_sentence)
-    longest = base.config.max_row_length
-    for name in ("seq_length", "long_seq_length"):
-        length = getattr(config.train, name)
-        if length > longest:
-            raise ConfigError(f"--train.{name} is {length}; the base {config.base!r} has positions for {longest}.")
+    config.check_lengths(base.config.max_row_length)
     if config.replay.is_written and not base.has_mlm_head:
         raise ConfigError(
             f"--replay.corpus is self, and the base {config.base!r} has no MLM head to write general text with; give "

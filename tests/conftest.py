@@ -8,6 +8,7 @@ import string
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before transformers is imported: no test may reach for the hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -32,6 +33,9 @@ from transformers import (
 )
 
 from domext_ray.runtime import cpu_kernels
+
+if TYPE_CHECKING:
+    from model_hub import ModelHub
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FEW_SENTENCES = REPOSITORY / "tests" / "helpers" / "few_sentences.txt"
@@ -219,6 +223,18 @@ def objects(object_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     use_objects(object_server, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return object_server
+
+
+@pytest.fixture
+def model_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
+    """A hub without a file, which this process may ask, with a cache of this test's."""
+    from model_hub import serve_names
+
+    with serve_names() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)
+        yield hub
 
 
 @pytest.fixture

@@ -264,7 +264,7 @@ def test_a_run_in_a_bucket_loads_as_one_on_a_disk(run_dir: Path, objects: str, t
     (bucket / "checkpoints").delete()
     for place in (domext_ray.Run(bucket), bucket / "export", f"{bucket}/export"):
         assert torch.equal(predict(domext_ray.load(place)), rebuilt)
-    with pytest.raises(BaseModelError, match=rf"^'{bucket}/nope' is no folder; give a run,"):
+    with pytest.raises(BaseModelError, match=rf"^load names '{bucket}/nope', which does not exist; give a run,"):
         domext_ray.load(domext_ray.Run(bucket / "nope"))
     with pytest.raises(StorageError, match="there is no bucket s3://no-such-bucket; make it, or give another"):
         domext_ray.load("s3://no-such-bucket/runs/af")
@@ -313,15 +313,14 @@ def test_a_damaged_folder_is_one_sentence(tiny_base_folder: Path, tmp_path: Path
 def test_a_place_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    for place in ("/nope", "./nope", "a/b/c", "file", "nope", "nope/nope"):
-        says = (
-            "is no folder; give a run,"
-            if place not in ("nope", "nope/nope")
-            else ("is no folder here and could not be fetched from the hub (")
-        )
+    for place, says in (
+        *((each, f"load names {each!r}, which does not exist; give a run,") for each in ("/nope", "./nope", "a/b/c")),
+        ("file", "'file' is no folder; give a run,"),
+        *((each, f"load names {each!r}, which is not on this machine, and HF_HUB") for each in ("nope", "nope/nope")),
+    ):
         with pytest.raises(BaseModelError) as error:
             domext_ray.load(place)
-        assert str(error.value).startswith(f"{place!r} {says}") and "\n" not in str(error.value)
+        assert str(error.value).startswith(says) and "\n" not in str(error.value)
 
 
 def test_a_run_without_a_checkpoint_is_told(run_dir: Path) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from domext_ray.config.embedding import EmbedConfig
+from domext_ray.config.inference import PredictConfig
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
+from domext_ray.data.names import check_name, describe_near, find_near
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError
 from domext_ray.storage import Place, parse_json
 
@@ -14,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_early(config: PretrainConfig) -> None:
-    """Refuse a text, a base or a GPU that there is not, and heads that do not divide.
+    """Refuse a text, a run to start from, a base or a GPU that there is not, and sizes that the base does not have.
 
     A run that has begun is the job's to look at: one that has ended needs none of them.
     """
@@ -24,6 +29,9 @@ def check_early(config: PretrainConfig) -> None:
     if (resolve_paths(config).run / RUN).exists():
         return
     _check_gpu(config)
+    if config.init_from and not Path(config.init_from).expanduser().is_dir():
+        hint = describe_near(find_near(config.init_from)) or "give the directory of a run."
+        raise ConfigError(f"--init_from is {config.init_from!r}, which does not exist; {hint}")
     _check_base(config)
     for text in config.texts:
         if text.is_written:
@@ -67,6 +75,29 @@ def check_text(option: str, spec: str, prepare: PrepareConfig | None = None) -> 
     return None
 
 
+def check_rows(spec: str, field: str, most: int) -> None:
+    """Refuse rows for which there is no file, or of which none has the field of the text; see `require_fields`."""
+    from domext_ray.data.files import find_files
+    from domext_ray.inference.input_plan import require_fields
+    from domext_ray.inference.input_rows import FieldNames
+
+    check_text("input", spec)
+    if "://" not in spec:
+        require_fields(find_files(spec, by_names=False)[0], FieldNames(field), spec, most)
+
+
+def check_set(task: str, data: str, option: str = "data") -> None:
+    """Refuse a task, or a labelled set that is neither here nor on the hub; `option` names the set."""
+    from domext_ray.labelled.set_description import find_set
+
+    try:
+        place = find_set(task, data)[1]
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--data", f"--{option}")) from error
+    if not Path(place).exists():
+        check_name(f"--{option}", place.partition(":")[0], "dataset", "a folder of labelled files, or a hub name")
+
+
 def _check_gpu(config: PretrainConfig) -> None:
     from domext_ray.runtime.machine import has_gpu_devices, is_cluster
 
@@ -85,9 +116,51 @@ def _check_base(config: PretrainConfig) -> None:
         check_tokenizer_files(folder)
     except CorpusError as error:
         raise BaseModelError(f"--base {config.base!r}: {error}") from error
-    num_heads = None
-    with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):  # told when it is read in full
+    shape = _read_shape(folder)
+    if shape.heads:
+        config.method.check_heads(shape.heads)
+    if shape.longest:
+        config.check_lengths(shape.longest)
+
+
+def check_layers(config: EmbedConfig) -> None:
+    """Refuse layers that a model whose configuration is here does not have; of a run the job itself looks."""
+    if layers := _find_shape(config.model).layers:
+        config.check_layers(layers)
+
+
+def check_length(config: PredictConfig) -> None:
+    """Refuse rows that are longer than those of a model whose configuration is here."""
+    if config.max_length and (longest := _find_shape(config.model).longest):
+        config.check_length(longest)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a config.json says of sizes; 0: nothing that is certain, and it is told when the model is read."""
+
+    heads: int = 0
+    layers: int = 0
+    longest: int = 0  # tokens of a row
+
+
+def _find_shape(model: str) -> _Shape:
+    from domext_ray.files import ASSETS
+    from domext_ray.model.base_folder import SHIPPED_BASE
+
+    return _read_shape(ASSETS / SHIPPED_BASE if model == SHIPPED_BASE else Path(model))
+
+
+def _read_shape(folder: Path) -> _Shape:
+    try:
         values = parse_json(Place(folder / "config.json").read_bytes())
-        num_heads = values.get("num_attention_heads", values.get("n_heads"))
-    if isinstance(num_heads, int) and num_heads > 0:
-        config.method.check_heads(num_heads)
+        heads = values.get("num_attention_heads", values.get("n_heads"))
+        layers = values.get("num_hidden_layers", values.get("n_layers"))
+        longest = values.get("max_position_embeddings") if values.get("model_type") in _ALL_POSITIONS else 0
+    except (OSError, ValueError, AttributeError):
+        return _Shape()
+    return _Shape(*(each if type(each) is int and each > 0 else 0 for each in (heads, layers, longest)))
+
+
+_ALL_POSITIONS = ("bert", "distilbert", "electra", "modernbert")
+"""Architectures whose rows have as many tokens as there are positions; RoBERTa's have a few less."""

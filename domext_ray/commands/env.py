@@ -1,8 +1,12 @@
-"""What `domext env` does: say what a job would find here, in lines or as JSON."""
+"""What `domext env` does: say what a job would find here, in lines or as JSON.
+
+The hub is sent one HEAD request, which names nothing.
+"""
 
 from __future__ import annotations
 
 import json
+import tempfile
 import uuid
 from dataclasses import replace
 from typing import Any
@@ -12,21 +16,30 @@ import torch
 from domext_ray.config.jobs import EnvConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import DomextError, RunError
+from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.fused import find_fault
 from domext_ray.runs.run_directory import list_versions, resolve_root
 from domext_ray.runtime.cpu_kernels import has_bf16_units, prefers_onednn
 from domext_ray.runtime.device import has_bf16
-from domext_ray.runtime.machine import count_cpus, find_address
+from domext_ray.runtime.machine import count_cpus, find_address, find_free_disk, find_free_memory
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes, start_ray
 from domext_ray.storage import Place
 from domext_ray.training.choices import describe_choices
 
+HUB_SECONDS = 3.0
+"""How long the hub may take to answer."""
+
 
 def run_env(config: EnvConfig) -> None:
-    """Print versions, devices, choices, the cluster's nodes, and whether storage takes files; faults come last."""
+    """Print versions, devices, choices, room, the hub, the cluster's nodes, and whether storage takes files.
+
+    Faults come last; a hub that is not reached is none, for a job may need nothing of it.
+    """
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     found: dict[str, Any] = {"versions": list_versions(), "devices": {"cpus": count_cpus(), "gpus": gpus}}
     found["choices"] = _list_choices(torch.device("cuda" if gpus else "cpu"))
+    found["room"] = _list_room(config.run.dir)
+    found["hub"] = _try_hub()
     faults = []
     for name, ask in (("cluster", _ask_cluster), ("storage", lambda: _try_storage(config.run.dir))):
         try:
@@ -55,6 +68,31 @@ def _list_choices(device: torch.device) -> dict[str, str]:
     if on_gpu:
         kernels = {"fused kernels": find_fault(device) or "they can run, with --engine.fused true"}
     return dict(each.split(": ", 1) for each in lines[:2]) | kernels
+
+
+def _list_room(runs: str) -> dict[str, str]:
+    """Free memory, and free disk where runs and temporary files go."""
+    temporary = tempfile.gettempdir()
+    free = {"memory": find_free_memory(), f"disk of {temporary}": find_free_disk(temporary)}
+    if Place(runs).is_local:
+        free["disk of runs"] = find_free_disk(runs)
+    return {name: f"{number / 1e9:,.1f} GB free" for name, number in free.items()}
+
+
+def _try_hub() -> dict[str, str]:
+    """Whether the hub answers, whatever it says."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    without = f"only what is here can be used: {SHIPPED_BASE}, folders, and what was fetched before"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+        state = "is reached"
+    except OfflineModeIsEnabled:
+        state = f"HF_HUB_OFFLINE keeps jobs off it; {without}"
+    except Exception as error:  # the transport's: no network, no answer in time, a proxy …
+        state = f"cannot be reached ({type(error).__name__}); {without}"
+    return {"address": constants.ENDPOINT, "state": state}
 
 
 def _ask_cluster() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from domext_ray.commands.job import Job
 from domext_ray.config.presets import find_preset
-from domext_ray.options.build import list_values
+from domext_ray.options.build import list_values, show_value
 from domext_ray.options.kinds import Option, list_options, list_sections
 from domext_ray.options.read import CONFIG, PRESET, Settings, read_file
 
@@ -78,13 +78,7 @@ def _format_option(option: Option, value: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return ", ".join(value) or "none"
-    if isinstance(value, tuple):
-        return ",".join(map(_show, value)) or '""'
-    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
+    return (", ".join(value) or "none") if isinstance(value, dict) else show_value(value)
 
 
 def _width() -> int:

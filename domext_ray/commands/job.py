@@ -16,13 +16,16 @@ from pkgutil import resolve_name
 from typing import Any, Generic
 
 from domext_ray.config import presets
+from domext_ray.config.jobs import name_models
 from domext_ray.config.mixture import NO_TEXT
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.data.names import check_name, describe_near, find_near
 from domext_ray.errors import ConfigError
-from domext_ray.options.declare import FOUND, MAIN, ConfigT
+from domext_ray.model.base_folder import SHIPPED_BASE
+from domext_ray.options.declare import FOUND, MAIN, MODELS, ConfigT
 from domext_ray.options.kinds import Option, list_options
 from domext_ray.options.read import CONFIG, PRESET, Given, read_file, read_flags
-from domext_ray.options.submitted import find_input, name_searched, settle_paths
+from domext_ray.options.submitted import NAMES, find_input, name_searched, settle_paths
 from domext_ray.storage import Place
 from domext_ray.training.tracking import check_trackers
 
@@ -151,13 +154,18 @@ def choose_preset(job: Job[Any], given: Given) -> str:
 def _check_places(job: Job[Any], config: Any) -> None:
     """Refuse places that are not there and trackers that cannot be written to, also when a job goes on."""
     options = list_options(job.config_class)
-    for name in (name for name, each in options.items() if FOUND in each.tags):
+    for name in (name for name, each in options.items() if {FOUND, MODELS} & each.tags and not job.is_unused(name)):
         value = attrgetter(name)(config)
-        for place in value if isinstance(value, tuple) else [value]:
-            is_path = name.rpartition(".")[2] not in ("base", "model") or place.startswith(("/", "./", "../", "~"))
+        places = value if isinstance(value, tuple) else (value,)
+        for place in (each for _, each in name_models(places)) if MODELS in options[name].tags else places:
             folders = (place, place.rpartition(":")[0])  # the second of BANK:NAME
-            if place and is_path and not any(each and Place(each).exists() for each in folders):
-                raise ConfigError(f"--{name} names {place!r}, which does not exist; give {options[name].help}.")
+            if not place or place in NAMES or any(each and Place(each).exists() for each in folders):
+                continue
+            if name.rpartition(".")[2] in ("base", "model", "models"):
+                check_name(f"--{name}", place, "model", options[name].help, [SHIPPED_BASE])
+            else:
+                hint = describe_near(find_near(place)) or f"give {options[name].help}."
+                raise ConfigError(f"--{name} names {place!r}, which does not exist; {hint}")
     if "run.dir" in options and os.path.exists(config.run.dir) and not os.path.isdir(config.run.dir):
         raise ConfigError(f"--run.dir is {config.run.dir!r}, which is a file; give the folder of all runs.")
     if "run.trackers" in options and not job.is_unused("run.trackers"):

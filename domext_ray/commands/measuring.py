@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from domext_ray.commands.early import check_text
+from domext_ray.commands.early import check_set, check_text
 from domext_ray.commands.job import NOT_FINE_TUNING, Job
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import CompareConfig, ForgettingConfig, StudyConfig
@@ -17,9 +17,7 @@ from domext_ray.options.submitted import require_lasting
 
 def _check_set(config: FinetuneConfig | AblateConfig) -> None:
     """Refuse a task or a place that does not exist."""
-    from domext_ray.labelled.set_description import find_set
-
-    find_set(config.task, config.data)
+    check_set(config.task, config.data)
 
 
 FINETUNE = Job(
@@ -51,11 +49,9 @@ export/; the same command goes on with the trainings that have not ended.""",
 
 def _check_sets(config: SweepConfig | StudyConfig) -> None:
     """Refuse a task, a place or a text that does not exist."""
-    from domext_ray.labelled.set_description import find_set
-
     check_text("corpus", config.corpus, config.prepare)
     for task, data in zip(config.tasks, config.places, strict=True):
-        find_set(task, data)
+        check_set(task, data)
 
 
 NOT_OF_SEVERAL_SETS = (

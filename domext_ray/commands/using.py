@@ -6,15 +6,17 @@ import importlib.util
 import os
 from typing import Any
 
-from domext_ray.commands.early import check_text
+from domext_ray.commands.early import check_layers, check_length, check_rows, check_set, check_text
 from domext_ray.commands.job import Job
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.config.jobs import BankConfig, EnvConfig, ExportConfig, VerifyConfig
 from domext_ray.config.serve import ServeConfig
+from domext_ray.data.names import describe_near, find_near
 from domext_ray.errors import ConfigError
 from domext_ray.options.declare import require
-from domext_ray.options.submitted import require_lasting
+from domext_ray.options.submitted import NAMES, require_lasting
+from domext_ray.storage import Place
 
 
 def _export(config: ExportConfig) -> None:
@@ -33,7 +35,6 @@ def _find_export(config: ExportConfig, run: str) -> str:
     """Return the export that a fine-tuning run has made, or that --run itself is; empty: it is a pre-training run."""
     from domext_ray.export.folder import is_export
     from domext_ray.runs.run_directory import TRAININGS
-    from domext_ray.storage import Place
 
     if not is_export(run) and not (Place(run) / TRAININGS).is_dir():
         return ""
@@ -95,6 +96,9 @@ pushed as it is, and so is an export whose folder is given as --run.""",
 def _check_bank(config: BankConfig) -> None:
     if config.add or config.remove:
         require_lasting("bank", config.bank)
+    if not config.add and not Place(config.bank).exists():
+        hint = describe_near(find_near(config.bank)) or "give a folder that domext bank made, or --add a run."
+        raise ConfigError(f"--bank names {config.bank!r}, which does not exist; {hint}")
 
 
 BANK = Job(
@@ -117,8 +121,22 @@ different ones.""",
 
 
 def _check_input(config: PredictConfig) -> None:
-    if config.task in ("", FILL_MASK):  # else it is a labelled set's folder
+    from domext_ray.inference.submission import check_submission
+
+    check_submission(config.submission, config.task)
+    has_text = config.task == FILL_MASK or config.field != "text" or config.model in NAMES
+    if config.submission or (config.task == "" and not has_text):  # the model says which fields it reads
         check_text("input", config.input)
+    elif config.task in ("", FILL_MASK):
+        check_rows(config.input, config.field, config.block_rows)
+    else:
+        check_set(config.task, config.input, "input")
+    check_length(config)
+
+
+def _check_embedding(config: EmbedConfig) -> None:
+    check_rows(config.input, config.field, config.block_rows)
+    check_layers(config)
 
 
 PREDICT = Job(
@@ -155,7 +173,7 @@ malformed.jsonl, which names every row that could not be read; and summary.json.
 blocks that are missing.""",
     EmbedConfig,
     "inference.embed:run_embedding",
-    check=lambda config: check_text("input", config.input),
+    check=_check_embedding,
 )
 
 
@@ -205,10 +223,12 @@ sentence per damage, or none of these.""",
 
 ENV = Job(
     "env",
-    """Say what a job would find here: versions, devices, kernels, the cluster of RAY_ADDRESS, and storage.
+    """Say what a job would find here: versions, devices, kernels, room, the hub, the cluster of RAY_ADDRESS, storage.
 
     domext env
-    domext env --run.dir s3://bucket/runs --json > env.json""",
+    domext env --run.dir s3://bucket/runs --json > env.json
+
+The hub is sent one HEAD request without a name; it has three seconds to answer.""",
     EnvConfig,
     "commands.env:run_env",
     reads=("json", "run.dir"),

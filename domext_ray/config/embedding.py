@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from domext_ray.config.inference import FieldName, InferenceScaleConfig, InputFiles, Model, Output, Size
 from domext_ray.config.vectors import PoolingChoice
+from domext_ray.errors import ConfigError
 from domext_ray.options.declare import MANY, free, option_group
 
 _LAYERS = re.compile(r"\d{1,4}(-\d{1,4})?")
@@ -57,3 +58,8 @@ class EmbedConfig:
     def layer_numbers(self) -> tuple[int, ...]:
         """The layers, in the order that they were given in."""
         return _read_layers(self.layers)
+
+    def check_layers(self, number: int) -> None:
+        """Refuse layers above those that the model has."""
+        if max(self.layer_numbers, default=0) > number:
+            raise ConfigError(f"--layers is {self.layers!r}; {self.model!r} has {number} layers.")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from domext_ray.config.gpu import GpuOptions
+from domext_ray.config.gpu import DryRun, GpuOptions
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.options.declare import (
@@ -193,7 +193,8 @@ class FinetuneConfig:
     # width of each direction of a BiLSTM between encoder and head (BERT section 5.1); 0: none
     head_bilstm: CountOrZero = 0
     seed: Annotated[int, Field(ge=0, lt=2**62)] = 0  # seed of the head's start, data order and dropout
-    dry_run: Main[bool] = free(False)  # validate, print the plan and the counts, start nothing
+    # start nothing: say how many trainings, what they take and what trains; full: also print all options as YAML
+    dry_run: Main[DryRun] = free(False)
     num_resamples: Annotated[int, Field(ge=100, le=MANY)] = 1000  # bootstrap samples of an interval
     export: bool = free(True)  # write the best model as a Hugging Face folder
     run: PlaceConfig = field(default_factory=PlaceConfig)

@@ -1,4 +1,4 @@
-"""Whether the processes of a job have GPUs, and how long they wait for these and for room."""
+"""Whether a job starts anything, whether its processes have GPUs, and how long they wait for these and for room."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from domext_ray.options.declare import Main, Time, free, option_group, read_seco
 
 UseGpu = bool | Literal["auto"]
 """A GPU for each process, or not; auto until it is known how many GPUs there are."""
+DryRun = bool | Literal["full"]
+"""Whether a job only says what it would do; full: with all its options."""
 
 
 @option_group

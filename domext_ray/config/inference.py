@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from domext_ray.config.gpu import GpuOptions
+from domext_ray.errors import ConfigError
 from domext_ray.options.declare import (
     MANY,
     Count,
@@ -75,3 +76,8 @@ class PredictConfig:
     def count_batch_tokens(self, device: str) -> int:
         """Return the tokens of a forward pass on a kind of device: a CPU's caches like small batches."""
         return self.batch_tokens or (2048 if device == "cpu" else 32_768)
+
+    def check_length(self, longest: int) -> None:
+        """Refuse rows that are longer than those of the model."""
+        if self.max_length > longest:
+            raise ConfigError(f"--max_length is {self.max_length}; {self.model!r} takes rows of up to {longest}.")

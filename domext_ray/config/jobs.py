@@ -53,6 +53,7 @@ from domext_ray.options.declare import (
     require,
     require_disk,
 )
+from domext_ray.options.kinds import suggest
 
 
 def _check_repository(name: str) -> str:
@@ -248,6 +249,12 @@ class StudyConfig(SeveralSets):
         check_limits(self.train, self.optim)
         require(self.optim.lr == OptimConfig.lr, "optim.lr", self.optim.lr, "left out: presets have it, or --rates")
         check_batch(self.train, self.scale)
+        for name in (each for each in self.methods if each not in self.presets):
+            near = suggest(name, self.presets)
+            rule = f"one of {', '.join(self.presets)}, or a name in --presets or in presets: of a --config file."
+            raise ConfigError(
+                f"--methods names {name!r}; " + (f"did you mean {' or '.join(near)}?" if near else f"it must be {rule}")
+            )
 
     def _check_lengths(self) -> None:
         rule = f"{'0' if self.tokens else 'above 0'} when --tokens is {self.tokens}; give one of the two"

@@ -49,7 +49,8 @@ def _suggest(name: str) -> str:
     known = list_presets()
     leaf = Path(name).name.removesuffix(".yaml")
     leaves = {each.rpartition("/")[2]: each for each in reversed(known)}
-    return " or ".join([leaves[leaf]] if leaf in leaves else suggest(leaf.lower(), known))
+    near = suggest(leaf.lower(), known) or [leaves[each] for each in suggest(leaf.lower(), leaves)]
+    return " or ".join([leaves[leaf]] if leaf in leaves else near)
 
 
 def describe_preset(name: str) -> str:

@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from domext_ray.config.gpu import GpuOptions
+from domext_ray.config.gpu import DryRun, GpuOptions
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import DOMAIN, GENERAL, NO_TEXT, SELF, MixtureConfig, TextPart, list_shares
 from domext_ray.config.vectors import VectorOptions
+from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.build import identity_of
 from domext_ray.options.declare import (
@@ -446,7 +447,8 @@ class PretrainConfig:
     # directory of a finished run whose parameters this run starts from (exBERT's second stage)
     init_from: RunFolder = ""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of initialisation, data order, masks and dropout
-    dry_run: Main[bool] = free(False)  # validate, print the resolved configuration and the counts, start nothing
+    # start nothing: say whether the run fits, how long it takes and what it holds; full: also print all options as YAML
+    dry_run: Main[DryRun] = free(False)
     run: RunConfig = field(default_factory=RunConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -459,6 +461,13 @@ class PretrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
+
+    def check_lengths(self, longest: int) -> None:
+        """Refuse rows that are longer than the base has positions for."""
+        for name in ("seq_length", "long_seq_length"):
+            length = getattr(self.train, name)
+            if length > longest:
+                raise ConfigError(f"--train.{name} is {length}; the base {self.base!r} has positions for {longest}.")
 
     def __post_init__(self) -> None:
         writes = self.base == "none" and self.replay.is_written

@@ -22,7 +22,7 @@ from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.start.model import StartModel, load_start_model, pick_tensors, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
-from domext_ray.errors import ConfigError, name_file
+from domext_ray.errors import name_file
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
 from domext_ray.inference.parts import (
@@ -124,9 +124,7 @@ def plan_embedding(config: EmbedConfig) -> EmbedPlan:
     """
     config = resolve_gpu(config)
     embed = load_embedding(config, "cpu")
-    num_layers = embed.start.config.num_hidden_layers
-    if max(config.layer_numbers, default=0) > num_layers:
-        raise ConfigError(f"--layers is {config.layers!r}; {config.model!r} has {num_layers} layers.")
+    config.check_layers(embed.start.config.num_hidden_layers)
     rows = plan_input(config.input, FieldNames(config.field), config.block_rows)
     identity = {**identity_of(config), "pooling": embed.pooling, "model_sha256": embed.start.sha256}
     return EmbedPlan(config, rows, *resolve_output(config, identity, rows), embed.width)

@@ -47,6 +47,8 @@ USUAL_MARKS: Marks = (("<<", ">>"), ("[[", "]]"))
 """Marks of the first argument of a relation and of the second, where a set says nothing else (ChemProt's)."""
 
 NOTHING_LEARNED: State = MappingProxyType({})
+_NEEDED = {"qa": ("question", "context"), "multiple_choice": ("context", "options")}
+"""What families other than those of a text read."""
 _PAIR_NAMES = {"text": ("text_a",), "pair": ("text_b",)}
 
 
@@ -77,6 +79,20 @@ def list_fields(family: str) -> tuple[str, ...]:
     names = {*known, *(each for columns in known.values() for each in columns if isinstance(each, str))}
     names |= {each for further in _PAIR_NAMES.values() for each in further} | {"head", "tail"}
     return tuple(sorted(names - {"id", "text"}))
+
+
+def list_needed(family: str, text: str) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the fields that an example of a family needs, of each group one.
+
+    Args:
+        family: a key of `FAMILIES`.
+        text: the field that plays the part of "text"; another one than that is needed itself.
+    """
+    reader = _Reader(family, {}, "", NOTHING_LEARNED)
+    names = [tuple(dict.fromkeys([role, *reader.names(role)])) for role in _NEEDED.get(family, ("text",))]
+    if family == "ner":
+        names = [(*names[0], "tokens")]
+    return tuple((text,) if "text" in each and text != "text" else each for each in names)
 
 
 class _Reader:

@@ -18,17 +18,22 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from domext_ray.data.files import (
+    JSONL,
     LINES,
+    PACKAGE_DOCS,
     PARQUET,
+    TEXT,
     SourceFile,
     find_files,
     name_unreadable,
     open_file,
     open_stream,
 )
+from domext_ray.data.names import describe_near, pick_near
 from domext_ray.data.package_docs import write_docs
 from domext_ray.data.readers import Row
 from domext_ray.data.sources import FileRecord, ReadTask, Sources
@@ -182,6 +187,7 @@ def _name_input() -> Iterator[None]:
 
 def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
     files = [*map(write_docs, find_files(spec, by_names=False)[0])]  # what a model is tried on is often called test
+    require_fields(files, fields, spec, block_rows)
     names = _name_files(files)
     sources = Sources(spec, (ReadTask(tuple(files)),), by_names=False)
     sha256 = _join_hashes(files, names, sources.hashes)
@@ -189,6 +195,68 @@ def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
     if not blocks:
         raise CorpusError(f"--input {spec!r} has no row; give files that have content.")
     return InputPlan(blocks, sha256, tuple(files), names, fields, sources)
+
+
+def require_fields(files: Sequence[SourceFile], fields: FieldNames, spec: str, most: int) -> None:
+    """Refuse an input of which no row has a field that is needed.
+
+    The first row with it settles that. Where the first rows have none, JSON Lines are searched for its name.
+
+    Args:
+        files: those of the input.
+        fields: which are read.
+        spec: the `--input` option.
+        most: rows of a file that are read for it.
+
+    Raises:
+        CorpusError: naming the field, and those that there are.
+    """
+    lacking, found = list(fields.needed or ((fields.text,),)), dict[str, None]()
+    for file in files:
+        if file.kind in (TEXT, PACKAGE_DOCS):
+            return
+        for names in _list_fields(file, fields, most):
+            found |= dict.fromkeys(names)
+            lacking = [each for each in lacking if not found.keys() & {*each}]
+            if not lacking:
+                return
+    wanted = lacking[0]
+    if not any(_has_name(file, wanted) for file in files if file.kind == JSONL):
+        shown = ", ".join(" ".join(each.split())[:40] for each in [*found][:12])
+        near = describe_near(pick_near(wanted[0], found)) if wanted == (fields.text,) else ""
+        cure = near or ("set --field." if wanted[0] == fields.text else "give the field that name.")
+        raise CorpusError(
+            f"no row of --input {spec!r} has a field {' or '.join(map(repr, wanted))} (they have {shown or 'none'}); "
+            f"{cure}"
+        )
+
+
+def _list_fields(file: SourceFile, fields: FieldNames, most: int) -> Iterator[Sequence[str]]:
+    """Yield the names of the columns of a table, or those of the fields of each of the first rows."""
+    columns = list[str]()
+
+    def note(names: Sequence[str], schema: pa.Schema | None) -> None:
+        fields.require_column(file, names, schema)
+        columns.extend(names)
+
+    for row in islice(fields.read(file, check=note), most):
+        if columns:
+            break
+        yield [*row.value] if not row.reason and row.value else []
+    yield columns
+
+
+def _has_name(file: SourceFile, names: Sequence[str]) -> bool:
+    """Whether a file of JSON has one of these names, or a text that is one."""
+    keys = {json.dumps(name, ensure_ascii=is_ascii).encode() for name in names for is_ascii in (True, False)}
+    rest, most = b"", max(map(len, keys))
+    with name_unreadable(file), open_stream(file) as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            rest += chunk
+            if any(each in rest for each in keys):
+                return True
+            rest = rest[-most:]
+    return False
 
 
 def _join_hashes(files: Sequence[SourceFile], names: Sequence[str], hashes: Sequence[str]) -> str:

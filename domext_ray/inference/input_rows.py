@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from domext_ray.data.files import PACKAGE_DOCS, TEXT, SourceFile
-from domext_ray.data.readers import TEXT_FIELD, Row, read_rows
+from domext_ray.data.names import describe_near, pick_near
+from domext_ray.data.readers import TEXT_FIELD, CheckColumns, Row, read_rows
 from domext_ray.data.tables import Forms
 from domext_ray.errors import CorpusError
 
@@ -45,6 +46,8 @@ class FieldNames:
     text: str = TEXT_FIELD  # the field that plays the part of `text`
     others: tuple[str, ...] = ()  # further ones, which a file may lack
     needs_text: bool = True  # a table without the text's field is refused; else its rows are, one by one
+    # what the input must have somewhere: of each of these one; none: the text's field
+    needed: tuple[tuple[str, ...], ...] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -60,9 +63,11 @@ class FieldNames:
             kept[TEXT_FIELD] = kept.pop(self.text)
         return kept
 
-    def read(self, file: SourceFile, byte: int = 0, forms: Forms | None = None) -> Iterator[Row]:
-        """Yield the rows of a file from the one that begins at a byte; `forms` as of `read_rows`."""
-        check = partial(self.require_column, file)
+    def read(
+        self, file: SourceFile, byte: int = 0, forms: Forms | None = None, check: CheckColumns | None = None
+    ) -> Iterator[Row]:
+        """Yield the rows of a file from the one that begins at a byte; `forms` and `check` as of `read_rows`."""
+        check = check or partial(self.require_column, file)
         return read_rows(file, self.columns, check, start=byte, max_bytes=MAX_ROW_BYTES, forms=forms)
 
     def require_column(self, file: SourceFile, names: Sequence[str], _: pa.Schema | None = None) -> None:
@@ -70,7 +75,10 @@ class FieldNames:
         if names.count(self.text) > 1 or (self.needs_text and self.text not in names):
             fault = "several columns" if self.text in names else "no column"
             shown = ", ".join(" ".join(each.split())[:40] for each in names[:12])
-            raise CorpusError(f"{file.path} has {fault} {self.text!r} (it has {shown or 'none'}); set --field.")
+            near = describe_near(pick_near(self.text, names)) if fault == "no column" else ""
+            raise CorpusError(
+                f"{file.path} has {fault} {self.text!r} (it has {shown or 'none'}); {near or 'set --field.'}"
+            )
 
 
 def check_text(values: Mapping[str, Any], shown: str = TEXT_FIELD) -> str:

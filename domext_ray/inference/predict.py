@@ -40,7 +40,7 @@ from domext_ray.inference.parts import (
 )
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
 from domext_ray.inference.split_scores import format_scores, score_split
-from domext_ray.inference.submission import SUBMISSIONS, SubmissionInput, plan_submission, write_submission
+from domext_ray.inference.submission import SubmissionInput, plan_submission, write_submission
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import write_json
@@ -151,11 +151,6 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
 def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput | SubmissionInput:
     """Cut what --input names into blocks: files, a split of the labelled set that --task names, or a test file."""
     if config.submission:
-        if config.submission not in SUBMISSIONS:
-            known = ", ".join(SUBMISSIONS)
-            raise ConfigError(f"--submission is {config.submission!r}; it must be one of {known}.")
-        if config.task:
-            raise ConfigError(f"--task is {config.task!r}; it must be empty with --submission.")
         return plan_submission(config.submission, config.input, model.task, model.labels, config.block_rows)
     if config.task in ("", FILL_MASK):
         return plan_input(config.input, model.name_fields(config.field), config.block_rows)

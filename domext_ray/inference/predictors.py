@@ -33,7 +33,7 @@ from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_
 from domext_ray.downstream.tasks.description import make_described_task
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.export.onnx_graph import POSITIONS, OnnxModel, is_graph
-from domext_ray.inference.examples import list_fields, make_example
+from domext_ray.inference.examples import list_fields, list_needed, make_example
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
 from domext_ray.labelled.examples import AnyExample
@@ -132,7 +132,8 @@ class ModelPlace:
         """Return the fields that are read of a row; `text` is the one that holds the text."""
         if self.task == FILL_MASK:
             return FieldNames(text)
-        return FieldNames(text, list_fields(self.task), needs_text=text != TEXT_FIELD)
+        needed = list_needed(self.task, text)
+        return FieldNames(text, list_fields(self.task), needs_text=text != TEXT_FIELD, needed=needed)
 
 
 def find_model(config: PredictConfig) -> ModelPlace:
@@ -150,9 +151,7 @@ def find_model(config: PredictConfig) -> ModelPlace:
         marks = WordMarks.from_json(description.state)
         return ModelPlace(config.model, description.family, sha256, description.labels, marks)
     masked_lm, tokenizer = _load_masked_lm(config.model)
-    longest = cast(DomextConfig, masked_lm.config).max_row_length
-    if config.max_length > longest:
-        raise ConfigError(f"--max_length is {config.max_length}; {config.model!r} takes rows of up to {longest}.")
+    config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
     _make_fill_mask(masked_lm, tokenizer, config, device)
     own = Path(config.model)
     return ModelPlace(config.model, FILL_MASK, hash_export(own) if holds_graphs(own) else hash_model(masked_lm))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.data.files import find_files, name_unreadable, open_stream
+from domext_ray.data.names import describe_near, pick_near
 from domext_ray.data.readers import part_values, read_rows
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
@@ -97,6 +98,15 @@ class SubmissionInput(BlockInput):
     def describe(self) -> str:
         """Return what a dry run says of it."""
         return f"{self.num_rows:,} rows for {self.name}"
+
+
+def check_submission(name: str, task: str) -> None:
+    """Refuse a file that no server takes, and a task beside one, which its name says; an empty name is none."""
+    if name and name not in SUBMISSIONS:
+        near = describe_near(pick_near(name, SUBMISSIONS)) or f"it must be one of {', '.join(SUBMISSIONS)}."
+        raise ConfigError(f"--submission is {name!r}; {near}")
+    if name and task:
+        raise ConfigError(f"--task is {task!r}; it must be empty with --submission.")
 
 
 def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], block_rows: int) -> SubmissionInput:

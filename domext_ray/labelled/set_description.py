@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from domext_ray.data.names import describe_near, find_near
 from domext_ray.errors import ConfigError, name_file
 from domext_ray.files import ASSETS
 from domext_ray.labelled.examples import SPLITS
@@ -207,12 +208,17 @@ def find_set(task: str, data: str) -> tuple[SetDescription, str]:
     ships = (SETS / task).is_dir()
     if ships and data:
         raise ConfigError(f"--data is {data!r}; it must be empty with --task {task}, which ships.")
+    if not data and task not in FAMILIES and Path(task).is_dir():
+        raise ConfigError(
+            f"--task is {task!r}, which is a folder; give a family or a described set as --task, and --data {task}."
+        )
     if not ships and not data:
         raise ConfigError(f"--data is empty; --task {task} needs a folder, or a name on the hub.")
     place = str(SETS / task) if ships else data
     description = find_description(task, place)
     if (place[0] in "/.~" or place.count("/") > 1) and not Path(place).exists():
-        raise ConfigError(f"--data is {data!r}, which does not exist; give a folder of labelled files, or a hub name.")
+        hint = describe_near(find_near(data)) or "give a folder of labelled files, or a hub name."
+        raise ConfigError(f"--data is {data!r}, which does not exist; {hint}")
     return description, place
 
 

@@ -143,7 +143,8 @@ def _fetch(hub_id: str, patterns: list[str]) -> Path:
     except Exception as error:  # the hub's client raises a dozen kinds: offline, unknown, gated, no disk …
         raise BaseModelError(
             f"--base {hub_id!r} is no folder here and could not be fetched from the hub ({type(error).__name__}); "
-            "give an existing folder, or the id of an existing model and a network."
+            f"give an existing folder, {SHIPPED_BASE} (ships with the package), or the id of an existing model and a "
+            "network."
         ) from error
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from domext_ray.data.names import HUB_ID
 from domext_ray.errors import BaseModelError
 from domext_ray.files import ASSETS
 from domext_ray.options.declare import check_place
 
 SHIPPED_BASE = "general-mini"
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def find_local_base(base: str) -> Path | None:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -140,18 +140,32 @@ def identity_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if value != {}}
 
 
-def describe_difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """List the options in which two identities differ, as `option: old -> new`."""
-    lines: list[str] = []
+def list_differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, old value and new value of the options in which two identities differ; None: there is none."""
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(after, dict):
-            lines += describe_difference(before, after, f"{prefix}{name}.")
+            yield from list_differences(before, after, f"{prefix}{name}.")
         elif isinstance(before, str) and os.path.expanduser(before) == after:
             continue  # older versions kept a path as the user wrote it, with ~
         elif before != after:
-            lines.append(f"{prefix}{name}: {before!r} -> {after!r}")
-    return lines
+            yield f"{prefix}{name}", before, after
+
+
+def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """List the options in which two identities differ, as `option: old -> new`."""
+    return [f"{name}: {before!r} -> {after!r}" for name, before, after in list_differences(old, new)]
+
+
+def show_value(value: Any) -> str:
+    """Return an option's value as a flag gives it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(map(show_value, value)) or '""'
+    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
 
 
 def dump_yaml(config: Any) -> str:

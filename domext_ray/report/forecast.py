@@ -31,7 +31,7 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.runs.run_directory import RunPaths
-from domext_ray.runtime.machine import is_cluster
+from domext_ray.runtime.machine import find_free_disk, find_free_memory, is_cluster
 from domext_ray.training.cost import StepCost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
 from domext_ray.training.writing import estimate_written
@@ -80,6 +80,17 @@ class Forecast:
     export_bytes: int = 0
     near_duplicates: NearDuplicates | None = None
     unknown: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def corpus_bytes(self) -> int:
+        """Of the prepared texts, as far as they are known."""
+        own = sum(each.num_bytes for each in self.estimates if each is not None)
+        return own + sum(each.num_bytes for each in self.texts[1:])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that the run leaves."""
+        return self.corpus_bytes + self.checkpoint_bytes + self.export_bytes
 
 
 def make_forecast(
@@ -204,9 +215,8 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
         num_tokens = sum(each.num_tokens for each in forecast.texts)
         steps = f"{forecast.num_steps:,}, {forecast.texts[0].num_epochs:.2f} epochs, {num_tokens:,} tokens"
         lines += [("steps", steps), *(read if config.parts else []), *_describe_time(forecast)]
-    corpora = [each for each in forecast.estimates if each is not None]
     sizes = {
-        "prepared corpus": sum(each.num_bytes for each in corpora) + sum(each.num_bytes for each in forecast.texts[1:]),
+        "prepared corpus": forecast.corpus_bytes,
         "checkpoints": forecast.checkpoint_bytes,
         "export": forecast.export_bytes,
     }
@@ -230,7 +240,10 @@ def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
 def describe_plan(
     config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, memory: Mapping[str, int], forecast: Forecast
 ) -> str:
-    """Return what a dry run prints: the resolved configuration, counts, bytes of a rank by part, and the forecast."""
+    """Return what a dry run prints: whether the run fits, and from what that follows.
+
+    With `--dry_run full` the resolved configuration follows, as YAML that `--config` reads.
+    """
     decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
     corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
     held = {**{name.replace("_", " "): value for name, value in memory.items() if value}, "sum": sum(memory.values())}
@@ -238,10 +251,33 @@ def describe_plan(
     device = ", on a CPU (--scale.use_gpu true: on a GPU)" if config.scale.use_gpu == "auto" else ""
     parts = "\n".join(f"  {name:<22}{value / 2**20:>10,.1f} MiB" for name, value in held.items())
     return (
-        f"{dump_yaml(config)}\nrun directory: {paths.run}\n{corpora}"
+        f"{_describe_answer(config, paths, held['sum'], forecast)}\n\n"
+        f"run directory: {paths.run}\n{corpora}"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
         f"memory per rank when a step needs most, without Python and its libraries{device}:\n{parts}\n"
         f"{describe_forecast(forecast, config)}\n"
-        "dry run: nothing was started"
+        + (f"\n{dump_yaml(config)}\n" if config.dry_run == "full" else "all options: --dry_run full\n")
+        + "dry run: nothing was started"
     )
+
+
+def _describe_answer(config: PretrainConfig, paths: RunPaths, memory: int, forecast: Forecast) -> str:
+    """Whether a run fits here, how long it takes, and how much it holds; what other machines have is not known here."""
+    workers, disk = config.scale.most_workers, forecast.num_bytes
+    takes = f"{forecast.num_steps:,} steps" if forecast.num_steps else "steps that the text decides"
+    takes += f" in {format_seconds(forecast.seconds)}" if forecast.seconds else ", for a time that is not known"
+    if config.scale.use_gpu is True or is_cluster():
+        needs = [(f"{_show_size(memory)} of memory for each worker", 0, 0)]
+    else:
+        shared = f" for {workers} workers" if workers > 1 else ""
+        needs = [(f"{_show_size(memory * workers)} of memory{shared}", memory * workers, find_free_memory())]
+    room = find_free_disk(str(paths.run)) if paths.run.is_local else 0
+    needs.append((f"{_show_size(disk)} of disk", disk, room))
+    shown = [f"{what} ({_show_size(free)} are free)" if free else what for what, _, free in needs]
+    verdict = "too large for this machine" if any(need > free > 0 for _, need, free in needs) else "fits"
+    return f"{verdict}: {takes}, {' and '.join(shown)}"
+
+
+def _show_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.files import Kind, check_values, describe_format, newest_format, read_json, read_yaml
-from domext_ray.options.build import describe_difference, dump_yaml, from_dict
+from domext_ray.options.build import describe_difference, dump_yaml, from_dict, list_differences, show_value
 from domext_ray.runs.attempts import RUN as RUN
 from domext_ray.runs.attempts import lock_folder
 from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, write_text
@@ -157,18 +157,32 @@ def check_identity(run_dir: Where, identity: Mapping[str, Any], *, grows: bool =
 
 
 def describe_other(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List in what two identities differ as `describe_difference` does, with words in the place of hashes."""
+    """List in words in what two identities differ: options with both values, and of hashes what they are of."""
     hashes = [name for name in {**old, **new} if name.partition(".")[0] in _CONTENTS]
     before, after = ({name: value for name, value in each.items() if name not in hashes} for each in (old, new))
-    lines = describe_difference(before, after)
+    told = list(list_differences(before, after))
+    lines = [f"{_name_part(name)} {_tell_change(*values)}" for name, *values in told]
     for name in hashes:
         kind, _, of = name.partition(".")
         option, what = _CONTENTS[kind]
-        is_told = any(line.startswith((f"{option}:", f"{option}.")) for line in lines)
+        is_told = any(f"{each}.".startswith(f"{option}.") for each, *_ in told)
         if old.get(name) != new.get(name) and not is_told:
             value = of if option == "mixture.parts" else repr(new.get(option) or "")
             lines.append(f"--{option} {value} has {what} than before".replace(" '' ", " "))
     return list(dict.fromkeys(lines))
+
+
+def _name_part(name: str) -> str:
+    """What a user calls a part of an identity: an option, a preset's, or what a base's config.json has."""
+    group, _, rest = name.partition(".")
+    if group == "base_shape":
+        return f"the base's {rest or 'shape'}"
+    return {"replay_frac": "--replay.frac"}.get(name, f"--{name}")
+
+
+def _tell_change(before: Any, after: Any) -> str:
+    was, now = ("left out" if each is None else show_value(each) for each in (before, after))
+    return f"was {was} and is {now} now"
 
 
 def read_run(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -41,3 +42,20 @@ def count_cpus() -> int:
     import joblib  # type: ignore[import-untyped]  # here, because reading tasks import this file and do not count
 
     return int(joblib.cpu_count())
+
+
+def find_free_memory() -> int:
+    """Return the bytes of memory that this process may still take: those of the machine, or fewer of its container."""
+    import psutil  # as above
+
+    free = [int(psutil.virtual_memory().available)]
+    with contextlib.suppress(OSError, ValueError):  # no such container, or one without a limit ("max")
+        group = Path("/sys/fs/cgroup")
+        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return max(min(free), 0)
+
+
+def find_free_disk(folder: str) -> int:
+    """Return the free bytes of the disk that has a folder, or that will have it."""
+    place = Path(folder).expanduser().absolute()
+    return shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free

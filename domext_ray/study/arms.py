@@ -41,15 +41,10 @@ def choose_presets(config: StudyConfig) -> dict[str, dict[str, Any]]:
     """Return the presets of the methods that are compared.
 
     Raises:
-        ConfigError: a method has no preset, or a preset says what a study decides.
+        ConfigError: a preset says what a study decides.
     """
     presets = config.presets
     for name in config.methods:
-        if name not in presets:
-            raise ConfigError(
-                f"--methods names {name!r}; it must be one of {', '.join(presets)}, or a name in --presets or "
-                "in presets: of a --config file."
-            )
         preset = presets[name]
         wrong = [preset] if not isinstance(preset, dict) else [each for each in preset if each not in _SECTIONS]
         if wrong:

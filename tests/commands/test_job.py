@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -272,7 +274,7 @@ def test_a_wrong_file_is_one_sentence_with_its_line(tmp_path: Path) -> None:
         ("optim:\n  lr: -1\n", "--optim.lr is -1.0 (PATH, line 2); it must be above 0."),
         ("corpus: {a: b}\n", "--corpus is {'a': 'b'} (PATH, line 1); it must be a text"),
         ("corpus:\n", "--corpus is None (PATH, line 1); it must be a text"),
-        ("dry_run: 3\n", "--dry_run is '3' (PATH, line 1); it must be true or false."),
+        ("dry_run: 3\n", "--dry_run is '3' (PATH, line 1); it must be full, true or false."),
         ("seed: 1\nseed: 2\n", "line 2: 'seed' stands here a second time (line 1 has it); give it once."),
         ("train: !include other.yaml\n", "line 1: the tag '!include' is not allowed; give a plain value."),
         ("corpus: !!python/object/apply:os.system ['true']\n", "line 1: the tag '!!python/object/apply:os.system'"),
@@ -335,6 +337,112 @@ def test_a_name_that_there_is_not_is_told_before_the_job_runs(
         with pytest.raises(SystemExit) as end:
             run_job(replace(JOBS[job], run=started.append), args.split())
         assert end.value.code == 2 and says in capsys.readouterr().err and not started, args
+
+
+EARLY = (
+    ("pretrain af --base general-mni", "--base names 'general-mni', which is not here; did you mean general-mini?"),
+    ("pretrain af --base notes-bsae", "did you mean notes-base?"),
+    (
+        "pretrain af --init_from runs/clinci",
+        "--init_from is 'runs/clinci', which does not exist; did you mean runs/clinic?",
+    ),
+    (
+        "pretrain af --train.seq_length 4096",
+        "--train.seq_length is 4096; the base 'general-mini' has positions for 512.",
+    ),
+    (
+        "prepare_corpus --base org/nope",
+        "--base names 'org/nope', which is not on this machine, and HF_HUB_OFFLINE keeps",
+    ),
+    ("build_vocab --base org/nope", "; give a folder of this machine, or general-mini, which ships with the package."),
+    ("sweep --preset sweeps/af_min", "'sweeps/af_min' is no preset; did you mean the preset sweeps/af_mini?"),
+    ("compare --methods aff --seconds 5", "--methods names 'aff'; did you mean af?"),
+    ("compare --methods nope --seconds 5", "--methods names 'nope'; it must be one of full, full_kept, "),
+    (
+        "finetune --task set",
+        "--task is 'set', which is a folder; give a family or a described set as --task, and --data set.",
+    ),
+    ("finetune --task ner --data sett", "--data names 'sett', which is not here; did you mean set?"),
+    ("finetune --task ner --data ./sett", "--data is './sett', which does not exist; did you mean ./set?"),
+    (
+        "finetune --task ner --data org/nope",
+        "--data names 'org/nope', which is not on this machine, and HF_HUB_OFFLINE",
+    ),
+    (
+        "finetune --task ner --data set --model clinci",
+        "--model names 'clinci', which is not here; did you mean runs/clinic?",
+    ),
+    (
+        "finetune --task ner --data set --model runs/clinci",
+        "--model names 'runs/clinci', which does not exist; did you mean",
+    ),
+    (
+        "evaluate_forgetting --models a=general-mni --corpus rows.jsonl",
+        "--models names 'general-mni', which is not here;",
+    ),
+    (
+        "evaluate_retrieval --models runs/clinci --data set",
+        "--models names 'runs/clinci', which does not exist; did you",
+    ),
+    ("serve --model general-mni", "--model names 'general-mni', which is not here; did you mean general-mini?"),
+    ("serve --bank bnak", "--bank names 'bnak', which does not exist; did you mean bank?"),
+    ("bank --bank bnak", "--bank names 'bnak', which does not exist; did you mean bank?"),
+    (
+        "bank --bank none",
+        "--bank names 'none', which does not exist; give a folder that domext bank made, or --add a run.",
+    ),
+    ("export_hf --run runs/clinci", "--run names 'runs/clinci', which does not exist; did you mean runs/clinic?"),
+    ("verify runs/clinci", "--path names 'runs/clinci', which does not exist; did you mean runs/clinic?"),
+    ("predict --input rows.jsonl --output out --model general-mni", "did you mean general-mini?"),
+    (
+        "predict --input rows.jsonl --output out --field bodi",
+        "no row of --input 'rows.jsonl' has a field 'bodi' (they have",
+    ),
+    ("predict --input rows.jsonl --output out --field bodi --dry_run", "(they have id, body); did you mean body?"),
+    (
+        "predict --input rows.jsonl --output out --model runs/clinic --field bodi",
+        "has a field 'bodi' (they have id, body)",
+    ),
+    (
+        "predict --input rows.jsonl --output out --field body --max_length 9999",
+        "'general-mini' takes rows of up to 512.",
+    ),
+    ("predict --input set --output out --task nerr", "--task is 'nerr'; it must be a family ("),
+    ("predict --input sett --output out --task ner", "--input names 'sett', which is not here; did you mean set?"),
+    ("predict --input rows.jsonl --output out --submission QNI.tsv", "did you mean QNLI.tsv?"),
+    (
+        "embed --input rows.jsonl --output out",
+        "no row of --input 'rows.jsonl' has a field 'text' (they have id, body); set",
+    ),
+    (
+        "embed --input rows.jsonl --output out --field body --layers 99",
+        "--layers is '99'; 'general-mini' has 4 layers.",
+    ),
+)
+"""Command lines in a folder with a base, a run, a bank, a set and rows, and what each of them is told."""
+TELL = """
+import json, sys
+from domext_ray.commands.main import main
+for args in json.load(sys.stdin):
+    try:
+        main(args.split())
+    except SystemExit as error:
+        assert error.code == 2, args
+heavy = [each for each in ("torch", "transformers", "ray", "datasets") if each in sys.modules]
+assert not heavy, heavy
+"""
+
+
+def test_ordinary_mistakes_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    for name in ("notes-base", "runs/clinic", "bank", "set"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "rows.jsonl").write_text('{"id": 1, "body": "a text"}\n' * 3)
+    asked = json.dumps([args for args, _ in EARLY])
+    done = subprocess.run([sys.executable, "-c", TELL], input=asked, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout == "", done.stderr
+    for (args, says), line in zip(EARLY, done.stderr.splitlines(), strict=True):
+        assert line.startswith("error: ") and says in line, (args, line)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["bank", "notes-base", "rows.jsonl", "runs", "set"]
 
 
 def test_flags_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.inference import input_rows
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, RowError, check_text
+from domext_ray.inference.predictors import ModelPlace
 
 TEXTS = ["One, two.", "", " spaces ", 'a "quoted" word', "naïve\u2028and \u00a0so", "six", "seven\teight", "last"]
 ONE_LINE = [each for each in TEXTS if "\t" not in each]
@@ -91,6 +92,36 @@ def test_a_row_has_its_own_id_and_field(tmp_path: Path) -> None:
     found = read_all(str(tmp_path / "a.jsonl"), 2, text="body")
     assert [each.id for each in found] == ["n1", "7", "a.jsonl:5", "a.jsonl:7"]
     assert [each.values for each in found] == [{"text": each} for each in "abcd"]
+
+
+def test_a_field_that_no_row_has_is_told_before_the_rows_are_counted(tmp_path: Path) -> None:
+    def refuse(fields: FieldNames, most: int = 2, name: str = "a.jsonl") -> str:
+        with pytest.raises(CorpusError) as error:
+            plan_input(str(tmp_path / name), fields, most)
+        return str(error.value).removeprefix(f"no row of --input {str(tmp_path / name)!r} ")
+
+    rows = [{"id": 1, "body": "a"}, {}, {"id": 2, "body": "b", "naïve": 1}]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    assert refuse(FieldNames("bodi")) == "has a field 'bodi' (they have id, body); did you mean body?"
+    assert refuse(FieldNames("text"), 3) == "has a field 'text' (they have id, body, naïve); set --field."
+    for name in ("naïve", "body"):  # the first one stands below the rows that are looked at, and is escaped
+        assert plan_input(str(file), FieldNames(name), 2).num_rows == 3
+    qa = ModelPlace("m", "qa", "").name_fields("text")
+    assert refuse(qa) == "has a field 'question' (they have id, body); give the field that name."
+    assert refuse(ModelPlace("m", "ner", "").name_fields("bodi")).startswith("has a field 'bodi' (they have id, body)")
+    assert refuse(ModelPlace("m", "ner", "").name_fields("text")).startswith("has a field 'text' or 'tokens'")
+    file.write_text('{"question": "what", "context": "that"}\n{"tokens": ["a"]}\n')
+    for family in ("qa", "ner"):
+        assert plan_input(str(file), ModelPlace("m", family, "").name_fields("text"), 2).num_rows == 2
+    (tmp_path / "a.csv").write_text("id,body\n1,a\n")
+    csv_says = f"{tmp_path}/a.csv has no column 'bodi' (it has id, body); did you mean body?"
+    assert refuse(FieldNames("bodi"), name="a.csv") == csv_says
+    assert refuse(qa, name="a.csv").startswith("has a field 'question' (they have id, body); give")
+    (tmp_path / "b.jsonl").write_text('{"question": "what", "context": "that"}\n')
+    assert plan_input(f"{tmp_path / 'a.csv'},{tmp_path / 'b.jsonl'}", qa, 2).num_rows == 2
+    (tmp_path / "bad.jsonl").write_text('{bad\n"bodi"\n')
+    assert plan_input(str(tmp_path / "bad.jsonl"), FieldNames("bodi"), 2).num_rows == 2, "rows say what is wrong"
 
 
 FAULTS = [

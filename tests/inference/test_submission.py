@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 from finetuned_models import CATALOGUE, LABELS, draw_set, export_fitted
-from labelled_fixtures import write_ner
 from test_predict_tasks import work_on
 
 from domext_ray.config.inference import PredictConfig
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.inference.predict import plan_prediction
-from domext_ray.inference.submission import SUBMISSIONS, plan_submission, write_submission
+from domext_ray.inference.submission import SUBMISSIONS, check_submission, plan_submission, write_submission
 from domext_ray.labelled.examples import LabelledText
 from domext_ray.labelled.set_description import list_shipped
 
@@ -115,10 +113,10 @@ def test_what_no_server_takes_is_one_sentence(start: StartModel, tmp_path: Path)
     (tmp_path / "test.json").write_text("[{]")
     with pytest.raises(CorpusError, match=r"test.json is no JSON .*; give the benchmark's own test file"):
         plan_submission("KUAKE-QIC_test.json", str(tmp_path / "test.json"), "classification", (), 8)
-    model = export_fitted(start, "ner", tmp_path / "m", epochs=1.0)
-    places: dict[str, Any] = {"model": str(model), "input": str(test), "output": str(tmp_path / "out")}
-    with pytest.raises(ConfigError, match=r"--submission is 'Qnli'; it must be one of CoLA.tsv, "):
-        plan_prediction(PredictConfig(**places, submission="Qnli"))
-    with pytest.raises(ConfigError, match="--task is 'ner'; it must be empty with --submission"):
-        places["input"] = str(write_ner(tmp_path / "ner"))
-        plan_prediction(PredictConfig(**places, submission="QNLI.tsv", task="ner"))
+    for name, task, message in (
+        ("Qnli", "", "--submission is 'Qnli'; it must be one of CoLA.tsv, "),
+        ("QNI.tsv", "", r"--submission is 'QNI.tsv'; did you mean QNLI.tsv"),
+        ("QNLI.tsv", "ner", "--task is 'ner'; it must be empty with --submission"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_submission(name, task)

@@ -115,11 +115,11 @@ def test_a_moved_base_and_a_moved_text_are_the_same_run(
     assert read_run_config(copied).base == str(base), "an export finds it"
     with Path(corpus).open("a") as file:
         file.write("one line more than the run was made with\n")
-    with pytest.raises(RunError, match=r"belongs to another run \(corpus: .*text\.txt'\)"):
+    with pytest.raises(RunError, match=r"belongs to another run \(--corpus was .* and is .*text\.txt now\)"):
         start_again(copied, base, Path(corpus))
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
-    with pytest.raises(RunError, match=r"base_shape\.hidden_act: 'gelu' -> 'relu'"):
+    with pytest.raises(RunError, match=r"the base's hidden_act was gelu and is relu now"):
         start_again(copied, base, corpus_file)
 
 

@@ -24,6 +24,7 @@ from domext_ray.runs.run_directory import (
     add_versions,
     check_identity,
     check_order,
+    describe_other,
     keep_precision,
     lock_run,
     resolve_schedule,
@@ -109,7 +110,7 @@ def test_what_has_moved_is_the_same(tmp_path: Path) -> None:
     run = lay_out(tmp_path / "run", replace(CONFIG, base="/old/base"))
     moved = {**identity_of(replace(CONFIG, base="/new/base")), "base_sha256": "b" * 64}
     check_identity(run, moved)
-    with pytest.raises(RunError, match=r"another run \(base: '/old/base' -> '/new/base'\)"):
+    with pytest.raises(RunError, match=r"another run \(--base was /old/base and is /new/base now\)"):
         check_identity(run, {**moved, "base_sha256": "c" * 64})
 
 
@@ -129,6 +130,23 @@ def test_where_hashes_differ_a_sentence_says_what_changed(tmp_path: Path, name: 
     with pytest.raises(RunError) as error:
         check_identity(tmp_path, {"base": "/a/base", "corpus": "texts", name: "b" * 64})
     assert f"belongs to another run ({said}); give another" in str(error.value)
+
+
+def test_what_changed_is_said_in_words(tmp_path: Path) -> None:
+    old = {"train": {"max_steps": 5, "lengths": [8, 16]}, "vocab": {}, "base_shape": {"act": "gelu"}, "corpus": "a.txt"}
+    new = {
+        "train": {"max_steps": 6, "lengths": []},
+        "vocab": {"whole": True},
+        "base_shape": {"act": "relu"},
+        "corpus": "",
+    }
+    assert describe_other(old, new) == [
+        "the base's act was gelu and is relu now",
+        '--corpus was a.txt and is "" now',
+        '--train.lengths was 8,16 and is "" now',
+        "--train.max_steps was 5 and is 6 now",
+        "--vocab.whole was left out and is true now",
+    ]
 
 
 def test_an_option_that_a_run_does_not_name_is_another(tmp_path: Path) -> None:

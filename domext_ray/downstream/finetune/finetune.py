@@ -64,7 +64,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     if config.dry_run:
         outcomes = [plan.ledger.read(each) for each in plan.trials]
         ended, trained = [each for each in outcomes if each.has_ended], sum(each for each, _ in plan.counts.values())
-        print(f"{describe_finetune_plan(plan)}\n{describe_amount(ended, len(outcomes), 4 * trained)}")
+        print(f"{describe_amount(ended, len(outcomes), 4 * trained)}\n\n{describe_finetune_plan(plan)}")
         return plan.folder
     if is_finished(plan):
         print(f"the run in {plan.folder} has ended; nothing is left to do.")

@@ -63,11 +63,9 @@ class ScoredGrid:
 
 
 def describe_finetune_plan(plan: FinetunePlan) -> str:
-    """Return what a run would do: configuration, set, model, parameters, trainings."""
+    """Return what a run would do: set, model, parameters, trainings; with `--dry_run full` all options, as YAML."""
     config, start = plan.config, plan.start
     lines = [
-        dump_yaml(config).rstrip(),
-        "",
         plan.loaded.describe(),
         f"chosen by {plan.task.metric} on dev",
         f"model: {start.kind} {start.name}{f', step {start.step:,}' if start.step else ''}, sha256 {start.sha256[:12]}",
@@ -77,6 +75,8 @@ def describe_finetune_plan(plan: FinetunePlan) -> str:
         ),
         f"trainings: {len(config.grid.points) * config.grid.restarts}",
         f"run directory: {plan.folder}",
+        f"\n{dump_yaml(config).rstrip()}\n" if config.dry_run == "full" else "all options: --dry_run full",
+        "dry run: nothing was started",
     ]
     return "\n".join(lines)
 

@@ -301,7 +301,10 @@ def test_a_dry_run_writes_nothing(run_dir: Path, config: FinetuneConfig, capsys:
     shown = capsys.readouterr().out
     assert not folder.exists()
     assert "80 / 30 / 30 examples" in shown and "trainings: 4" in shown and "parameters train" in shown
-    assert "4 of 4 trials are left (hours are told once one has ended); all take at most 0.0" in shown
+    assert shown.startswith("4 of 4 trials are left (hours are told once one has ended); all take at most 0.0")
+    assert "\ngrid:\n" not in shown and "all options: --dry_run full" in shown
+    run_finetuning(replace(config, dry_run="full", run=replace(config.run, name="dry")))
+    assert "\ngrid:\n" in capsys.readouterr().out and not folder.exists()
     again = replace(config, dry_run=True, grid=replace(config.grid, restarts=3))
     run_finetuning(again)
     shown = capsys.readouterr().out
