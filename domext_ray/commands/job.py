@@ -153,8 +153,9 @@ def _check_places(job: Job[Any], config: Any) -> None:
     options = list_options(job.config_class)
     for name in (name for name, each in options.items() if FOUND in each.tags):
         value = attrgetter(name)(config)
+        may_be_id = name.rpartition(".")[2] in ("base", "model", "against")
         for place in value if isinstance(value, tuple) else [value]:
-            is_path = name.rpartition(".")[2] not in ("base", "model") or place.startswith(("/", "./", "../", "~"))
+            is_path = not may_be_id or place.startswith(("/", "./", "../", "~"))
             folders = (place, place.rpartition(":")[0])  # the second of BANK:NAME
             if place and is_path and not any(each and Place(each).exists() for each in folders):
                 raise ConfigError(f"--{name} names {place!r}, which does not exist; give {options[name].help}.")
