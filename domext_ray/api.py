@@ -116,6 +116,11 @@ class FinetunedRun(Run):
         splits = (split for split in ("dev", "test") if summary[split])
         return {split: get_figure(summary[split], summary["metric"]) for split in splits}
 
+    @property
+    def verdict(self) -> str:
+        """The difference to the model of `against`, its interval, and what that says; empty: it has none."""
+        return str(self.summary.get("against", {}).get("verdict", ""))
+
     def _describe(self) -> str:
         scores = ", ".join(f"{score:.3f} on {split}" for split, score in self.scores.items())
         return f"{self.metric} {scores}"
@@ -177,6 +182,7 @@ def finetune(
     data: Place | None = None,
     model: Place | Run | None = None,
     *,
+    against: Place | Run | None = None,
     preset: str = "",
     config: Place = "",
     **options: Any,
@@ -187,6 +193,7 @@ def finetune(
         task: a task family such as "ner", a described set such as "bc5cdr", or a YAML file that describes one.
         data: folder of the labelled files, or a name on the hub.
         model: a run, an export, a base, or a hub id.
+        against: another one, fine-tuned in the same way; `FinetunedRun.verdict` says how they differ.
         preset: as of `pretrain`.
         config: as of `pretrain`.
         options: all others by their names, as of `pretrain`.
@@ -194,7 +201,9 @@ def finetune(
     Returns:
         The run, with its scores; with `dry_run=True` it is described and not started.
     """
-    named = {"task": task, "data": data, "model": str(model.directory) if isinstance(model, Run) else model}
+    models = {"model": model, "against": against}
+    places = {name: str(each.directory) if isinstance(each, Run) else each for name, each in models.items()}
+    named = {"task": task, "data": data, **places}
     run = "downstream.finetune.finetune:run_finetuning"
     return FinetunedRun(_carry_out(["finetune"], run, named, preset, config, options))
 

@@ -143,15 +143,14 @@ def test_fine_tuning_takes_a_run_and_lists(
     data = write_ner(tmp_path / "made")
     grid = {"lr": [1e-3, 5e-5], "batch_size": (8, 16)}
     labelled = {"max_length": 32, "stride": 8}
-    run = domext_ray.finetune(
-        "ner", data, tiny_base_folder, grid=grid, labelled=labelled, run={"dir": tmp_path / "runs"}, dry_run=True
-    )
+    options = {"grid": grid, "labelled": labelled, "run": {"dir": tmp_path / "runs"}, "dry_run": True}
+    run = domext_ray.finetune("ner", data, tiny_base_folder, against="general-mini", **options)
     given = capsys.readouterr().out
     flags = ["--task", "ner", "--data", data, "--model", tiny_base_folder, "--run.dir", tmp_path / "runs", "--dry_run"]
-    flags += ["--grid.lr", "0.001,5e-05", "--grid.batch_size", "8,16"]
+    flags += ["--grid.lr", "0.001,5e-05", "--grid.batch_size", "8,16", "--against", "general-mini"]
     flags += ["--labelled.max_length", 32, "--labelled.stride", 8]
     main(["finetune", *map(str, flags)])
-    assert given == capsys.readouterr().out and "trainings: 4" in given
+    assert given == capsys.readouterr().out and "trainings: 4 of each model, 8 in all" in given
     assert not run.directory.exists() and run.directory.parent == tmp_path / "runs"
 
 

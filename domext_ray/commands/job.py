@@ -161,7 +161,7 @@ def _check_places(job: Job[Any], config: Any) -> None:
             folders = (place, place.rpartition(":")[0])  # the second of BANK:NAME
             if not place or place in NAMES or any(each and Place(each).exists() for each in folders):
                 continue
-            if name.rpartition(".")[2] in ("base", "model", "models"):
+            if name.rpartition(".")[2] in ("base", "model", "models", "against"):
                 check_name(f"--{name}", place, "model", options[name].help, [SHIPPED_BASE])
             else:
                 hint = describe_near(find_near(place)) or f"give {options[name].help}."

@@ -26,6 +26,7 @@ FINETUNE = Job(
 
     domext finetune                                        # code entities, which ship
     domext finetune --task ner --data DIR --model runs/af --grid.lr 1e-3,5e-4 --grid.epochs 3 --run.name ner
+    domext finetune --task ner --data DIR --model runs/af --against general-mini --grid.restarts 3
     domext finetune --task chemprot --data DIR --model bert-base-uncased --grid.lr 5e-5,3e-5,2e-5 \\
         --grid.batch_size 16,32 --grid.epochs 2,3,4 --grid.restarts 3
     domext finetune --task ner --data DIR --model runs/af --method.trains adapter --method.heads 1
@@ -36,8 +37,9 @@ classification, multilabel, regression, qa, multiple_choice, normalization), a s
 rte, ...) or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id; of one that
 was fine-tuned before, --keep_head true keeps the head. Every extension but words may learn the task, beside those that
 the model has: with the head, --method.trains extensions trains them all, and adapter only the adapter that is added.
-The run directory gets summary.json (dev and test with 95 % intervals), predictions.jsonl, report.html, scores.png and
-export/; the same command goes on with the trainings that have not ended.""",
+--against trains another model with the same grid, seeds and examples, and the job ends with the difference, its
+interval and what that says. The run directory gets summary.json (dev and test with 95 % intervals), predictions.jsonl,
+report.html, scores.png and export/; the same command goes on with the trainings that have not ended.""",
     FinetuneConfig,
     "downstream.finetune.finetune:run_finetuning",
     "finetune",
@@ -55,8 +57,8 @@ def _check_sets(config: SweepConfig | StudyConfig) -> None:
 
 
 NOT_OF_SEVERAL_SETS = (
-    *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.keep_head"),
-    *("finetune.run.", "finetune.dry_run", "finetune.export"),
+    *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.against"),
+    *("finetune.keep_head", "finetune.run.", "finetune.dry_run", "finetune.export"),
     *(f"finetune.{each}" for each in NOT_FINE_TUNING),
 )
 """What a sweep and a study decide for their fine-tunings, or these do not read."""
@@ -135,7 +137,7 @@ from --grid.lr. The same command goes on where it stopped. Figures, tables and p
     AblateConfig,
     _ablate,
     "ablate",
-    reads=tuple(f"-{each}" for each in (*NOT_FINE_TUNING, "features.")),
+    reads=tuple(f"-{each}" for each in (*NOT_FINE_TUNING, "features.", "against")),
     narrow=_list_studied,
     check=_check_study,
 )

@@ -25,6 +25,7 @@ from domext_ray.options.declare import (
     Found,
     LayerRange,
     Main,
+    ModelPlace,
     Read,
     RunFolder,
     ShareOrZero,
@@ -189,6 +190,8 @@ class FinetuneConfig:
     data: Main[Read[Annotated[str, place("a hub name, or a folder")]]] = ""
     model: Main[Model] = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
     model_step: NonNegativeInt = 0  # checkpoint of a run; 0: the newest
+    # a base, a run or an export to fine-tune in the same way: the job ends with the difference; empty: none
+    against: Main[ModelPlace] = free("")
     keep_head: bool = False  # the head of a model that was fine-tuned before goes on; its labels must be the set's
     # width of each direction of a BiLSTM between encoder and head (BERT section 5.1); 0: none
     head_bilstm: CountOrZero = 0
@@ -207,6 +210,8 @@ class FinetuneConfig:
     scale: TrainingScaleConfig = field(default_factory=TrainingScaleConfig)
 
     def __post_init__(self) -> None:
+        is_same = self.against == self.model and not self.model_step  # an earlier checkpoint is another model
+        require(not (self.against and is_same), "against", self.against, f"another model than --model ({self.model})")
         is_one = not (self.head_bilstm and self.features.layers)
         require(is_one, "head_bilstm", self.head_bilstm, "0 with --features.layers")
         rule = "0 in fine-tuning, which has no corpus to say which words are frequent"
@@ -257,7 +262,7 @@ class SeveralSets:
 
     def check_sets(self, owner: str, decided: tuple[str, ...]) -> None:
         """Refuse sets without places, the same one twice, and options of fine-tuning that `owner` decides itself."""
-        for name in ("task", "data", "model", "model_step", "keep_head", "run.name", "run.dir", *decided):
+        for name in ("task", "data", "model", "model_step", "against", "keep_head", "run.name", "run.dir", *decided):
             value, default = (attrgetter(name)(each) for each in (self.finetune, FinetuneConfig()))
             require(value == default, f"finetune.{name}", value, f"left out: {owner} decides it")
         rule = f"as many as --tasks ({len(self.tasks)})"
@@ -305,6 +310,7 @@ class AblateConfig(FinetuneConfig):
 
     def __post_init__(self) -> None:
         require(not self.features.layers, "features.layers", self.features.layers, "empty in these studies")
+        require(not self.against, "against", self.against, "empty in these studies")
         super().__post_init__()
         is_spans = self.study == "spans"
         rule = "the directory of a fine-tuning run with --study spans" if is_spans else "empty without --study spans"

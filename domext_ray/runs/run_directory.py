@@ -35,6 +35,7 @@ _CONTENTS = {
     "part_fingerprint": ("mixture.parts", "other text, or the tokenizer other entries,"),
     "init_sha256": ("init_from", "another checkpoint"),
     "model_sha256": ("model", "other weights"),
+    "against_sha256": ("against", "other weights"),
     "data_sha256": ("data", "other examples"),
     "input_sha256": ("input", "other rows"),
 }

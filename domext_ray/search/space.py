@@ -41,7 +41,7 @@ _RANGES = {"int": (int, False), "log_int": (int, True), "float": (float, False),
 # What a sweep decides itself for every trial.
 _RESERVED = (
     *("run.", "scale.", "train.max_", "train.long_", "optim.decay_steps", "init_from", "dry_run", "finetune.dry_run"),
-    *("finetune.task", "finetune.data", "finetune.model", "finetune.keep_head", "finetune.export"),
+    *("finetune.task", "finetune.data", "finetune.model", "finetune.against", "finetune.keep_head", "finetune.export"),
     *("finetune.run.", "finetune.scale."),
 )
 # What decides a prepared corpus or its tokenizer: prepared once for all trials, so its values must be countable.

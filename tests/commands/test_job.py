@@ -322,6 +322,8 @@ def test_a_name_that_there_is_not_is_told_before_the_job_runs(
         ("pretrain exbert", "--vocab.size 0 --vocab.words nope", "--vocab.words names 'nope', which does not exist"),
         ("pretrain af", f"--run.dir {__file__}", "which is a file; give the folder of all runs."),
         ("finetune", "--model ../nope", "--model names '../nope', which does not exist; give a run's directory"),
+        ("finetune", "--against ./nope", "--against names './nope', which does not exist; give a base, a run or an"),
+        ("finetune", "--against general-mini", "--against is 'general-mini'; it must be another model than --model"),
         ("export_hf", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
         ("compare_runs", "--runs .,runs/nope", "--runs names 'runs/nope', which does not exist"),
         *((job, "--corpus nope.txt", "--corpus 'nope.txt' names no file") for job in ("prepare_corpus", "build_vocab")),

@@ -1,19 +1,23 @@
-"""Fine-tuned models of every family: a few steps of a tiny base on a made set, thresholds tuned on dev."""
+"""Fine-tuned models of every family: a few steps of a tiny base on a made set; and whole runs without Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from conftest import WORDS
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
+from domext_ray.downstream.finetune import finetune
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_stages
 from domext_ray.downstream.start.model import StartModel
@@ -21,6 +25,7 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.state import State
 from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
+from domext_ray.experiment.runner import Ledger, Rules, Step, Trial, Watch, run_here
 from domext_ray.inference.examples import NOTHING_LEARNED, RawRecord, make_example
 from domext_ray.labelled.examples import (
     AnnotatedText,
@@ -36,6 +41,7 @@ from domext_ray.labelled.examples import (
     Relation,
     TaggedSentence,
 )
+from domext_ray.runtime.tasks import Pool
 
 CPU = torch.device("cpu")
 FP32 = EngineConfig(precision="fp32")
@@ -142,3 +148,27 @@ def export_fitted(start: StartModel, family: str, folder: Path, method: MethodCo
     """Fit a model, and export it."""
     export_stages(start, *fit(start, family, method, **options), folder)
     return folder
+
+
+def finetune_here(config: FinetuneConfig, num_trainings: int | None = None) -> Path:
+    """Carry out a fine-tuning run as the job does, with what its tasks on Ray do in this process.
+
+    `num_trainings`: it is stopped by Ctrl-C after so many.
+    """
+    begun = count()
+
+    def train(pool: Pool, trial: Trial) -> Step:
+        if next(begun) == num_trainings:
+            raise KeyboardInterrupt
+        return pool.make()((trial, None))
+
+    def run_trials(pool: Pool, trials: Sequence[Trial], ledger: Ledger, _: Watch, rules: Rules) -> None:
+        run_here(trials, partial(train, pool), ledger, rules.failures)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune, "start_ray", lambda _: None)
+        patch.setattr(finetune, "check_shared_storage", lambda _: None)
+        patch.setattr(finetune, "plan_resources", lambda _: (1.0, 0.0, 1))
+        patch.setattr(finetune, "run_trials", run_trials)
+        patch.setattr(finetune, "run_tasks", lambda work, tasks, *_, **__: [work(each.item) for each in tasks])
+        return finetune.run_finetuning(config)

@@ -15,13 +15,14 @@ import numpy as np
 
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.errors import RunError, name_file
-from domext_ray.intervals import Sample
+from domext_ray.intervals import Estimate, Sample
 from domext_ray.report.compare import Line, compare_with_first, describe_differences, draw_lines, tabulate
 from domext_ray.report.tables import Table
 from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.storage import new_file
 
-RESAMPLES = "resamples.npz"
+RESAMPLES, AGAINST = "resamples.npz", "against"
+"""Of a run: its resampled figures; the folder of the run of --against, which it is compared with."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,14 @@ def read_finetuned(folder: Path) -> FinetunedRun:
     """
     if not (folder / "summary.json").is_file():
         raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
-    summary = read_finetune_summary(folder)
+    return _take_run(folder, read_finetune_summary(folder))
+
+
+def _take_run(folder: Path, summary: dict[str, Any]) -> FinetunedRun:
     split = "test" if summary["test"] else "dev"
     sample = read_sample(folder, split, summary["restarts"][split]["values"], summary[split]["clusters"])
-    return FinetunedRun(folder.resolve().name, summary, sample)
+    *_, above, name = folder.resolve().parts
+    return FinetunedRun(f"{above}/{name}" if name == AGAINST else name, summary, sample)
 
 
 def check_comparable(runs: Sequence[FinetunedRun]) -> None:
@@ -124,3 +129,74 @@ def draw_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line], path: Pa
     """Draw what `compare_finetuned` found as a PNG."""
     summary = runs[0].summary
     draw_lines(lines, path, summary["set"]["name"], f"{summary['metric']} on {runs[0].split}")
+
+
+def compare_pair(against: FinetunedRun, run: FinetunedRun) -> list[Line]:
+    """Compare a run with the model of its --against; the lines are called as their models are."""
+    names = [each.summary["model"]["name"] for each in (against, run)]
+    if names[0] == names[1]:
+        names = [f"{names[0]} (--against)", f"{names[1]} (--model)"]
+    return compare_finetuned((against, run), names)
+
+
+def summarize_pair(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what summary.json says of the model of --against.
+
+    Args:
+        folder: the run's directory; the run of --against in it has ended.
+        summary: the run's own.
+    """
+    against, run = read_finetuned(folder / AGAINST), _take_run(folder, summary)
+    lines = compare_pair(against, run)
+    difference = lines[1].difference
+    assert difference is not None
+    restarts = against.summary["restarts"]
+    return {
+        "model": against.summary["model"],
+        "point": against.summary["best"]["point"],
+        "split": run.split,
+        "restarts": {"seeds": restarts["seeds"], **restarts[run.split]},
+        "difference": difference.value,
+        "interval": difference.interval,
+        "p_value": difference.p_value,
+        "verdict": describe_pair(against, run, lines),
+    }
+
+
+def describe_pair(against: FinetunedRun, run: FinetunedRun, lines: Sequence[Line]) -> str:
+    """Return in one line the difference of two runs, its interval, and what that says and does not say.
+
+    Args:
+        against: the run that is compared with.
+        run: the other one.
+        lines: what `compare_pair` found.
+    """
+    difference = lines[1].difference
+    assert difference is not None
+    found, clusters = difference.scale(100.0), run.sample.num_clusters
+    unit = "document" if clusters < run.summary["set"]["examples"][run.split] else "example"
+    number = f"{clusters:,} {run.split} {unit}{'s' * (clusters > 1)}"
+    restarts = " and ".join(dict.fromkeys(str(len(line.values)) for line in lines))
+    seen = number if difference.p_value is None else f"{number} and {restarts} restarts"
+    said = [_judge(found, lines, number, seen)]
+    if difference.p_value is None:
+        said.append("each was trained once, and another seed may turn it: --grid.restarts 3 tells")
+    poor = [line.name for each, line in zip((against, run), lines, strict=True) if each.summary["warning"]]
+    if poor:
+        said.append(f"{' and '.join(poor)} learned no more than a trivial baseline knows: see the warning")
+    where = "dev, which chose both models," if run.split == "dev" else run.split
+    value, low, high = (round(each, 1) + 0.0 for each in (found.value, found.low, found.high))  # no -0.0
+    return f"{value:+.1f} points of {run.summary['metric']} on {where} [{low:.1f}, {high:.1f}]: {'; '.join(said)}."
+
+
+def _judge(points: Estimate, lines: Sequence[Line], number: str, seen: str) -> str:
+    """What the interval of a difference in points says; `number` of documents were scored, `seen` has restarts, too."""
+    if points.is_apart:
+        worse, better = (each.name for each in (lines if points.value > 0 else lines[::-1]))
+        return f"{better} is better than {worse} on text like these {number}; of other text or labels it says nothing"
+    half = (points.high - points.low) / 2
+    if half >= 100.0:
+        return f"no difference was found, and with {seen} none would show"
+    if half < 0.05:
+        return f"no difference was found, for both score alike on {number}"
+    return f"no difference was found; with {seen} one under {half:.1f} points would not show"

@@ -2,8 +2,9 @@
 
 Enters: a `FinetuneConfig`. Leaves RUN.DIR/RUN.NAME with config.yaml, run.json, trainings/ (one JSON a training,
 and the tensors of the best one and its restarts), predictions.jsonl, resamples.npz, summary.json, scores.png,
-report.html and export/. The same command goes on, also with a grid that has grown or shrunk: trainings that have ended
-are kept. BERT section A.3 (grid, random restarts, chosen on dev).
+report.html and export/. With --against the folder against/ in it is such a run of that model, which is not exported;
+summary and report have the difference. The same command goes on, also with a grid that has grown or shrunk: trainings
+that have ended are kept. BERT section A.3 (grid, random restarts, chosen on dev).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.data.sources import write_files
-from domext_ray.downstream.finetune.comparison import write_resamples
+from domext_ray.downstream.finetune.comparison import summarize_pair, write_resamples
+from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, choose_point, gather_results
 from domext_ray.downstream.finetune.output import (
     FinalScores,
@@ -58,34 +60,49 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     Raises:
         DomextError: any mistake of the user's, before anything is trained where that can be known.
     """
-    plan = plan_finetuning(config)
-    for note in plan.notes:
+    plans = plan_finetuning(config)
+    folder = plans[0].folder
+    for note in dict.fromkeys(note for each in plans for note in each.notes):
         print(note)
     if config.dry_run:
-        outcomes = [plan.ledger.read(each) for each in plan.trials]
-        ended, trained = [each for each in outcomes if each.has_ended], sum(each for each, _ in plan.counts.values())
-        print(f"{describe_amount(ended, len(outcomes), 4 * trained)}\n\n{describe_finetune_plan(plan)}")
-        return plan.folder
-    if is_finished(plan):
-        print(f"the run in {plan.folder} has ended; nothing is left to do.")
-        return plan.folder
+        outcomes = [each.ledger.read(trial) for each in plans for trial in each.trials]
+        trained = max(sum(number for number, _ in each.counts.values()) for each in plans)
+        amount = describe_amount([each for each in outcomes if each.has_ended], len(outcomes), 4 * trained)
+        print(f"{amount}\n\n{describe_finetune_plan(*plans)}")
+        return folder
+    if all(map(is_finished, plans)):
+        said = f"the run in {folder} has ended; nothing is left to do."
+        print(said, *_list_verdicts(read_finetune_summary(folder)), sep="\n")
+        return folder
     if config.export:
-        check_target(plan.folder / "export", FINE_TUNED)
-    print(plan.loaded.describe(), flush=True)
+        check_target(folder / "export", FINE_TUNED)
+    print(plans[0].loaded.describe(), flush=True)
     start_ray(config.scale.wait_seconds)
-    plan = replace(plan, config=resolve_precision(resolve_gpu(plan.config)))
-    cpus, gpus, parallel = plan_resources(plan.config)
-    plan = replace(plan, cpus=cpus, gpus=gpus, parallel=parallel)
+    settled = resolve_precision(resolve_gpu(plans[0].config))
+    cpus, gpus, parallel = plan_resources(settled)
+    ready = []
+    for each in plans:
+        own = replace(each.config, engine=settled.engine, scale=settled.scale)
+        ready.append(replace(each, config=own, cpus=cpus, gpus=gpus, parallel=parallel))
+    _carry_out(*ready)
+    return folder
+
+
+def _carry_out(plan: FinetunePlan, against: FinetunePlan | None = None) -> None:
+    """Train, score and report a run; before it the model that it is compared with, unless that has ended."""
     with lock_run(plan.folder):
         write_config(plan.folder, plan.config)
         write_run(plan.folder, identity=plan.identity)
         write_files(plan.folder, plan.loaded.files)
         check_shared_storage(plan.folder)
         plan.trainings.mkdir(exist_ok=True)
+        if against is not None and not is_finished(against):
+            print(f"{against.start.name}, which {plan.start.name} is compared with:", flush=True)
+            _carry_out(against)
+            print(f"\n{plan.start.name}:", flush=True)
         started = time.perf_counter()
         scored = score_grid(plan, train_grid(plan))
         report_finetuning(plan, scored, time.perf_counter() - started)
-    return plan.folder
 
 
 def plan_resources(config: FinetuneConfig) -> tuple[float, float, int]:
@@ -136,10 +153,16 @@ def score_grid(plan: FinetunePlan, results: GridResults) -> ScoredGrid:
 def report_finetuning(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> None:
     """Write a run's summary and report, and print the table; `seconds` is the wall clock of this start."""
     summary = build_summary(plan, scored, seconds)
+    if plan.config.against:
+        summary["against"] = summarize_pair(plan.folder, summary)
     write_json(plan.folder / "summary.json", summary)
     write_finetune_report(plan.folder)
     print(format_finetune_summary(summary))
-    print(f"\n{plan.folder / 'report.html'}")
+    print(f"\n{plan.folder / 'report.html'}", *_list_verdicts(summary), sep="\n")
+
+
+def _list_verdicts(summary: dict[str, Any]) -> list[str]:
+    return [summary["against"]["verdict"]] if "against" in summary else []
 
 
 def gather_scores(

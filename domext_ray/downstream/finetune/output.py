@@ -11,7 +11,13 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.downstream.finetune.comparison import read_sample
+from domext_ray.downstream.finetune.comparison import (
+    AGAINST,
+    compare_pair,
+    read_finetuned,
+    read_sample,
+    tabulate_finetuned,
+)
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
@@ -28,7 +34,7 @@ from domext_ray.report.page import (
     format_settings,
 )
 from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, Picture, draw_legend, new_picture
-from domext_ray.report.tables import format_text, list_figures
+from domext_ray.report.tables import NONE, format_text, list_figures
 from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.storage import write_text
 from domext_ray.training.metrics import read_metrics
@@ -62,23 +68,35 @@ class ScoredGrid:
     final: FinalScores
 
 
-def describe_finetune_plan(plan: FinetunePlan) -> str:
-    """Return what a run would do: set, model, parameters, trainings; with `--dry_run full` all options, as YAML."""
-    config, start = plan.config, plan.start
+def describe_finetune_plan(plan: FinetunePlan, against: FinetunePlan | None = None) -> str:
+    """Return what a run would do: set, model and the one that it is compared with, parameters, trainings.
+
+    With `--dry_run full` all options, as YAML, follow.
+    """
+    number = len(plan.trials)
     lines = [
         plan.loaded.describe(),
         f"chosen by {plan.task.metric} on dev",
-        f"model: {start.kind} {start.name}{f', step {start.step:,}' if start.step else ''}, sha256 {start.sha256[:12]}",
+        *_describe_model(plan, "model"),
+        *(_describe_model(against, "against") if against else []),
+        f"trainings: {f'{number} of each model, {2 * number} in all' if against else number}",
+        f"run directory: {plan.folder}",
+        f"\n{dump_yaml(plan.config).rstrip()}\n" if plan.config.dry_run == "full" else "all options: --dry_run full",
+        "dry run: nothing was started",
+    ]
+    return "\n".join(lines)
+
+
+def _describe_model(plan: FinetunePlan, role: str) -> list[str]:
+    start = plan.start
+    step = f", step {start.step:,}" if start.step else ""
+    return [
+        f"{role}: {start.kind} {start.name}{step}, sha256 {start.sha256[:12]}",
         *(
             f"{name}: {trained:,} of {total:,} parameters train ({trained / total:.1%})"
             for name, (trained, total) in plan.counts.items()
         ),
-        f"trainings: {len(config.grid.points) * config.grid.restarts}",
-        f"run directory: {plan.folder}",
-        f"\n{dump_yaml(config).rstrip()}\n" if config.dry_run == "full" else "all options: --dry_run full",
-        "dry run: nothing was started",
     ]
-    return "\n".join(lines)
 
 
 def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dict[str, Any]:
@@ -251,7 +269,9 @@ def write_finetune_report(folder: Path) -> Path:
     parts = [
         format_paragraph(_describe_result(summary), "result"),
         format_paragraph(summary["warning"]),
+        format_paragraph(summary.get("against", {}).get("verdict", ""), "result"),
         format_html(("", "dev", "test"), scores),
+        _format_pair(folder) if "against" in summary else "",
         format_section("Labels", format_html(labels[0], labels[1:]), *map(format_paragraph, summary["notes"])),
         format_section("Pictures", format_pictures(_list_pictures(summary, progress))),
         format_section("Trainings", format_html(header, trainings)),
@@ -260,6 +280,24 @@ def write_finetune_report(folder: Path) -> Path:
     ]
     write_text(folder / "report.html", fill_page(folder.resolve().name, parts))
     return folder / "report.html"
+
+
+def _format_pair(folder: Path) -> str:
+    """The comparison with the model of --against: the difference, and what every restart of both reached."""
+    pair = read_finetuned(folder / AGAINST), read_finetuned(folder)
+    table = tabulate_finetuned(pair, lines := compare_pair(*pair))
+    reached = [dict(zip(each.summary["restarts"]["seeds"], each.sample.values, strict=True)) for each in pair]
+    restarts = [
+        (f"seed {seed}", *(f"{each[seed]:.3f}" if seed in each else NONE for each in reached))
+        for seed in sorted({**reached[0], **reached[1]})
+    ]
+    shared = f"{table.notes[0]} Both models have the same grid, seeds and examples; dev chose the point of each."
+    return format_section(
+        f"Compared with {lines[0].name}",
+        format_html(table.header, table.rows),
+        format_html(("", *(each.name for each in lines)), restarts),
+        format_paragraph(shared),
+    )
 
 
 def _list_pictures(summary: Mapping[str, Any], progress: Mapping[str, list[dict[str, Any]]]) -> list[Picture]:

@@ -6,12 +6,13 @@ started or written; the run's directory is only looked at.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.finetune import FinetuneConfig, PlaceConfig
 from domext_ray.data.sources import require_files
+from domext_ray.downstream.finetune.comparison import AGAINST, is_finetuned
 from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger, read_finetune_summary
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.training import Point, make_model
@@ -73,16 +74,44 @@ class FinetunePlan:
         return [*notes, *(f"note: {each}" for each in list_notes(self.task))]
 
 
-def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
-    """Check a run and everything that it reads, and return its plan.
+def plan_finetuning(config: FinetuneConfig) -> list[FinetunePlan]:
+    """Check a run and everything that it reads, and return its plan; with --against that model's plan follows.
 
     Raises:
         DomextError: any mistake of the user's.
     """
     config = resolve_gpu(config)
     root = resolve_root(config.run.dir)
-    start = load_start_model(config.model, config.model_step, config.keep_head)
+    starts = [load_start_model(config.model, config.model_step, config.keep_head)]
+    starts += [_load_other(config, starts[0])] if config.against else []
     loaded = load_labelled(config)
+    plan = _plan_model(config, root, starts[0], loaded)
+    if not config.against:
+        return [plan]
+    start = starts[1]
+    compared = {"against": start.name, "against_sha256": start.sha256}
+    if "against" in plan.identity:
+        check_identity(plan.folder, compared)
+    own = PlaceConfig(name=AGAINST, dir=str(plan.folder))
+    other = replace(plan.config, model=config.against, model_step=0, against="", export=False, run=own)
+    return [replace(plan, identity={**plan.identity, **compared}), _plan_model(other, plan.folder, start, loaded)]
+
+
+def _load_other(config: FinetuneConfig, start: StartModel) -> StartModel:
+    """Return the model of --against, which is another one than the start model, and not fine-tuned here."""
+    named = f"--against {config.against!r}"
+    if is_finetuned(Path(config.against).expanduser()):
+        raise ConfigError(
+            f"{named} is a fine-tuned run; give the model that it started from, which is then trained like --model, or "
+            "compare the two runs with domext compare_runs."
+        )
+    other = load_start_model(config.against, 0, config.keep_head, "--against")
+    if other.sha256 == start.sha256:
+        raise ConfigError(f"{named} has the same weights as --model {config.model!r}; give another model.")
+    return other
+
+
+def _plan_model(config: FinetuneConfig, root: Path, start: StartModel, loaded: LoadedSet) -> FinetunePlan:
     task = make_set_task(config, start, loaded)
     default_name = f"{loaded.data.name}-{start.name}".replace("/", "-")  # names of the hub have an owner
     folder = root / (config.run.name or default_name)
@@ -93,6 +122,7 @@ def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
     if stored.get("data_sha256", loaded.sha256) != loaded.sha256:
         require_data(folder, config, loaded)
     check_identity(folder, _take_grid(identity, stored))
+    identity |= {name: stored[name] for name in ("against", "against_sha256") if name in stored}  # it may come later
     config = resolve_precision(keep_precision(config, folder))
     return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))
 
@@ -118,6 +148,8 @@ def _take_grid(identity: dict[str, Any], stored: dict[str, Any]) -> dict[str, An
 def is_finished(plan: FinetunePlan) -> bool:
     """Whether the planned run has ended with just these trainings, and its report and its export are there.
 
+    With --against its summary has the difference, too.
+
     Raises:
         RunError: its summary.json is damaged.
     """
@@ -126,6 +158,8 @@ def is_finished(plan: FinetunePlan) -> bool:
     if not ((folder / "summary.json").exists() and (folder / "report.html").exists() and has_export):
         return False
     summary = read_finetune_summary(folder)
+    if config.against and "against" not in summary:
+        return False
     ended = [*summary["trainings"], *(each for each in summary["failed"] if not each["may_try_again"])]
     trained = sorted(Point(each["lr"], each["batch_size"], each["epochs"], each["seed"]).key for each in ended)
     return trained == sorted(each.name for each in plan.trials)

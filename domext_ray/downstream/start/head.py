@@ -51,12 +51,13 @@ def find_head(folder: Path) -> str | None:
     return None
 
 
-def read_head(folder: Path, model: str) -> StartHead:
+def read_head(folder: Path, model: str, option: str) -> StartHead:
     """Read the head that a checkpoint brings.
 
     Args:
         folder: the checkpoint.
         model: what the user called it.
+        option: the command's option that named it, for messages.
 
     Raises:
         ConfigError: it brings none.
@@ -64,7 +65,9 @@ def read_head(folder: Path, model: str) -> StartHead:
     """
     kind = find_head(folder)
     if kind is None:
-        raise ConfigError(f"--keep_head is True; it must be false with --model {model!r}, which brings no task's head.")
+        raise ConfigError(
+            f"--keep_head is True; it must be false with {option} {model!r}, which brings no task's head."
+        )
     names: Mapping[str, str] = read_config(folder).get("id2label") or {}
     labels = tuple(names[each] for each in sorted(names, key=int))
     weights = read_weights(folder, model)

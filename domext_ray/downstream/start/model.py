@@ -67,6 +67,7 @@ class StartModel:
         step: of a run, the checkpoint's.
         wrong_rules: what a base's tokenizer gets wrong, see `model.base.Base`.
         no_scale: with what it has no scale of what was added to its base; empty: it has one.
+        option: the command's option that named it, for messages.
     """
 
     id: str
@@ -81,6 +82,7 @@ class StartModel:
     step: int = 0
     wrong_rules: str = ""
     no_scale: str = ""
+    option: str = "--model"
 
     @property
     def name(self) -> str:
@@ -213,11 +215,12 @@ def load_start_model(
         tokenizer,
         pick_tensors(tensors, MLM_HEAD),
         find_head(folder),
-        read_head(folder, model) if keep_head else None,
+        read_head(folder, model, option) if keep_head else None,
         read_terms(card) if card else Terms(),
         step,
         wrong_rules,
         no_scale,
+        option,
     )
 
 
@@ -242,7 +245,7 @@ def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dro
             f"--labelled.max_length is {task.options.max_length}; {start.id!r} takes rows of at most "
             f"{config.max_row_length} tokens."
         )
-    describe_method(config, method, describe_extensions(config), "--model")
+    describe_method(config, method, describe_extensions(config), start.option)
     if start.config.active_adapters is not None and not method.active_adapters:  # what was left out stays left out
         own = [method.adapter] if method.has_adapter else []
         config.active_adapters = list(dict.fromkeys([*start.config.active_adapters, *own]))

@@ -160,7 +160,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def finetune_here(config: FinetuneConfig) -> Path:
     """Fill a run's directory as `run_finetuning` does, in this process; the grid has one point."""
-    plan = plan_finetuning(replace(config, scale=TrainingScaleConfig(use_gpu=False)))
+    (plan,) = plan_finetuning(replace(config, scale=TrainingScaleConfig(use_gpu=False)))
     folder = plan.folder
     (folder / TRAININGS).mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_yaml(plan.config), encoding="utf-8")

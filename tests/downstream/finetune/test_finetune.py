@@ -318,7 +318,7 @@ def test_words_that_running_text_has_not_are_told_before_and_after(
     run_finetuning(replace(config, dry_run=True))
     (note,) = re.findall(r"^note: (.* cut otherwise in running text.*)$", capsys.readouterr().out, re.MULTILINE)
     assert note.startswith("2 of 183 entities of dev have words") and note.endswith("devel.tsv:805.")
-    task = plan_finetuning(config).task
+    task = plan_finetuning(config)[0].task
     result = evaluate_stages(
         task, {ONLY_STAGE: lambda examples: [{"entities": [], "tags": ["O"] * len(each.words)} for each in examples]}
     )
@@ -362,7 +362,7 @@ def test_a_step_may_have_a_rate_and_epochs_of_its_own(config: FinetuneConfig) ->
 def test_weights_and_smoothing_reach_the_loss_and_are_part_of_the_run(config: FinetuneConfig) -> None:
     labelled = replace(config.labelled, class_weights="balanced")
     changed = replace(config, labelled=labelled, optim=replace(config.optim, label_smoothing=0.1))
-    plan = plan_finetuning(replace(changed, run=replace(config.run, name="weighed")))
+    (plan,) = plan_finetuning(replace(changed, run=replace(config.run, name="weighed")))
     task = plan.task.stages["model"]
     assert isinstance(task, ClassTask) and task.label_smoothing == 0.1
     assert task.class_weights is not None and task.class_weights[0] < 1.0 < task.class_weights[1]
