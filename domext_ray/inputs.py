@@ -69,12 +69,12 @@ def check_texts(config: PretrainConfig, base: Base | None) -> list[Sample | None
             continue
         try:
             prepare = config.prepare_for(part)
-            samples.append(sample := check_corpus(part.corpus, prepare, to_end=config.dry_run))
+            samples.append(sample := check_corpus(part.corpus, prepare, to_end=bool(config.dry_run)))
             tell_owners(sample, config, part, is_begun=is_begun)
             require_both_splits(part.corpus, sample, prepare)
             if tokenizer is not None:
                 settings = make_settings(tokenizer, prepare, config.train.seq_length)
-                check_sample(part.corpus, sample, settings, prepare, warns=config.dry_run)
+                check_sample(part.corpus, sample, settings, prepare, warns=bool(config.dry_run))
         except CorpusError as error:
             raise CorpusError(str(error).replace("--corpus", part.option)) from error
     return samples
