@@ -91,14 +91,14 @@ def text(tmp_path: Path) -> Path:
 
 def describe_call(capsys: pytest.CaptureFixture[str], *args: Any, **options: Any) -> str:
     """What a dry run in Python prints."""
-    run = domext_ray.pretrain(*args, dry_run=True, **options)
+    run = domext_ray.pretrain(*args, dry_run="full", **options)
     assert not run.directory.exists()
     return capsys.readouterr().out
 
 
 def describe_command(capsys: pytest.CaptureFixture[str], *flags: Any) -> str:
     """What a dry run of a command prints."""
-    main(["pretrain", *map(str, flags), "--dry_run", "true"])
+    main(["pretrain", *map(str, flags), "--dry_run", "full"])
     return capsys.readouterr().out
 
 

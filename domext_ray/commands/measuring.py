@@ -29,7 +29,6 @@ FINETUNE = Job(
     domext finetune --task ner --data DIR --model runs/af --against general-mini --grid.restarts 3
     domext finetune --task chemprot --data DIR --model bert-base-uncased --grid.lr 5e-5,3e-5,2e-5 \\
         --grid.batch_size 16,32 --grid.epochs 2,3,4 --grid.restarts 3
-    domext finetune --task ner --data DIR --model runs/af --method.trains adapter --method.heads 1
     domext finetune --task ner --data DIR --model BASE --method.trains extensions --method.lora_rank 8
 
 DIR has train, dev (or devel) and test files; --task is a family (ner, nested_ner, relation, relation_extraction,

@@ -43,6 +43,9 @@ _NOT_PROSE = re.compile(r"^\s*(>>>|\.\.\s|\$|\||\+[-=]|```|~~~|@|#!|[-=~^*]{3,}|
 _PARAMETER = re.compile(r"^\s*\*{0,2}\w[\w.]*\s*(\([^)]*\))?\s*:\s")
 _ITEM = re.compile(r"([-*•]|\d+[.)])\s+")
 _EMPTY_LINES = re.compile(r"\n[ \t]*\n")
+# Packages that Ray ships are on the path of a job, which has imported it.
+_WRITE = f"""import ray, sys, {__name__} as docs
+docs.write_docs(docs.SourceFile(sys.argv[1], docs.PACKAGE_DOCS, 1), sys.argv[2])"""
 _ahead = dict[tuple[str, str], subprocess.Popen[bytes]]()
 """Processes that write ahead, by entry and folder."""
 
@@ -87,7 +90,7 @@ def write_ahead(entry: str, folder: Where) -> Iterator[None]:
 
     `write_docs` waits for that process. One that fails has written nothing, and `write_docs` tries by itself.
     """
-    command = [sys.executable, "-m", __name__, entry, str(folder)]
+    command = [sys.executable, "-c", _WRITE, entry, str(folder)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _ahead[entry, str(folder)] = process
     try:
@@ -206,9 +209,3 @@ def _reads_as_prose(text: str) -> bool:
         return False
     plain = sum([word.strip(".,;:!?()'\"").isalpha() for word in words])
     return plain / len(words) > 0.75
-
-
-if __name__ == "__main__":  # as `write_ahead` calls it
-    import ray  # noqa: F401 - packages that it ships are on the path of jobs, which have imported it
-
-    write_docs(SourceFile(sys.argv[1], PACKAGE_DOCS, 1), sys.argv[2])

@@ -579,7 +579,7 @@ def test_a_bank_in_a_bucket_is_one_on_a_disk(objects: str, bank: AdapterBank, ba
     assert (code, said) == (0, "sound: the base, and every adapter (2)\n"), error
     assert Place(folder).list_files()[0] == ".base_folder" and len(Place(folder).list_files()) == 6
     code, _, error = call_job("bank", "--bank", f"{BUCKET}/{tmp_path.name}/none")
-    assert code == 2 and f"{tmp_path.name}/none is no adapter bank: it has no bank.json" in error
+    assert code == 2 and f"{tmp_path.name}/none', which does not exist" in error
     (Place(folder) / "adapters/law/adapter.json").put(b"{}")
     assert "adapter.json has no format; remove the adapter and add it again." in there.verify()[0]
 

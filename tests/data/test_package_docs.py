@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,18 +108,34 @@ def test_docstrings_of_a_distribution(tmp_path: Path) -> None:
     assert again.fingerprint == sources.fingerprint and again.files != sources.files
 
 
-def test_a_process_writes_ahead_what_a_corpus_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+JOB = """
+import sys
+import ray
+from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.data import package_docs, sources
+
+package_docs.read_paragraphs = lambda: iter(["This job writes this sentence."])
+with package_docs.write_ahead("package-docs:1", folder := sys.argv[1]):
+    if folder.endswith("killed"):
+        package_docs._ahead["package-docs:1", folder].kill()
+    sources.resolve_sources("package-docs:1", PrepareConfig(), folder)
+assert not package_docs._ahead
+"""
+
+
+def test_a_process_writes_ahead_what_a_corpus_names(tmp_path: Path) -> None:
     """What reads it waits for that process; one that was killed has written nothing, and is not missed."""
-    monkeypatch.setattr(
-        package_docs, "read_paragraphs", lambda: iter(["Nobody but this process writes this sentence."])
-    )
-    for folder, is_killed in ((tmp_path / "ahead", False), (tmp_path / "killed", True)):
-        with package_docs.write_ahead("package-docs:1", folder):
-            if is_killed:
-                package_docs._ahead["package-docs:1", str(folder)].kill()
-            (file,) = resolve_sources("package-docs:1", PrepareConfig(), folder).files
-        assert (file.size < 1000) == is_killed and [each.name for each in folder.iterdir()] == [Path(file.path).name]
-    assert not package_docs._ahead
+    for name in (
+        "ahead",
+        "killed",
+    ):  # in a process of its own: packages that other tests brought are on this one's path
+        command = [sys.executable, "-c", JOB, str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        (file,) = (tmp_path / name).iterdir()
+        assert (file.read_text(encoding="utf-8") == '{"text": "This job writes this sentence."}\n') == (
+            name == "killed"
+        )
 
 
 def test_what_is_installed_here_is_read_as_far_as_it_is_used() -> None:

@@ -375,7 +375,7 @@ def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None
         run = replace(run, base=replace(shipped, folder=tmp_path / name))
     assert read_terms(tmp_path) == Terms()
     readme = (REPOSITORY / "README.md").read_text()
-    assert "under Apache-2.0, too" in readme[readme.index("The base that ships, `domext_ray") :]
+    assert "base that ships ([general-mini]" in readme and "are under [Apache-2.0](LICENSE)" in readme
 
 
 def test_the_card_carries_the_figures_of_this_checkpoint_only(base: Base, tmp_path: Path) -> None:

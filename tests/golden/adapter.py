@@ -34,6 +34,7 @@ from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
 from domext_ray.training.engine import join_alone
 from domext_ray.training.phases import BatchMaker, make_phases
+from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -164,6 +165,7 @@ def train(command: str) -> Ended:
 
     def train_here(run: Run, note_evaluation: Any = None) -> None:
         join_alone()
+        get_or_train_routers(run)
         worker = PretrainWorker(run, device=torch.device("cpu"))
         worker.run()
         worker.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from conftest import WORDS
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
-from domext_ray.downstream.finetune import finetune
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_stages
 from domext_ray.downstream.start.model import StartModel
@@ -41,7 +40,9 @@ from domext_ray.labelled.examples import (
     Relation,
     TaggedSentence,
 )
-from domext_ray.runtime.tasks import Pool
+
+if TYPE_CHECKING:
+    from domext_ray.runtime.tasks import Pool
 
 CPU = torch.device("cpu")
 FP32 = EngineConfig(precision="fp32")
@@ -155,6 +156,8 @@ def finetune_here(config: FinetuneConfig, num_trainings: int | None = None) -> P
 
     `num_trainings`: it is stopped by Ctrl-C after so many.
     """
+    from domext_ray.downstream.finetune import finetune  # here: tests for a card use this file, and have no Ray
+
     begun = count()
 
     def train(pool: Pool, trial: Trial) -> Step:

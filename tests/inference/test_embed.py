@@ -148,7 +148,9 @@ def test_mistakes_are_sentences(config: EmbedConfig, tmp_path: Path) -> None:
         plan_embedding(replace(config, input=str(tmp_path / "nothing.txt")))
     with pytest.raises(CorpusError, match=r"in.jsonl:3: the row .*; mend it, or leave out --strict"):
         embed_here(replace(config, strict=True))
-    with pytest.raises(CorpusError, match=r"none of the 7 rows of --input .*; set --field"):
+    with pytest.raises(
+        CorpusError, match=r"no row of --input .* has a field 'other' \(they have id, body\); set --field"
+    ):
         embed_here(replace(config, field="other", output=str(tmp_path / "none")))
     assert not (tmp_path / "none" / PARTS).exists()
     embed_here(config)

@@ -140,10 +140,15 @@ def test_strict_stops_at_a_malformed_row(config: PredictConfig) -> None:
 
 
 def test_an_input_without_a_usable_row_is_refused_and_forgotten(config: PredictConfig) -> None:
-    plan = plan_prediction(replace(config, field="note"))
+    with pytest.raises(
+        CorpusError, match=r"no row of --input .* has a field 'note' \(they have id, text\); set --field"
+    ):
+        plan_prediction(replace(config, field="note"))
+    Path(config.input).write_text('{"id": "a", "text": [1]}\n{"id": "b", "text": {}}\n')
+    plan = plan_prediction(config)
     work_on(plan)
-    with pytest.raises(CorpusError, match=r"none of the 7 rows .*:1: the row has no field 'note'\); set --field"):
-        plan.finish(7, 1.0)
+    with pytest.raises(CorpusError, match=r"none of the 2 rows of --input "):
+        plan.finish(2, 1.0)
     assert not (plan.folder / RUN).exists() and not (plan.folder / "predictions").exists()
     plan_prediction(config)
 
@@ -154,10 +159,10 @@ def test_another_command_for_an_output_is_refused(
     """Other options, another model or input; an input that has moved is the same."""
     write_identity_of(plan_prediction(config))
     for options, said in (
-        ({"top_k": 3}, "top_k: 2 -> 3"),
-        ({"block_rows": 4}, "block_rows: 3 -> 4"),
-        ({"field": "body"}, "field: "),
-        ({"model": str(tiny_roberta_folder)}, "model: "),
+        ({"top_k": 3}, "--top_k was 2 and is 3 now"),
+        ({"block_rows": 4}, "--block_rows was 3 and is 4 now"),
+        ({"field": "id"}, "--field was text and is id now"),
+        ({"model": str(tiny_roberta_folder)}, "--model "),
     ):
         with pytest.raises(RunError) as error:
             plan_prediction(replace(config, **options))

@@ -218,7 +218,7 @@ def test_a_version_that_draws_in_another_way_does_not_go_on(
 
 
 def test_another_identity_is_refused(undisturbed: Path, tiny_base_folder: Path, corpus_file: Path) -> None:
-    with pytest.raises(RunError, match=r"method\.heads: 1 -> 2"):
+    with pytest.raises(RunError, match=r"--method\.heads was 1 and is 2 now"):
         start_again(undisturbed, tiny_base_folder, corpus_file, "--method.heads", "2")
 
 

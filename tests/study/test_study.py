@@ -234,7 +234,7 @@ def test_a_method_may_read_another_number_of_tokens(runs: FakeRuns, small: Make)
     assert {(each.train.max_seconds, each.optim.schedule) for each in runs.made[1:]} == {(0.0, "wsd")}
     assert {each.method.name: each.train.max_tokens for each in runs.made[1:]} == {"full": 1200, "af": 1001}
     assert "1,001 tokens (full 1,200) per run" in (folder / "comparison.md").read_text()
-    with pytest.raises(RunError, match=r"presets\.full\.tokens: 1200 -> 1300"):
+    with pytest.raises(RunError, match=r"presets\.full\.tokens was 1200 and is 1300 now"):
         run_study(small(*flags[:3], "{full: 1300}"))
     run_study(small(*flags, "--methods", "full,af,lora"))
 
@@ -275,7 +275,7 @@ def test_each_method_takes_its_best_rate(runs: FakeRuns, small: Make, capsys: py
     assert "Training diverged at these rates: full 0.1, af 0.1." in shown
     assert "Of the rates 0.0001, 0.001, 0.1 each method has the one after which" in shown
     assert "| full | 2,632,704 | 32.1% (fixed) | 0.001 |" in shown
-    with pytest.raises(RunError, match=r"rates: \[0.1, 0.0001, 0.001\] -> \[0.0001, 0.001\]"):
+    with pytest.raises(RunError, match=r"--rates was 0\.1,0\.0001,0\.001 and is 0\.0001,0\.001 now"):
         run_study(replace(config, rates=(1e-4, 1e-3)))
 
 
@@ -411,11 +411,11 @@ def test_intervals_of_fine_tuned_models_hold_the_true_difference() -> None:
 def test_other_settings_are_refused(runs: FakeRuns, small: Make) -> None:
     config = small()
     run_study(config)
-    with pytest.raises(RunError, match=r"seconds: 20\.0 -> 21\.0"):
+    with pytest.raises(RunError, match=r"--seconds was 20 and is 21 now"):
         run_study(replace(config, seconds=21.0))
-    with pytest.raises(RunError, match=r"presets\.af\.optim\.lr: 0\.001 -> 0\.5"):
+    with pytest.raises(RunError, match=r"presets\.af\.optim\.lr was 0\.001 and is 0\.5 now"):
         run_study(small("--presets", "{af: {optim: {lr: 0.5}}}"))
-    with pytest.raises(RunError, match=r"train\.eval_rows: 40 -> 41"):
+    with pytest.raises(RunError, match=r"--train\.eval_rows was 40 and is 41 now"):
         run_study(replace(config, train=replace(config.train, eval_rows=41)))
     num_made = len(runs.made)
     run_study(small("--presets", "{lora: {optim: {lr: 0.5}}}"))  # not a method of this study

@@ -180,10 +180,10 @@ def describe_pair(against: FinetunedRun, run: FinetunedRun, lines: Sequence[Line
     seen = number if difference.p_value is None else f"{number} and {restarts} restarts"
     said = [_judge(found, lines, number, seen)]
     if difference.p_value is None:
-        said.append("each was trained once, and another seed may turn it: --grid.restarts 3 tells")
+        said.append("each model was trained only once, so another seed could reverse this: give --grid.restarts 3")
     poor = [line.name for each, line in zip((against, run), lines, strict=True) if each.summary["warning"]]
     if poor:
-        said.append(f"{' and '.join(poor)} learned no more than a trivial baseline knows: see the warning")
+        said.append(f"{' and '.join(poor)} did no better than a trivial baseline: see the warning")
     where = "dev, which chose both models," if run.split == "dev" else run.split
     value, low, high = (round(each, 1) + 0.0 for each in (found.value, found.low, found.high))  # no -0.0
     return f"{value:+.1f} points of {run.summary['metric']} on {where} [{low:.1f}, {high:.1f}]: {'; '.join(said)}."

@@ -228,7 +228,9 @@ def test_spans_that_were_scored_are_kept(run_dir: Path, tmp_path: Path, capsys: 
     assert again.spans[(0, 0)].value == 0.123 and again.spans[(1, 1)] == whole.spans[(1, 1)]
     assert "2 of 3 spans were scored before" in capsys.readouterr().err
     assert lost in json.loads((tmp_path / "spans.json").read_text(encoding="utf-8"))["spans"]
-    with pytest.raises(RunError, match=r"another study \(remove_norms: False -> True\); give another --output"):
+    with pytest.raises(
+        RunError, match=r"another study \(--remove_norms was false and is true now\); give another --output"
+    ):
         study_spans(replace(work, remove_norms=True))
     (tmp_path / SPANS / "0-0.json").write_text("[]", encoding="utf-8")
     with pytest.raises(RunError, match=r"0-0\.json .*; delete it: the same command runs that trial again"):

@@ -178,7 +178,7 @@ def test_mistakes_are_told_before_anything_is_trained(
         ({"against": str(run_dir)}, "--against .* is a fine-tuned run; give the model that it started from"),
         ({"labelled": LabelledConfig(max_length=100)}, "max_length is 100; '.*other-bert' takes rows of at most 64"),
         ({"keep_head": True, "model": str(run_dir / "export")}, "false with --against '.*', which brings no"),
-        ({"against": str(run_dir / "export"), "run": again}, "against: 'other-bert' -> 'pair'"),
+        ({"against": str(run_dir / "export"), "run": again}, "--against was other-bert and is pair now"),
     ):
         poor = replace(config, **{"run": replace(config.run, name="mistake"), **changes})
         with pytest.raises(DomextError, match=message):
@@ -267,9 +267,11 @@ def test_the_line_says_what_the_interval_says() -> None:
         equal,
     )
     alone = say([0.6], [0.7], spread=0.01)
-    assert alone.endswith("; each was trained once, and another seed may turn it: --grid.restarts 3 tells.")
+    assert alone.endswith(
+        "; each model was trained only once, so another seed could reverse this: give --grid.restarts 3."
+    )
     assert say([0.6], [0.6]).count("both score alike") == 1 and say([0.6], [0.6]).startswith("+0.0 points")
     assert "on dev, which chose both models, [" in say([0.6], [0.7], split="dev", spread=0.01)
-    assert "; mini learned no more than a trivial baseline" in say([0.0, 0.0], [0.7, 0.7], warning="f1 of 0")
+    assert "; mini did no better than a trivial baseline" in say([0.0, 0.0], [0.7, 0.7], warning="f1 of 0")
     namesakes = [make_run("af", [0.5], noise), make_run("af", [0.6], noise)]
     assert [each.name for each in compare_pair(*namesakes)] == ["af (--against)", "af (--model)"]

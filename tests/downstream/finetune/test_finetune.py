@@ -147,7 +147,7 @@ def test_trainings_that_have_ended_are_kept(run_dir: Path, config: FinetuneConfi
 
 
 def test_another_identity_is_refused(run_dir: Path, config: FinetuneConfig) -> None:
-    with pytest.raises(RunError, match=r"optim\.weight_decay: 0\.01 -> 0\.1"):
+    with pytest.raises(RunError, match=r"--optim\.weight_decay was 0\.01 and is 0\.1 now"):
         run_finetuning(replace(config, optim=replace(config.optim, weight_decay=0.1)))
 
 
@@ -218,7 +218,7 @@ def test_a_training_that_stops_early_has_ended(
     assert f"batch 8, {said} epochs, seed 0" in shown and said in (folder / "report.html").read_text(encoding="utf-8")
     run_finetuning(patient)
     assert "nothing is left to do" in capsys.readouterr().out
-    with pytest.raises(RunError, match=r"grid\.patience: 1 -> 0"):
+    with pytest.raises(RunError, match=r"--grid\.patience was 1 and is 0 now"):
         run_finetuning(with_grid(patient, patience=0))
 
 
