@@ -165,7 +165,9 @@ def show_value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return ",".join(map(show_value, value)) or '""'
-    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
+    if isinstance(value, float):
+        return short if float(short := f"{value:g}") == value else repr(value)  # two values never look alike
+    return str(value) if value != "" else '""'
 
 
 def dump_yaml(config: Any) -> str:

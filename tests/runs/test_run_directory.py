@@ -140,6 +140,8 @@ def test_what_changed_is_said_in_words(tmp_path: Path) -> None:
         "base_shape": {"act": "relu"},
         "corpus": "",
     }
+    near = [{"optim": {"lr": each}} for each in (0.0012345678, 0.0012345679)]
+    assert describe_other(*near) == ["--optim.lr was 0.0012345678 and is 0.0012345679 now"], "not twice the same"
     assert describe_other(old, new) == [
         "the base's act was gelu and is relu now",
         '--corpus was a.txt and is "" now',
