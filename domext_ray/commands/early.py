@@ -17,6 +17,9 @@ from domext_ray.storage import Place, parse_json
 if TYPE_CHECKING:
     from domext_ray.data.sample import Sample
 
+_ALL_POSITIONS = ("bert", "distilbert", "electra", "modernbert")
+"""Architectures whose rows have as many tokens as there are positions; RoBERTa's have a few less."""
+
 
 def check_early(config: PretrainConfig) -> None:
     """Refuse a text, a run to start from, a base or a GPU that there is not, and sizes that the base does not have.
@@ -160,7 +163,3 @@ def _read_shape(folder: Path) -> _Shape:
     except (OSError, ValueError, AttributeError):
         return _Shape()
     return _Shape(*(each if type(each) is int and each > 0 else 0 for each in (heads, layers, longest)))
-
-
-_ALL_POSITIONS = ("bert", "distilbert", "electra", "modernbert")
-"""Architectures whose rows have as many tokens as there are positions; RoBERTa's have a few less."""
