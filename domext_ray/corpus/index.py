@@ -7,6 +7,7 @@ drop them at any time; a chunk of them, or the documents of near hashes, are wor
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,18 @@ import numpy as np
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.overlap import write_hashes
 from domext_ray.data.split import (
+    choose_share,
     hold_out_blocks,
     hold_out_files,
     hold_out_hashes,
     list_chunks,
-    require_held_out_group,
 )
 from domext_ray.storage import Place
 
 BUCKET, MOST_BUCKETS = 2**20, 256
 """Documents of near hashes, about, up to a number of files that may be open at once; beyond, there are more in each."""
+MOST_GROUPS = 2**26
+"""Groups that are counted at a time."""
 TRAIN, HELD_OUT = 1, 2
 """What a document is used for; 0: it is dropped."""
 
@@ -35,12 +38,16 @@ class DocumentIndex:
 
     Args:
         folder: where its files are, a local one that goes with the index.
+
+    Attributes:
+        share: of the range of hashes that is held out, where hashes decide (see `choose_share`).
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = [(folder / name).open("wb") for name in ("hashes", "groups")]
         self.hashes = self.groups = self.keep = self.uses = np.zeros(0, dtype=np.uint8)
+        self.share = 0.0
 
     def add(self, hashes: bytes, groups: bytes) -> None:
         """Add documents, given 8 bytes each, and 8 of the group of each where rows have groups."""
@@ -68,8 +75,10 @@ class DocumentIndex:
             hold_out_blocks(self.keep, prepare.held_out_frac, is_held_out)
         else:
             deciding = self.groups if prepare.held_out_by == "group" else self.hashes
+            staying = (deciding[own][self.keep[own]] for own in list_chunks(len(deciding)))
+            self.share = share = choose_share(staying, prepare.held_out_frac)
             for own in list_chunks(len(deciding)):
-                is_held_out[own] = hold_out_hashes(deciding[own].astype(np.uint64), prepare.held_out_frac)
+                is_held_out[own] = hold_out_hashes(deciding[own].astype(np.uint64), share)
         for own in list_chunks(len(self.keep)):
             self.uses[own] = self.keep[own].astype(np.uint8) + (self.keep[own] & is_held_out[own])
 
@@ -78,9 +87,16 @@ class DocumentIndex:
         chunks = (np.bincount(self.uses[own], minlength=3) for own in list_chunks(len(self.uses)))
         return [int(each) for each in sum(chunks, np.zeros(3, dtype=np.int64))]
 
-    def require_held_out_group(self, prepare: PrepareConfig) -> None:
-        """Refuse a corpus of which no group is held out."""
-        require_held_out_group((self.groups[own][self.keep[own]] for own in list_chunks(len(self.keep))), prepare)
+    def count_groups(self) -> list[int]:
+        """Return how many groups train and are held out (see `MOST_GROUPS`)."""
+        found, parts = [0, 0], 1 + len(self.groups) // MOST_GROUPS
+        for part, (place, use) in itertools.product(range(parts), enumerate((TRAIN, HELD_OUT))):
+            different = np.zeros(0, dtype=np.uint64)
+            for own in list_chunks(len(self.groups)):
+                used = self.groups[own][self.uses[own] == use].astype(np.uint64)
+                different = np.union1d(different, used[used % parts == part])
+            found[place] += len(different)
+        return found
 
     def write_hashes(self, folder: Place) -> None:
         """Write the hashes of the documents that are used beside their shards."""

@@ -243,6 +243,8 @@ def _write_documents(
     if not num_documents:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
     require_divided(sources.spec, index, prepare)
+    if prepare.grouped_by:
+        _tell_held_out_groups(index, prepare)
     index.write_hashes(folder)
     is_chinese = prepare.chinese_words and han_frac >= CHINESE_FRAC
     if is_chinese:
@@ -296,17 +298,31 @@ def require_divided(spec: str, index: DocumentIndex, prepare: PrepareConfig) -> 
         CorpusError: saying what to change.
     """
     _, *num_of_splits = index.count()
-    if prepare.grouped_by:
-        index.require_held_out_group(prepare)
+    if prepare.grouped_by and sum(num_of_splits) and not all(num_of_splits):
+        raise CorpusError(
+            f"--corpus {spec!r} has rows of {sum(index.count_groups())} different {prepare.grouped_by!r}, and the rows "
+            "of each are used for training or for evaluation, never for both, so one of the two has none; give rows of "
+            "more, or another --prepare.group_field or --prepare.held_out_frac."
+        )
     _require_both_splits(spec, sum(num_of_splits), num_of_splits)
+
+
+def _tell_held_out_groups(index: DocumentIndex, prepare: PrepareConfig) -> None:
+    train, held_out = index.count_groups()
+    more = f" (none falls into the share {prepare.held_out_frac:g} of --prepare.held_out_frac)"
+    print(
+        f"held out: all rows of {held_out:,} of {train + held_out:,} different {prepare.grouped_by!r}, each chosen by "
+        f"a hash of it alone{more if index.share > prepare.held_out_frac else ''}",
+        file=sys.stderr,
+    )
 
 
 def _require_both_splits(spec: str, num_documents: int, has_any: Sequence[float]) -> None:
     for split, is_there in zip(("training", "held-out"), has_any, strict=True):
         if not is_there:
             raise CorpusError(
-                f"--corpus {spec!r} has {num_documents} usable documents, so the {split} split is empty; give "
-                "more text, a finer --prepare.document, or another --prepare.held_out_frac."
+                f"--corpus {spec!r} has {num_documents} usable document{'s' * (num_documents != 1)}, so the {split} "
+                "split is empty; give more text, a finer --prepare.document, or another --prepare.held_out_frac."
             )
 
 

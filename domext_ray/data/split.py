@@ -9,14 +9,13 @@ whose they are (`--prepare.group_field`), a hash of the group alone decides, so 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
-from domext_ray.config.pretrain import MOST_HELD_OUT, PrepareConfig
+from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data.files import TEXT, SourceFile
 from domext_ray.errors import CorpusError
 
@@ -25,6 +24,8 @@ CHUNK = 2**20
 BLOCK_DOCUMENTS = 64
 MIN_BLOCKS = 4
 """A small corpus holds out this many blocks of fewer documents, so that they come from several places of it."""
+FEWEST = 4
+"""Documents, or groups, that a corpus holds out of which the share would be none: of fewer than 16 a quarter."""
 
 
 def resolve_held_out_by(
@@ -41,8 +42,6 @@ def resolve_held_out_by(
 
 def describe_split(files: Sequence[SourceFile], prepare: PrepareConfig, held_out_by: str) -> str:
     """Return a sentence on what is held out where neighbouring documents may be of one text; else nothing."""
-    if prepare.grouped_by:
-        return f"held out: all rows of some {prepare.grouped_by!r}, each by a hash of it alone"
     noun = {"line": "lines", "blank_line": "paragraphs between blank lines"}.get(prepare.document)
     if noun is None or not any(file.kind == TEXT for file in files):
         return ""
@@ -59,11 +58,11 @@ def hold_out_blocks(keep: np.ndarray, held_out_frac: float, is_held_out: np.ndar
 
     Args:
         keep: bool [D], documents that stay, in order.
-        held_out_frac: share of them that is held out.
+        held_out_frac: share of them that is held out; if that is less than one, as many as `_count_fewest` says.
         is_held_out: bool [D], false; those that are held out become true.
     """
     num_kept = int(np.count_nonzero(keep))
-    num_held_out = round(num_kept * held_out_frac)
+    num_held_out = round(num_kept * held_out_frac) or _count_fewest(num_kept)
     num_blocks = max(num_held_out // BLOCK_DOCUMENTS, min(num_held_out, MIN_BLOCKS))
     stretches = np.linspace(0, num_kept, num_blocks + 1).astype(np.int64)
     sizes = np.diff(np.linspace(0, num_held_out, num_blocks + 1).astype(np.int64))
@@ -87,34 +86,34 @@ def list_chunks(number: int) -> Iterator[slice]:
         yield slice(start, min(start + CHUNK, number))
 
 
-def hold_out_hashes(hashes: np.ndarray, held_out_frac: float) -> np.ndarray:
+def hold_out_hashes(hashes: np.ndarray, share: float) -> np.ndarray:
     """Choose each document, or all of a group, by its hash alone, uint64 [D]; bool [D], which are held out."""
-    return _to_uniform(hashes) < held_out_frac
+    return _to_uniform(hashes) < share
+
+
+def choose_share(hashes: Iterable[np.ndarray], held_out_frac: float) -> float:
+    """Return the share of the hashes' range that is held out: `held_out_frac`, or more if no hash falls into that.
+
+    Args:
+        hashes: of the documents, or of the groups of the documents, that stay, unsigned integers of 8 bytes, in parts.
+        held_out_frac: share of them that is asked for.
+    """
+    different = np.zeros(0)
+    for own in hashes:
+        different = np.union1d(different, _to_uniform(own.astype(np.uint64)))
+        if len(different) and different[0] < held_out_frac:
+            return held_out_frac
+    fewest = _count_fewest(len(different))
+    return float(np.nextafter(different[fewest - 1], 1.0)) if fewest else held_out_frac
+
+
+def _count_fewest(number: int) -> int:
+    """How many of so many documents, or groups, are held out where the share is less than one of them."""
+    return max(min(FEWEST, max(number // 4, 1), number - 1), 0)
 
 
 def _to_uniform(hashes: np.ndarray) -> np.ndarray:
     return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def require_held_out_group(groups: Iterable[np.ndarray], prepare: PrepareConfig) -> None:
-    """Refuse a corpus of which no group is held out, and say which share would do.
-
-    Args:
-        groups: hashes of the groups of the documents that stay, unsigned integers of 8 bytes, in parts.
-        prepare: what a group is, and the share of them that is held out.
-    """
-    lowest, different = 1.0, np.zeros(0, dtype=np.uint64)
-    for own in groups:
-        lowest = min(lowest, float(_to_uniform(own.astype(np.uint64)).min(initial=1.0)))
-        if lowest < prepare.held_out_frac:
-            return
-        different = np.union1d(different, own.astype(np.uint64))
-    needed = math.floor(100 * lowest + 1) / 100
-    advice = f"give {needed:g} or more" if needed < MOST_HELD_OUT else "give rows of more groups"
-    raise CorpusError(
-        f"--prepare.held_out_frac is {prepare.held_out_frac:g}, and the hash of none of the "
-        f"{len(different):,} different {prepare.grouped_by!r} falls into that share, so none is held out; {advice}."
-    )
 
 
 def hold_out_files(

@@ -6,6 +6,7 @@ message can name file and line.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
@@ -267,3 +268,9 @@ class LabelledSet:
     def splits(self) -> dict[str, tuple[AnyExample, ...]]:
         """The examples of each split."""
         return {split: getattr(self, split) for split in SPLITS}
+
+
+def list_shared(splits: Mapping[str, Sequence[AnyExample]], held_out: str, seen: str) -> list[str]:
+    """Return where the examples of one split stand that another one has, too."""
+    known = {each.seen for each in splits[seen]}
+    return [each.source for each in splits[held_out] if each.seen in known]

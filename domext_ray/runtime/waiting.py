@@ -45,7 +45,7 @@ class StallTimer:
         if seconds >= self._limit:
             self._limit *= 2
             waiting = f" ({said})" if (said := self._describe_waiting()) else ""
-            self._line.keep(f"{work}: nothing has moved for {seconds:,.0f} s{waiting}; {name_stop()} ends the job.")
+            self._line.keep(f"{work}: no news for {seconds:,.0f} s{waiting}; wait, or end the job with {name_stop()}.")
 
 
 class RoomTimer:

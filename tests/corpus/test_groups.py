@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
@@ -23,6 +24,7 @@ from domext_ray.data.documents import read_grouped
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.sample import check_corpus
 from domext_ray.data.sources import resolve_sources
+from domext_ray.data.split import choose_share, hold_out_hashes
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
 from domext_ray.vocabulary.word_counts import Groups, add_groups, add_packed, keep_counts, pack_groups
@@ -81,16 +83,32 @@ def test_without_groups_these_notes_are_on_both_sides(
     assert len(train & held_out) > 10
 
 
-def test_too_small_a_share_says_which_is_enough(local_ray: None, tmp_path: Path, tokenizer_dir: Path) -> None:
-    few = tmp_path / "few.jsonl"
-    rows = [{"patient_id": i % 6, "text": f"patient {i % 6}. a note with the number {i}"} for i in range(60)]
-    write_rows(few, rows)
-    prepare = replace(PREPARE, held_out_frac=0.0101, unknown="allow")
-    with pytest.raises(CorpusError, match="none of the 6 different 'patient_id' falls .* give 0") as raised:
+def test_few_patients_are_divided(
+    local_ray: None, tmp_path: Path, tokenizer_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If none falls into the share, four of them are held out, of fewer a quarter; one patient is nobody to test on."""
+    for number, expected in ((2, 1), (6, 1), (12, 3), (86, 4)):
+        few = tmp_path / f"{number}.jsonl"
+        rows = [
+            {"patient_id": i % number, "text": f"patient {i % number}. a note with the number {i}"} for i in range(172)
+        ]
+        write_rows(few, rows)
+        prepare = replace(PREPARE, held_out_frac=0.0001, unknown="allow")
         prepare_corpus(str(few), prepare, tokenizer_dir, 64, tmp_path / "cache")
-    needed = float(str(raised.value).split("give ")[1].split()[0])
-    manifest = prepare_corpus(str(few), replace(prepare, held_out_frac=needed), tokenizer_dir, 64, tmp_path / "cache")
-    assert manifest.num_rows("held_out") == 10
+        assert f"held out: all rows of {expected} of {number} different 'patient_id'" in capsys.readouterr().err
+    write_rows(few, [{**each, "patient_id": 0} for each in rows])
+    with pytest.raises(CorpusError, match="has rows of 1 different 'patient_id', .* so one of the two has none; give"):
+        prepare_corpus(str(few), prepare, tokenizer_dir, 64, tmp_path / "cache")
+
+
+def test_a_share_is_raised_where_few_are_there() -> None:
+    """Only if none falls into it: patients of another file decide nothing elsewhere, and equal hashes count once."""
+    hashes = np.random.default_rng(0).integers(0, 2**63, 10_000, dtype=np.uint64) * np.uint64(2)
+    assert choose_share([hashes[:3000], hashes[3000:]], 0.02) == choose_share([hashes[:200]], 0.02) == 0.02
+    for number, expected in ((0, 0), (1, 0), (2, 1), (3, 1), (8, 2), (15, 3), (16, 4), (40, 4)):
+        repeated = np.repeat(hashes[:number], 3)
+        share = choose_share([repeated[: number // 2], repeated[number // 2 :]], 1e-9)
+        assert len(np.unique(repeated[hold_out_hashes(repeated, share)])) == expected, number
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
@@ -205,8 +223,9 @@ def test_a_dry_run_divides_its_sample_by_group(notes: Path) -> None:
     found = count_near_duplicates(check_corpus(str(notes), PREPARE, to_end=True), PREPARE)
     assert found is not None and found.num_similar == 0
     assert 0 < found.num_held_out < found.num_train
-    none = replace(PREPARE, held_out_frac=1e-9)
-    assert count_near_duplicates(check_corpus(str(notes), none, to_end=True), none) is None
+    few = replace(PREPARE, held_out_frac=1e-9)
+    found = count_near_duplicates(check_corpus(str(notes), few, to_end=True), few)
+    assert found is not None and found.num_similar == 0 and 0 < found.num_held_out < found.num_train
 
 
 def test_what_a_sample_does_not_show_is_told_before_anything_is_learned(

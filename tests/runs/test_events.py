@@ -63,17 +63,17 @@ def test_what_does_not_move_is_said(
     monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.1)
     said = ["Ray has no room yet for 4 times 1 CPU"]
     with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(), "starting 4 workers", lambda: "".join(said)):
-        shown = wait_for("nothing has moved", capsys)
+        shown = wait_for("no news", capsys)
         said.clear()
         enter_phase(tmp_path, "evaluating the start")
-        shown += wait_for("evaluating the start: nothing has moved", capsys)
+        shown += wait_for("evaluating the start: no news", capsys)
     shown += capsys.readouterr().err
-    first, last = "starting 4 workers: nothing has moved for ", "evaluating the start: nothing has moved for "
+    first, last = "starting 4 workers: no news for ", "evaluating the start: no news for "
     lines = shown.splitlines()
     assert lines[0].startswith(first) and lines[0].endswith(
-        " s (Ray has no room yet for 4 times 1 CPU); Ctrl-C ends the job."
+        " s (Ray has no room yet for 4 times 1 CPU); wait, or end the job with Ctrl-C."
     )
-    assert lines[-1].startswith(last) and lines[-1].endswith(" s; Ctrl-C ends the job.")
+    assert lines[-1].startswith(last) and lines[-1].endswith(" s; wait, or end the job with Ctrl-C.")
 
 
 def test_times_are_of_the_newest_job(tmp_path: Path) -> None:

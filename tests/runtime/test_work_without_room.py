@@ -39,7 +39,8 @@ def test_what_is_waited_for_is_said_after_growing_intervals(
             said = capsys.readouterr().err
             if said:
                 assert (
-                    said == f"preparing: nothing has moved for {second} s (Ray has no room yet); Ctrl-C ends the job.\n"
+                    said
+                    == f"preparing: no news for {second} s (Ray has no room yet); wait, or end the job with Ctrl-C.\n"
                 )
                 ends.append(second)
         return ends

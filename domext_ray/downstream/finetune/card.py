@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from huggingface_hub import EvalResult
 
+from domext_ray.downstream.finetune.cautions import count_shared, list_cautions
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.tasks.tokens import TokenClassificationTask
 from domext_ray.export.card import render_card
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
+from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.report.tables import format_bounds, format_markdown
 
@@ -25,16 +28,26 @@ _TASKS = {
 """Class of transformers -> the hub's name of the task; all but the last are pipelines of the hub, too."""
 
 
-def build_card(
-    start: StartModel,
-    set_name: str,
-    fitted: Fitted,
-    scores: Mapping[str, dict[str, Any]],
-    metric: str,
-    *,
-    is_plain: bool,
-) -> str:
-    """Return the model card; `scores` are by split what `Score.describe` gave, of all models of the task together."""
+@dataclass(frozen=True)
+class CardFigures:
+    """What a card says of how good a model is.
+
+    Args:
+        data: the labelled set.
+        metric: the figure that counts, a path into those of a split.
+        scores: by split what `Score.describe` gave, of all models of the task together.
+        baselines: figures by split and name of a baseline.
+    """
+
+    data: LabelledSet
+    metric: str
+    scores: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def build_card(start: StartModel, fitted: Fitted, figures: CardFigures, *, is_plain: bool) -> str:
+    """Return the model card."""
+    set_name, metric, scores = figures.data.name, figures.metric, figures.scores
     task, auto_class = fitted.task, HEAD_AUTO_CLASSES[fitted.task.head]
     hub_task = _TASKS[auto_class]
     labels = ", ".join(task.head_labels[:MAX_LABELS]) + ("…" if len(task.head_labels) > MAX_LABELS else "")
@@ -68,7 +81,7 @@ def build_card(
         results,
         sections=[
             f"{len(task.head_labels):,} outputs: {labels}. Rows of at most {task.options.max_length} tokens.",
-            _describe_scores(scores, metric),
+            _describe_scores(figures),
             " ".join(task.limits),
         ],
         auto_class=auto_class,
@@ -80,12 +93,21 @@ def build_card(
     )
 
 
-def _describe_scores(scores: Mapping[str, dict[str, Any]], metric: str) -> str:
-    if not scores:
+def _describe_scores(figures: CardFigures) -> str:
+    data, metric = figures.data, figures.metric
+    if not figures.scores:
         return ""
     rows = [
         (split, f"{flatten(each)[metric]:.3f}", format_bounds(*each["intervals"][metric]), f"{each['examples']:,}")
-        for split, each in scores.items()
+        for split, each in figures.scores.items()
     ]
     table = format_markdown(("", metric, "95 % interval", "examples"), rows)
-    return f"## Figures\n\n{table}\n\nThe model was chosen by dev, so dev's figure is rather too high."
+    said = ["The model was chosen by dev, so dev's figure is rather too high"]
+    scored = {"shared": count_shared(data), "examples": {split: len(each) for split, each in data.splits.items()}}
+    for split, each in figures.scores.items():
+        values = {"this model": flatten(each)[metric]}
+        said += [
+            f"On {split}: {caution}"
+            for caution in list_cautions(scored, split, metric, figures.baselines.get(split, {}), values)
+        ]
+    return f"## Figures\n\n{table}\n\n{'. '.join(said)}."

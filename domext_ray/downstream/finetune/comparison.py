@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from domext_ray.downstream.finetune.cautions import list_cautions
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.errors import RunError, name_file
 from domext_ray.intervals import Estimate, Sample
@@ -181,9 +182,8 @@ def describe_pair(against: FinetunedRun, run: FinetunedRun, lines: Sequence[Line
     said = [_judge(found, lines, number, seen)]
     if difference.p_value is None:
         said.append("each model was trained only once, so another seed could reverse this: give --grid.restarts 3")
-    poor = [line.name for each, line in zip((against, run), lines, strict=True) if each.summary["warning"]]
-    if poor:
-        said.append(f"{' and '.join(poor)} did no better than a trivial baseline: see the warning")
+    summary, means = run.summary, {line.name: line.figure.value for line in lines}
+    said += list_cautions(summary["set"], run.split, summary["metric"], summary["baselines"][run.split], means)
     where = "dev, which chose both models," if run.split == "dev" else run.split
     value, low, high = (round(each, 1) + 0.0 for each in (found.value, found.low, found.high))  # no -0.0
     return f"{value:+.1f} points of {run.summary['metric']} on {where} [{low:.1f}, {high:.1f}]: {'; '.join(said)}."

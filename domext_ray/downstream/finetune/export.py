@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from domext_ray.downstream.finetune.card import build_card
+from domext_ray.downstream.finetune.card import CardFigures, build_card
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.tasks.description import describe_task
@@ -35,30 +35,38 @@ def export_stages(
     fitted: Mapping[str, Fitted],
     folder: Path,
     scores: Mapping[str, Any] | None = None,
+    baselines: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a fine-tuned model, or of a task of several models each into a folder of its own.
+
+    Args:
+        start: the model that was fine-tuned.
+        task: with its labelled set.
+        fitted: the models of its stages.
+        folder: where they are written.
+        scores: what they reached together, by split, for their cards.
+        baselines: what baselines reached, by split and name, for their cards.
 
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
     places = {name: HERE if len(task.stages) == 1 else name for name in task.stages}
     content = TaskFile(describe_task(task), places)
+    figures = CardFigures(task.data, task.metric, scores or {}, baselines or {})
     with new_export(folder, ExportRecord(FINE_TUNED), Path(start.id).expanduser()) as temporary:
         for name, each in fitted.items():
-            save_fitted(start, task.data.name, each, temporary / places[name], scores or {}, task.metric)
+            save_fitted(start, each, temporary / places[name], figures)
         write_task_file(temporary, content)
         if content.description.state.get("embedding_recall"):
             _save_recall_encoder(start, temporary / RECALL_ENCODER)
 
 
-def save_fitted(
-    start: StartModel, set_name: str, fitted: Fitted, folder: Path, scores: Mapping[str, Any], metric: str
-) -> None:
+def save_fitted(start: StartModel, fitted: Fitted, folder: Path, figures: CardFigures) -> None:
     """Write the model of one stage, with its tokenizer and its card."""
     fitted.model.config.task_thresholds = fitted.thresholds
     save_tokenizer(start.tokenizer, folder, start.config.vocab_size)
     save_model(fitted.model, folder)
-    card = build_card(start, set_name, fitted, scores, metric, is_plain=is_plain(fitted.model))
+    card = build_card(start, fitted, figures, is_plain=is_plain(fitted.model))
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 

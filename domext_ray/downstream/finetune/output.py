@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.downstream.finetune.cautions import count_shared, list_cautions
 from domext_ray.downstream.finetune.comparison import (
     AGAINST,
     compare_pair,
@@ -105,14 +106,17 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
     data, results, final = loaded.data, scored.results, scored.final
     clusters = {split: getattr(final, split)["clusters"] for split in final.restarts}
     samples = {split: read_sample(plan.folder, split, final.restarts[split], clusters[split]) for split in clusters}
+    described = {
+        "name": data.name,
+        "sha256": loaded.sha256,
+        "examples": {split: len(examples) for split, examples in data.splits.items()},
+        "shared": count_shared(data),
+        "labels": count_labels(data.splits, data.labels),
+    }
+    split, means = list(samples)[-1], {start.name: list(samples.values())[-1].mean}
     return {
         "task": loaded.family,
-        "set": {
-            "name": data.name,
-            "sha256": loaded.sha256,
-            "examples": {split: len(examples) for split, examples in data.splits.items()},
-            "labels": count_labels(data.splits, data.labels),
-        },
+        "set": described,
         "model": {"name": start.name, "kind": start.kind, "sha256": start.sha256},
         "metric": metric,
         "dev": final.dev,
@@ -161,6 +165,7 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
         },
         "notes": list(dict.fromkeys([*data.notes, *final.notes])),
         "warning": warn_of_little(plan.config, scored, metric),
+        "cautions": list_cautions(described, split, metric, final.baselines[split], means),
     }
 
 
@@ -204,8 +209,14 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
     ]
     lines += [f"failed: {_describe_point(each)}: {each['reason']}" for each in summary["failed"]]
     lines += [f"note: {note}" for note in summary["notes"]]
-    lines += [f"warning: {summary['warning']}"] if summary["warning"] else []
+    lines += [f"warning: {each}" for each in _list_warnings(summary)]
     return "\n".join(lines)
+
+
+def _list_warnings(summary: Mapping[str, Any]) -> list[str]:
+    """What a reader of a run's figures must know, each a sentence."""
+    found = [summary["warning"]] if summary["warning"] else []
+    return [*found, *(f"{each[0].upper()}{each[1:]}." for each in summary.get("cautions", []))]  # of 0.1.0 none
 
 
 def describe_epochs(training: Mapping[str, Any]) -> str:
@@ -268,7 +279,7 @@ def write_finetune_report(folder: Path) -> Path:
     header = ("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev")
     parts = [
         format_paragraph(_describe_result(summary), "result"),
-        format_paragraph(summary["warning"]),
+        *map(format_paragraph, _list_warnings(summary)),
         format_paragraph(summary.get("against", {}).get("verdict", ""), "result"),
         format_html(("", "dev", "test"), scores),
         _format_pair(folder) if "against" in summary else "",

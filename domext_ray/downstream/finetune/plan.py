@@ -64,9 +64,17 @@ class FinetunePlan:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about the start model and the task."""
+        """What the user should know about the start model, the task and what the run has now."""
         start = self.start
         notes = [f"warning: {start.wrong_rules}"] if start.wrong_rules else []
+        if (self.folder / "summary.json").exists():
+            now = {each.name for each in self.trials}
+            ended = _list_ended(read_finetune_summary(self.folder))
+            if left_out := [each for each in ended if each not in now]:
+                notes.append(
+                    f"warning: {len(left_out)} of the {len(ended)} trainings behind the figures in {self.folder} are "
+                    "not in this grid, so new figures replace them; the command that made them brings them back."
+                )
         if start.brings is not None and start.head is None:
             kind = start.brings.removeprefix("DomextFor")
             taken = "a new one takes its place (--keep_head true goes on with it)"
@@ -160,9 +168,13 @@ def is_finished(plan: FinetunePlan) -> bool:
     summary = read_finetune_summary(folder)
     if config.against and "against" not in summary:
         return False
+    return sorted(_list_ended(summary)) == sorted(each.name for each in plan.trials)
+
+
+def _list_ended(summary: dict[str, Any]) -> list[str]:
+    """The names of the trainings that a summary's figures come from, those that failed for good among them."""
     ended = [*summary["trainings"], *(each for each in summary["failed"] if not each["may_try_again"])]
-    trained = sorted(Point(each["lr"], each["batch_size"], each["epochs"], each["seed"]).key for each in ended)
-    return trained == sorted(each.name for each in plan.trials)
+    return [Point(each["lr"], each["batch_size"], each["epochs"], each["seed"]).key for each in ended]
 
 
 def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask) -> dict[str, tuple[int, int]]:

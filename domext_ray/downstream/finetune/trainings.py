@@ -102,6 +102,10 @@ def score(plan: FinetunePlan, item: tuple[Point, Path | None] | None) -> Step:
     if item is not None:
         score_point(plan, *item)
         return {}
+    return _score_baselines(plan)
+
+
+def _score_baselines(plan: FinetunePlan) -> dict[str, dict[str, Any]]:
     return {
         split: {name: each.values for name, each in score_baselines(plan.task, split).items()} for split in plan.splits
     }
@@ -120,7 +124,7 @@ def score_point(plan: FinetunePlan, point: Point, export: Path | None) -> None:
         predictors = {name: each.predict for name, each in fitted.items()}
         _write_splits(plan, point, evaluate_stages(plan.task, predictors, splits=("test",), thresholds=thresholds))
     if export is not None:
-        export_stages(plan.start, plan.task, fitted, export, _read_scores(plan, point))
+        export_stages(plan.start, plan.task, fitted, export, _read_scores(plan, point), _score_baselines(plan))
 
 
 def _read_scores(plan: FinetunePlan, point: Point) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from domext_ray.labelled.examples import (
     Mention,
     Question,
     TaggedSentence,
+    list_shared,
 )
 from domext_ray.labelled.readers.issues import DataIssues, list_places
 from domext_ray.labelled.readers.label_counts import (
@@ -206,9 +207,7 @@ def _count_shared(splits: Splits) -> list[str]:
     """Say how many examples of dev and test are also in train, or test in dev: their scores are too good."""
     notes = []
     for held_out, seen in (("dev", "train"), ("test", "train"), ("test", "dev")):
-        known = {each.seen for each in splits[seen]}
-        shared = [each.source for each in splits[held_out] if each.seen in known]
-        if shared:
+        if shared := list_shared(splits, held_out, seen):
             notes.append(f"{len(shared)} x {held_out} example that is in {seen} too: {list_places(shared)}.")
     return notes
 

@@ -233,10 +233,14 @@ def test_the_whole_job(config: FinetuneConfig, other_base: Path, tmp_path: Path,
     assert code == 0 and out.splitlines()[-1] == summary["against"]["verdict"]
 
 
-def make_run(name: str, values: list[float], drawn: np.ndarray, warning: str = "", split: str = "test") -> FinetunedRun:
+def make_run(
+    name: str, values: list[float], drawn: np.ndarray, split: str = "test", baseline: float = 0.0, shared: int = 0
+) -> FinetunedRun:
     summary = {
-        **{"model": {"name": name}, "metric": "f1.micro", "warning": warning, "parameters": {}},
-        **{"test": {"f1": 0} if split == "test" else {}, "set": {"examples": {split: 300}}},
+        **{"model": {"name": name}, "metric": "f1.micro", "parameters": {}},
+        **{"test": {"f1": 0} if split == "test" else {}},
+        **{"set": {"examples": {split: 300}, "shared": {split: shared}}},
+        "baselines": {split: {"majority": {"f1": {"micro": baseline}}, "recall": {"f1": {"micro": baseline / 2}}}},
     }
     return FinetunedRun(name, summary, Sample(np.array(values), drawn, 40))
 
@@ -245,11 +249,11 @@ def test_the_line_says_what_the_interval_says() -> None:
     random = np.random.default_rng(0)
     noise = random.normal(0.0, 0.02, (1, 400))
 
-    def say(low: list[float], high: list[float], split: str = "test", warning: str = "", spread: float = 0.0) -> str:
+    def say(low: list[float], high: list[float], spread: float = 0.0, **more: Any) -> str:
         change = random.normal(0.0, spread, (1, 400))
         base, run = (
-            make_run(name, values, np.array(values)[:, None] + noise + own, split=split, warning=said)
-            for name, values, own, said in (("mini", low, 0.0, warning), ("af", high, change, ""))
+            make_run(name, values, np.array(values)[:, None] + noise + own, **more)
+            for name, values, own in (("mini", low, 0.0), ("af", high, change))
         )
         return describe_pair(base, run, compare_pair(base, run))
 
@@ -272,6 +276,11 @@ def test_the_line_says_what_the_interval_says() -> None:
     )
     assert say([0.6], [0.6]).count("both score alike") == 1 and say([0.6], [0.6]).startswith("+0.0 points")
     assert "on dev, which chose both models, [" in say([0.6], [0.7], split="dev", spread=0.01)
-    assert "; mini did no better than a trivial baseline" in say([0.0, 0.0], [0.7, 0.7], warning="f1 of 0")
+    reached = "; the majority baseline, which trains nothing, reaches 0.700, and "
+    assert say([0.6, 0.6], [0.8, 0.8], baseline=0.7).endswith(f"{reached}mini did no better.")
+    assert say([0.6, 0.6], [0.7, 0.7], baseline=0.7).endswith(f"{reached}mini and af did no better.")
+    assert "baseline" not in say([0.71, 0.71], [0.8, 0.8], baseline=0.7)
+    shared = "; 15 of the 300 test examples are in train, too, so figures on test are too high."
+    assert say([0.6], [0.7], shared=15).endswith(shared)
     namesakes = [make_run("af", [0.5], noise), make_run("af", [0.6], noise)]
     assert [each.name for each in compare_pair(*namesakes)] == ["af (--against)", "af (--model)"]

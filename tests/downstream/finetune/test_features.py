@@ -17,6 +17,7 @@ from torch import Tensor
 from domext_ray.config.finetune import FULL, FeaturesConfig, FinetuneConfig, FinetuneOptimConfig, LabelledConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
+from domext_ray.downstream.finetune.card import CardFigures
 from domext_ray.downstream.finetune.export import save_fitted
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, make_model, restore_task
 from domext_ray.downstream.start.model import StartModel, build_encoder, load_start_model
@@ -149,7 +150,7 @@ def test_it_learns_beside_an_encoder_that_stays(fitted: Fitted, start: StartMode
 
 
 def test_it_is_exported(fitted: Fitted, start: StartModel, tmp_path: Path) -> None:
-    save_fitted(start, "made", fitted, tmp_path / "export", {}, "")
+    save_fitted(start, fitted, tmp_path / "export", CardFigures(fitted.task.data, ""))
     loaded: Any = DomextForTokenClassification.from_pretrained(tmp_path / "export")
     batch = fitted.task.collate(fitted.task.encode(fitted.task.data.test[:9], is_training=False))
     with torch.no_grad():

@@ -183,7 +183,9 @@ def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
     with pytest.raises(TrainingError, match=r"^all 2 trainings failed; of the first: step .*lower --grid\.lr\.$"):
         run_finetuning(with_grid(config, lr="1e30"))
     run_finetuning(with_grid(config, lr="1e-6", restarts=1))
-    assert "1 of the chosen trainings were overtaken in an earlier grid" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "1 of the chosen trainings were overtaken in an earlier grid" in shown
+    assert f"warning: 4 of the 4 trainings behind the figures in {folder} are not in this grid, so new" in shown
     summary = read_json(folder / "summary.json")
     assert summary["best"]["point"]["lr"] == 1e-6 and summary["failed"] == [] and len(summary["trainings"]) == 1
     first, second = read_finetuned(run_dir), read_finetuned(folder)

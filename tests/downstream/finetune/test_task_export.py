@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.downstream.finetune.card import build_card
+from domext_ray.downstream.finetune.card import CardFigures, build_card
 from domext_ray.downstream.finetune.export import export_stages, save_fitted
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
@@ -78,7 +78,7 @@ def save_to(folder: Path, start: StartModel, family: str, method: MethodConfig) 
     """Make a model of a family and export it."""
     fitted = make_fitted(start, family, method)
     folder.parent.mkdir(exist_ok=True)
-    save_fitted(start, "made", fitted, folder, {}, "")
+    save_fitted(start, fitted, folder, CardFigures(fitted.task.data, ""))
     return fitted
 
 
@@ -187,7 +187,7 @@ def test_the_card_says_what_its_figures_do_not_hold_for(start: StartModel, tmp_p
         task = make_task("ner", data, start.tokenizer, TaskOptions())
         assert isinstance(task, Task)
         fitted = prepare_task(start, task, FinetuneConfig(method=FULL, engine=FP32), Point(1e-3, 2, 1.0, 0), CPU, 2)
-        return build_card(start, "made", fitted, {}, "", is_plain=True)
+        return build_card(start, fitted, CardFigures(data, ""), is_plain=True)
 
     card = build("U.S.", "X-13")
     assert "1 of 2 entities of dev have words that are cut otherwise in running text." in card and "secret" not in card
@@ -198,8 +198,9 @@ def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel
     figures = {"micro": {"f1": 0.71239}, "intervals": {"micro.f1": [0.69, 0.74]}, "examples": 1200}
     nothing = {"micro": {"f1": math.nan}, "intervals": {"micro.f1": [math.nan, math.nan]}, "examples": 0}
     scores = {"dev": figures, "test": nothing}
+    data = LabelledSet("bc5cdr", (), (), ())
     fitted = make_fitted(start, "ner", FULL)
-    save_fitted(start, "bc5cdr", fitted, tmp_path / "export", scores, "micro.f1")
+    save_fitted(start, fitted, tmp_path / "export", CardFigures(data, "micro.f1", scores))
     card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
     header = yaml.safe_load(card.split("---")[1])
     assert header["model-index"][0]["results"] == [
@@ -212,10 +213,25 @@ def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel
     assert header["pipeline_tag"] == "token-classification"
     assert "base_model" not in header, "a folder is no hub id"
     assert "| dev | 0.712 | 0.690 to 0.740 | 1,200 |" in card
-    assert "Not meant for: decisions about people" in card
-    save_fitted(replace(start, id="org/bert"), "bc5cdr", fitted, tmp_path / "export", {}, "")
+    assert "Not meant for: decisions about people" in card and "figure is rather too high." in card
+
+    save_fitted(replace(start, id="org/bert"), fitted, tmp_path / "export", CardFigures(data, ""))
     header = yaml.safe_load((tmp_path / "export" / "README.md").read_text(encoding="utf-8").split("---")[1])
     assert header["base_model"] == "org/bert" and "model-index" not in header
+
+
+def test_the_card_says_where_its_figures_prove_little(start: StartModel) -> None:
+    """As where a baseline reaches them, or where dev stands in train."""
+    train = tuple(TaggedSentence(f"{i}", f"train:{i}", (f"w{i}",), ("O",)) for i in range(4))
+    data = LabelledSet("made", train, tuple(replace(each, source="dev") for each in train[:2]), (), ("Disease",))
+    scored = {"dev": {"f1": 0.8, "intervals": {"f1": [0.7, 0.9]}, "examples": 2}}
+    fitted = make_fitted(start, "ner", FULL)
+    for reached, is_told in ((0.9, True), (0.8, True), (0.7, False)):
+        figures = CardFigures(data, "f1", scored, {"dev": {"majority": {"f1": reached}}})
+        card = build_card(start, fitted, figures, is_plain=True)
+        told = f"On dev: the majority baseline, which trains nothing, reaches {reached:.3f}, and this model did"
+        assert (told in card) == is_told
+        assert "On dev: 2 of the 2 dev examples are in train, too, so figures on dev are too high." in card
 
 
 def test_only_an_earlier_export_of_a_fine_tuned_model_is_replaced(start: StartModel, tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""What a figure does not show: a baseline that trains nothing reaches it, or train has examples of the split, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from domext_ray.labelled.examples import LabelledSet, list_shared
+from domext_ray.labelled.metrics.scores import flatten
+
+
+def count_shared(data: LabelledSet) -> dict[str, int]:
+    """Return how many examples of dev and of test are in train, too."""
+    return {split: len(list_shared(data.splits, split, "train")) for split in ("dev", "test")}
+
+
+def list_cautions(
+    scored: Mapping[str, Any], split: str, metric: str, baselines: Mapping[str, Any], values: Mapping[str, float]
+) -> list[str]:
+    """Return a clause for each thing that a reader of figures must know, none where there is nothing.
+
+    Args:
+        scored: of the set, by split: the examples, and how many of them are `shared` with train.
+        split: what the figures are of.
+        metric: what is compared, a path into the baselines' figures.
+        baselines: figures of the split by the name of a baseline.
+        values: the metric by the name of a model.
+    """
+    found = {name: flatten(dict(each)).get(metric) for name, each in baselines.items()}
+    known = {name: value for name, value in found.items() if value is not None}
+    cautions = []
+    if known:
+        best = max(known, key=lambda name: known[name])
+        poor = [name for name, value in values.items() if value <= known[best]]
+        if poor:
+            cautions.append(
+                f"the {best} baseline, which trains nothing, reaches {known[best]:.3f}, and {' and '.join(poor)} did "
+                "no better"
+            )
+    if shared := scored.get("shared", {}).get(split, 0):  # of 0.1.0 it is not known
+        cautions.append(
+            f"{shared:,} of the {scored['examples'][split]:,} {split} examples are in train, too, so figures on "
+            f"{split} are too high"
+        )
+    return cautions
