@@ -406,6 +406,11 @@ class EngineConfig:
         """Whether the frozen base is stored in bf16, LayerNorms apart: autocast would round nearly all of it anyway."""
         return self.uses_bf16 if self.base_dtype == "auto" else self.base_dtype == "bf16"
 
+    @property
+    def joins_products(self) -> bool:
+        """Whether layers compute joined products (`model.joined`): ZeRO-3 and compilation take them as written."""
+        return self.zero_stage < 3 and not self.compile
+
 
 @option_group
 class ScaleConfig(GpuOptions):

@@ -46,6 +46,7 @@ from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.build import Extensions, build_model, prepare_for_device, store_base
 from domext_ray.model.fused import fuse
+from domext_ray.model.joined import JoinedLinear, join_products
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.runtime.machine import is_cluster
 from domext_ray.training.decoder import attach_decoder
@@ -303,6 +304,8 @@ def make_dry_run_model(
     cast(Any, model.config).attention_probs_dropout_prob = 0.0 if is_thought_of else config.train.attention_dropout_prob
     network = cast(nn.Module, model).to(device).train()
     fuse(network, device, is_asked=config.engine.fused)
+    if config.engine.joins_products:
+        join_products(network, torch.bfloat16 if config.engine.uses_bf16 else torch.float32)
     masked = functools.partial(MaskedLoss, num_chunks=count_chunks(config, cast(Any, model.config).vocab_size))
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else masked
     objective = loss(network, device, bf16=config.engine.uses_bf16)
@@ -446,7 +449,8 @@ def plan_memory(objective: Objective, batch: Any, sharding: Sharding, *, recompu
     sizes = [(each.numel() * each.element_size(), each.requires_grad) for each in fake.parameters()]
     trained, frozen = (sum(size for size, trains in sizes if trains == which) for which in (True, False))
     share = trained // (sharding.world_size if sharding.stage else 1)
-    kept = {"frozen_weights": frozen, "trainable_weights": trained}
+    joined = sum(each.num_copied_bytes for each in fake.modules() if isinstance(each, JoinedLinear))
+    kept = {"frozen_weights": frozen, "trainable_weights": trained, "joined_weights": joined}
     if sharding.stage == 3:
         # Gathered parameters are let go where a billion others are used before they are again
         # (`stage3_max_reuse_distance`): a BERT stays whole, beside the shards that it is made of.

@@ -31,6 +31,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.fused import fuse
+from domext_ray.model.joined import join_products
 from domext_ray.training.losses import MaskedLoss, Objective, stack_scores
 from domext_ray.training.optimizer import MOMENTS, clip_gradients, create_moments, set_learning_rate
 from domext_ray.training.step import Trainer, list_trainables, move_batch
@@ -120,6 +121,8 @@ class Engine(Trainer):
         """Whether the model computes with kernels of our own, and why; for the run's user."""
         if engine.compile:
             compile_layers(model, device)
+        if engine.joins_products:
+            join_products(model, torch.bfloat16 if engine.uses_bf16 else torch.float32)
         module = objective(model, device, bf16=engine.uses_bf16)
         super().__init__(module, optim=optim, warmup_steps=warmup_steps, seed=seed, device=device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()

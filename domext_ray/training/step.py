@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from domext_ray.config.pretrain import OptimConfig
+from domext_ray.model.joined import list_joined, refresh
 from domext_ray.training.losses import Objective
 from domext_ray.training.objective import DistillRows
 from domext_ray.training.optimizer import build_optimizer, clip_gradients, compute_learning_rate, set_learning_rate
@@ -131,7 +132,7 @@ class Trainer(ABC):
         self.device = torch.device(device)
         self._optim, self._warmup_steps, self._seed = optim, warmup_steps, seed
         self._loss_weights, self._num_watched = objective.loss_weights, objective.num_watched
-        self._trainables = list_trainables(objective.model)
+        self._trainables, self._joined = list_trainables(objective.model), list_joined(objective.model)
         self._optimizer = build_optimizer(self._trainables, optim, rate_scales)
         self.num_updates = 0  # AdamW's, of the steps whose figures were read
 
@@ -170,7 +171,9 @@ class Trainer(ABC):
         sums = self._accumulate_gradients(micro_batches, counts)
         self.sum_over_ranks(sums)
         # A copy that is asked for later would come behind the steps that are launched before it.
-        figures = torch.cat([self._apply_gradients(), sums]).to("cpu", non_blocking=True)
+        applied = self._apply_gradients()
+        refresh(self._joined)
+        figures = torch.cat([applied, sums]).to("cpu", non_blocking=True)
         return functools.partial(self._read_figures, figures, self._mark(), counts.tolist(), rate)
 
     def _mark(self) -> Callable[[], None]:

@@ -377,8 +377,17 @@ class HeadGroup(nn.Module):
         return self.config.causal
 
     def forward(
+        self, hidden_states: Tensor, *inputs: Any, projected: Sequence[Tensor] | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Project hidden states [B, N, d], unless that is done, and attend; see `attend`."""
+        if projected is None:
+            projected = [project(hidden_states) for project in (self.query, self.key, self.value)]
+        return self.attend(projected, self.num_heads, *inputs, **kwargs)
+
+    def attend(
         self,
-        hidden_states: Tensor,
+        projected: Sequence[Tensor],
+        num_heads: int,
         attention_mask: Tensor | None,
         cos_sin: Tensor | None = None,
         padding: Padding | None = None,
@@ -386,12 +395,18 @@ class HeadGroup(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the context [B, N, heads · d_k], and attention weights where the implementation has them.
 
-        With `padding` hidden states and context are [1, T, ...]. `cos_sin` is of heads of this size. The context of
-        heads whose weights have a `Filling` is as wide as these make it.
+        Args:
+            projected: queries, keys and values [B, N, heads · d_k].
+            num_heads: how many there are of this group, or of several whose heads have one size.
+            attention_mask: what the implementation takes.
+            cos_sin: of heads of this size.
+            padding: with it projections and context are [1, T, ...].
+            **kwargs: for the implementation.
+
+        The context of heads whose weights have a `Filling` is as wide as these make it.
         """
-        states = (project(hidden_states) for project in (self.query, self.key, self.value))
-        padded = (each if padding is None else padding.pad_input(each) for each in states)
-        query, key, value = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in padded)
+        padded = (each if padding is None else padding.pad_input(each) for each in projected)
+        query, key, value = (each.unflatten(-1, (num_heads, -1)).transpose(1, 2) for each in padded)
         width = query.shape[-1]
         if cos_sin is not None:
             query, key = self.rotate(query, key, cos_sin)
@@ -527,7 +542,17 @@ class SublayerOutput(AdapterPlace):
         adapter_rows: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Add to the projection of [B, N, num_inputs] the deltas of heads or units, bottlenecks, and the residual."""
-        output = self.dropout(add_deltas(self.dense(hidden_states), deltas))
+        return self.finish(add_deltas(self.dense(hidden_states), deltas), residual, sublayer_input, adapter_rows)
+
+    def finish(
+        self,
+        projected: Tensor,
+        residual: Tensor,
+        sublayer_input: Tensor,
+        adapter_rows: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Do what follows the projection [B, N, d] and the deltas of heads or units."""
+        output = self.dropout(projected)
         total = add_deltas(output, self.compute_deltas(adapter_rows, sublayer_input, output)) + residual
         return total if self.config.has_pre_norm else self._normalize(total, adapter_rows)
 
@@ -640,7 +665,10 @@ class ExtensionModule(nn.Module):
         output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Mix what the base's layer made of `hidden_states` and this branch, [B, N, d] or [P, d] each."""
+        """Mix what the base's layer made of `hidden_states` and this branch, [B, N, d] or [P, d] each.
+
+        Keyword arguments are those of the heads.
+        """
         read = to_autocast_dtype(self.attention_output.normalize_input(hidden_states))
         context, _ = self.heads(read, attention_mask, cos_sin, **kwargs)
         context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, read))
