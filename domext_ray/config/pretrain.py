@@ -384,6 +384,7 @@ class EngineConfig:
     activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
     compile: bool = free(False)  # torch.compile the layers (needs a C++ compiler on a CPU)
     fused: bool = free(False)  # this library's own kernels on a GPU (rotary positions; needs a C compiler)
+    joined: bool = free(True)  # products of the base and its extension in one (not at ZeRO 3, nor compiled)
 
     def __post_init__(self) -> None:
         require(
@@ -409,7 +410,7 @@ class EngineConfig:
     @property
     def joins_products(self) -> bool:
         """Whether layers compute joined products (`model.joined`): ZeRO-3 and compilation take them as written."""
-        return self.zero_stage < 3 and not self.compile
+        return self.joined and self.zero_stage < 3 and not self.compile
 
 
 @option_group

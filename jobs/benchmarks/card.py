@@ -217,7 +217,8 @@ def make_elementwise(options: argparse.Namespace, name: str, way: str, *, dynami
 
 # --- steps, and what they launch ---
 
-VARIANTS: dict[str, Any] = {"bert": {"as written": {}}, "modernbert": {"as written": {}, "fused": {"fused": True}}}
+VARIANTS: dict[str, Any] = {"bert": {"as written": {"joined": False}, "joined": {}}}
+VARIANTS |= {"modernbert": VARIANTS["bert"] | {"joined, fused": {"fused": True}}}
 """Ways in which a layout's step computes the same, by the engine's options; losses are compared with the first's."""
 ALL = ("full", "af", "lora", "bottleneck", "exbert")
 STEPS = (("bert", "N", 1, ALL), ("bert", "M", 1, ALL), ("modernbert", "M", 1, ALL[:2]), ("bert", "N", 4, ALL[:2]))

@@ -94,6 +94,7 @@ RIVALS = {
     "transformers": "transformers' own model",
     "full": "full training of this library",
     "af": "AF Adapter of this library",
+    "written": "the same without joined products",
 }
 VOCAB_SIZE = 30_522
 DEFAULTS = {
@@ -235,6 +236,9 @@ def make_rival(
 ) -> Side:
     """Make the side that a method is held against, on the weights that its model has now."""
     device, bf16, steps = torch.device(options.device), options.precision == "bf16", options.steps
+    if against == "written":
+        own = make_own(options, method, batch, copy.deepcopy(model), joined=False)
+        return time_steps(own, steps, device), None
     if against in METHODS:
         return time_steps(make_own(options, against, batch, make_model(options, against)), steps, device), None
     if against == "adapters":

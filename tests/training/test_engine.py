@@ -292,6 +292,8 @@ def measure_resume(folder: Path, stages: Stages) -> dict[str, Any]:
         going_on = train(engine, START, STEPS, 2), gather_whole(engine)
         again = build_engine(stage, 2, dropout=0.3, state=saved.state)
         results[f"own/{stage}"] = going_on, (train(again, START, STEPS, 2), gather_whole(again))
+        other = build_engine(0 if stage == 3 else 3, 2, dropout=0.3, state=saved.state)  # whose products are not joined
+        results[f"elsewhere/{stage}"] = going_on, (train(other, START, STEPS, 2), gather_whole(other))
     return results
 
 
@@ -512,6 +514,14 @@ def test_resume_is_exact_with_dropout(ranks: list[Any], stage: int) -> None:
     (going_on, expected), (again, found) = ranks[0]["resume"][f"own/{stage}"]
     assert again == going_on
     assert measure_distance(found, expected) == 0.0
+
+
+@each_stage
+def test_another_stage_keeps_the_losses(ranks: list[Any], stage: int) -> None:
+    """With dropout: products are joined at one of the two stages, and draw the masks that layers draw as written."""
+    (going_on, expected), (again, found) = ranks[0]["resume"][f"elsewhere/{stage}"]
+    assert [each.loss for each in again] == pytest.approx([each.loss for each in going_on], rel=1e-5)
+    assert measure_distance(found, expected) < 5e-5
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""Tiny models in training mode of which one method's part trains, for what all methods and layouts share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tiny_models import ADAPTERS, MODERN, make_model
+from torch import nn
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.model.build import attach_extensions
+
+DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "modernbert": MODERN,
+    "distilbert": {"type_vocab_size": 0, "hidden_act": "relu"},
+    "left to right": {"causal": True},
+}
+MODULE = {"adapters": {}, "module_hidden_size": 20, "module_ffn_size": 12}
+METHODS: dict[str, tuple[dict[str, Any], str]] = {  # what a model has, and what in the names of its parameters trains
+    "full": ({"adapters": {}}, "."),
+    "af": ({}, ".adapters."),
+    "af beside a frozen adapter": ({}, ".art."),
+    "af in one layer": ({"adapters": {"law": {"heads": 1, "ffn_units": 6, "first_layer": 1}}}, ".adapters."),
+    "ffn units": ({"adapters": {"law": {"ffn_units": 6}}}, ".adapters."),
+    "exbert": (MODULE, ".extension."),
+    "exbert and af": ({**MODULE, "adapters": ADAPTERS}, ".extension."),
+    "bottlenecks": ({"adapters": {"law": {"bottleneck_size": 5, "layer_norms": True}}}, ".adapters."),
+    "lora": ({"adapters": {}}, ".lora_"),
+    "biases": ({"adapters": {}}, ".bias"),
+}
+
+
+def make_trainable(method: str, **values: Any) -> Any:
+    """A model in training mode, of which the method's part trains."""
+    own, trained = METHODS[method]
+    model = make_model(moved=0.1, **{**own, **values}).train()
+    if method == "lora":
+        attach_extensions(model, MethodConfig(lora_rank=3, lora_targets=("query", "value", "output")))
+    for name, param in model.named_parameters():
+        param.requires_grad_(trained in name)
+        if ".lora_B." in name:
+            nn.init.normal_(param, std=0.1)
+    return model

@@ -1,0 +1,82 @@
+"""Training with joined products makes the steps that it makes as layers are written: 20 of them, of every method."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCAB, make_rows
+from trained_methods import DROPOUT, LAYOUTS, METHODS, make_trainable
+
+from domext_ray.config.pretrain import EngineConfig, OptimConfig
+from domext_ray.model.build import store_base
+from domext_ray.model.joined import JoinedLinear
+from domext_ray.training.engine import Engine, join_alone
+from domext_ray.training.losses import MaskedLoss
+from domext_ray.training.objective import MaskedBatch
+
+STEPS = 20
+CPU = torch.device("cpu")
+
+
+def draw_batch(step: int) -> MaskedBatch:
+    ids, mask = make_rows()
+    draw = torch.Generator().manual_seed(step)
+    positions = torch.randperm(ids.numel(), generator=draw)[:8].sort().values
+    positions = positions[mask.flatten()[positions] > 0]
+    labels = torch.randint(VOCAB // 4, (len(positions),), generator=draw)
+    return MaskedBatch(ids, mask, None, positions, labels, torch.ones(len(positions)))
+
+
+def train(method: str, *, joined: bool, layout: str = "bert", dropout: bool = False, **engine: Any) -> list[Any]:
+    """The figures of steps; each has two micro batches."""
+    join_alone()
+    model = make_trainable(method, **LAYOUTS[layout], **(DROPOUT if dropout else {}))
+    config = EngineConfig(**({"precision": "fp32", "joined": joined} | engine))
+    if config.has_narrow_base:
+        store_base(model, torch.bfloat16)
+    trainer = Engine(
+        model,
+        engine=config,
+        optim=OptimConfig(lr=5e-3, decay_steps=2 * STEPS, eps=1e-5),
+        warmup_steps=2,
+        micro_batch_size=3,
+        accumulation_steps=2,
+        seed=0,
+        device=CPU,
+        objective=partial(MaskedLoss, num_words=VOCAB),
+    )
+    assert any(isinstance(each, JoinedLinear) for each in model.modules()) == joined
+    figures = []
+    for step in range(STEPS):
+        batches = [draw_batch(0), draw_batch(1 + step % 2)]
+        figures.append(trainer.train_step(batches, sum(each.num_masked for each in batches), step))
+    assert all(each.finite for each in figures)
+    assert figures[-1].loss < figures[0].loss
+    return figures
+
+
+def check_equal(joined: list[Any], as_written: list[Any], loss: float = 1e-6, norm: float = 1e-4) -> None:
+    assert [each.loss for each in joined] == pytest.approx([each.loss for each in as_written], rel=loss)
+    assert [each.grad_norm for each in joined] == pytest.approx([each.grad_norm for each in as_written], rel=norm)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_are_those_of_layers_as_written(method: str) -> None:
+    """With dropout; in bf16 within its rounding, which every step carries on."""
+    as_written, joined = (train(method, joined=each, dropout=True) for each in (False, True))
+    check_equal(joined, as_written)
+    as_written, joined = (train(method, joined=each, precision="bf16") for each in (False, True))
+    check_equal(joined, as_written, 0.02, 0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_steps_of_other_layouts(layout: str, method: str) -> None:
+    """Also with activations that are computed again, and with a sharded optimiser."""
+    as_written = train(method, joined=False, layout=layout, dropout=True)
+    for engine in ({}, {"activation_checkpointing": True}, {"zero_stage": 1}, {"zero_stage": 2, "offload": True}):
+        check_equal(train(method, joined=True, layout=layout, dropout=True, **engine), as_written)
