@@ -384,7 +384,8 @@ class EngineConfig:
     activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
     compile: bool = free(False)  # torch.compile the layers (needs a C++ compiler on a CPU)
     fused: bool = free(False)  # this library's own kernels on a GPU (rotary positions; needs a C compiler)
-    joined: bool = free(True)  # products of the base and its extension in one (not at ZeRO 3, nor compiled)
+    # products of the base and its extension in one, not at ZeRO 3 or compiled; auto: on GPUs
+    joined: bool | Literal["auto"] = free("auto")
 
     def __post_init__(self) -> None:
         require(
@@ -396,6 +397,9 @@ class EngineConfig:
         # ZeRO-3's hooks, which gather parameters, would break the compiled graph at every module.
         require(not (self.compile and self.zero_stage == 3), "compile", True, "false at --engine.zero_stage 3")
         require(not (self.offload and self.zero_stage == 0), "offload", True, "false at --engine.zero_stage 0")
+        is_asked = self.joined is True
+        require(not (is_asked and self.zero_stage == 3), "joined", True, "auto or false at --engine.zero_stage 3")
+        require(not (is_asked and self.compile), "joined", True, "auto or false with --engine.compile true")
 
     @property
     def uses_bf16(self) -> bool:
@@ -407,10 +411,13 @@ class EngineConfig:
         """Whether the frozen base is stored in bf16, LayerNorms apart: autocast would round nearly all of it anyway."""
         return self.uses_bf16 if self.base_dtype == "auto" else self.base_dtype == "bf16"
 
-    @property
-    def joins_products(self) -> bool:
-        """Whether layers compute joined products (`model.joined`): ZeRO-3 and compilation take them as written."""
-        return self.joined and self.zero_stage < 3 and not self.compile
+    def joins_products(self, *, on_gpu: bool) -> bool:
+        """Whether layers compute joined products (`model.joined`), which on CPUs are no faster.
+
+        ZeRO-3 gathers a layer's parameters as it is written, and so does a compiler fuse it.
+        """
+        is_wanted = on_gpu if self.joined == "auto" else self.joined
+        return is_wanted and self.zero_stage < 3 and not self.compile
 
 
 @option_group

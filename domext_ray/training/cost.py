@@ -304,7 +304,7 @@ def make_dry_run_model(
     cast(Any, model.config).attention_probs_dropout_prob = 0.0 if is_thought_of else config.train.attention_dropout_prob
     network = cast(nn.Module, model).to(device).train()
     fuse(network, device, is_asked=config.engine.fused)
-    if config.engine.joins_products:
+    if config.engine.joins_products(on_gpu=is_for_gpu):
         join_products(network, torch.bfloat16 if config.engine.uses_bf16 else torch.float32)
     masked = functools.partial(MaskedLoss, num_chunks=count_chunks(config, cast(Any, model.config).vocab_size))
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else masked

@@ -121,7 +121,7 @@ class Engine(Trainer):
         """Whether the model computes with kernels of our own, and why; for the run's user."""
         if engine.compile:
             compile_layers(model, device)
-        if engine.joins_products:
+        if engine.joins_products(on_gpu=device.type == "cuda"):
             join_products(model, torch.bfloat16 if engine.uses_bf16 else torch.float32)
         module = objective(model, device, bf16=engine.uses_bf16)
         super().__init__(module, optim=optim, warmup_steps=warmup_steps, seed=seed, device=device)

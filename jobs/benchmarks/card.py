@@ -217,7 +217,7 @@ def make_elementwise(options: argparse.Namespace, name: str, way: str, *, dynami
 
 # --- steps, and what they launch ---
 
-VARIANTS: dict[str, Any] = {"bert": {"as written": {"joined": False}, "joined": {}}}
+VARIANTS: dict[str, Any] = {"bert": {"as written": {"joined": False}, "joined": {"joined": True}}}
 VARIANTS |= {"modernbert": VARIANTS["bert"] | {"joined, fused": {"fused": True}}}
 """Ways in which a layout's step computes the same, by the engine's options; losses are compared with the first's."""
 ALL = ("full", "af", "lora", "bottleneck", "exbert")

@@ -94,7 +94,7 @@ RIVALS = {
     "transformers": "transformers' own model",
     "full": "full training of this library",
     "af": "AF Adapter of this library",
-    "written": "the same without joined products",
+    "joined": "the same with joined products",
 }
 VOCAB_SIZE = 30_522
 DEFAULTS = {
@@ -236,8 +236,8 @@ def make_rival(
 ) -> Side:
     """Make the side that a method is held against, on the weights that its model has now."""
     device, bf16, steps = torch.device(options.device), options.precision == "bf16", options.steps
-    if against == "written":
-        own = make_own(options, method, batch, copy.deepcopy(model), joined=False)
+    if against == "joined":
+        own = make_own(options, method, batch, copy.deepcopy(model), joined=True)
         return time_steps(own, steps, device), None
     if against in METHODS:
         return time_steps(make_own(options, against, batch, make_model(options, against)), steps, device), None

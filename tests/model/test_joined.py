@@ -109,7 +109,7 @@ def pair() -> Iterator[tuple[Any, Any]]:
 
 
 def test_elsewhere_layers_compute_as_written(pair: tuple[Any, Any]) -> None:
-    """To the last bit: in evaluation, without an adapter, at another scale, and where rows have adapters of their own."""
+    """To the last bit: in evaluation, without an adapter, at another scale, where rows have adapters of their own."""
     rows = {"adapter_names": ["law", "art", BASE_NAME]}
     for change, inputs in (
         (lambda model: model.eval(), {}),

@@ -185,9 +185,11 @@ def build_engine(
     optim: OptimConfig = OPTIM,
     **options: Any,
 ) -> Engine:
+    """Products are joined where they can be, and the bare loop computes layers as they are written."""
+    joined = stage < 3 and not options.get("compile", False)
     return Engine(
         build_model(dropout) if model is None else model,
-        engine=EngineConfig(zero_stage=stage, **({"precision": "fp32"} | options)),
+        engine=EngineConfig(zero_stage=stage, **({"precision": "fp32", "joined": joined} | options)),
         optim=optim,
         warmup_steps=optim.warmup_steps,
         micro_batch_size=ROWS // dist.get_world_size() // accumulation_steps,
