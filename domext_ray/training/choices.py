@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from domext_ray.config.pretrain import PretrainConfig, resolve_long_micro_batch_size, resolve_micro_batch_size
+from domext_ray.config.pretrain import (
+    EngineConfig,
+    PretrainConfig,
+    resolve_long_micro_batch_size,
+    resolve_micro_batch_size,
+)
 from domext_ray.model.build import pick_attention
 from domext_ray.model.domext.layers_domext import VARLEN
 from domext_ray.runtime.cpu_kernels import has_bf16_units
@@ -40,7 +45,16 @@ def describe_choices(config: PretrainConfig, device: torch.device, fused: str) -
     return [
         f"attention: {attention} ({rows}, {why}, {where})",
         f"precision: {precision} ({reason})",
+        f"products: {_describe_products(engine, on_gpu=on_gpu)}",
         f"compile: {'on (asked)' if engine.compile else 'off (not asked)'}",
         f"fused kernels: {fused}",
         f"micro batch: {', then '.join(map(str, sizes))} rows ({'asked' if config.train.micro_batch_size else where})",
     ]
+
+
+def _describe_products(engine: EngineConfig, *, on_gpu: bool) -> str:
+    if engine.joins_products(on_gpu=on_gpu):
+        return f"joined ({'CUDA' if engine.joined == 'auto' else 'asked'})"
+    others = {"--engine.zero_stage 3": engine.zero_stage == 3, "--engine.compile true": engine.compile}
+    why = next((each for each, is_so in others.items() if is_so), "CPU" if engine.joined == "auto" else "asked")
+    return f"as written ({why})"

@@ -77,6 +77,7 @@ def test_a_run_says_what_it_chose_for_a_card(
     assert describe_choices(config, CARD, "on (asked; rotary positions)") == [
         f"attention: sdpa (packed rows, fused{instead}, CUDA)",
         f"precision: {says}",
+        "products: joined (CUDA)",
         "compile: off (not asked)",
         "fused kernels: on (asked; rotary positions)",
         "micro batch: 256, then 64 rows (CUDA)",
@@ -91,7 +92,8 @@ def test_a_run_says_what_it_chose_for_a_card(
     said = describe_choices(asked, CARD, "off (not asked)")
     assert said[1].startswith(f"precision: {other}") and f"(as asked; {says.partition('(')[2]}" in said[1]
     own = "fused kernels: off (not asked)"
-    assert said[2:] == ["compile: on (asked)", own, "micro batch: 8, then 2 rows (asked)"]
+    products = "products: as written (--engine.compile true)"
+    assert said[2:] == [products, "compile: on (asked)", own, "micro batch: 8, then 2 rows (asked)"]
 
 
 @pytest.mark.parametrize("flags", ["avx2", "avx2 avx512_bf16"])
@@ -109,7 +111,15 @@ def test_a_run_says_what_it_chose_for_a_cpu(flags: str, tmp_path: Path, monkeypa
     }
     said = describe_choices(config, CPU, "off (asked; they run on GPUs)")
     fused = "fused kernels: off (asked; they run on GPUs)"
-    assert said == [*expected[config.engine.precision], "compile: off (not asked)", fused, "micro batch: 32 rows (CPU)"]
+    products = "products: as written (CPU)"
+    rest = [products, "compile: off (not asked)", fused, "micro batch: 32 rows (CPU)"]
+    assert said == [*expected[config.engine.precision], *rest]
+    for engine, expected_products in (
+        (EngineConfig(joined=True), "joined (asked)"),
+        (EngineConfig(joined=False), "as written (asked)"),
+        (EngineConfig(zero_stage=3), "as written (--engine.zero_stage 3)"),
+    ):
+        assert f"products: {expected_products}" in describe_choices(replace(config, engine=engine), CPU, "")
 
 
 def test_a_card_takes_rows_by_their_tokens() -> None:
