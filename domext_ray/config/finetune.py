@@ -219,6 +219,7 @@ class FinetuneConfig:
         require(not self.method.trainable_budget, "method.trainable_budget", self.method.trainable_budget, "0 here")
         require(not self.engine.compile, "engine.compile", True, "false in fine-tuning")
         require(not self.engine.fused, "engine.fused", True, "false in fine-tuning")
+        require(self.engine.joined == "auto", "engine.joined", self.engine.joined, "auto in fine-tuning")
         if self.features.layers:
             self._check_features()
 

@@ -99,6 +99,7 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--grid.restarts 0", "--grid.restarts", "from 1 to 1,000"),
         ("--grid.batch_size 1.5", "--grid.batch_size", "1.5"),
         ("--engine.fused true", "--engine.fused", "false in fine-tuning"),
+        ("--engine.joined true", "--engine.joined", "auto in fine-tuning"),
         ("--features.layers 9-3", "--features.layers", "9-3"),
         ("--labelled.stride 100", "--labelled.stride", "100"),
         ("--num_resamples 1", "--num_resamples", "100 or more"),

@@ -25,6 +25,7 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.model.base import load_base
 from domext_ray.model.build import store_base
+from domext_ray.model.joined import join_products
 from domext_ray.training.cost import (
     Sharding,
     StepMemory,
@@ -50,14 +51,16 @@ def make_batch() -> Any:
 
 
 def test_a_step_without_values_holds_what_a_real_one_holds() -> None:
-    for method, keeps, bf16 in product(("af", "full"), (True, False), (True, False)):
+    for method, keeps, bf16, joined in product(("af", "full"), *[(True, False)] * 3):
         objective, batch = build_objective(method, bf16=bf16), make_batch()
+        if joined:
+            join_products(objective.model, torch.bfloat16 if bf16 else torch.float32)
         real = measure_step_memory(copy.deepcopy(objective), batch, keeps_gradients=keeps)
         fake, mode = make_fake(objective)
         with mode:
             planned = measure_step_memory(fake, batch, keeps_gradients=keeps)
         # kernels make a few bytes of their own
-        assert asdict(planned) == pytest.approx(asdict(real), rel=1e-3), (method, keeps, bf16)
+        assert asdict(planned) == pytest.approx(asdict(real), rel=1e-3), (method, keeps, bf16, joined)
         assert real.before > real.after // 2 > 0
         assert (real.gradients > 0) <= keeps
 
@@ -93,6 +96,22 @@ def test_recomputed_activations_are_those_of_one_layer() -> None:
         estimate_memory(make_dry_run_model(each, None, 100, 0))["activations"] for each in (config, recomputed)
     )
     assert one < 0.4 * plain
+
+
+def test_joined_weights_are_counted_where_they_are_stored_twice() -> None:
+    """Of a base in fp32 under autocast all of them, and else the output projections and what trains, d 64."""
+    outputs, trained = 2 * (64 * (64 + 16) + 64 * (128 + 1600) + 2 * 64), 2 * (64 + 1) * (3 * 16 + 1600)
+    for bf16, stored, expected in (
+        (False, None, 4 * (outputs + trained)),
+        (True, torch.bfloat16, 2 * (outputs + trained)),
+        (True, None, 2 * (outputs + trained + 2 * (64 + 1) * (3 * 64 + 128))),
+    ):
+        objective = build_objective(bf16=bf16)
+        if stored is not None:
+            store_base(objective.model, stored)
+        assert "joined_weights" not in plan_memory(objective, make_batch(), ALONE)
+        join_products(objective.model, torch.bfloat16 if bf16 else torch.float32)
+        assert plan_memory(objective, make_batch(), ALONE)["joined_weights"] == expected
 
 
 def test_zero_shares_what_it_says() -> None:
