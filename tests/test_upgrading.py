@@ -80,6 +80,10 @@ def find_private(path: Path) -> Iterator[str]:
             yield node.arg
 
 
+BY_METACLASS = ("_abc_impl", "_backward_cls")
+"""Names that a metaclass gives to every class, abstract ones and functions of autograd."""
+
+
 def find_overridden(path: Path) -> Iterator[str]:
     """Yield the private names of other libraries' classes that classes of a file have, too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -91,7 +95,7 @@ def find_overridden(path: Path) -> Iterator[str]:
         theirs = [each for each in made.__mro__[1:] if each.__module__.partition(".")[0] not in OTHERS]
         if made.__module__ == name:
             for each in vars(made):
-                if is_private(each) and each != "_abc_impl" and any(each in vars(other) for other in theirs):
+                if is_private(each) and each not in BY_METACLASS and any(each in vars(other) for other in theirs):
                     yield each
 
 

@@ -167,8 +167,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, joined: JoinedLinear, *_: Any) -> Tensor:
         ctx.joined = joined
         ctx.save_for_backward(inputs, weight)
-        with torch.autocast(inputs.device.type, enabled=False):
-            return nn.functional.linear(inputs, weight, bias)
+        return nn.functional.linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -183,6 +182,7 @@ class JoinedLayer(Layer):
 
     Attributes:
         heads, units: of the adapters that were active then; where others are, the layer computes as it is written.
+        trains: something of the layer does.
         projections: queries of the base and of each adapter, their keys, their values; then what LoRA makes of the
             inputs of these; then queries, keys and values of the extension module, if it reads what they read.
         context_output: output projections of all heads; None: there are the base's alone.
@@ -192,6 +192,7 @@ class JoinedLayer(Layer):
 
     heads: list[AdapterHeads]
     units: list[AdapterUnits]
+    trains: bool
     projections: JoinedLinear
     context_output: JoinedLinear | None
     units_input: JoinedLinear | None
@@ -201,6 +202,7 @@ class JoinedLayer(Layer):
         """Make the joined matrices, which compute in a dtype."""
         attention, ffn = self.attention, self.intermediate
         self.heads, self.units = self._list_active()
+        self.trains = any(each.requires_grad for each in self.parameters())
         bases = [getattr(attention.self, name) for name in PROJECTIONS]
         linears: list[nn.Linear] = []
         for base, name in zip(bases, PROJECTIONS, strict=True):
@@ -243,10 +245,15 @@ class JoinedLayer(Layer):
         output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute what a layer does, with joined products where all rows use what is joined."""
+        """Compute what a layer does, with joined products where all rows use what is joined.
+
+        The first layer in which something trains is computed as it is written, if nothing below it does: what its
+        frozen part computes has no gradient there, which joined products would compute.
+        """
         positions = cos_sin, module_cos_sin, output_indices
-        is_asked = self.training and adapter_rows is None
-        if not (is_asked and self._list_active() == (self.heads, self.units)):
+        is_first = self.trains and not hidden_states.requires_grad
+        is_meant = self.training and adapter_rows is None and not is_first
+        if not (is_meant and self._list_active() == (self.heads, self.units)):
             return super().forward(hidden_states, attention_mask, adapter_rows, *positions, **kwargs)
         if self.is_local:
             kwargs["sliding_window"] = self.config.local_window + 1

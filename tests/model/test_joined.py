@@ -79,7 +79,7 @@ def count_products(model: Any) -> dict[str, int]:
 
     ids, mask = make_rows()
     with profile() as profiler:
-        model.bert.encoder.layer[0](torch.randn(*ids.shape, model.config.hidden_size), None)
+        model.bert.encoder.layer[0](torch.randn(*ids.shape, model.config.hidden_size, requires_grad=True), None)
     names = [each.name for each in profiler.events()]
     return {name: names.count(f"aten::{name}") for name in ("linear", "scaled_dot_product_attention")}
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB, make_rows
+from tiny_models import LENGTH, VOCAB, make_rows
 from trained_methods import DROPOUT, LAYOUTS, METHODS, make_trainable
 
-from domext_ray.config.pretrain import EngineConfig, OptimConfig
+from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig
 from domext_ray.model.build import store_base
-from domext_ray.model.joined import JoinedLinear
+from domext_ray.model.joined import JoinedLinear, join_products
+from domext_ray.training.cost import count_flops, make_full_batch
 from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import MaskedBatch
@@ -80,3 +81,19 @@ def test_steps_of_other_layouts(layout: str, method: str) -> None:
     as_written = train(method, joined=False, layout=layout, dropout=True)
     for engine in ({}, {"activation_checkpointing": True}, {"zero_stage": 1}, {"zero_stage": 2, "offload": True}):
         check_equal(train(method, joined=True, layout=layout, dropout=True, **engine), as_written)
+
+
+def test_operations_are_counted_as_those_of_layers_as_written() -> None:
+    """Without values, as a dry run and a worker count them for a card: they are the same, in fewer products."""
+    batch = make_full_batch(PretrainConfig(), VOCAB, LENGTH)
+    for method in METHODS:
+        counts = []
+        for joined in (False, True):
+            model = make_trainable(method)
+            model.set_attn_implementation("sdpa")
+            if joined:
+                join_products(model, torch.float32)
+            counts.append(count_flops(MaskedLoss(model, CPU, bf16=False), batch))
+        as_written, found = counts
+        assert (found.forward, found.backward) == (as_written.forward, as_written.backward), method
+        assert sum(found.matmuls.values()) < sum(as_written.matmuls.values()), method
