@@ -131,25 +131,29 @@ class JoinedLinear(nn.Module):
 
     def compute_gradients(self, grad: Tensor, inputs: Tensor) -> list[Tensor]:
         """Return the gradients of the weights that train, then of the biases, given [T, out] and [T, in]."""
-        found, own = list[Tensor](), self.trained
-        if own:
-            thin, packed = _pack(own, inputs if self.dim else grad)
+        found, trained, biased = list[Tensor](), self.trained, self.biased
+        thin, packed = _pack(trained, inputs if self.dim else grad)
+        if trained:
             table = grad.t().mm(thin) if self.dim else thin.t().mm(inputs)
-            found += [
-                each.find(table, self.dim).reshape(part.linear.weight.shape)
-                for part, each in zip(own, packed, strict=True)
-            ]
-        if own := self.biased:
-            thin, packed = (grad, own) if self.dim else _pack(own, grad)
+            found += [each.find(table, self.dim) for each in packed]
+        if biased and self.dim:
+            found += [grad.sum(0)] * len(biased)
+        elif biased:
+            if biased != trained:
+                thin, packed = _pack(biased, grad)
             sums = thin.sum(0)
-            for part, each in zip(own, packed, strict=True):
-                found.append((sums if self.dim else each.find(sums)).reshape(part.linear.bias.shape))
+            found += [each.find(sums) for each in packed]
         # Copies, for an optimiser may keep them: each a tensor of its own.
-        return [each.to(torch.float32, copy=True) for each in found]
+        params = [*(each.linear.weight for each in trained), *(each.linear.bias for each in biased)]
+        copies = [each.new_empty(each.shape, dtype=torch.float32) for each in params]
+        copy_all([(copy.view_as(own), own) for copy, own in zip(copies, found, strict=True)])
+        return copies
 
 
 def _pack(parts: Sequence[Part], table: Tensor) -> tuple[Tensor, list[Part]]:
     """Return the columns of a table [T, width] that belong to parts, side by side, and where each stands then."""
+    if not parts:
+        return table, []
     packed, start = list[Part](), 0
     for each in parts:
         packed.append(Part(each.linear, start, each.size))
@@ -310,8 +314,7 @@ class JoinedLayer(Layer):
         outputs = self.units_input(inputs)
         if ffn.gate is None:
             return cast(Tensor, ffn.activation(outputs))
-        units, gates = outputs.chunk(2, dim=-1)
-        return cast(Tensor, ffn.activation(units) * gates)
+        return ffn.apply_gates(outputs, ffn.activation)
 
 
 def has_lora(linear: nn.Module) -> bool:
