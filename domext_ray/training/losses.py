@@ -239,7 +239,7 @@ class MaskedLoss(Objective):
             logits = _score_words(self.model, states)
         if kinds is not None:
             logits = _keep_kinds(logits, labels, kinds)
-        losses = F.cross_entropy(logits.float(), labels, reduction="none")
+        losses = cast(Any, self.model).cls.predictions.compute_losses(logits, labels)
         # In training nobody looks at the predictions, and they cost a pass over [P, V].
         predicted = labels if self.training else logits.argmax(-1)
         if asked is None:

@@ -23,6 +23,7 @@ from domext_ray.training.engine import checkpoint_activations
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 KERNELS = "domext_ray.model.kernels"
+ON = "on (asked; rotary positions, LayerNorms of sums, gated units, losses of words)"
 FP32, BF16 = torch.float32, torch.bfloat16
 
 # --- what they compute ---
@@ -201,7 +202,7 @@ def test_steps_are_those_as_written(
     model.set_attn_implementation(attention)
     own = copy.deepcopy(model)
     monkeypatch.setattr(fused, "find_fault", lambda device: "")
-    assert fused.fuse(own, CPU, is_asked=True) == "on (asked; rotary positions)"
+    assert fused.fuse(own, CPU, is_asked=True) == ON
     own = pickle.loads(pickle.dumps(copy.deepcopy(own)))
     assert list_rotations(own) == 8 * [fused.rotate] and list_rotations(model) == 8 * [apply_rotary_pos_emb]
     if is_recomputed:
@@ -236,11 +237,11 @@ def change_nothing(machine: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 CHOICES: list[tuple[Callable[[Path, pytest.MonkeyPatch], object], str]] = [
-    (change_nothing, "on (asked; rotary positions)"),
-    (lambda machine, patch: patch.setenv("CC", "gcc"), "on (asked; rotary positions)"),
+    (change_nothing, ON),
+    (lambda machine, patch: patch.setenv("CC", "gcc"), ON),
     (
         lambda machine, patch: (machine / "bin" / "gcc").rename(machine / "bin" / "clang"),
-        "on (asked; rotary positions)",
+        ON,
     ),
     (
         lambda machine, patch: patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5)),
@@ -280,7 +281,7 @@ def test_what_is_not_asked_for_or_not_there_stays_as_written(machine: Path) -> N
     for values, device, is_asked, says in (
         (MODERN, CARD, False, "off (not asked)"),
         (MODERN, CPU, True, "off (asked; they run on GPUs)"),
-        ({}, CARD, True, "off (asked; this model has no rotary positions, for which there is a kernel)"),
+        ({}, CARD, True, "on (asked; LayerNorms of sums, losses of words)"),
     ):
         model = make_model(**values)
         assert fused.fuse(model, device, is_asked=is_asked) == says

@@ -41,6 +41,8 @@ VARLEN = "varlen"
 """The attention implementation of `attend_sequences`, beside those of transformers: bf16 or fp16 on a GPU."""
 HEAD_MULTIPLE = 8
 """What a card's fused attention wants the size of a head to be a multiple of."""
+COPY = "copy_for_products"
+"""Attribute of states: the same in autocast's dtype, where the kernel that made them has written both."""
 
 
 def attend_eagerly(
@@ -287,11 +289,18 @@ class AdapterPlace(nn.Module):
 
 def to_autocast_dtype(states: Tensor) -> Tensor:
     """Cast what several products read to autocast's dtype, once: each would cast it anew, and its gradient back."""
+    dtype = find_autocast_dtype(states)
+    copy = getattr(states, COPY, states)
+    return cast(Tensor, copy if copy.dtype == dtype else states.to(dtype))
+
+
+def find_autocast_dtype(states: Tensor) -> torch.dtype:
+    """Return the dtype in which products that read states compute: autocast's, if it is on, or their own."""
     device = states.device.type
     is_exact = states.dtype is torch.float64  # which autocast leaves
     if is_exact or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return states
-    return states.to(torch.get_autocast_dtype(device))
+        return states.dtype
+    return torch.get_autocast_dtype(device)
 
 
 class NormShift(nn.Module):
@@ -307,20 +316,30 @@ class NormShift(nn.Module):
         return weight + apply_scale(self.weight, scale), bias + apply_scale(self.bias, scale)
 
 
+def normalize_sum(summands: Sequence[Tensor], weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Add states [..., d] in their order, and normalise the sum in the dtype of weight and bias [d]."""
+    total = sum(summands[1:], summands[0]).to(weight.dtype)
+    return nn.functional.layer_norm(total, weight.shape, weight, bias, eps)
+
+
 class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in its own dtype, so that the residual stream stays fp32 under autocast."""
 
-    def forward(self, inputs: Tensor, shifts: Sequence[tuple[NormShift, Tensor | None, float]] = ()) -> Tensor:
-        """[B, ..., d] -> the same, in the dtype of this module's parameters; `shifts`: see `select_adapters`."""
-        inputs = inputs.to(self.weight.dtype)
-        if not shifts:
-            return super().forward(inputs)
+    normalize: Callable[[Sequence[Tensor], Tensor, Tensor | None, float], Tensor] = staticmethod(normalize_sum)
+    """A run on a card may put a kernel in its place, which computes the same."""
+
+    def forward(self, *summands: Tensor, shifts: Sequence[tuple[NormShift, Tensor | None, float]] = ()) -> Tensor:
+        """Normalise [B, ..., d], or a sum, in the dtype of the parameters; `shifts`: see `select_adapters`."""
         weight: Tensor = self.weight
-        bias: Tensor = torch.zeros_like(weight) if self.bias is None else self.bias
+        bias: Tensor | None = self.bias
+        if not shifts:
+            return self.normalize(summands, weight, bias, self.eps)
+        bias = torch.zeros_like(weight) if bias is None else bias
         if all(rows is None for _, rows, _ in shifts):
             for shift, _, scale in shifts:
                 weight, bias = shift(weight, bias, scale)
-            return nn.functional.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
+            return self.normalize(summands, weight, bias, self.eps)
+        inputs = sum(summands[1:], summands[0]).to(weight.dtype)
         normalized = nn.functional.layer_norm(inputs, self.normalized_shape, eps=self.eps)
         shape = (len(inputs), *[1] * (inputs.dim() - 2), inputs.shape[-1])
         weights = [Delta(rows, apply_scale(shift.weight, scale)) for shift, rows, scale in shifts]
@@ -446,6 +465,12 @@ class AdapterHeads(HeadGroup):
         return self.output(take_tokens(super().forward(*inputs, **kwargs)[0], output_indices))
 
 
+def apply_gates(outputs: Tensor, activation: nn.Module) -> Tensor:
+    """Return the activations of gated units [..., f], of what they and then their gates are before them, [..., 2f]."""
+    units, gates = outputs.chunk(2, dim=-1)
+    return cast(Tensor, activation(units) * gates)
+
+
 def compute_units(inputs: Tensor, dense: nn.Module, gate: nn.Module | None, activation: nn.Module) -> Tensor:
     """Return the activations of FFN units, gated where the layout has gates."""
     units = activation(dense(inputs))
@@ -553,19 +578,23 @@ class SublayerOutput(AdapterPlace):
     ) -> Tensor:
         """Do what follows the projection [B, N, d] and the deltas of heads or units."""
         output = self.dropout(projected)
-        total = add_deltas(output, self.compute_deltas(adapter_rows, sublayer_input, output)) + residual
-        return total if self.config.has_pre_norm else self._normalize(total, adapter_rows)
+        deltas = self.compute_deltas(adapter_rows, sublayer_input, output)
+        if self.config.has_pre_norm:
+            return add_deltas(output, deltas) + residual
+        if any(each.rows is not None for each in deltas):
+            return self._normalize(adapter_rows, add_deltas(output, deltas), residual)
+        return self._normalize(adapter_rows, output, *(each.value for each in deltas), residual)
 
     def normalize_input(self, hidden_states: Tensor, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
         """Return what the sublayer reads of the residual stream, [B, N, d]."""
-        return self._normalize(hidden_states, adapter_rows) if self.config.has_pre_norm else hidden_states
+        return self._normalize(adapter_rows, hidden_states) if self.config.has_pre_norm else hidden_states
 
-    def _normalize(self, hidden_states: Tensor, adapter_rows: dict[str, Tensor] | None) -> Tensor:
-        if self.LayerNorm is None:
-            return hidden_states
+    def _normalize(self, adapter_rows: dict[str, Tensor] | None, *summands: Tensor) -> Tensor:
+        if self.LayerNorm is None:  # and then there is one summand, the residual stream
+            return summands[0]
         bottlenecks = select_adapters(self.config, self.adapters, adapter_rows)
         shifts = [(each.norm, rows, scale) for each, rows, scale in bottlenecks if each.norm is not None]
-        return self.LayerNorm(hidden_states, shifts)
+        return self.LayerNorm(*summands, shifts=shifts)
 
 
 class Attention(AdapterPlace):
@@ -611,6 +640,8 @@ class Intermediate(nn.Module):
         self.dense = Linear(width, units, bias=config.ffn_bias)
         self.gate = Linear(width, units, bias=config.ffn_bias) if config.gated_ffn else None
         self.activation = ACT2FN[config.hidden_act]
+        # A run on a card may put a kernel in its place, which computes the same.
+        self.apply_gates: Callable[[Tensor, nn.Module], Tensor] = apply_gates
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, intermediate_size]."""

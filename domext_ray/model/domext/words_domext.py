@@ -11,7 +11,7 @@ input and output stay tied; ΔE and Δb are 0 at the start. The MLM head's trans
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -223,7 +223,13 @@ class PredictionTransform(nn.Module):
             for each, rows, scale in shifts
         ]
         transformed = self.activation(add_deltas(self.dense(hidden_states), deltas))
-        return self.LayerNorm(transformed, [(cast(NormShift, each.norm), rows, scale) for each, rows, scale in shifts])
+        norms = [(cast(NormShift, each.norm), rows, scale) for each, rows, scale in shifts]
+        return self.LayerNorm(transformed, shifts=norms)
+
+
+def compute_losses(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the losses, fp32 [P], of scores [P, V] and the words that are right, int64 [P]."""
+    return nn.functional.cross_entropy(scores.float(), labels, reduction="none")
 
 
 WORD_MULTIPLE = 64
@@ -234,6 +240,8 @@ class PredictionHead(AdapterPlace):
     """MLM head: transform, then projections that are tied to the word embeddings; [B, ..., d] -> [B, ..., V + E]."""
 
     is_filled = False
+    compute_losses: Callable[[Tensor, Tensor], Tensor] = staticmethod(compute_losses)
+    """What training makes of the scores; a run on a card may put a kernel in its place."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
