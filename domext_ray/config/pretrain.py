@@ -383,7 +383,7 @@ class EngineConfig:
     offload: bool = free(False)  # keep optimizer state in CPU memory (ZeRO 1 to 3)
     activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
     compile: bool = free(False)  # torch.compile the layers (needs a C++ compiler on a CPU)
-    fused: bool = free(False)  # this library's own kernels on a GPU (rotary positions; needs a C compiler)
+    fused: bool = free(False)  # this library's own kernels on a GPU, unmeasured (needs a C compiler)
     # products of the base and its extension in one, not at ZeRO 3 or compiled; auto: on GPUs
     joined: bool | Literal["auto"] = free("auto")
 

@@ -355,11 +355,8 @@ def _compute_losses_on_card(scores: Tensor, labels: Tensor) -> tuple[Tensor, Ten
 
 @torch.library.custom_op("domext_ray::compute_losses_backward", mutates_args=())
 def _differentiate_losses(grad: Tensor, scores: Tensor, labels: Tensor, log_sums: Tensor) -> Tensor:
-    logarithms = scores.float() - log_sums[:, None]
-    found = torch.ops.aten._log_softmax_backward_data(
-        nn.functional.one_hot(labels, scores.shape[-1]) * -grad[:, None], logarithms, -1, torch.float32
-    )
-    return found.to(scores.dtype)
+    shares = (scores.float() - log_sums[:, None]).exp()
+    return ((shares - nn.functional.one_hot(labels, scores.shape[-1])) * grad[:, None]).to(scores.dtype)
 
 
 @_differentiate_losses.register_fake

@@ -32,8 +32,15 @@ from torch.utils._pytree import tree_leaves
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.model.domext.layers_domext import apply_rotary_pos_emb, attend_sequences
-from domext_ray.model.fused import find_fault, rotate
+from domext_ray.model import fused
+from domext_ray.model.domext import layers_domext
+from domext_ray.model.domext.layers_domext import (
+    apply_gates,
+    apply_rotary_pos_emb,
+    attend_sequences,
+    to_autocast_dtype,
+)
+from domext_ray.model.domext.words_domext import compute_losses
 from domext_ray.options.places import hide_places
 from domext_ray.storage import Log, Place
 from domext_ray.training.cost import count_flops, find_peak, make_full_batch, time_call
@@ -43,9 +50,23 @@ from domext_ray.training.losses import MaskedLoss
 NUM_TURNS, LOSS_STEPS, PROFILED_STEPS, NUM_KERNELS = 3, 5, 3, 40
 """Turns of sides; steps after which losses are compared; profiled steps; kernels that are told, of a step."""
 SIZES = {"T": 32_768, "N": 128, "M": 512, "B": 64, "P": 5120, "V": 30_522, "d": 768, "f": 3072, "h": 12, "e": 64}
-SIZES |= {"c": 32, "1": 1, "2": 2}
-"""Tokens of a step, of rows and of longer ones, these, predicted tokens, words; width, FFN, heads, their size, half."""
-TINY = SIZES | {"T": 64, "N": 16, "M": 32, "B": 2, "P": 10, "V": 100, "d": 48, "f": 96, "h": 3, "e": 16, "c": 8}
+SIZES |= {"g": 2304, "c": 32, "1": 1, "2": 2}
+"""Tokens of a step, of rows and of longer ones, these, predicted tokens, words; width, FFN, heads, their size; the
+width of ModernBERT's FFN with its gates, half the size of a head."""
+TINY = SIZES | {
+    "T": 64,
+    "N": 16,
+    "M": 32,
+    "B": 2,
+    "P": 10,
+    "V": 100,
+    "d": 48,
+    "f": 96,
+    "h": 3,
+    "e": 16,
+    "g": 96,
+    "c": 8,
+}
 BF16, FP32 = torch.bfloat16, torch.float32
 Line = dict[str, Any]
 Side = tuple[Callable[[], Any], Mapping[str, float], Line]
@@ -180,20 +201,39 @@ def measure_attention(options: argparse.Namespace) -> Measurements:
 
 # --- elementwise ---
 
+
+def normalize_for_products(normalize: Callable[..., Tensor], x: Tensor, residual: Tensor, *norm: Tensor) -> Any:
+    """Return the state that a sublayer leaves, and what products read of it."""
+    with torch.autocast(x.device.type, BF16):
+        states = normalize([x, residual], *norm, 1e-12)
+        return states, to_autocast_dtype(states)
+
+
+def lose(compute: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return the sum of the losses of scores, of which the first is right."""
+    return compute(x, x.new_zeros(len(x), dtype=torch.long)).sum()
+
+
 ELEMENTWISE: dict[str, dict[str, Callable[..., Any]]] = {
-    "add and LayerNorm": {"as written": lambda x, residual, *norm: F.layer_norm(x + residual, norm[0].shape, *norm)},
-    "GELU": {"as written": F.gelu},
-    "rotary": {"as written": apply_rotary_pos_emb, "fused": rotate},
-    "loss": {
-        "as written": lambda x: F.cross_entropy(x.float(), x.new_zeros(len(x), dtype=torch.long), reduction="sum")
+    "add and LayerNorm": {
+        "as written": partial(normalize_for_products, layers_domext.normalize_sum),
+        "fused": partial(normalize_for_products, fused.normalize_sum),
     },
+    "GELU": {"as written": F.gelu},
+    "gated GELU": {
+        "as written": partial(apply_gates, activation=torch.nn.GELU()),
+        "fused": partial(fused.gate_gelu, activation=torch.nn.GELU()),
+    },
+    "rotary": {"as written": apply_rotary_pos_emb, "fused": fused.rotate},
+    "loss": {"as written": partial(lose, compute_losses), "fused": partial(lose, fused.compute_losses_at_once)},
 }
-"""What is called, by side: first as the model computes it, then other ways."""
+"""What is called, by side: first as the model computes it, then other ways; torch's GELU is one kernel a pass."""
 INPUTS = {
     "add and LayerNorm": (2, [("Td", BF16), ("Td", FP32), ("d", FP32), ("d", FP32)]),
     "GELU": (2, [("Tf", BF16)]),
+    "gated GELU": (2, [("Tg", BF16)]),
     "rotary": (1, [("BhMe", BF16), ("BhMe", BF16), ("12Mc", FP32)]),
-    "loss": (1, [("PV", BF16)]),
+    "loss": (2, [("PV", BF16)]),
 }
 """Passes that must read the inputs, and these; a base's frozen weights and angles have no gradient."""
 
@@ -217,9 +257,9 @@ def make_elementwise(options: argparse.Namespace, name: str, way: str, *, dynami
 
 # --- steps, and what they launch ---
 
-VARIANTS: dict[str, Any] = {"bert": {"as written": {"joined": False}, "joined": {"joined": True}}}
-VARIANTS |= {"modernbert": VARIANTS["bert"] | {"joined, fused": {"fused": True}}}
-"""Ways in which a layout's step computes the same, by the engine's options; losses are compared with the first's."""
+VARIANTS: dict[str, Any] = {"as written": {"joined": False}, "joined": {"joined": True}}
+VARIANTS["joined, fused"] = VARIANTS["joined"] | {"fused": True}
+"""Ways in which a step computes the same, by the engine's options; losses are compared with the first's."""
 ALL = ("full", "af", "lora", "bottleneck", "exbert")
 STEPS = (("bert", "N", 1, ALL), ("bert", "M", 1, ALL), ("modernbert", "M", 1, ALL[:2]), ("bert", "N", 4, ALL[:2]))
 """Layout, which length, the part of the tokens that a step has, and the methods that take turns in all variants."""
@@ -227,9 +267,9 @@ PROFILED = (("bert", "N", "af"), ("bert", "N", "full"), ("modernbert", "M", "af"
 KINDS = {
     "fused attention": ("_attention", "flash", "fmha", "sdpa"),
     "matrix products": ("aten::mm", "addmm", "bmm", "linear", "gemm", "cutlass", "nvjet", "splitk"),
-    "softmax and loss": ("softmax", "nll_loss"),
-    "GELU": ("gelu",),
-    "LayerNorm": ("layer_norm", "layernorm", "gammabeta"),
+    "softmax and loss": ("softmax", "nll_loss", "_losses"),
+    "GELU": ("gelu", "_gate"),
+    "LayerNorm": ("layer_norm", "layernorm", "gammabeta", "normalize_sum", "_normalize", "_differentiate_norm"),
     "dropout": ("dropout", "bernoulli"),
     "copies and casts": ("copy", "clone", "aten::cat", "catarray", "index_select", "aten::index", "gather", "memcpy"),
     "filling zeros": ("fill", "zero_", "zeros", "memset"),
@@ -247,7 +287,7 @@ def measure_steps(options: argparse.Namespace) -> Measurements:
             about,
             {
                 f"{method}, {variant}": partial(make_step, options, method, about, **engine)
-                for method, (variant, engine) in product(methods, VARIANTS[layout].items())
+                for method, (variant, engine) in product(methods, VARIANTS.items())
             },
         )
 
@@ -259,7 +299,7 @@ def make_step(
     gc.collect()  # engines that are done with are in cycles, which keep their tensors
     join_alone()
     device, length, rows = torch.device(options.device), about["length"], about["tokens"] // about["length"]
-    if "fused" in engine and (fault := find_fault(device)):
+    if "fused" in engine and (fault := fused.find_fault(device)):
         raise ConfigError(fault)
     base = BASES[f"tiny-{about['layout']}" if options.quick else f"{about['layout']}-base"]
     options = argparse.Namespace(**{**vars(options), **base, "lengths": [length]})

@@ -62,6 +62,7 @@ from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.model.domext.layers_domext import apply_rotary_pos_emb, compute_cos_sin
+from domext_ray.model.joined import join_products, list_joined, refresh
 from domext_ray.serving.engine import Engine as ServingEngine
 from domext_ray.serving.engine import ServedRow
 from domext_ray.serving.served_model import ServedBank
@@ -395,20 +396,23 @@ def test_a_kernel_rotates_as_the_formula(
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_kernels_of_our_own_train_as_the_formulas(bf16: bool, device: torch.device) -> None:
-    plain = make_model(**MODERN, module_hidden_size=12, module_ffn_size=8)  # heads of 8 numbers, and of 3
+@pytest.mark.parametrize("layout", [{}, MODERN])
+def test_kernels_of_our_own_train_as_the_formulas(layout: dict[str, Any], bf16: bool, device: torch.device) -> None:
+    plain = make_model(**layout, module_hidden_size=12, module_ffn_size=8)  # heads of 8 numbers, and of 3
     ids, losses = torch.randint(1, 90, (4, 12), generator=torch.Generator().manual_seed(0)), []
     for where, is_fused in ((CPU, False), (device, True)):
         model = copy.deepcopy(plain).to(where).train()
         said, optimizer = fused.fuse(model, where, is_asked=is_fused), torch.optim.AdamW(model.parameters(), lr=1e-2)
         if is_fused and device != CPU and not said.startswith("on"):
             pytest.skip(said)
+        join_products(model, torch.bfloat16 if bf16 else torch.float32)
         for _ in range(CUT):
             with torch.autocast(where.type, torch.bfloat16, enabled=bf16):
-                scores = model(input_ids=ids.to(where)).logits.float()
-            loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), ids.to(where).flatten())
+                scores = model(input_ids=ids.to(where)).logits
+            loss = model.cls.predictions.compute_losses(scores.flatten(0, 1), ids.to(where).flatten()).mean()
             loss.backward()
             optimizer.step()
+            refresh(list_joined(model))
             optimizer.zero_grad()
             losses.append(loss.item())
     tolerance = BF16_TOLERANCE if bf16 else TOLERANCE[device.type]
