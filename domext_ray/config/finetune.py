@@ -220,6 +220,7 @@ class FinetuneConfig:
         require(not self.engine.compile, "engine.compile", True, "false in fine-tuning")
         require(not self.engine.fused, "engine.fused", True, "false in fine-tuning")
         require(self.engine.joined == "auto", "engine.joined", self.engine.joined, "auto in fine-tuning")
+        require(not self.engine.fixed_shapes, "engine.fixed_shapes", True, "false in fine-tuning")
         if self.features.layers:
             self._check_features()
 

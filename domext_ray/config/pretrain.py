@@ -384,6 +384,8 @@ class EngineConfig:
     activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
     compile: bool = free(False)  # torch.compile the layers (needs a C++ compiler on a CPU)
     fused: bool = free(False)  # this library's own kernels on a GPU, unmeasured (needs a C compiler)
+    # batches of packed rows have one shape, for which --engine.compile then makes its code
+    fixed_shapes: bool = free(False)
     # products of the base and its extension in one, not at ZeRO 3 or compiled; auto: on GPUs
     joined: bool | Literal["auto"] = free("auto")
 
@@ -586,6 +588,9 @@ class PretrainConfig:
         reads_whole = self.objective.is_causal or self.objective.next_sentence
         rule = "false with --objective.next_sentence or causal, which read a row as one text"
         require(not (self.prepare.packed and reads_whole), "prepare.packed", True, rule)
+        has_one_shape = self.prepare.packed and not (self.has_general_text and self.objective.keep != "none")
+        rule = "false without --prepare.packed true, and beside general text unless --objective.keep is none"
+        require(has_one_shape or not self.engine.fixed_shapes, "engine.fixed_shapes", True, rule)
 
     @property
     def parts(self) -> tuple[TextPart, ...]:

@@ -15,6 +15,7 @@ Section 5.1, left to right: nothing is masked, and every token of a row but the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ EPOCH = "epoch"
 
 PADDING_MULTIPLE = 8
 TOKENS_MULTIPLE = 64
+USUAL_SPAN, USUAL_DOCUMENT, NUM_DEVIATIONS = 4, 64, 4
+"""Of batches of one shape: tokens that one draw decides for, taken large, those of a packed document, taken small, and
+for how many standard deviations above the mean there is room."""
 MAX_TOKEN_FRAC = 0.95
 """Share of tokens in a batch up to which its padding is left out; above it, moving the tokens costs what it saves."""
 SPAN_TOKENS = 16
@@ -119,6 +123,54 @@ def join_rows(
     )
 
 
+@dataclass(frozen=True)
+class RowLengths:
+    """Tokens of packed rows: of a full one, and on average."""
+
+    full: int
+    mean: float
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a micro batch of packed rows that others have, too, so that a step may be compiled for one shape.
+
+    What a batch has more of, it has in a size of its own.
+
+    Args:
+        length: N.
+        num_tokens: T; B·N: padding is computed, too.
+        num_positions: P.
+        num_sequences: S.
+    """
+
+    length: int
+    num_tokens: int
+    num_positions: int
+    num_sequences: int
+
+    @classmethod
+    def of_rows(cls, num_rows: int, lengths: RowLengths, mask_prob: float) -> Sizes:
+        """Return the sizes in which nearly all batches of so many rows have room."""
+        grid, mean = num_rows * lengths.full, num_rows * lengths.mean
+        # How far rows differ is not known: as if what they lack of a full one were exponentially distributed.
+        tokens = mean + NUM_DEVIATIONS * math.sqrt(num_rows) * (lengths.full - lengths.mean)
+        if mean > MAX_TOKEN_FRAC * grid:
+            tokens = grid
+        deviation = math.sqrt(mask_prob * (1 - mask_prob) * USUAL_SPAN * mean)
+        positions = mask_prob * mean + NUM_DEVIATIONS * deviation
+        return cls(
+            lengths.full,
+            min(grid, _round_up(tokens, TOKENS_MULTIPLE)),
+            min(grid, _round_up(positions, PADDING_MULTIPLE)),
+            2 * num_rows + grid // USUAL_DOCUMENT,  # a row's beginning and its padding begin sequences, too
+        )
+
+
+def _round_up(number: float, multiple: int) -> int:
+    return math.ceil(number / multiple) * multiple
+
+
 class Masker:
     """Masks rows for one tokenizer, objective and seed.
 
@@ -127,12 +179,20 @@ class Masker:
         objective: rates, and whether words are masked as wholes.
         seed: the run's seed.
         packed: rows have several documents, each of which begins with [CLS].
+        lengths: of packed rows, all of whose batches are to have one shape; None: each has its own.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int, *, packed: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        objective: ObjectiveConfig,
+        seed: int,
+        *,
+        packed: bool = False,
+        lengths: RowLengths | None = None,
     ) -> None:
         self.objective = objective
+        self.lengths = lengths
         self.first_id = tokenizer.cls_token_id if packed else None
         self.seed = seed
         self.mask_id = tokenizer.mask_token_id
@@ -193,7 +253,13 @@ class Masker:
         """
         firsts = range(0, len(rows.lengths), micro_batch_size)
         each_cut = (rows.cut(slice(first, first + micro_batch_size)) for first in firsts)
-        return [pad_masked(each, self.pad_id, first_id=self.first_id, with_filler=True) for each in each_cut]
+        return [
+            pad_masked(each, self.pad_id, first_id=self.first_id, with_filler=True, sizes=self._find_sizes(len(each)))
+            for each in each_cut
+        ]
+
+    def _find_sizes(self, num_rows: int) -> Sizes | None:
+        return None if self.lengths is None else Sizes.of_rows(num_rows, self.lengths, self.objective.mask_prob)
 
 
 def find_spans(starts: np.ndarray) -> np.ndarray:
@@ -226,7 +292,13 @@ def _shift(tokens: np.ndarray, lengths: np.ndarray) -> MaskedRows:
 
 
 def pad_masked(
-    rows: MaskedRows, pad_id: int, *, pad_to: int = 0, first_id: int | None = None, with_filler: bool = False
+    rows: MaskedRows,
+    pad_id: int,
+    *,
+    pad_to: int = 0,
+    first_id: int | None = None,
+    with_filler: bool = False,
+    sizes: Sizes | None = None,
 ) -> Arrays:
     """Pad rows into one forward pass; without any predicted token, one filler position has weight 0.
 
@@ -236,12 +308,14 @@ def pad_masked(
         pad_to: padded length N; 0: the longest row, rounded up to a multiple of 8.
         first_id: id of the token that each document of a row begins with; None: a row is one document.
         with_filler: more filler brings P to `round_up` of the predicted tokens.
+        sizes: those of the batch, whose rows are packed; None: its rows decide. Padding is then a document of its own.
 
     Returns:
         The fields of `training.objective.MaskedBatch`.
     """
     lengths = rows.lengths
     length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
+    length = length if sizes is None else sizes.length
     places = np.arange(length)
     shown = places < lengths[:, None]
     input_ids = np.full(shown.shape, pad_id, dtype=np.int64)
@@ -249,17 +323,21 @@ def pad_masked(
     input_ids[shown], original[shown], chosen[shown] = rows.inputs, rows.labels, rows.selected
     predicted = np.flatnonzero(chosen)
     num_positions = max(1, round_up(len(predicted)) if with_filler else len(predicted))
+    if sizes is not None and len(predicted) <= sizes.num_positions:
+        num_positions = sizes.num_positions
     weights = (np.arange(num_positions) < len(predicted)).astype(np.float32)
     masked_positions = np.concatenate([predicted, np.zeros(num_positions - len(predicted), dtype=np.int64)])
     parts = None if rows.parts is None else np.where(weights > 0, rows.parts[masked_positions // length], -1)
     document_ids = None if first_id is None else (input_ids == first_id).cumsum(1)
+    if sizes is not None and document_ids is not None:
+        document_ids += ~shown
     distill_rows = None
     if rows.is_distilled is not None:
         distill_rows = _find_distill_rows(rows.is_distilled, masked_positions, weights, shown, document_ids)
     segments = None if rows.second_starts is None else (shown & (places >= rows.second_starts[:, None]))
     return {
         "input_ids": input_ids,
-        "attention_mask": None if shown.all() else shown.astype(np.int64),
+        "attention_mask": None if sizes is not None or shown.all() else shown.astype(np.int64),
         "token_type_ids": None if segments is None else segments.astype(np.int64),
         "masked_positions": masked_positions,
         "labels": original.reshape(-1)[masked_positions],
@@ -268,14 +346,22 @@ def pad_masked(
         "distill_rows": distill_rows,
         "parts": parts,
         "document_ids": document_ids,
-        **_find_bounds(shown, document_ids),
+        **_find_bounds(shown, document_ids, sizes),
     }
 
 
-def _find_bounds(shown: np.ndarray, document_ids: np.ndarray | None) -> Arrays:
+def _find_bounds(shown: np.ndarray, document_ids: np.ndarray | None, sizes: Sizes | None = None) -> Arrays:
     """Return which tokens of padded rows are computed, and where their sequences are; see `MaskedBatch`."""
-    token_indices = _find_token_indices(shown)
-    return {"token_indices": token_indices, **find_sequences(shown, document_ids, token_indices)}
+    if sizes is None:
+        token_indices = _find_token_indices(shown)
+        return {"token_indices": token_indices, **find_sequences(shown, document_ids, token_indices)}
+    token_indices = None
+    if int(shown.sum()) <= sizes.num_tokens < shown.size:
+        token_indices = _take_tokens(shown, sizes.num_tokens)
+    bounds = find_sequences(shown, document_ids, token_indices)["cu_seq_lens"]
+    missing = -(len(bounds) - 1) % sizes.num_sequences  # empty sequences, behind the last one
+    bounds = np.pad(bounds, (0, missing), mode="edge")
+    return {"token_indices": token_indices, "cu_seq_lens": bounds, "max_length": sizes.length}
 
 
 def find_sequences(
@@ -308,12 +394,14 @@ def round_up(num_predicted: int) -> int:
 
 def _find_token_indices(is_token: np.ndarray) -> np.ndarray | None:
     """Return `MaskedBatch.token_indices` of padded rows; None where leaving padding out saves too little."""
+    num_indices = _round_up(int(is_token.sum()), TOKENS_MULTIPLE)
+    return None if num_indices > MAX_TOKEN_FRAC * is_token.size else _take_tokens(is_token, num_indices)
+
+
+def _take_tokens(is_token: np.ndarray, num_indices: int) -> np.ndarray:
+    """Return the places of the tokens, and of as much padding, in ascending order."""
     shown = is_token.reshape(-1).copy()
-    num_tokens = int(shown.sum())
-    num_indices = -(-num_tokens // TOKENS_MULTIPLE) * TOKENS_MULTIPLE
-    if num_indices > MAX_TOKEN_FRAC * len(shown):
-        return None
-    shown[np.flatnonzero(~shown)[: num_indices - num_tokens]] = True
+    shown[np.flatnonzero(~shown)[: num_indices - int(shown.sum())]] = True
     return np.flatnonzero(shown)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.batching import PADDING_MULTIPLE, Arrays, Masker, find_sequences, find_spans
+from domext_ray.corpus.batching import PADDING_MULTIPLE, Arrays, Masker, RowLengths, find_sequences, find_spans
 from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.corpus.manifest import flatten_lists
 from domext_ray.corpus.rows import SECOND_START
@@ -116,12 +116,17 @@ class Viewer:
 
 
 def make_masker(
-    tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int, *, packed: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    objective: ObjectiveConfig,
+    seed: int,
+    *,
+    packed: bool = False,
+    lengths: RowLengths | None = None,
 ) -> Masker | Viewer:
-    """Return what makes an objective's batches of rows; `packed`: rows have several documents."""
+    """Return what makes an objective's batches of rows; of `packed` and `lengths` see `Masker`."""
     if objective.makes_vectors:
         return Viewer(tokenizer, objective, seed)
-    return Masker(tokenizer, objective, seed, packed=packed)
+    return Masker(tokenizer, objective, seed, packed=packed, lengths=lengths)
 
 
 def pad_infonce(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:

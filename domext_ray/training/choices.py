@@ -27,7 +27,8 @@ def describe_choices(config: PretrainConfig, device: torch.device, fused: str) -
     engine, on_gpu, bf16 = config.engine, device.type == "cuda", config.engine.uses_bf16
     where = "CUDA" if on_gpu else "CPU"
     attention, why = pick_attention(device, bf16=bf16), "fused"
-    rows = "packed rows" if config.prepare.packed else "padded rows"
+    shapes = " of one shape" if engine.fixed_shapes else ""
+    rows = f"packed rows{shapes}" if config.prepare.packed else "padded rows"
     if attention == "eager":
         why = "bf16, for which the fused kernel is slower"
     elif attention == VARLEN and config.train.attention_dropout_prob:

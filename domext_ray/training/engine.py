@@ -120,7 +120,7 @@ class Engine(Trainer):
         self.fused = fuse(model, device, is_asked=engine.fused)
         """Whether the model computes with kernels of our own, and why; for the run's user."""
         if engine.compile:
-            compile_layers(model, device)
+            compile_layers(model, device, dynamic=not engine.fixed_shapes)
         if engine.joins_products(on_gpu=device.type == "cuda"):
             join_products(model, torch.bfloat16 if engine.uses_bf16 else torch.float32)
         module = objective(model, device, bf16=engine.uses_bf16)

@@ -56,7 +56,7 @@ class MaskedBatch:
         document_ids: int64 [B, N], which of its row's documents each token is of; None: a row is one document.
         token_indices: int64 [T], ascending, the tokens' in the flattened [B·N], and as many of padding as make T a
             multiple of 64, so that few shapes occur; None: most of the batch is tokens.
-        cu_seq_lens, max_length: see `corpus.batching.find_sequences`; None and 0: attention has masks.
+        cu_seq_lens, max_length: see `corpus.batching.find_sequences` and `Sizes`; None and 0: attention has masks.
     """
 
     input_ids: torch.Tensor

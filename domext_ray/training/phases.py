@@ -24,7 +24,7 @@ from domext_ray.config.pretrain import (
     resolve_long_micro_batch_size,
     resolve_micro_batch_size,
 )
-from domext_ray.corpus.batching import SPAN_TOKENS
+from domext_ray.corpus.batching import SPAN_TOKENS, RowLengths
 from domext_ray.corpus.draws import Purpose, hash_counters
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage, share_rows
@@ -206,11 +206,7 @@ class BatchMaker:
     ) -> None:
         self.config, self.phases = config, phases
         is_general = [text.keep for text in config.texts]
-        tokenizers = [general_tokenizer if each else tokenizer for each in is_general]
-        self.maskers = tuple(
-            make_masker(each, config.objective, seed, packed=config.prepare.packed)
-            for each, seed in zip(tokenizers, seed_parts(config), strict=True)
-        )
+        self.tokenizers = [general_tokenizer if each else tokenizer for each in is_general]
         self.is_distilled = tuple(is_general) if any(is_general) and config.objective.keep != "none" else ()
 
     def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[Any], list[int]]]:
@@ -233,5 +229,14 @@ class BatchMaker:
         """Return what reads a rank's share of the batches of a phase."""
         sampler = phase.sampler
         corpora = tuple(manifest.paths("train") for manifest in (phase.manifest, *phase.beside))
-        rows = share_rows(sampler.global_batch_size, rank, world_size, self.config.objective.inseparable_rows)
-        return BatchReader(corpora, sampler, self.maskers, self.is_distilled, rows, phase.micro_batch_size)
+        objective, engine = self.config.objective, self.config.engine
+        rows = share_rows(sampler.global_batch_size, rank, world_size, objective.inseparable_rows)
+        options: dict[str, Any] = {"packed": self.config.prepare.packed}
+        if engine.fixed_shapes:  # of a mixture, as if all rows were as full as those of its fullest text
+            means = [each.num_tokens("train") / each.num_rows("train") for each in (phase.manifest, *phase.beside)]
+            options["lengths"] = RowLengths(phase.manifest.seq_length, max(means))
+        maskers = tuple(
+            make_masker(each, objective, seed, **options)
+            for each, seed in zip(self.tokenizers, seed_parts(self.config), strict=True)
+        )
+        return BatchReader(corpora, sampler, maskers, self.is_distilled, rows, phase.micro_batch_size)

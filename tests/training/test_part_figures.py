@@ -100,6 +100,23 @@ def test_tokens_and_epochs_are_those_of_the_rows(task: Run, records: list[dict[s
         }
 
 
+def test_batches_of_one_shape_where_they_are_asked_for(task: Run) -> None:
+    """Of a mixture, too; a phase's rows have the shape of its length."""
+    (manifests,) = task.inputs.texts
+    (phase,), tokenizer = make_phases(task.config, [manifests]), load_tokenizer(task.inputs.tokenizer.local())
+    values: dict[str, Any] = {"prepare": {"packed": True}, "objective": {"keep": "none"}}
+    for is_fixed in (True, False):
+        values["engine"] = {"fixed_shapes": is_fixed}
+        config = replace(
+            task.config, **{name: replace(getattr(task.config, name), **own) for name, own in values.items()}
+        )
+        reader = BatchMaker(config, [phase], tokenizer, tokenizer).open(phase, rank=0, world_size=1)
+        batches = [each for arrays, _ in reader(np.arange(STEPS)) for each in arrays]
+        shapes = {tuple(each.shape for each in batch.values() if isinstance(each, np.ndarray)) for batch in batches}
+        assert (len(shapes) == 1) == is_fixed
+        assert not is_fixed or batches[0]["input_ids"].shape[1] == manifests[0].seq_length
+
+
 def test_training_losses_are_those_of_the_parts_own_tokens(
     task: Run, records: list[dict[str, Any]], tmp_path: Path
 ) -> None:
