@@ -258,7 +258,7 @@ def make_elementwise(options: argparse.Namespace, name: str, way: str, *, dynami
 # --- steps, and what they launch ---
 
 VARIANTS: dict[str, Any] = {"as written": {"joined": False}, "joined": {"joined": True}}
-VARIANTS["joined, fused"] = VARIANTS["joined"] | {"fused": True}
+VARIANTS |= {"joined, fused": {"joined": True, "fused": True}}
 """Ways in which a step computes the same, by the engine's options; losses are compared with the first's."""
 ALL = ("full", "af", "lora", "bottleneck", "exbert")
 STEPS = (("bert", "N", 1, ALL), ("bert", "M", 1, ALL), ("modernbert", "M", 1, ALL[:2]), ("bert", "N", 4, ALL[:2]))
