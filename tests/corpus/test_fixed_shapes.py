@@ -59,7 +59,7 @@ def test_a_thousand_batches_have_one_shape(length: int, size: int) -> None:
     for is_fixed in (True, False):
         lengths = measure(epochs[0], length) if is_fixed else None
         masker, shapes[is_fixed] = Masker(tokenizer, ObjectiveConfig(), seed=1, packed=True, lengths=lengths), set()
-        for number in range(1000 if is_fixed else 200):
+        for number in range(1000 if is_fixed else 40):
             rows = epochs[number % 4].take(rng.choice(len(epochs[0]), size, replace=False))
             (batch,) = masker.collate(rows, size)
             shapes[is_fixed].add(describe(batch))
@@ -69,7 +69,7 @@ def test_a_thousand_batches_have_one_shape(length: int, size: int) -> None:
             assert sequences.min() >= 0 and sequences.max() <= batch["max_length"] <= length
             assert sequences.sum() == num_tokens
             filled += [1 - rows.lengths.sum() / num_tokens] * is_fixed
-    assert len(shapes[True]) == 1 and len(shapes[False]) > 100
+    assert len(shapes[True]) == 1 and len(shapes[False]) > 20
     assert np.mean(filled) < 0.05
 
 

@@ -258,7 +258,7 @@ COMPILED: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[int, int]]] = {
     ("kernel", "capability"),
     [
         *(pytest.param(name, 80, marks=pytest.mark.slow) for name in COMPILED),
-        *(pytest.param(name, 90, marks=[] if name == "_normalize" else pytest.mark.slow) for name in COMPILED),
+        *(pytest.param(name, 90, marks=[] if name == "_gate" else pytest.mark.slow) for name in COMPILED),
     ],
 )
 def test_a_card_moves_16_bytes_at_a_time(
