@@ -145,7 +145,7 @@ class JoinedLinear(nn.Module):
             found += [each.find(sums) for each in packed]
         # Copies, for an optimiser may keep them: each a tensor of its own.
         params = [*(each.linear.weight for each in trained), *(each.linear.bias for each in biased)]
-        copies = [each.new_empty(each.shape, dtype=torch.float32) for each in params]
+        copies = [grad.new_empty(each.shape, dtype=torch.float32) for each in params]
         copy_all([(copy.view_as(own), own) for copy, own in zip(copies, found, strict=True)])
         return copies
 

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest
+from domext_ray.model.domext.words_domext import compute_losses
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Scores, evaluate, measure_bits
 from domext_ray.training.objective import MaskedBatch
@@ -43,6 +44,15 @@ def make_tokenizer(cuts: dict[str, tuple[str, ...]]) -> BertTokenizer:
     return BertTokenizer(vocab={each: i for i, each in enumerate(entries)})
 
 
+class Head:
+    """A head that finds scores where states should be."""
+
+    compute_losses = staticmethod(compute_losses)
+
+    def __call__(self, scores: Tensor, *_: Any, **__: Any) -> Tensor:
+        return scores
+
+
 class MaskedModel(nn.Module):
     """A model whose states are its scores already."""
 
@@ -51,7 +61,7 @@ class MaskedModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bert = SimpleNamespace(embeddings=SimpleNamespace(adapters=None))
-        self.cls = SimpleNamespace(predictions=lambda scores, *_, **__: scores)
+        self.cls = SimpleNamespace(predictions=Head())
 
     def encode(self, *inputs: Any, **named: Any) -> tuple[None, tuple[Tensor, ...]]:
         return None, self(*inputs, **named)
