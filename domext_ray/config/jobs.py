@@ -260,7 +260,7 @@ class StudyConfig(SeveralSets):
 
     def __post_init__(self) -> None:
         self._check_lengths()
-        self.check_sets("the study", ("dry_run", "export", "labelled.num_labels", "labelled.labels_seed"))
+        self.check_sets("the study", ("dry_run", "export", "labelled.num_examples", "labelled.examples_seed"))
         require(bool(self.tasks) or not self.labels, "labels", self.labels, "left out without --tasks")
         require_disk("run.dir", self.run.dir)
         require(self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")

@@ -82,7 +82,7 @@ def run_study(config: StudyConfig) -> Path:
     strictest = max(configs, key=lambda each: (bool(each.replay.corpus), each.objective.keep == "kl"))
     base = load_run_base(strictest)
     assert base is not None, "StudyConfig refuses none"
-    num_labels = _check_inputs(config, strictest, base, paths)
+    num_examples = _check_inputs(config, strictest, base, paths)
     if longest.vocab.size:  # a method learns words, which not every text allows
         check_texts(longest, base)
     arms, left_out = plan_arms(config, presets, base)
@@ -101,7 +101,7 @@ def run_study(config: StudyConfig) -> Path:
     with lock_run(paths.run):
         for name, sources in texts.items():
             write_files(paths.run / TEXTS / name, sources.record())
-        _run_all(Workplace(config, paths, num_labels), arms, left_out, identity, base)
+        _run_all(Workplace(config, paths, num_examples), arms, left_out, identity, base)
     return Path(paths.run)
 
 
@@ -109,16 +109,16 @@ def _check_inputs(config: StudyConfig, strictest: PretrainConfig, base: Base, pa
     """Read the beginnings of all texts that the study trains on and asks for, and the sets; return their labels."""
     read_probe(config.train.general_probe)
     check_texts(strictest, base)
-    num_labels = check_sets(config)
+    num_examples = check_sets(config)
     if not config.retention:
-        return num_labels
+        return num_examples
     for option, place in (("run.dir", str(paths.run)), ("base", config.base)):
         require("," not in place, option, place, "a path without commas when --retention is given")
     try:
         check_corpus(config.retention, config.prepare)
     except CorpusError as error:
         raise CorpusError(f"--retention: {error}") from error
-    return num_labels
+    return num_examples
 
 
 def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths) -> str:

@@ -28,7 +28,7 @@ from domext_ray.experiment.runner import Ledger, Step, Trial, run_here
 from domext_ray.intervals import Sample
 from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.readers.loading import load_labelled
-from domext_ray.labelled.readers.sets import take_labels
+from domext_ray.labelled.readers.sets import take_examples
 from domext_ray.study.figures import SetScores
 from domext_ray.study.label_curves import LabelCurve
 from domext_ray.study.runs import BASE, Workplace, name_run
@@ -56,7 +56,7 @@ def _count_taken(config: StudyConfig, data: LabelledSet, seed: int) -> str:
     """Return how many labels of a set are taken for each of --labels."""
     if not data.test:
         raise CorpusError(f"--labels needs a test, and {data.name} has none: dev is another one for each number.")
-    sets = {each: data if each == ALL else take_labels(data, int(each), seed, "--labels") for each in config.labels}
+    sets = {each: data if each == ALL else take_examples(data, int(each), seed, "--labels") for each in config.labels}
     taken = {each: len(own.train) for each, own in sets.items()}
     for first, second in pairwise(taken):
         if taken[first] == taken[second]:
@@ -125,11 +125,11 @@ class _SomeLabels:
             return config
         grid, labelled = config.grid, config.labelled
         batch, seed = max(grid.batch_size), self.place.config.seed + self.number
-        more = math.ceil(self.place.num_labels[self.i] / batch) / math.ceil(int(self.size) / batch)
+        more = math.ceil(self.place.num_examples[self.i] / batch) / math.ceil(int(self.size) / batch)
         return replace(
             config,
             seed=config.seed + self.number * grid.restarts,
-            labelled=replace(labelled, num_labels=int(self.size), labels_seed=seed),
+            labelled=replace(labelled, num_examples=int(self.size), examples_seed=seed),
             grid=replace(grid, epochs=tuple(float(f"{more * each:g}") for each in grid.epochs)),
         )
 

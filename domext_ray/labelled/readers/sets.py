@@ -198,7 +198,7 @@ def _hash_unit(example: AnyExample, seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\n{example.unit}".encode()).digest()[:8], "big")
 
 
-def take_labels(data: LabelledSet, number: int, seed: int, option: str = "--labelled.num_labels") -> LabelledSet:
+def take_examples(data: LabelledSet, number: int, seed: int, option: str = "--labelled.num_examples") -> LabelledSet:
     """Return a set with so many examples to learn from; dev shrinks in proportion, to `MIN_DEV` at least.
 
     Documents, or what else `Example.unit` says, are taken whole, in an order that the seed gives, until the number is
@@ -222,7 +222,7 @@ def take_labels(data: LabelledSet, number: int, seed: int, option: str = "--labe
     dev = _take_units(data.dev, max(MIN_DEV, round(len(data.dev) * len(train) / total)), seed)
     told = f"Of train {len(train):,} of {total:,} examples are taken, and of dev {len(dev):,} of {len(data.dev):,}."
     taken = replace(data, train=train, dev=dev, notes=(told, *data.notes))
-    require_learnable(taken, f"{data.name} that are taken for {number:,} of {option}", "give a larger number.")
+    require_learnable(taken, f"{data.name} ({option} {number})", "give a larger number.")
     return taken
 
 
