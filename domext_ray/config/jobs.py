@@ -242,7 +242,7 @@ class StudyConfig(SeveralSets):
     tasks: Main[Described[tuple[str, ...]]] = free(())
     data: Main[SetPlaces] = free(())  # folders (or hub names) of the tasks' sets
     # numbers of labels that all models learn from, such as 100,300,1000,all; empty: all
-    labels: Main[Annotated[tuple[int | str, ...], PlainValidator(_check_labels)]] = free(())
+    labels: Annotated[tuple[int | str, ...], PlainValidator(_check_labels)] = free(())
     presets: Main[Options[dict[str, Any]]] = free(dict)  # further methods: options by name
     # general-mini (ships with the package), a folder, or a hub id
     base: Main[Base] = "general-mini"
