@@ -172,15 +172,24 @@ def compare(first: Sample, second: Sample) -> Estimate:
     """
     if (first.num_clusters, first.drawn.shape[1]) != (second.num_clusters, second.drawn.shape[1]):
         raise ValueError("the two were resampled differently.")
-    difference = second.mean - first.mean
-    pair = second.drawn.mean(axis=0, keepdims=True) - first.drawn.mean(axis=0, keepdims=True)
-    parts = _list_variances(np.array([[difference]]), pair[None], first.num_clusters)[:1]
-    restarts = [_list_variances(each.values[None], each.drawn[None], each.num_clusters)[1:] for each in (first, second)]
-    own = [part for each in restarts for part in each]
-    parts += [_add_up(*own)] if len(own) == 2 else own
+    parts = _pair_variances(first.values[None], first.drawn[None], second)
     limit = 2.0 if min(np.nanmin(each.drawn, initial=0.0) for each in (first, second)) < 0 else 1.0
-    found = _test(difference, parts, len(own) == 2)
+    has_restarts = len(first.values) > 1 and len(second.values) > 1
+    found = _test(second.mean - first.mean, parts, has_restarts)
     return replace(found, low=max(found.low, -limit), high=min(found.high, limit))
+
+
+def bound_differences(values: np.ndarray, drawn: np.ndarray, second: Sample) -> np.ndarray:
+    """Return the 95 % bounds [F, 2] of how much a model's mean differs from F figures of another one; see `compare`.
+
+    Args:
+        values: the other model's figures, float64 [F, restarts].
+        drawn: their resamples, float64 [F, restarts, resamples], of the same clusters as the model's.
+        second: the model's.
+    """
+    difference = second.mean - values.mean(axis=1)
+    half = _find_half(_pair_variances(values, drawn, second), LEVEL)
+    return np.stack([difference - half, difference + half], axis=1)
 
 
 def compare_seeds(difference: Sequence[float]) -> Estimate:
@@ -225,11 +234,21 @@ def _list_variances(values: np.ndarray, drawn: np.ndarray, num_clusters: int) ->
     return parts
 
 
+def _pair_variances(values: np.ndarray, drawn: np.ndarray, second: Sample) -> list[_Variance]:
+    """The variances [F] of a model's differences to F figures of another: by the clusters of both, then by restarts."""
+    difference = second.mean - values.mean(axis=1, keepdims=True)
+    pair = second.drawn.mean(axis=0) - drawn.mean(axis=1)
+    parts = _list_variances(difference, pair[:, None], second.num_clusters)[:1]
+    restarts = ((values, drawn), (second.values[None], second.drawn[None]))
+    own = [part for each in restarts for part in _list_variances(*each, second.num_clusters)[len(parts) :]]
+    return [*parts, *([_add_up(*own)] if len(own) == 2 else own)]
+
+
 def _find_half(parts: list[_Variance], level: float) -> np.ndarray:
     """Half the width [F] of an interval: every part has its own Student width, and their squares add up (Banerjee)."""
     if not parts:
         return np.array([math.nan])
-    return np.sqrt(np.sum([stdtrit(freedom, level / 2) ** 2 * variance for variance, freedom in parts], axis=0))
+    return np.sqrt(sum(stdtrit(freedom, level / 2) ** 2 * variance for variance, freedom in parts))
 
 
 def _add_up(first: _Variance, second: _Variance) -> _Variance:

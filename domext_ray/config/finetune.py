@@ -32,6 +32,7 @@ from domext_ray.options.declare import (
     Written,
     filled,
     free,
+    later,
     option_group,
     place,
     read_layer_range,
@@ -61,6 +62,9 @@ class LabelledConfig:
     embedding_recall: bool = False  # normalization: candidates are also recalled by the start model's embeddings
     class_weights: Literal["none", "balanced"] = "none"  # balanced: rare classes weigh as much as frequent ones
     strict: bool = False  # the first dirty example of a file is an error; else dirty ones are counted and left out
+    # examples to learn from, in whole documents; dev shrinks in proportion, to 50 at least; 0: all
+    num_examples: CountOrZero = later(0)
+    examples_seed: NonNegativeInt = later(0)  # of the order in which they are taken
     repair: bool = free(False)  # ner: tags that their scheme forbids, such as a stray I-, are mended and counted
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import re
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveInt
 
 from domext_ray.config.finetune import FinetuneConfig, SetPlaces, SeveralSets
 from domext_ray.config.gpu import UseGpu
@@ -193,6 +193,23 @@ class ForgettingConfig:
         return name_models(self.models)
 
 
+ALL = "all"
+"""Among numbers of labels: those that there are."""
+
+
+def _check_labels(values: Any) -> tuple[int | str, ...]:
+    """Return numbers of labels, ascending, `ALL` at the end; none are no question.
+
+    Raises:
+        ValueError: they are no curve; its text is the rule.
+    """
+    numbers = sorted({each for each in values if type(each) is int and each > 0})
+    found: list[int | str] = [*numbers, *(each for each in (ALL,) if each in values)]
+    if len(found) < len(values) or len(found) == 1:
+        raise ValueError(f"two or more different numbers, such as 100,300,1000,{ALL}, for a curve runs through them")
+    return tuple(found)
+
+
 @option_group
 class StudyConfig(SeveralSets):
     """Several methods at an equal trainable budget and for an equal time, several seeds each.
@@ -224,6 +241,8 @@ class StudyConfig(SeveralSets):
     # labelled sets to fine-tune all models on: families, described sets, YAML
     tasks: Main[Described[tuple[str, ...]]] = free(())
     data: Main[SetPlaces] = free(())  # folders (or hub names) of the tasks' sets
+    # numbers of labels that all models learn from, such as 100,300,1000,all; empty: all
+    labels: Annotated[tuple[int | str, ...], PlainValidator(_check_labels)] = free(())
     presets: Main[Options[dict[str, Any]]] = free(dict)  # further methods: options by name
     # general-mini (ships with the package), a folder, or a hub id
     base: Main[Base] = "general-mini"
@@ -241,7 +260,8 @@ class StudyConfig(SeveralSets):
 
     def __post_init__(self) -> None:
         self._check_lengths()
-        self.check_sets("the study", ("dry_run", "export"))
+        self.check_sets("the study", ("dry_run", "export", "labelled.num_examples", "labelled.examples_seed"))
+        require(bool(self.tasks) or not self.labels, "labels", self.labels, "left out without --tasks")
         require_disk("run.dir", self.run.dir)
         require(self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")
         require(self.base != "none", "base", self.base, "a name, a folder or a hub id")
@@ -262,6 +282,11 @@ class StudyConfig(SeveralSets):
         for name in self.tokens_by_method:
             require(name in self.methods, "tokens_by_method", name, "a method of --methods")
             require(self.tokens > 0, "tokens_by_method", name, "left out without --tokens")
+
+    @property
+    def sizes(self) -> tuple[int | str, ...]:
+        """Numbers of labels that the models are fine-tuned on, ascending, `ALL` at the end."""
+        return self.labels or (ALL,)
 
     def count_tokens(self, method: str) -> int:
         """Return how many tokens a run of a method reads; 0: its seconds end it."""

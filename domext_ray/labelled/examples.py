@@ -60,6 +60,11 @@ class Example:
         """What must not be on two sides of a cut."""
         return str(getattr(self, self.inputs[0]))
 
+    @property
+    def unit(self) -> str:
+        """What is cut or drawn as one: all of whose it is, where the set says that, or what is `whole`."""
+        return f"group {self.group}" if self.group else self.whole
+
 
 @dataclass(frozen=True)
 class TaggedSentence(Example):

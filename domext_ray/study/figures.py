@@ -19,6 +19,7 @@ from domext_ray.errors import RunError
 from domext_ray.intervals import Estimate, Sample, compare_seeds, over_seeds
 from domext_ray.report.compare import find_undominated
 from domext_ray.report.figures import take_routed
+from domext_ray.study.label_curves import LabelCurve
 
 MIN_SEEDS = 3
 """Fewer runs of a method say nothing on chance: figures are counts of words, and two of them are easily equal."""
@@ -152,6 +153,7 @@ class Study:
     seconds: float  # of training that were wanted; 0: runs were ended by tokens
     left_out: Mapping[str, str] = field(default_factory=dict)  # why a method does not run at a budget, by its name
     scores: tuple[SetScores, ...] = ()  # by labelled set, then their mean
+    curves: tuple[LabelCurve, ...] = ()  # by labelled set, with --labels
 
     @property
     def comparable(self) -> tuple[MethodResult, ...]:
@@ -194,6 +196,7 @@ def make_study(
     seconds: float,
     left_out: Mapping[str, str] | None = None,
     scores: tuple[SetScores, ...] = (),
+    curves: tuple[LabelCurve, ...] = (),
 ) -> Study:
     """Turn summaries into gains and losses; the arguments are those of `Study`.
 
@@ -209,7 +212,7 @@ def make_study(
         kept |= {TEXT: [runs.retained[seed] for seed in runs.summaries]} if base.retained else {}
         lost = {name: over_seeds([100 * (was - each) for each in kept[name]]) for name, was in base.measures.items()}
         results.append(MethodResult(runs, gained, lost, _count_word_gain(base, runs)))
-    return Study(base, tuple(results), setting, seconds, left_out or {}, scores)
+    return Study(base, tuple(results), setting, seconds, left_out or {}, scores, curves)
 
 
 def _count_word_gain(base: BaseFigures, runs: MethodRuns) -> Sample | None:

@@ -5,13 +5,14 @@ Enters: a `Study`. Leaves: the comparison as Markdown, and all figures as plain 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any
 
 from domext_ray.config.mixture import DOMAIN
-from domext_ray.intervals import Sample, compare
+from domext_ray.intervals import Estimate, Sample, compare
 from domext_ray.report.compare import (
     Line,
     compare_with_first,
@@ -34,6 +35,7 @@ from domext_ray.study.figures import (
     find_share,
     subtract,
 )
+from domext_ray.study.label_curves import LabelCurve, show_labels
 
 TIME_TOLERANCE = 0.1
 """Training seconds may miss the wanted ones by this share before a sentence says so."""
@@ -54,8 +56,9 @@ def format_study(study: Study) -> str:
         "comparison.md",
         setting=study.setting,
         cost=tabulate_cost(study),
-        measures=[*list_measures(study), *list_scores(study)],
-        is_fine_tuned=bool(study.scores),
+        measures=_list_tables(study),
+        is_fine_tuned=bool(study.scores or study.curves),
+        has_curves=bool(study.curves),
         base=base,
         moved=[each.name for each in results if _starts_elsewhere(each, study)],
         num_seeds=len(results[0].gained.values),
@@ -76,6 +79,10 @@ def format_study(study: Study) -> str:
         ],
         left_out=list(study.left_out),
     )
+
+
+def _list_tables(study: Study) -> list[dict[str, Any]]:
+    return [*list_measures(study), *list_scores(study), *map(tabulate_curve, study.curves)]
 
 
 def _find_unknown(result: MethodResult) -> float:
@@ -181,6 +188,27 @@ def _tabulate_scores(scores: SetScores, reference: str) -> dict[str, Any]:
     }
 
 
+def tabulate_curve(curve: LabelCurve) -> dict[str, Any]:
+    """Return a set's figures by the number of labels, and how many the base needs for them; as `list_measures` does."""
+    lines, saved, names = list[Line](), list[str](), list(curve.samples)
+    for k, number in enumerate(curve.numbers):
+        shown = {name: show_labels(own[k], curve.numbers) for name, own in curve.needed.items()}
+        more = [(f"{number:,.0f}", *shown.get(name, (NONE, NONE))) for name in names]
+        lines += compare_with_first(names, [curve.samples[name][k] for name in names], more)
+        for name, own in curve.needed.items():
+            if own[k].low > number:
+                value, interval = show_labels(own[k], curve.numbers, number)
+                saved.append(f"{name} {value} ({interval}) with {number:,.0f}")
+    none = "No interval is above 0 labels saved."
+    found = f"Labels saved, where the interval is above 0: {'; '.join(saved)}." if saved else none
+    return {
+        "title": f"{curve.metric} on {curve.split} by labels, {curve.name}",
+        "table": tabulate(lines, "mean", names="method", more=("labels", "the base needs", "95 % interval")).show(),
+        "verdict": found,
+        "front": [],
+    }
+
+
 def _starts_elsewhere(result: MethodResult, study: Study) -> bool:
     bits, accuracy = result.read(*_BITS, "before").mean, result.read(*_ACCURACY, "before").mean
     return abs(bits - study.base.bits) > 1e-3 or abs(accuracy - study.base.accuracy) > 1e-3
@@ -211,8 +239,9 @@ def to_results(study: Study) -> dict[str, Any]:
             }
             for first, second in combinations(study.results, 2)
         },
-        "verdicts": {each["title"]: each["verdict"] for each in (*list_measures(study), *list_scores(study))},
+        "verdicts": {each["title"]: each["verdict"] for each in _list_tables(study)},
         "tasks": {each.name: _describe_scores(each) for each in study.scores},
+        **({"labels": {each.name: describe_curve(each) for each in study.curves}} if study.curves else {}),
     }
 
 
@@ -250,6 +279,26 @@ def _describe_scores(scores: SetScores) -> dict[str, Any]:
             for name, each in differences.items()
         },
     }
+
+
+def describe_curve(curve: LabelCurve) -> dict[str, Any]:
+    """Return a curve as plain values for results.json; null is beyond its first or last number, as `shown` says."""
+    at = [
+        SetScores(curve.name, curve.metric, curve.split, {name: own[k] for name, own in curve.samples.items()})
+        for k in range(len(curve.numbers))
+    ]
+    return {
+        "numbers": list(curve.numbers),
+        "scores": [_describe_scores(each) for each in at],
+        "base_needs": {
+            name: [_describe_needed(each, curve.numbers) for each in own] for name, own in curve.needed.items()
+        },
+    }
+
+
+def _describe_needed(found: Estimate, numbers: Sequence[float]) -> dict[str, Any]:
+    value, *interval = (each if 0 < each < math.inf else None for each in (found.value, found.low, found.high))
+    return {"labels": value, "interval": interval, "shown": "{} ({})".format(*show_labels(found, numbers))}
 
 
 def _describe(sample: Sample) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from domext_ray.report.compare import compare_with_first, draw_lines
 from domext_ray.report.plots import COLORS as RUN_COLORS
 from domext_ray.report.plots import DASHED, GRID, MUTED, new_picture
 from domext_ray.study.figures import PROBE, TEXT, WITH_ROUTER, MethodResult, SetScores, Study, estimate, find_front
+from domext_ray.study.label_curves import LabelCurve
 
 COLORS = (*RUN_COLORS[:-2], "#0f8b8d", "#9a4fb5", *RUN_COLORS[-2:])
 TITLES = {PROBE: "Everyday English (general probe)", TEXT: "General text"}
@@ -72,6 +73,23 @@ def draw_scores(scores: SetScores, path: Path) -> None:
     """Draw what fine-tuned models score, and their differences to the base, as a PNG."""
     lines = compare_with_first([*scores.samples], [*scores.samples.values()], [()] * len(scores.samples))
     draw_lines(lines, path, f"After fine-tuning: {scores.name}", f"{scores.metric} on {scores.split}")
+
+
+def draw_curves(curves: Sequence[LabelCurve], path: Path) -> None:
+    """Draw what models score by the number of labels as a PNG: a panel a set, a line a method, its interval a band."""
+    with new_picture(path, (7.2, 0.5 + 3.8 * len(curves))) as figure:
+        for axes, curve in zip(figure.subplots(len(curves), squeeze=False)[:, 0], curves, strict=True):
+            for i, (name, samples) in enumerate(curve.samples.items()):
+                color, style = (MUTED, DASHED) if samples is curve.base else (COLORS[(i - 1) % len(COLORS)], "solid")
+                found = [each.estimate() for each in samples]
+                lows, highs = [each.low for each in found], [each.high for each in found]
+                axes.fill_between(curve.numbers, lows, highs, color=color, alpha=0.15, linewidth=0)
+                values = [each.value for each in found]
+                axes.plot(curve.numbers, values, color=color, linestyle=style, marker="o", markersize=4, label=name)
+            axes.set(title=curve.name, xscale="log", xlabel="labels", ylabel=f"{curve.metric} on {curve.split}")
+            axes.set_xticks(curve.numbers, [f"{each:,.0f}" for each in curve.numbers])
+            axes.minorticks_off()
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
 
 
 def _draw_panel(axes: Axes, study: Study, panel: _Panel) -> None:

@@ -41,6 +41,7 @@ class Workplace:
 
     config: StudyConfig
     paths: RunPaths
+    num_examples: tuple[int, ...] = ()  # all that there are to learn from in each set of --tasks
 
     def locate(self, run: str) -> Path:
         """Return the directory of a run by its name."""

@@ -40,7 +40,7 @@ from domext_ray.storage import write_json, write_text
 from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_configs, plan_arms
 from domext_ray.study.figures import MethodRuns, Study, make_base_figures, make_study, route_runs
 from domext_ray.study.findings import format_study, to_results
-from domext_ray.study.picture import draw_scores, draw_study
+from domext_ray.study.picture import draw_curves, draw_scores, draw_study
 from domext_ray.study.runs import (
     BASE,
     Workplace,
@@ -54,7 +54,7 @@ from domext_ray.study.runs import (
     train_run,
     try_rates,
 )
-from domext_ray.study.tasks import check_sets, count_trainings, finetune_seed, read_scores
+from domext_ray.study.tasks import check_sets, count_trainings, finetune_seed, read_curves, read_scores
 from domext_ray.training.evaluate import read_probe
 
 DEFAULT_NAME, TEXTS = "comparison", "texts"
@@ -82,7 +82,7 @@ def run_study(config: StudyConfig) -> Path:
     strictest = max(configs, key=lambda each: (bool(each.replay.corpus), each.objective.keep == "kl"))
     base = load_run_base(strictest)
     assert base is not None, "StudyConfig refuses none"
-    _check_inputs(config, strictest, base, paths)
+    num_examples = _check_inputs(config, strictest, base, paths)
     if longest.vocab.size:  # a method learns words, which not every text allows
         check_texts(longest, base)
     arms, left_out = plan_arms(config, presets, base)
@@ -101,23 +101,24 @@ def run_study(config: StudyConfig) -> Path:
     with lock_run(paths.run):
         for name, sources in texts.items():
             write_files(paths.run / TEXTS / name, sources.record())
-        _run_all(Workplace(config, paths), arms, left_out, identity, base)
+        _run_all(Workplace(config, paths, num_examples), arms, left_out, identity, base)
     return Path(paths.run)
 
 
-def _check_inputs(config: StudyConfig, strictest: PretrainConfig, base: Base, paths: RunPaths) -> None:
-    """Read the beginnings of all texts that the study trains on and asks for."""
+def _check_inputs(config: StudyConfig, strictest: PretrainConfig, base: Base, paths: RunPaths) -> tuple[int, ...]:
+    """Read the beginnings of all texts that the study trains on and asks for, and the sets; return their labels."""
     read_probe(config.train.general_probe)
     check_texts(strictest, base)
-    check_sets(config)
+    num_examples = check_sets(config)
     if not config.retention:
-        return
+        return num_examples
     for option, place in (("run.dir", str(paths.run)), ("base", config.base)):
         require("," not in place, option, place, "a path without commas when --retention is given")
     try:
         check_corpus(config.retention, config.prepare)
     except CorpusError as error:
         raise CorpusError(f"--retention: {error}") from error
+    return num_examples
 
 
 def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths) -> str:
@@ -240,6 +241,8 @@ def _write_results(
     draw_study(study, folder / "comparison.png")
     if study.scores:
         draw_scores(study.scores[-1], folder / "tasks.png")
+    if study.curves:
+        draw_curves(study.curves, folder / "labels.png")
     return text
 
 
@@ -272,8 +275,9 @@ def _read_study(
         kept = {seed: accuracies[name_run(each.name, seed)] for seed in seeds} if asks else {}
         runs.insert(runs.index(each) + 1, route_runs(each, kept))
     base = make_base_figures(read_summary(place.locate(BASE) / "summary.json"), retained)
-    scores = read_scores(place, [arm.name for arm in arms], seeds)
-    return make_study(base, runs, describe_setting(place.config, len(seeds)), place.config.seconds, left_out, scores)
+    setting, names = describe_setting(place.config, len(seeds)), [arm.name for arm in arms]
+    scores, curves = read_scores(place, names, seeds), read_curves(place, names, seeds)
+    return make_study(base, runs, setting, place.config.seconds, left_out, scores, curves)
 
 
 def _describe_tokens(config: StudyConfig) -> str:

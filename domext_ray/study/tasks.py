@@ -1,43 +1,70 @@
 """A study's models fine-tuned on labelled sets: how much F1 the learned bits are worth.
 
-Enters: the base and finished runs. Leaves: tasks/SET/MODEL, a fine-tuning run each; tasks/points, the rate, batch size
-and epochs that dev chose for each method on each set, from a grid that is trained once for the first seed; and of each
-set a `SetScores`. Of a method each seed of pre-training counts once, with the mean of its restarts: that is what varies
+Enters: the base and finished runs. Leaves: tasks/SET/MODEL, a fine-tuning run each, with fewer labels
+tasks/SET/LABELS/MODEL; tasks/points, the rate, batch size and epochs that dev chose for each method on each set and
+number of labels, from a grid that is trained once for the first seed; and of each set a `SetScores`, and with --labels
+a `LabelCurve`. Of a method each seed of pre-training counts once, with the mean of its restarts: that is what varies
 when the whole path is gone again. The base, which has no seeds, has as many restarts as a method in all.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig, GridConfig, PlaceConfig
-from domext_ray.config.jobs import StudyConfig
-from domext_ray.downstream.finetune.comparison import read_finetuned
+from domext_ray.config.jobs import ALL, StudyConfig
+from domext_ray.downstream.finetune.comparison import FinetunedRun, read_finetuned
 from domext_ray.downstream.finetune.finetune import run_finetuning
+from domext_ray.errors import CorpusError
 from domext_ray.experiment.runner import Ledger, Step, Trial, run_here
 from domext_ray.intervals import Sample
+from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.readers.loading import load_labelled
+from domext_ray.labelled.readers.sets import take_examples
 from domext_ray.study.figures import SetScores
+from domext_ray.study.label_curves import LabelCurve
 from domext_ray.study.runs import BASE, Workplace, name_run
 
 FOLDER = "tasks"
 
 
-def check_sets(config: StudyConfig) -> None:
-    """Read all sets of --tasks, and print what they hold.
+def check_sets(config: StudyConfig) -> tuple[int, ...]:
+    """Read all sets of --tasks, print what they hold, and return how many labels there are to learn from in each.
 
     Raises:
-        DomextError: one is missing, or not of its layout.
+        DomextError: one is missing, not of its layout, or has no curve over --labels.
     """
+    totals = []
     for i in range(len(config.tasks)):
-        print(load_labelled(_configure(config, i)).describe(), flush=True)
+        loaded = load_labelled(_configure(config, i))
+        print(loaded.describe(), flush=True)
+        totals.append(len(loaded.data.train))
+        for seed in range(config.seed, config.seed + config.seeds) if config.labels else ():
+            print(f"seed {seed}: {_count_taken(config, loaded.data, seed)} labels are taken", flush=True)
+    return tuple(totals)
+
+
+def _count_taken(config: StudyConfig, data: LabelledSet, seed: int) -> str:
+    """Return how many labels of a set are taken for each of --labels."""
+    if not data.test:
+        raise CorpusError(f"--labels needs a test, and {data.name} has none: dev is another one for each number.")
+    sets = {each: data if each == ALL else take_examples(data, int(each), seed, "--labels") for each in config.labels}
+    taken = {each: len(own.train) for each, own in sets.items()}
+    for first, second in pairwise(taken):
+        if taken[first] == taken[second]:
+            raise CorpusError(
+                f"--labels has {first} and {second}, for which the same {taken[first]:,} examples of {data.name} are "
+                "taken, in whole documents; leave one out."
+            )
+    return ", ".join(f"{each:,}" for each in taken.values())
 
 
 def name_set(config: StudyConfig, i: int) -> str:
@@ -55,13 +82,56 @@ def finetune_seed(place: Workplace, arms: Sequence[str], number: int) -> bool:
         number: of the seed, from 0 on.
     """
     is_new = False
-    for i in range(len(place.config.tasks)):
-        for arm in [*([] if number else [BASE]), *arms]:
-            name = BASE if arm == BASE else name_run(arm, place.config.seed + number)
-            print(f"\n{name_set(place.config, i)}: {name}", flush=True)
-            is_new |= not (_locate(place, i, name) / "summary.json").exists()
-            _finetune(place, i, arm, name)
+    for i, size in product(range(len(place.config.tasks)), place.config.sizes):
+        own = _SomeLabels(place, i, size, number)
+        for arm in [*([] if number and size == ALL else [BASE]), *arms]:
+            print(f"\n{own.title}: {own.name_model(arm)}", flush=True)
+            is_new |= not (own.locate(arm) / "summary.json").exists()
+            _finetune(own, arm)
     return is_new
+
+
+@dataclass(frozen=True)
+class _SomeLabels:
+    """A labelled set with so many labels, and the models of a seed that learn from them.
+
+    With fewer than all labels each seed has an order of its own, in which they are taken, the same for all methods.
+    """
+
+    place: Workplace
+    i: int  # of the set
+    size: int | str
+    number: int  # of the seed, from 0 on
+
+    @property
+    def title(self) -> str:
+        """What is said of it while it goes on."""
+        name = name_set(self.place.config, self.i)
+        return f"{name}, {self.size} labels" if self.place.config.labels else name
+
+    def name_model(self, arm: str) -> str:
+        """Return what a fine-tuning run is called; of the base one with all labels is enough for all seeds."""
+        return BASE if arm == BASE and self.size == ALL else name_run(arm, self.place.config.seed + self.number)
+
+    def locate(self, arm: str) -> Path:
+        """Return where a method's model is fine-tuned: tasks/SET/RUN, or tasks/SET/SIZE/RUN."""
+        folder = Path(self.place.paths.run) / FOLDER / name_set(self.place.config, self.i)
+        return (folder if self.size == ALL else folder / str(self.size)) / self.name_model(arm)
+
+    def configure(self) -> FinetuneConfig:
+        """Return how models are fine-tuned: with few labels in as many steps as with all."""
+        config = _configure(self.place.config, self.i)
+        if self.size == ALL:
+            return config
+        grid, labelled = config.grid, config.labelled
+        batch, seed = max(grid.batch_size), self.place.config.seed + self.number
+        more = math.ceil(self.place.num_examples[self.i] / batch) / math.ceil(int(self.size) / batch)
+        return replace(
+            config,
+            seed=config.seed + self.number * grid.restarts,
+            labelled=replace(labelled, num_examples=int(self.size), examples_seed=seed),
+            grid=replace(grid, epochs=tuple(float(f"{more * each:g}") for each in grid.epochs)),
+        )
 
 
 def read_scores(place: Workplace, arms: Sequence[str], seeds: Sequence[int]) -> tuple[SetScores, ...]:
@@ -73,15 +143,44 @@ def read_scores(place: Workplace, arms: Sequence[str], seeds: Sequence[int]) -> 
         seeds: of pre-training, that all methods have finished.
     """
     found = []
-    for i in range(len(place.config.tasks)):
-        runs = {
-            name: read_finetuned(_locate(place, i, name))
-            for name in [BASE, *(name_run(*each) for each in product(arms, seeds))]
-        }
-        samples = {BASE: runs[BASE].sample}
-        samples |= {arm: over_models([runs[name_run(arm, seed)].sample for seed in seeds]) for arm in arms}
-        found.append(SetScores(name_set(place.config, i), runs[BASE].summary["metric"], runs[BASE].split, samples))
+    for i in range(len(place.config.tasks)) if ALL in place.config.sizes else ():
+        base, *_ = _read_models(place, i, ALL, BASE, seeds)
+        samples = {BASE: base.sample}
+        samples |= {arm: over_models([each.sample for each in _read_models(place, i, ALL, arm, seeds)]) for arm in arms}
+        found.append(SetScores(name_set(place.config, i), base.summary["metric"], base.split, samples))
     return (*found, _average(found)) if len(found) > 1 else tuple(found)
+
+
+def read_curves(place: Workplace, arms: Sequence[str], seeds: Sequence[int]) -> tuple[LabelCurve, ...]:
+    """Return what all models score on each set by the number of labels; arguments as of `read_scores`."""
+    found = []
+    for i in range(len(place.config.tasks)) if place.config.labels else ():
+        runs = {
+            arm: [_read_models(place, i, each, arm, seeds) for each in place.config.labels] for arm in (BASE, *arms)
+        }
+        taken = [[each.summary["set"]["examples"]["train"] for each in own] for own in runs[BASE]]
+        samples = {
+            arm: tuple(over_models(_split_restarts([each.sample for each in models], len(seeds))) for models in own)
+            for arm, own in runs.items()
+        }
+        first = runs[BASE][0][0]
+        numbers = tuple(float(np.mean(each)) for each in taken)
+        found.append(LabelCurve(name_set(place.config, i), first.summary["metric"], first.split, numbers, samples))
+    return tuple(found)
+
+
+def _read_models(place: Workplace, i: int, size: int | str, arm: str, seeds: Sequence[int]) -> list[FinetunedRun]:
+    """Return the fine-tuned models of a method, one a seed; of the base with all labels the one that there is."""
+    of_seeds = [_SomeLabels(place, i, size, seed - place.config.seed) for seed in seeds]
+    return [read_finetuned(folder) for folder in dict.fromkeys(each.locate(arm) for each in of_seeds)]
+
+
+def _split_restarts(samples: list[Sample], number: int) -> list[Sample]:
+    """Return a sample a seed: as there are or, of the base with all labels, from the restarts of its only one."""
+    if len(samples) == number:
+        return samples
+    parts = np.array_split(np.arange(len(samples[0].values)), min(number, len(samples[0].values)))
+    return [replace(samples[0], values=samples[0].values[each], drawn=samples[0].drawn[each]) for each in parts]
 
 
 def over_models(samples: Sequence[Sample]) -> Sample:
@@ -95,39 +194,37 @@ def over_models(samples: Sequence[Sample]) -> Sample:
 def count_trainings(config: StudyConfig, num_arms: int) -> int:
     """Return how many fine-tunings a study has."""
     grid, num_tuned = config.finetune.grid, len(config.finetune.grid.points) - 1
-    return len(config.tasks) * (num_arms + 1) * (config.seeds * grid.restarts + num_tuned)
-
-
-def _locate(place: Workplace, i: int, model: str) -> Path:
-    return Path(place.paths.run) / FOLDER / name_set(place.config, i) / model
+    return len(config.tasks) * len(config.sizes) * (num_arms + 1) * (config.seeds * grid.restarts + num_tuned)
 
 
 def _configure(config: StudyConfig, i: int) -> FinetuneConfig:
     return replace(config.finetune, task=config.tasks[i], data=config.places[i], export=False)
 
 
-def _finetune(place: Workplace, i: int, arm: str, name: str) -> None:
+def _finetune(own: _SomeLabels, arm: str) -> None:
     """Fine-tune a model at its method's point; the first model of a method is given the grid and finds it."""
-    grid = place.config.finetune.grid
+    grid = own.configure().grid
     if len(grid.points) > 1:
         asked = {"method": arm, "points": [list(each) for each in grid.points]}
-        trial = Trial(f"{name_set(place.config, i)}-{arm}", asked)
-        ledger = Ledger(place.paths.run / FOLDER / "points")
-        (outcome,) = run_here([trial], partial(_choose_point, place, i, name), ledger)
+        name = name_set(own.place.config, own.i) + ("" if own.size == ALL else f"@{own.size}")
+        ledger = Ledger(own.place.paths.run / FOLDER / "points")
+        (outcome,) = run_here([Trial(f"{name}-{arm}", asked)], partial(_choose_point, own, arm), ledger)
         point = outcome.steps[0]
         grid = replace(grid, lr=(point["lr"],), batch_size=(point["batch_size"],), epochs=(point["epochs"],))
-    _run(place, i, name, replace(grid, restarts=grid.restarts * (place.config.seeds if name == BASE else 1)))
+    is_for_all = own.name_model(arm) == BASE
+    _run(own, arm, replace(grid, restarts=grid.restarts * (own.place.config.seeds if is_for_all else 1)))
 
 
-def _choose_point(place: Workplace, i: int, name: str, trial: Trial) -> Step:
-    _run(place, i, name, replace(place.config.finetune.grid, restarts=1))
-    return dict(read_finetuned(_locate(place, i, name)).summary["best"]["point"])
+def _choose_point(own: _SomeLabels, arm: str, trial: Trial) -> Step:
+    _run(own, arm, replace(own.configure().grid, restarts=1))
+    return dict(read_finetuned(own.locate(arm)).summary["best"]["point"])
 
 
-def _run(place: Workplace, i: int, name: str, grid: GridConfig) -> None:
-    model, folder = place.config.base if name == BASE else str(place.locate(name)), _locate(place, i, name)
-    own = PlaceConfig(name=name, dir=str(folder.parent))
-    run_finetuning(replace(_configure(place.config, i), model=model, grid=grid, run=own))
+def _run(own: _SomeLabels, arm: str, grid: GridConfig) -> None:
+    place, folder = own.place, own.locate(arm)
+    model = place.config.base if arm == BASE else str(place.locate(folder.name))
+    run = PlaceConfig(name=folder.name, dir=str(folder.parent))
+    run_finetuning(replace(own.configure(), model=model, grid=grid, run=run))
 
 
 def _average(found: Sequence[SetScores]) -> SetScores:

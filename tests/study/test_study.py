@@ -137,6 +137,13 @@ def test_a_mistake_is_one_sentence() -> None:
         (("--seconds", "1", "--methods", "af", "--presets", "{af: {optim: {schedule: wsd}}}"), "--optim.schedule is"),
         (("--seconds", "1", "--optim.schedule", "cosine"), "--optim.schedule is 'cosine'"),
         (("--seconds", "1", "--methods", "af_words"), "the method 'af_words' reads general text beside the domain's"),
+        *(
+            (
+                ("--seconds", "1", "--labels", each),
+                f"--labels is '{each}'; it must be two or more different numbers",
+            )
+            for each in ("all", "100", "100,100", "0,100", "100.5,200", "100,al", "-5,all")
+        ),
         (("--seconds", "1", "--budgets", "0.1,0.1"), "--budgets is '0.1,0.1'"),
         (("--seconds", "1", "--budgets", "0.1,1"), "--budgets is 1.0; it must be below 1"),
         (("--seconds", "1", "--budgets", "0.1;0.2"), "--budgets is '0.1;0.2'; it must be a number"),
@@ -321,12 +328,14 @@ class FakeFinetunings:
         folder = Path(config.run.dir) / config.run.name
         (folder / "trainings").mkdir(parents=True, exist_ok=True)
         seeds = [config.seed + i for i in range(config.grid.restarts)]
-        values = [0.5 + 0.1 * config.run.name.startswith("af") + 0.01 * seed for seed in seeds]
+        few = config.labelled.num_examples
+        values = [0.5 + 0.1 * config.run.name.startswith("af") - 0.2 * bool(few) + 0.01 * seed for seed in seeds]
         drawn = np.random.default_rng(0).normal(0.0, 0.01, (len(seeds), 200)) + np.array(values)[:, None]
         write_resamples(folder, {"test": drawn})
         lr = 1e-3 if 1e-3 in config.grid.lr else config.grid.lr[0]
         summary = {
-            **{"set": {"name": config.task, "sha256": config.data}, "metric": "f1.micro", "dev": {}},
+            "set": {"name": config.task, "sha256": config.data, "examples": {"train": few or 80}},
+            **{"metric": "f1.micro", "dev": {}},
             **{"test": {"clusters": 50}, "restarts": {"seeds": seeds, "test": {"values": values}}},
             "best": {"point": {"lr": lr, "batch_size": config.grid.batch_size[0], "epochs": config.grid.epochs[0]}},
         }
@@ -340,14 +349,19 @@ class FakeFinetunings:
         return names
 
 
-def test_models_are_fine_tuned_where_dev_chose_once(
-    runs: FakeRuns, small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tuned = FakeFinetunings()
-    monkeypatch.setattr(study_tasks, "run_finetuning", tuned)
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> FakeFinetunings:
+    fake = FakeFinetunings()
+    monkeypatch.setattr(study_tasks, "run_finetuning", fake)
     monkeypatch.setattr(
         comparison, "read_finetune_summary", lambda folder: json.loads((folder / "summary.json").read_text())
     )
+    return fake
+
+
+def test_models_are_fine_tuned_where_dev_chose_once(
+    runs: FakeRuns, tuned: FakeFinetunings, small: Make, tmp_path: Path
+) -> None:
     places = [str(write_ner(tmp_path / name, (8, 4, 4))) for name in ("one", "two")]
     sets = ("--tasks", "ner,ner", "--data", ",".join(places))
     config = small(*sets, "--finetune.grid.lr", "1e-4,1e-3", "--finetune.grid.restarts", "2")
@@ -370,6 +384,60 @@ def test_models_are_fine_tuned_where_dev_chose_once(
     assert sorted({each.partition("/")[2] for each in tuned.list_new() if "seed2" in each or "base" in each}) == [
         *("af-seed2 (0.001,) 2", "base (0.001,) 6", "full-seed2 (0.001,) 2")
     ], "the point is known"
+
+
+def test_each_seed_has_its_own_few_labels_and_steps_stay_the_same(
+    runs: FakeRuns, tuned: FakeFinetunings, small: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ("--tasks", "ner", "--data", str(write_ner(tmp_path / "ner")), "--labels", "all,40,20")
+    grid = ("--finetune.grid.lr", "1e-4,1e-3", "--finetune.grid.batch_size", "8", "--finetune.grid.restarts", "2")
+    folder = run_study(config := small(*sets, *grid, "--methods", "af", "--seed", "5"))
+    asked = [
+        (str(Path(each.run.dir, each.run.name).relative_to(folder / "tasks" / "ner")), each.grid.epochs, each.seed)
+        for each in tuned.made
+        if each.grid.lr == (1e-3,)
+    ]
+    first = [(f"{n}/{name}-seed5", (epochs,), 0) for n, epochs in ((20, 10.0), (40, 6.0)) for name in ("base", "af")]
+    second = [(name.replace("seed5", "seed6"), epochs, 2) for name, epochs, _ in first]
+    assert asked == [*first, ("base", (3.0,), 0), ("af-seed5", (3.0,), 0), *second, ("af-seed6", (3.0,), 0)]
+    few = [(each.labelled.num_examples, each.labelled.examples_seed) for each in tuned.made if "seed6" in each.run.name]
+    assert few == [(20, 6)] * 2 + [(40, 6)] * 2 + [(0, 0)]
+    assert {each.model for each in tuned.made if each.run.name.startswith("base")} == {config.base}
+    assert tuned.list_new().count("ner/base (0.001,) 4") == 1, "with all labels one run for all seeds"
+    assert "seed 6: 20, 40, 80 labels are taken" in capsys.readouterr().out
+    found = json.loads((folder / "results.json").read_text())["labels"]["ner"]
+    values = [each["methods"]["base"]["values"] for each in found["scores"]]
+    assert found["numbers"] == [20, 40, 80] and [len(each) for each in values] == [2, 2, 2]
+    assert values[2] == pytest.approx([0.505, 0.525]), "two restarts of the only run for each seed"
+    text = (folder / "comparison.md").read_text()
+    assert "## f1.micro on test by labels, ner" in text and "- Numbers of labels: whole documents" in text
+    assert (folder / "labels.png").read_bytes()[:4] == b"\x89PNG"
+    few = replace(config, labels=(10, 20))
+    place = study_runs.Workplace(few, resolve_paths(PretrainConfig(run=few.run)), num_examples=(80,))
+    study_tasks.finetune_seed(place, ["af"], 0)
+    assert [each.numbers for each in study_tasks.read_curves(place, ["af"], [5])] == [(10, 20)]
+    assert not study_tasks.read_scores(place, ["af"], [5]), "no model has all labels"
+
+
+def test_labels_that_make_no_curve_are_refused(small: Make, tmp_path: Path) -> None:
+    data = write_ner(tmp_path / "ner")
+    for labels, message in (
+        ("20,80,all", "--labels has 80, and train of ner has 80 examples; give fewer, or leave it out."),
+        ("20,9000", "--labels has 9,000, and train of ner has 80 examples"),
+        ("1,20", "training example"),
+    ):
+        with pytest.raises(CorpusError) as error:
+            study_tasks.check_sets(small("--tasks", "ner", "--data", str(data), "--labels", labels))
+        assert message in str(error.value), labels
+    documents = ("-DOCSTART-\tO\n\n" + f"{word}\tB-X\n\n" * 30 for word in "ab")
+    (data / "train.tsv").write_text("".join(documents))
+    with pytest.raises(CorpusError, match=r"--labels has 5 and 9, for which the same 30 examples of ner are taken"):
+        study_tasks.check_sets(small("--tasks", "ner", "--data", str(data), "--labels", "5,9,all"))
+    (data / "test.tsv").unlink()
+    with pytest.raises(CorpusError, match="--labels needs a test, and ner has none"):
+        study_tasks.check_sets(small("--tasks", "ner", "--data", str(data), "--labels", "20,all"))
+    with pytest.raises(ConfigError, match="--labels is '20,all'; it must be left out without --tasks"):
+        small("--labels", "20,all")
 
 
 def test_sets_of_a_study_are_read_before_anything_is_trained(runs: FakeRuns, small: Make, tmp_path: Path) -> None:
@@ -452,7 +520,7 @@ def build_command(base: Path, corpus: Path, folder: Path) -> list[str]:
         *("--train.save_every", "5", "--train.general_probe", str(FEW_SENTENCES), "--optim.warmup_steps", "3"),
         *("--replay.corpus", str(general), "--rates", "1e-3,3e-3", "--retention", str(other)),
         *("--tasks", "ner", "--data", str(write_ner(corpus.parent / "ner")), "--finetune.grid.lr", "1e-3,3e-3"),
-        *("--finetune.grid.epochs", "1", "--finetune.labelled.max_length", "64"),
+        *("--finetune.grid.epochs", "1", "--finetune.labelled.max_length", "64", "--labels", "20,40,all"),
     ]
 
 
@@ -472,12 +540,13 @@ def test_a_killed_study_ends_as_an_undisturbed_one(
     text_file: Path,
     tmp_path: Path,
 ) -> None:
-    """The real thing, killed with all its processes while it tries a rate, and again in the last run."""
+    """The real thing, killed with all its processes: as it tries a rate, in the last run, and among few labels."""
     command = build_command(tiny_base_folder, text_file, tmp_path / "killed")
-    for run in ("rate-exbert-0.001", "exbert-seed0"):
+    last = "tasks/ner/40/full_kept-seed0/summary.json"
+    for name in ("rate-exbert-0.001/metrics.jsonl", "exbert-seed0/metrics.jsonl", last):
         process = start_job(command)
-        metrics = tmp_path / "killed" / "s" / run / "metrics.jsonl"
-        while not metrics.exists() or len(metrics.read_text().splitlines()) < 8:
+        written = tmp_path / "killed" / "s" / name
+        while not written.exists() or len(written.read_text().splitlines()) < 8:
             assert process.poll() is None, "the study ended before it was killed"
             time.sleep(0.02)
         kill_job(process)
@@ -510,7 +579,9 @@ def check_found(folder: Path, found: list[dict[str, Any]]) -> None:
         "base",
         *found[0]["methods"],
     }
-    assert (folder / "tasks" / "ner" / "exbert-seed0" / "report.html").exists()
+    assert found[0]["labels"] == found[1]["labels"] and found[0]["labels"]["ner"]["numbers"] == [20, 40, 80]
+    for run in ("exbert-seed0", "20/base-seed0", "40/exbert-seed0"):
+        assert (folder / "tasks" / "ner" / run / "report.html").exists()
     asked = json.loads((folder / "retention" / "results.json").read_text())
     assert asked["shared_words"] and len(asked["models"]) == 3 and asked["scored_tokens"] > 50
     assert found[0]["base"]["text_accuracy"] == asked["models"]["base"]["accuracy"]

@@ -127,9 +127,11 @@ def _plan_model(config: FinetuneConfig, root: Path, start: StartModel, loaded: L
     identity["data"] = ""  # where the files are does not matter; what they hold does
     identity["model"] = start.name
     stored = read_identity(folder) or {}
+    asked = _take_grid(identity, stored)
     if stored.get("data_sha256", loaded.sha256) != loaded.sha256:
+        check_identity(folder, {**asked, "data_sha256": stored["data_sha256"]})  # such as other examples of one file
         require_data(folder, config, loaded)
-    check_identity(folder, _take_grid(identity, stored))
+    check_identity(folder, asked)
     identity |= {name: stored[name] for name in ("against", "against_sha256") if name in stored}  # it may come later
     config = resolve_precision(keep_precision(config, folder))
     return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))

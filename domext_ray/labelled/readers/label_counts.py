@@ -189,8 +189,13 @@ def _take_gold(example: AnyExample) -> Any:
     return {name: value for name, value in vars(example).items() if name not in left_out}
 
 
-def require_learnable(data: LabelledSet, place: str) -> None:
+def require_learnable(data: LabelledSet, place: str, advice: str = "") -> None:
     """Refuse training examples that have no label, or all the same one.
+
+    Args:
+        data: the set.
+        place: where it is.
+        advice: what to do, where that is known.
 
     Raises:
         CorpusError: naming the first example.
@@ -200,7 +205,7 @@ def require_learnable(data: LabelledSet, place: str) -> None:
     if kind is not None and not any(map(_teaches, train)):
         noun, plural = _GOLD[kind]
         lost = (note for note in data.notes if f" x {noun.partition(' ')[0]} left out: " in note)
-        cure = next(lost, f"label some {plural}.")
+        cure = advice or next(lost, f"label some {plural}.")
         raise CorpusError(f"no training example of {place} has {_add_article(noun)} {shown}; {cure}")
     alike: set[Any] = set()
     if isinstance(first, LabelledText) and not first.label:
@@ -211,5 +216,5 @@ def require_learnable(data: LabelledSet, place: str) -> None:
     if len(alike) == 1:
         raise CorpusError(
             f"all {len(train):,} training examples of {place} have the {alike.pop()} {shown}: nothing can be learned "
-            "from them; is it the right column?"
+            f"from them; {advice or 'is it the right column?'}"
         )

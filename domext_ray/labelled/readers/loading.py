@@ -12,7 +12,7 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.data.sources import FileRecord
 from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.readers.label_counts import count_labels, list_label_rows, require_learnable
-from domext_ray.labelled.readers.sets import load_set
+from domext_ray.labelled.readers.sets import load_set, take_examples
 from domext_ray.labelled.set_description import find_set
 from domext_ray.report.tables import format_text
 
@@ -63,6 +63,8 @@ def load_labelled(config: FinetuneConfig) -> LoadedSet:
     for each in data.warnings:
         print(f"warning: {each}", flush=True)
     require_learnable(data, place)
+    if labelled.num_examples:
+        data = take_examples(data, labelled.num_examples, labelled.examples_seed)
     return LoadedSet(description.task, data, description.metric, *_hash_examples(data))
 
 

@@ -3,7 +3,7 @@
 Enters: a description and where the data are. Leaves: train, dev and test, the labels in the head's order, the
 catalogue, and one sentence for everything that was counted instead of refused. Splits that a set has not are cut from
 the one that it has by a hash of the text, or of whose it is (`group_field`), so that equal texts, or all of a person's,
-land on one side and other rows change nothing.
+land on one side and other rows change nothing. By the same hash a set is cut to few labels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import (
@@ -30,11 +33,15 @@ from domext_ray.labelled.readers.label_counts import (
     describe_labels,
     find_oddities,
     list_labels,
+    require_learnable,
 )
 from domext_ray.labelled.readers.readers import find_file, find_split_files, read_splits
 from domext_ray.labelled.readers.rows import is_learnable, read_catalogue
 from domext_ray.labelled.readers.spans import Schema, name_relation, read_schema
 from domext_ray.labelled.set_description import SetDescription
+
+MIN_DEV = 50
+"""Examples of dev that choose, at least, however few there are to learn from."""
 
 
 def load_set(
@@ -179,13 +186,51 @@ def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int)
     parts: dict[str, list[AnyExample]] = {split: [] for split in shares}
     total = sum(shares.values())
     for example in examples:
-        own = f"group {example.group}" if example.group else example.whole
-        digest = hashlib.sha256(f"{seed}\n{own}".encode()).digest()
-        place = int.from_bytes(digest[:8], "big") / 2**64 * total
+        place = _hash_unit(example, seed) / 2**64 * total
         bounds = itertools.accumulate(shares.values())
         chosen = next((split for split, bound in zip(shares, bounds, strict=True) if place < bound), [*shares][-1])
         parts[chosen].append(example)
     return {split: tuple(each) for split, each in parts.items()}
+
+
+def _hash_unit(example: AnyExample, seed: int) -> int:
+    """Return a place in an order that a seed gives, below 2^64; examples of one unit have the same."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\n{example.unit}".encode()).digest()[:8], "big")
+
+
+def take_examples(data: LabelledSet, number: int, seed: int, option: str = "--labelled.num_examples") -> LabelledSet:
+    """Return a set with so many examples to learn from; dev shrinks in proportion, to `MIN_DEV` at least.
+
+    Documents, or what else `Example.unit` says, are taken whole, in an order that the seed gives, until the number is
+    reached: a larger number has all that a smaller one has. Test and the labels of the head stay as they are.
+
+    Args:
+        data: the set.
+        number: of examples.
+        seed: of the order.
+        option: what asked for the number.
+
+    Raises:
+        CorpusError: the set has no more examples to learn from, or nothing can be learned from those that are taken.
+    """
+    total = len(data.train)
+    if number >= total:
+        raise CorpusError(
+            f"{option} has {number:,}, and train of {data.name} has {total:,} examples; give fewer, or leave it out."
+        )
+    train = _take_units(data.train, number, seed)
+    dev = _take_units(data.dev, max(MIN_DEV, round(len(data.dev) * len(train) / total)), seed)
+    told = f"Of train {len(train):,} of {total:,} examples are taken, and of dev {len(dev):,} of {len(data.dev):,}."
+    taken = replace(data, train=train, dev=dev, notes=(told, *data.notes))
+    require_learnable(taken, f"{data.name} ({option} {number})", "give a larger number.")
+    return taken
+
+
+def _take_units(examples: tuple[AnyExample, ...], number: int, seed: int) -> tuple[AnyExample, ...]:
+    """Return the units that come first in a seed's order, as many as have `number` examples; in the set's own order."""
+    places = np.array([_hash_unit(each, seed) for each in examples], np.uint64)
+    last = np.sort(places)[min(number, len(places)) - 1]
+    return tuple(itertools.compress(examples, places <= last))
 
 
 def _lacks_split(

@@ -149,6 +149,8 @@ def test_trainings_that_have_ended_are_kept(run_dir: Path, config: FinetuneConfi
 def test_another_identity_is_refused(run_dir: Path, config: FinetuneConfig) -> None:
     with pytest.raises(RunError, match=r"--optim\.weight_decay was 0\.01 and is 0\.1 now"):
         run_finetuning(replace(config, optim=replace(config.optim, weight_decay=0.1)))
+    with pytest.raises(RunError, match=r"--labelled\.num_examples was left out and is 20 now"):
+        run_finetuning(replace(config, labelled=replace(config.labelled, num_examples=20)))
 
 
 def with_grid(config: FinetuneConfig, **grid: Any) -> FinetuneConfig:
