@@ -164,17 +164,11 @@ def _make_asked(states: Tensor, *asked: tuple[bool, torch.dtype | None]) -> Any:
 
 @_normalize_sum.register_kernel("cuda")
 def _normalize_sum_on_card(
-    summands: Sequence[Tensor],
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    copy_dtype: torch.dtype | None,
-    is_wide: bool,
-    keeps_total: bool,
+    summands: Sequence[Tensor], weight: Tensor, bias: Tensor | None, eps: float, *asked: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     from domext_ray.model.kernels import normalize_into
 
-    made = _make_normalized(summands, weight, bias, eps, copy_dtype, is_wide, keeps_total)
+    made = _make_normalized(summands, weight, bias, eps, *asked)
     with torch.cuda.device_of(weight):
         normalize_into(summands, weight, bias, eps, made)
     return made
@@ -224,18 +218,11 @@ def _make_gradients(
 
 @_differentiate_norm.register_kernel("cuda")
 def _differentiate_norm_on_card(
-    grad: Tensor | None,
-    copy_grad: Tensor | None,
-    total: Tensor,
-    weight: Tensor,
-    eps: float,
-    narrow_dtype: torch.dtype | None,
-    is_wide: bool,
-    trains: bool,
+    grad: Tensor | None, copy_grad: Tensor | None, total: Tensor, weight: Tensor, eps: float, *asked: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from domext_ray.model.kernels import differentiate_norm_into
 
-    made = _make_gradients(grad, copy_grad, total, weight, eps, narrow_dtype, is_wide, trains)
+    made = _make_gradients(grad, copy_grad, total, weight, eps, *asked)
     with torch.cuda.device_of(weight):
         differentiate_norm_into(grad, copy_grad, total, weight, eps, made)
     return made
