@@ -231,12 +231,12 @@ class BatchMaker:
         corpora = tuple(manifest.paths("train") for manifest in (phase.manifest, *phase.beside))
         objective, engine = self.config.objective, self.config.engine
         rows = share_rows(sampler.global_batch_size, rank, world_size, objective.inseparable_rows)
-        options: dict[str, Any] = {"packed": self.config.prepare.packed}
+        lengths = None
         if engine.fixed_shapes:  # of a mixture, as if all rows were as full as those of its fullest text
             means = [each.num_tokens("train") / each.num_rows("train") for each in (phase.manifest, *phase.beside)]
-            options["lengths"] = RowLengths(phase.manifest.seq_length, max(means))
+            lengths = RowLengths(phase.manifest.seq_length, max(means))
         maskers = tuple(
-            make_masker(each, objective, seed, **options)
+            make_masker(each, objective, seed, packed=self.config.prepare.packed, lengths=lengths)
             for each, seed in zip(self.tokenizers, seed_parts(self.config), strict=True)
         )
         return BatchReader(corpora, sampler, maskers, self.is_distilled, rows, phase.micro_batch_size)
