@@ -141,12 +141,11 @@ def score_grid(plan: FinetunePlan, results: GridResults) -> ScoredGrid:
     best, chosen = choose_point(results)
     points, best_point = [Point(**each["point"]) for each in chosen], Point(**best["point"])
     _restore_tensors(plan, points)
-    export = plan.folder / "export" if plan.config.export else None
-    items = [None, *((each, export if each == best_point else None) for each in points)]
-    tasks = [Task(i, each, 1.0, each[0].key if each else "baselines") for i, each in enumerate(items)]
-    said = {"verb": "scoring", "unit": "models", "remedy": MORE_MEMORY}  # the baselines are one
+    tasks = [Task(i, (each, each == best_point), 1.0, each.key) for i, each in enumerate(points)]
+    said = {"verb": "scoring", "unit": "models", "remedy": MORE_MEMORY}
     shares = {"total": len(tasks), "cpus": plan.cpus, "gpus": plan.gpus}
-    baselines, *_ = run_tasks(partial(score, plan), tasks, None, **said, **shares)  # type: ignore[arg-type]
+    outcomes = run_tasks(partial(score, plan), tasks, None, **said, **shares)  # type: ignore[arg-type]
+    (baselines,) = filter(None, outcomes)  # of the best one
     return ScoredGrid(results, best, chosen, gather_scores(plan, points, best_point, baselines))
 
 

@@ -113,7 +113,8 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
         "shared": count_shared(data),
         "labels": count_labels(data.splits, data.labels),
     }
-    split, means = list(samples)[-1], {start.name: list(samples.values())[-1].mean}
+    split = "test" if data.test else "dev"
+    means = {start.name: samples[split].mean}
     return {
         "task": loaded.family,
         "set": described,

@@ -97,21 +97,20 @@ def _train_point(plan: FinetunePlan, point: Point) -> Step:
     }
 
 
-def score(plan: FinetunePlan, item: tuple[Point, Path | None] | None) -> Step:
-    """Score a training, see `score_point`; without one return what trivial baselines score, by split and name."""
-    if item is not None:
-        score_point(plan, *item)
-        return {}
-    return _score_baselines(plan)
+def score(plan: FinetunePlan, item: tuple[Point, bool]) -> Step:
+    """Score a training; of the best one return what trivial baselines score, by split and name, and export it."""
+    point, is_best = item
+    baselines: dict[str, dict[str, Any]] = {}
+    if is_best:
+        baselines = {
+            split: {name: each.values for name, each in score_baselines(plan.task, split).items()}
+            for split in plan.splits
+        }
+    _score_point(plan, point, plan.folder / "export" if is_best and plan.config.export else None, baselines)
+    return baselines
 
 
-def _score_baselines(plan: FinetunePlan) -> dict[str, dict[str, Any]]:
-    return {
-        split: {name: each.values for name, each in score_baselines(plan.task, split).items()} for split in plan.splits
-    }
-
-
-def score_point(plan: FinetunePlan, point: Point, export: Path | None) -> None:
+def _score_point(plan: FinetunePlan, point: Point, export: Path | None, baselines: dict[str, Any]) -> None:
     """Score a training, whose tensors are kept, on test, unless that was done; where a folder is given, export it."""
     is_due = bool(plan.task.data.test) and not (plan.trainings / point.key / "test.json").exists()
     if not is_due and export is None:
@@ -124,7 +123,7 @@ def score_point(plan: FinetunePlan, point: Point, export: Path | None) -> None:
         predictors = {name: each.predict for name, each in fitted.items()}
         _write_splits(plan, point, evaluate_stages(plan.task, predictors, splits=("test",), thresholds=thresholds))
     if export is not None:
-        export_stages(plan.start, plan.task, fitted, export, _read_scores(plan, point), _score_baselines(plan))
+        export_stages(plan.start, plan.task, fitted, export, _read_scores(plan, point), baselines)
 
 
 def _read_scores(plan: FinetunePlan, point: Point) -> dict[str, Any]:
