@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from tiny_models import ADAPTERS, MODERN, make_model
-from torch import nn
+from torch import Tensor, nn
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.model.build import attach_extensions
@@ -43,3 +44,10 @@ def make_trainable(method: str, **values: Any) -> Any:
         if ".lora_B." in name:
             nn.init.normal_(param, std=0.1)
     return model
+
+
+def measure_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """The norm of the difference of gradients, in parts of their own."""
+    assert first.keys() == second.keys() and first
+    whole, other = (torch.cat([each[name].flatten() for name in first]) for each in (first, second))
+    return float((whole - other).norm() / whole.norm())

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_models import make_rows
 from torch import Tensor
-from trained_methods import DROPOUT, LAYOUTS, METHODS, make_trainable
+from trained_methods import DROPOUT, LAYOUTS, METHODS, make_trainable, measure_difference
 
 from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.model.joined import JoinedLayer, JoinedLinear, join_products, list_joined, refresh
@@ -33,15 +33,10 @@ def run(model: Any, dtype: torch.dtype = torch.float32, **inputs: Any) -> tuple[
 
 
 def compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
-    """The norm of the difference of gradients, in parts of their own; each is fp32 and a tensor of its own."""
-    assert first.keys() == second.keys() and first
+    """As `measure_difference` of gradients of which each is fp32 and a tensor of its own."""
     storages = [each.untyped_storage().data_ptr() for each in second.values()]
     assert len({*storages}) == len(storages) and {each.dtype for each in second.values()} == {torch.float32}
-    norms = [
-        torch.cat([each.flatten() for each in own]).norm()
-        for own in ([first[name] - second[name] for name in first], first.values())
-    ]
-    return float(norms[0] / norms[1])
+    return measure_difference(first, second)
 
 
 @pytest.mark.parametrize("method", METHODS)
