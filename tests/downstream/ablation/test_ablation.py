@@ -49,7 +49,6 @@ from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
 from domext_ray.downstream.finetune.grid import gather_results, list_points
 from domext_ray.downstream.finetune.output import ScoredGrid, build_summary
 from domext_ray.downstream.finetune.plan import plan_finetuning
-from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import score, train
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.experiment.runner import Outcome
@@ -167,9 +166,8 @@ def finetune_here(config: FinetuneConfig) -> Path:
     write_run(folder, identity=plan.identity)
     for trial in plan.trials:
         plan.ledger.write(Outcome(trial, (train(plan, (trial, 0)),), "complete"))
-        score(plan, (Point(**trial.config), None))
     results, points = gather_results(plan.ledger.list()), list_points(plan.config)
-    final = gather_scores(plan, points, points[0], score(plan, None))
+    final = gather_scores(plan, points, points[0], score(plan, (points[0], True)))
     summary = build_summary(plan, ScoredGrid(results, results.ended[0], results.ended, final), 1.0)
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder
