@@ -167,7 +167,8 @@ def finetune_here(config: FinetuneConfig) -> Path:
     for trial in plan.trials:
         plan.ledger.write(Outcome(trial, (train(plan, (trial, 0)),), "complete"))
     results, points = gather_results(plan.ledger.list()), list_points(plan.config)
-    final = gather_scores(plan, points, points[0], score(plan, (points[0], True)))
+    (baselines,) = filter(None, [score(plan, (each, each == points[0])) for each in points])
+    final = gather_scores(plan, points, points[0], baselines)
     summary = build_summary(plan, ScoredGrid(results, results.ended[0], results.ended, final), 1.0)
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder
