@@ -34,7 +34,7 @@ WITHOUT_BASE = ("-shape.", "-vocab.lowercase")
 TEXT, FOLDER = ("prepare.document", "prepare.field"), ("run.name", "run.dir", "dry_run")
 NOT_FINE_TUNING = (
     *("method.word_", "method.trainable_budget", "method.train_heads"),
-    *("engine.compile", "engine.fused", "engine.fixed_shapes", "engine.joined"),
+    *("engine.compile", "engine.fused", "engine.fixed_shapes", "engine.capture", "engine.joined"),
     *("engine.zero_stage", "engine.offload", "engine.base_dtype"),
 )
 """Options of training jobs that fine-tuning refuses or does not read."""

@@ -386,6 +386,8 @@ class EngineConfig:
     fused: bool = free(False)  # this library's own kernels on a GPU, unmeasured (needs a C compiler)
     # batches of packed rows have one shape, for which --engine.compile then makes its code
     fixed_shapes: bool = free(False)
+    # forward and backward as one CUDA graph, unmeasured: one GPU, ZeRO 0, fixed shapes
+    capture: bool = free(False)
     # products of the base and its extension in one, not at ZeRO 3 or compiled; auto: on GPUs
     joined: bool | Literal["auto"] = free("auto")
 
@@ -402,6 +404,12 @@ class EngineConfig:
         is_asked = self.joined is True
         require(not (is_asked and self.zero_stage == 3), "joined", True, "auto or false at --engine.zero_stage 3")
         require(not (is_asked and self.compile), "joined", True, "auto or false with --engine.compile true")
+        excluded = {"zero_stage": self.zero_stage > 0, "compile": self.compile}
+        excluded["activation_checkpointing"] = self.activation_checkpointing
+        for name, is_given in excluded.items():
+            rule = f"false with --engine.{name} {str(getattr(self, name)).lower()}"
+            require(not (self.capture and is_given), "capture", True, rule)
+        require(self.fixed_shapes or not self.capture, "capture", True, "false without --engine.fixed_shapes true")
 
     @property
     def uses_bf16(self) -> bool:
@@ -591,6 +599,9 @@ class PretrainConfig:
         has_one_shape = self.prepare.packed and not (self.has_general_text and self.objective.keep != "none")
         rule = "false without --prepare.packed true, and beside general text unless --objective.keep is none"
         require(has_one_shape or not self.engine.fixed_shapes, "engine.fixed_shapes", True, rule)
+        is_one = self.scale.most_workers == 1 and self.scale.use_gpu is not False
+        rule = "false unless one worker trains, on a GPU (--scale.num_workers 1)"
+        require(is_one or not self.engine.capture, "engine.capture", True, rule)
 
     @property
     def parts(self) -> tuple[TextPart, ...]:

@@ -49,6 +49,7 @@ def describe_choices(config: PretrainConfig, device: torch.device, fused: str) -
         f"products: {_describe_products(engine, on_gpu=on_gpu)}",
         f"compile: {'on (asked)' if engine.compile else 'off (not asked)'}",
         f"fused kernels: {fused}",
+        f"capture: {'on (asked)' if engine.capture else 'off (not asked)'}",
         f"micro batch: {', then '.join(map(str, sizes))} rows ({'asked' if config.train.micro_batch_size else where})",
     ]
 

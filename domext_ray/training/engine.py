@@ -32,6 +32,7 @@ from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.fused import fuse
 from domext_ray.model.joined import join_products
+from domext_ray.training.capture import CapturedPasses, record_graph
 from domext_ray.training.losses import MaskedLoss, Objective, stack_scores
 from domext_ray.training.optimizer import MOMENTS, clip_gradients, create_moments, set_learning_rate
 from domext_ray.training.step import Trainer, list_trainables, move_batch
@@ -126,7 +127,9 @@ class Engine(Trainer):
         module = objective(model, device, bf16=engine.uses_bf16)
         super().__init__(module, optim=optim, warmup_steps=warmup_steps, seed=seed, device=device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._stage, self._compiled = engine.zero_stage, engine.compile
+        self._stage, self._compiled, self._captures = engine.zero_stage, engine.compile, engine.capture
+        if engine.capture:
+            self._compute_pass = CapturedPasses(self._make_pass, self._trainables.values(), record_graph)
         sizes = {name: each.numel() for name, each in self._trainables.items()}
         self._owners = _share_out(sizes, self.world_size)
         config = _build_config(engine, optim, micro_batch_size, accumulation_steps, sum(sizes.values()), device.type)
@@ -142,7 +145,7 @@ class Engine(Trainer):
         self._deepspeed.eval()
         try:
             with torch.no_grad(), self._as_written():
-                return stack_scores(self._forward(batch))
+                return stack_scores(self._forward(move_batch(batch, self.device)))
         finally:
             self._deepspeed.train()
 
@@ -182,11 +185,15 @@ class Engine(Trainer):
         is_alone = self._stage == 0 and self.world_size == 1
         return self._deepspeed.no_sync() if is_alone else contextlib.nullcontext()
 
-    def _forward(self, batch: Any) -> tuple[Tensor, ...]:
-        return self._deepspeed(**move_batch(batch, self.device))
+    def _forward(self, fields: dict[str, Any]) -> tuple[Tensor, ...]:
+        # A graph has no Python in it: at ZeRO-0 DeepSpeed's hooks compute nothing, and are left out.
+        return self._deepspeed.module.forward(**fields) if self._captures else self._deepspeed(**fields)
 
     def _backward(self, loss: Tensor) -> None:
-        self._deepspeed.backward(loss, scale_wrt_gas=False)
+        if self._captures:
+            loss.backward()
+        else:
+            self._deepspeed.backward(loss, scale_wrt_gas=False)
 
     def _apply_gradients(self) -> Tensor:
         if self._stage == 0:

@@ -81,22 +81,22 @@ def _send(fields: dict[str, Any], device: torch.device) -> dict[str, Any]:
     A GPU's host does not wait: torch hands out pinned memory again only when the copies from it are done.
     """
     tensors = list[Tensor]()
-    _map_tensors(fields, tensors.append)
+    map_tensors(fields, tensors.append)
     sizes = [-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in tensors]
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
     for part, each in zip(buffer.split(sizes), tensors, strict=True):
         _view_as(part, each).copy_(each)
     parts = iter(buffer.to(device, non_blocking=True).split(sizes))
-    sent: dict[str, Any] = _map_tensors(fields, lambda each: _view_as(next(parts), each))
+    sent: dict[str, Any] = map_tensors(fields, lambda each: _view_as(next(parts), each))
     return sent
 
 
-def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Return a batch's field with what a function makes of its tensors, those in dictionaries and parts too."""
     if isinstance(value, DistillRows):
-        return DistillRows(**_map_tensors(vars(value), function))
+        return DistillRows(**map_tensors(vars(value), function))
     if isinstance(value, dict):
-        return {name: _map_tensors(each, function) for name, each in value.items()}
+        return {name: map_tensors(each, function) for name, each in value.items()}
     return function(value) if isinstance(value, Tensor) else value
 
 
@@ -135,6 +135,7 @@ class Trainer(ABC):
         self._trainables, self._joined = list_trainables(objective.model), list_joined(objective.model)
         self._optimizer = build_optimizer(self._trainables, optim, rate_scales)
         self.num_updates = 0  # AdamW's, of the steps whose figures were read
+        self._compute_pass = self._make_pass
 
     def train_step(self, *arguments: Any, **named: Any) -> StepFigures:
         """Make one optimiser step and wait for its figures; see `launch_step`."""
@@ -206,27 +207,30 @@ class Trainer(ABC):
         """
         totals = torch.zeros(len(counts) + self._num_watched, dtype=torch.float64, device=self.device)
         # Gradients are averaged over ranks, so a local sum times world size / global count becomes the global mean.
-        scales = (self.world_size / counts).float() * torch.tensor(self._loss_weights)
-        scales = scales.to(self.device, non_blocking=True)
+        factors = (self.world_size / counts).float() * torch.tensor(self._loss_weights)
+        factors = factors.to(self.device, non_blocking=True)
         for i, batch in enumerate(micro_batches):
             with self._micro_batch(is_last=i == len(micro_batches) - 1):
-                outputs = self._forward(batch)
-                loss_sums = torch.stack(outputs[: len(counts)])
-                totals[: len(counts)] += loss_sums.detach()
-                totals[len(counts) :] += outputs[-1] if self._num_watched else 0
-                # A loss that is not finite can have a finite gradient (infinite logits): it is made to show in the
-                # gradient's norm, the one figure on which all ranks agree whether to make the step.
-                poisoned = torch.where(loss_sums.detach().isfinite(), scales, torch.nan)
-                self._backward((loss_sums * poisoned).sum())
+                totals += self._compute_pass(move_batch(batch, self.device), factors)
         return totals
+
+    def _make_pass(self, fields: dict[str, Any], factors: Tensor) -> Tensor:
+        """Run forward and backward of a micro batch; return its losses' sums and what is watched, on the device."""
+        outputs = self._forward(fields)
+        loss_sums = torch.stack(outputs[: len(factors)])
+        # A loss that is not finite can have a finite gradient (infinite logits): it is made to show in the
+        # gradient's norm, the one figure on which all ranks agree whether to make the step.
+        poisoned = torch.where(loss_sums.detach().isfinite(), factors, torch.nan)
+        self._backward((loss_sums * poisoned).sum())
+        return torch.cat([loss_sums.detach(), outputs[-1]]) if self._num_watched else loss_sums.detach()
 
     @abstractmethod
     def _micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Enter forward and backward of a micro batch; `is_last`: of its step."""
 
     @abstractmethod
-    def _forward(self, batch: Any) -> tuple[Tensor, ...]:
-        """Return the objective's outputs for a micro batch."""
+    def _forward(self, fields: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Return the objective's outputs for a micro batch, whose fields are on the device."""
 
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:
@@ -251,8 +255,8 @@ class SingleProcessTrainer(Trainer):
         self._objective.train()
         return contextlib.nullcontext()
 
-    def _forward(self, batch: Any) -> tuple[Tensor, ...]:
-        outputs: tuple[Tensor, ...] = self._objective(**move_batch(batch, self.device))
+    def _forward(self, fields: dict[str, Any]) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = self._objective(**fields)
         return outputs
 
     def _backward(self, loss: Tensor) -> None:

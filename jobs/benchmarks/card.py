@@ -259,6 +259,7 @@ def make_elementwise(options: argparse.Namespace, name: str, way: str, *, dynami
 
 VARIANTS: dict[str, Any] = {"as written": {"joined": False}, "joined": {"joined": True}}
 VARIANTS |= {"joined, fused": {"joined": True, "fused": True}}
+VARIANTS |= {"joined, captured": {"joined": True, "fixed_shapes": True, "capture": True}}
 """Ways in which a step computes the same, by the engine's options; losses are compared with the first's."""
 ALL = ("full", "af", "lora", "bottleneck", "exbert")
 STEPS = (("bert", "N", 1, ALL), ("bert", "M", 1, ALL), ("modernbert", "M", 1, ALL[:2]), ("bert", "N", 4, ALL[:2]))
@@ -301,6 +302,8 @@ def make_step(
     device, length, rows = torch.device(options.device), about["length"], about["tokens"] // about["length"]
     if "fused" in engine and (fault := fused.find_fault(device)):
         raise ConfigError(fault)
+    if "capture" in engine and device.type != "cuda":
+        raise ConfigError("it captures CUDA graphs, and this is a CPU.")
     base = BASES[f"tiny-{about['layout']}" if options.quick else f"{about['layout']}-base"]
     options = argparse.Namespace(**{**vars(options), **base, "lengths": [length]})
     batch, before = make_batch(rows, length, VOCAB_SIZE, device), torch.cuda.memory_allocated()

@@ -48,6 +48,7 @@ def test_a_revision_of_the_hub_is_no_password() -> None:
     assert hide_passwords(corpus) == corpus
 
 
+CAPTURE = "--engine.capture true --engine.fixed_shapes true --prepare.packed true --replay.corpus none"
 RULES: dict[str, tuple[tuple[str, ...], ...]] = {
     "pretrain af": (
         ("--train.max_steps 0", "--train.max_steps"),
@@ -60,6 +61,12 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--engine.precision fp16", "--engine.precision", "fp16", "bf16"),
         ("--engine.compile true --engine.zero_stage 3", "--engine.compile", "--engine.zero_stage"),
         ("--engine.fixed_shapes true", "--engine.fixed_shapes", "--prepare.packed true"),
+        ("--engine.capture true", "--engine.capture", "--engine.fixed_shapes true"),
+        (f"{CAPTURE} --engine.zero_stage 1", "--engine.capture", "false with --engine.zero_stage 1."),
+        (f"{CAPTURE} --engine.compile true", "--engine.capture", "false with --engine.compile true."),
+        (f"{CAPTURE} --engine.activation_checkpointing true", "--engine.capture", "checkpointing true."),
+        (f"{CAPTURE} --scale.num_workers 1-2", "--engine.capture", "false unless one worker trains, on a GPU"),
+        (f"{CAPTURE} --scale.use_gpu false", "--engine.capture", "false unless one worker trains, on a GPU"),
         ("--engine.base_dtype bf16 --engine.precision fp32", "--engine.base_dtype", "--engine.precision"),
         ("--method.heads -1", "--method.heads", "-1"),
         ("--method.layers abc", "--method.layers", "abc"),

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from captured_steps import record_operations, train_captured
 from conftest import REPOSITORY
 from finetuned_models import BOTTLENECK, fit
 from made_banks import CLASSES, TAGS, make_bank
@@ -66,6 +67,7 @@ from domext_ray.model.joined import join_products, list_joined, refresh
 from domext_ray.serving.engine import Engine as ServingEngine
 from domext_ray.serving.engine import ServedRow
 from domext_ray.serving.served_model import ServedBank
+from domext_ray.training import capture, engine
 from domext_ray.training.cost import make_full_batch
 from domext_ray.training.engine import compile_layers, join_alone
 from domext_ray.training.evaluate import evaluate
@@ -169,6 +171,18 @@ def step_as_trial(places: Places, device: torch.device) -> dict[str, Any]:
     losses = step_row(find_row("AF"), places, device)
     blocks = torch.cuda.memory_snapshot() if device.type == "cuda" else []
     return {"losses": losses, "met": met, "expandable": [each["is_expandable"] for each in blocks]}
+
+
+def step_captured(places: Places, device: torch.device) -> dict[str, list[float]]:
+    """Losses of steps that Python launches, and of steps that are captured, both with dropout."""
+    record = record_operations if device == CPU else capture.record_graph
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "record_graph", record)
+        pairs = {"launched": False, "captured": True}
+        return {
+            name: [each.loss for each in train_captured("af", device, capture=captures)[0]]
+            for name, captures in pairs.items()
+        }
 
 
 FRESH = [row for row in ROWS if not row.after]
@@ -294,6 +308,7 @@ def test_gradients_of_many_tokens_are_compiled_rightly(method: str, places: Plac
 def alone(places: Places, device: torch.device) -> dict[str, Any]:
     """What a process of its own group computes, as a sweep's trial has it; its allocator grows its segments."""
     runs = {"trial": step_as_trial, **{name: partial(step_again, find_row(name)) for name in ("AF", "exBERT")}}
+    runs["captured"] = step_captured
     return launch("trial", runs, places, device.type)
 
 
@@ -303,6 +318,12 @@ def test_a_resumed_run_goes_on(method: str, alone: dict[str, Any], device: torch
     assert isinstance(found, dict), found
     # A card adds the gradients of words in an order that no run has twice.
     np.testing.assert_allclose(found["resumed"], found["straight"], rtol=0.0 if device == CPU else 1e-4)
+
+
+def test_captured_steps_are_those_that_python_launches(alone: dict[str, Any], device: torch.device) -> None:
+    found = alone["captured"]
+    assert isinstance(found, dict), found
+    np.testing.assert_allclose(found["captured"], found["launched"], rtol=0.0 if device == CPU else 1e-4)
 
 
 def test_a_trial_sends_nothing_of_a_card_through_gloo(alone: dict[str, Any], device: torch.device) -> None:
