@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from domext_ray.errors import RunError
-from domext_ray.storage import Place, Where, parse_json
+from domext_ray.storage import Place, parse_json
 
 Kind = type | tuple[type, ...]
 Globs = frozenset[tuple[str, ...]]
@@ -72,7 +72,7 @@ def describe_format(kind: str, found: object, writer: object = None) -> str:
     return f"has format {str(found)[:20]}, which {whose}; this version reads format {own}"
 
 
-def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = None, kind: str = "") -> dict[str, Any]:
+def read_json(path: Place, remedy: str, expected: Mapping[str, Kind] | None = None, kind: str = "") -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Args:
@@ -91,7 +91,7 @@ def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = No
     return values
 
 
-def read_yaml(path: Where, remedy: str) -> dict[str, Any]:
+def read_yaml(path: Place, remedy: str) -> dict[str, Any]:
     """Read a file that holds one YAML mapping of plain values, as `read_json` does; no tag makes an object."""
     return _read(path, remedy, _load_yaml, "YAML mapping", {})
 
@@ -133,7 +133,7 @@ def _load_yaml(text: str) -> Any:
 
 
 def _read(
-    path: Where, remedy: str, parse: Callable[[str], Any], what: str, expected: Mapping[str, Kind]
+    path: Place, remedy: str, parse: Callable[[str], Any], what: str, expected: Mapping[str, Kind]
 ) -> dict[str, Any]:
     text = read_text(path, remedy)
     try:
@@ -149,10 +149,10 @@ def _read(
     return values
 
 
-def read_text(path: Where, remedy: str) -> str:
+def read_text(path: Place, remedy: str) -> str:
     """Read a file of text; one that is missing, or no UTF-8, is a `RunError`."""
     try:
-        return Place(path).read_text()
+        return path.read_text()
     except OSError as error:
         fault = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise RunError(f"{path} {fault}; {remedy}.") from error
@@ -160,7 +160,7 @@ def read_text(path: Where, remedy: str) -> str:
         raise RunError(f"{path} is damaged (byte {error.start} is no UTF-8); {remedy}.") from error
 
 
-def check_values(path: Where, values: Any, what: str, remedy: str, expected: Mapping[str, Kind]) -> None:
+def check_values(path: Place, values: Any, what: str, remedy: str, expected: Mapping[str, Kind]) -> None:
     """Refuse the content of a file that is no mapping, or lacks a value; see `read_json`."""
     if not isinstance(values, dict):
         raise RunError(f"{path} holds no {what}; {remedy}.")

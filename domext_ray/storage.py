@@ -369,6 +369,10 @@ class Place:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+Where = str | Path | Place
+"""What a user gives, on the command line or from Python: it is made a place there, and is one from then on."""
+
+
 @contextlib.contextmanager
 def _name_place(temporary: Path, place: Place) -> Iterator[None]:
     """Where writing to a temporary file or folder fails, name the place that it is for; most errors name nothing."""
@@ -388,21 +392,17 @@ def _name_place(temporary: Path, place: Place) -> Iterator[None]:
         raise found from error
 
 
-Where = str | Path | Place
-
-
 @contextlib.contextmanager
-def new_file(where: Where, *, is_flushed: bool = True) -> Iterator[Path]:
+def new_file(place: Place, *, is_flushed: bool = True) -> Iterator[Path]:
     """A temporary local path whose content is put at a place when the block ends without an error.
 
     Args:
-        where: the file; one that is there is replaced. Its ending is the temporary path's, too.
+        place: the file; one that is there is replaced. Its ending is the temporary path's, too.
         is_flushed: bring the content to the disk first; False where a hash tells what a power cut has left.
 
     Raises:
         StorageError: the disk is full, may not be written or fails.
     """
-    place = Place(where)
     with contextlib.nullcontext() if place.is_local else place.scratch() as folder:
         temporary = _name_beside(folder / place.name if folder else Path(place))
         try:
@@ -416,18 +416,18 @@ def new_file(where: Where, *, is_flushed: bool = True) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text(where: Where, text: str) -> None:
+def write_text(place: Place, text: str) -> None:
     """Write a small file so that it is either the old one or the new one, never a part.
 
     Raises:
         StorageError: the disk is full, may not be written or fails.
     """
-    Place(where).put(text.encode())
+    place.put(text.encode())
 
 
-def write_json(where: Where, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
+def write_json(place: Place, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
     """Write a JSON object, as `write_text` does."""
-    write_text(where, json.dumps(values, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
+    write_text(place, json.dumps(values, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
 
 
 def open_to_others(path: Path) -> None:
@@ -438,9 +438,9 @@ def open_to_others(path: Path) -> None:
     beside.unlink()
 
 
-def hash_file(where: Where, count: Callable[[int], None] = lambda num_bytes: None) -> str:
-    """Return the sha256 of a file, hexadecimal; `count` is told of bytes as they are read."""
-    with open_file(Place(where).local()) as file:
+def hash_file(path: Path, count: Callable[[int], None] = lambda num_bytes: None) -> str:
+    """Return the sha256 of a file of a disk, hexadecimal; `count` is told of bytes as they are read."""
+    with open_file(path) as file:
         return hash_stream(file, count)
 
 
@@ -453,13 +453,13 @@ def hash_stream(stream: Stream, count: Callable[[int], None], block_bytes: int =
     return digest.hexdigest()
 
 
-def map_file(where: Where) -> memoryview:
+def map_file(place: Place) -> memoryview:
     """Return the content of a file, mapped into memory: of a bucket's that of a copy, which stays while it is used.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    with open_file(Place(where).local()) as file:
+    with open_file(place.local()) as file:
         is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
         return memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -617,14 +617,14 @@ def open_file(path: str | Path) -> Iterator[IO[bytes]]:
             yield file
 
 
-def require_readable(folder: Where) -> None:
+def require_readable(folder: Path) -> None:
     """Ask a folder of a disk for its files, of which a library says that they are not there, or of no use.
 
     Raises:
         StorageError: the disk refuses or fails.
     """
     for name in Place(folder).list_files():
-        with contextlib.suppress(FileNotFoundError), open_file(Path(folder, name)) as file:
+        with contextlib.suppress(FileNotFoundError), open_file(folder / name) as file:
             file.read(1)
 
 

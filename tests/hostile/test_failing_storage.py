@@ -29,14 +29,14 @@ from domext_ray.training.router import RouterRecord, read_routers, save_routers
 
 
 def write_routers(folder: Path, base: Path) -> None:
-    save_routers(folder, {"clinic": (torch.ones(9), RouterRecord(0.5, 0.9, 0.1))})
+    save_routers(Place(folder), {"clinic": (torch.ones(9), RouterRecord(0.5, 0.9, 0.1))})
 
 
 def write_whole_corpus(folder: Path, base: Path) -> None:
     write_corpus_folder(folder, base)
     for split in SPLITS:
         write_hashes(Place(folder), split, 2, [np.arange(2, dtype=np.uint64)])
-    remember_shards(read_manifest(folder))
+    remember_shards(read_manifest(Place(folder)))
 
 
 def find_corpus(folder: Path) -> object:

@@ -168,7 +168,7 @@ def test_a_file_is_read_at_a_local_path(any_place: Place) -> None:
     assert (folder / "1.txt").read_text() == "one" and (folder / "b" / "2.txt").read_text() == "two"
     write_text(any_place / "a" / "1.txt", "new")
     assert (any_place / "a" / "1.txt").local().read_text() == "new"
-    assert hash_file(any_place / "a" / "1.txt") == storage.hash_text("new")
+    assert hash_file((any_place / "a" / "1.txt").local()) == storage.hash_text("new")
 
 
 def test_a_block_that_fails_leaves_the_old_file(place: Place) -> None:
@@ -188,7 +188,7 @@ def publish(place: Place, version: str, *names: str, **settings: Any) -> None:
         for name in names:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(version)
-        write_json(folder / "manifest.json", {"version": version})
+        write_json(Place(folder / "manifest.json"), {"version": version})
 
 
 def test_a_folder_is_replaced_whole(any_place: Place) -> None:

@@ -25,7 +25,7 @@ def proxy(objects: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 def test_a_bucket_that_is_not_there(objects: str) -> None:
     for act in (
         Place("s3://none/x").list_names,
-        lambda: write_text("s3://none/x", "1"),
+        lambda: write_text(Place("s3://none/x"), "1"),
         Place("s3://none/x").read_bytes,
     ):
         started = time.monotonic()
@@ -59,7 +59,7 @@ def test_no_credentials(objects: str, monkeypatch: pytest.MonkeyPatch) -> None:
     storage._open_backend.cache_clear()
     started = time.monotonic()
     with pytest.raises(StorageError, match="there are no credentials; set AWS_ACCESS_KEY_ID"):
-        write_text(f"{BUCKET}/x", "1")
+        write_text(Place(f"{BUCKET}/x"), "1")
     assert time.monotonic() - started < 30
 
 
@@ -83,7 +83,7 @@ def test_patience_has_an_end(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(
         StorageError, match=r"has not answered for \d s \(SlowDown\); look after that storage, and the same"
     ):
-        write_text(f"{BUCKET}/x", "1")
+        write_text(Place(f"{BUCKET}/x"), "1")
     assert time.monotonic() - started < 10
 
 
