@@ -12,7 +12,6 @@ PACKAGE = "domext_ray"
 
 ROOMS = (
     "errors",
-    "bucket",
     "storage",
     "progress",
     "intervals",
@@ -53,7 +52,7 @@ ROOMS = (
 )
 """The rooms: folders of the package, and modules at its root. One may import only those before it; jobs import all."""
 
-DOOR = ("storage", "bucket", "corpus.index")
+DOOR = ("storage", "corpus.index")
 """What alone may rename, lock, append or map files; the last one maps those of a folder that goes with its job."""
 
 EXPORTED = (
@@ -86,7 +85,7 @@ RESTRICTED = {
     ),
     "deepspeed": ("training.engine",),
     "pydantic": ("options.", "config.", "extensions.", "labelled.set_description", "serving.app", "serving.endpoints"),
-    "obstore": ("bucket",),
+    "obstore": ("storage",),
     "triton": ("model.kernels",),
 }
 """A third-party package -> the modules (or, ending in a dot, groups of modules) that may import it."""

@@ -208,7 +208,7 @@ def _open_shard(path: str) -> tuple[list[pa.RecordBatch], np.ndarray]:
     """Return the batches of a memory-mapped shard, and the number of rows up to the end of each."""
     place = Place(path)
     if not place.is_local and hash_file(place.local()) != _read_hashes(place.parent)[place.name]:
-        Place(place.local()).delete()  # the copy: it may be that which is damaged
+        place.local().unlink(missing_ok=True)  # the copy: it may be that which is damaged
         raise CorpusError(f"{describe_fault(place)}; run the same command again, and if it stays so, delete it.")
     batches = pa.ipc.open_file(pa.py_buffer(map_file(place))).read_all().to_batches()
     return batches, np.cumsum([each.num_rows for each in batches])

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.errors import ConfigError, RunError, find_user_error
-from domext_ray.files import Kind, check_values, describe_format, newest_format, read_json, read_yaml
+from domext_ray.files import Kind, check_values, describe_format, newest_format, read_json, read_text
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict, list_differences, show_value
+from domext_ray.options.yaml_text import parse_yaml
 from domext_ray.runs.attempts import RUN as RUN
 from domext_ray.runs.attempts import lock_folder
 from domext_ray.storage import Place, find_cache, hash_text, write_json, write_text
@@ -56,23 +57,25 @@ class RunPaths:
 
 def resolve_paths(config: PretrainConfig) -> RunPaths:
     """Say where a run lives."""
-    is_local = Place(config.run.dir).is_local
-    root = resolve_root(config.run.dir) if is_local else Place(config.run.dir)
+    root = resolve_root(config.run.dir)
     run = root / (config.run.name or config.method.name)
     corpora = Place(config.prepare.cache_dir or root / ".corpora")
-    return RunPaths(run, corpora, Path(run) if is_local else find_cache() / "runs" / hash_text(str(run))[:16])
+    return RunPaths(run, corpora, Path(run) if run.is_local else find_cache() / "runs" / hash_text(str(run))[:16])
 
 
 def resolve_root(directory: str) -> Place:
-    """Return the folder of all runs, given --run.dir.
+    """Return the folder of all runs, given --run.dir; on a disk it is the folder that links lead to.
 
     Raises:
         RunError: it is no folder.
     """
-    root = Path(directory).expanduser().resolve()
-    place = next((each for each in (root, *root.parents) if each.exists()), root)
-    if place.exists() and not place.is_dir():
-        raise RunError(f"--run.dir is {directory!r}, and {place} is no folder; give a folder.")
+    place = Place(directory)
+    if not place.is_local:
+        return place
+    root = place.local().resolve()
+    above = next((each for each in (root, *root.parents) if each.exists()), root)
+    if above.exists() and not above.is_dir():
+        raise RunError(f"--run.dir is {directory!r}, and {above} is no folder; give a folder.")
     return Place(root)
 
 
@@ -283,7 +286,12 @@ def read_config(run_dir: Place, config_class: type[ConfigT]) -> ConfigT:
     path = run_dir / CONFIG
     if not path.is_file():
         raise RunError(f"{run_dir} is no run directory: it has no {CONFIG}; give one that a job made.")
-    values = read_yaml(path, _CONFIG_REMEDY)
+    text = read_text(path, _CONFIG_REMEDY)
+    try:
+        values = parse_yaml(text, CONFIG).value
+    except ConfigError as error:
+        raise RunError(f"{path} is not valid YAML ({str(error).removesuffix('.')}); {_CONFIG_REMEDY}.") from error
+    check_values(path, values, "YAML mapping", _CONFIG_REMEDY, {})
     try:
         return from_dict(config_class, values, is_stored=True)
     except Exception as error:  # of the decoder's many kinds

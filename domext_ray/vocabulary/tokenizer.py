@@ -185,21 +185,21 @@ def _reads(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
 
 def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """Return the entries that a tokenizer's own files hold; all of its entries if they are in none of JSON or text."""
+    place = Place(folder)
 
     def read(name: str) -> Any:
-        path = Place(folder) / name
-        return parse_json(path.read_bytes()) if path.is_file() else {}
+        return parse_json((place / name).read_bytes()) if (place / name).is_file() else {}
 
     try:
-        if (folder / "tokenizer.json").is_file():
+        if (place / "tokenizer.json").is_file():
             record = read("tokenizer.json")
             vocab = record["model"]["vocab"]  # of Unigram models a list of pairs
             found = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
             found |= {each["content"] for each in record.get("added_tokens", [])}
-        elif (folder / "vocab.json").is_file():
+        elif (place / "vocab.json").is_file():
             found = set(read("vocab.json"))
-        elif (folder / "vocab.txt").is_file():
-            lines = Place(folder / "vocab.txt").read_text().split("\n")
+        elif (place / "vocab.txt").is_file():
+            lines = (place / "vocab.txt").read_text().split("\n")
             found = {line.removesuffix("\r") for line in lines}
         else:
             return set(tokenizer.get_vocab())

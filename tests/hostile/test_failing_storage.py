@@ -18,7 +18,7 @@ import torch
 from object_store import MEMORY, MemoryBucket, use_memory
 from test_hostile_input import TARGETS, Target, read_tree, write_corpus_folder
 
-from domext_ray import bucket
+from domext_ray import storage
 from domext_ray.corpus.manifest import SPLITS, read_manifest, remember_shards
 from domext_ray.corpus.overlap import read_hashes, write_hashes
 from domext_ray.corpus.shards import _find_prepared
@@ -159,7 +159,7 @@ class SilentStore:
 def test_a_bucket_that_falls_silent_is_not_damaged(
     target: Target, tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sound = tmp_path / "sound"
     sound.mkdir()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from object_store import BUCKET, GS_BUCKET, MEMORY, Proxy, use_gs, use_memory
 
-from domext_ray import bucket, storage
+from domext_ray import storage
 from domext_ray.errors import RunError, StorageError
 from domext_ray.storage import NEW, Log, Place, hash_file, new_file, write_json, write_text
 
@@ -283,7 +283,7 @@ def test_a_fence_keeps_writers_out(place: Place) -> None:
 
 def test_copies_that_nobody_uses_leave_the_cache(objects: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at by the first download and then once an hour: a corpus is thousands of them."""
-    monkeypatch.setattr(bucket, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(storage, "TIDY_SECONDS", 0.0)
     place = Place(f"{BUCKET}/{tmp_path.name}/cached")
     for name in ("old", "used", "next"):
         (place / name).put(name.encode())
@@ -293,7 +293,7 @@ def test_copies_that_nobody_uses_leave_the_cache(objects: str, tmp_path: Path, m
     assert (place / "used").local() == used and (place / "next").local().read_bytes() == b"next"
     assert used.read_bytes() == b"used" and not old.exists()
     assert (place / "old").local().read_bytes() == b"old", "it is fetched again"
-    monkeypatch.setattr(bucket, "TIDY_SECONDS", 3600.0)
+    monkeypatch.setattr(storage, "TIDY_SECONDS", 3600.0)
     for name in ("more", "last"):
         (place / name).put(b"")
     (place / "more").local()  # the last time that all are looked at

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from object_store import BUCKET, Proxy, use_objects
 
-from domext_ray import bucket, storage
+from domext_ray import storage
 from domext_ray.errors import StorageError
 from domext_ray.storage import NEW, Place, write_text
 
@@ -77,7 +77,7 @@ def test_a_while_without_an_answer_is_waited_for(
 
 
 def test_patience_has_an_end(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 2.0)
     proxy.silent_until = time.monotonic() + 60
     started = time.monotonic()
     with pytest.raises(
@@ -89,7 +89,7 @@ def test_patience_has_an_end(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     use_objects("http://127.0.0.1:9", monkeypatch)
-    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 1.0)
     with pytest.raises(StorageError, match=r"has not answered for \d s \(no answer\)"):
         Place(f"{BUCKET}/x").read_bytes()
 

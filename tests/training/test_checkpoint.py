@@ -20,7 +20,7 @@ from file_limits import limit_files
 from forked import launch
 from object_store import MEMORY, use_memory
 
-from domext_ray import bucket, storage
+from domext_ray import storage
 from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.runs.attempts import supersede
 from domext_ray.storage import Place, Where
@@ -331,7 +331,7 @@ def test_sound_checkpoints_warn_about_nothing(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_cannot_be_looked_at_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that once does not answer, at any question of a save: what it holds is as sound as it was."""
-    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 0.0)
 
     def save_with_a_gap(number: int) -> tuple[int, list[int]]:
         """Save a third checkpoint while one question has no answer; return the questions, and the sound steps."""

@@ -64,24 +64,24 @@ def read_task_file(folder: Path) -> TaskFile:
     Raises:
         RunError: it is missing, damaged, changed or of another version.
     """
-    path = Place(folder / TASK_FILE)
+    place = Place(folder)
+    path = place / TASK_FILE
     values = read_json(path, _REMEDY, {"sha256": str, "task": dict, "stages": dict}, "task")
     if hash_values(values["task"]) != values["sha256"]:
         raise RunError(f"{path} differs from its sha256, so it is damaged or was changed; {_REMEDY}.")
     try:
         description = TaskDescription.from_json(values["task"])
-        stages = {name: _check_place(place) for name, place in values["stages"].items()}
+        stages = {name: _check_place(at) for name, at in values["stages"].items()}
     except ValueError as error:
         raise RunError(f"{path} is damaged ({error}); {_REMEDY}.") from error
     if values.get("catalogue") is not None:
-        description = replace(description, catalogue=_read_catalogue(folder, values["catalogue"]))
+        description = replace(description, catalogue=_read_catalogue(place / CATALOGUE_FILE, values["catalogue"]))
     return TaskFile(description, stages)
 
 
-def _read_catalogue(folder: Path, sha256: str) -> tuple[str, ...]:
-    path = folder / CATALOGUE_FILE
-    values = read_json(Place(path), _REMEDY)
-    if hash_file(path) != sha256:
+def _read_catalogue(path: Place, sha256: str) -> tuple[str, ...]:
+    values = read_json(path, _REMEDY)
+    if hash_file(path.local()) != sha256:
         raise RunError(f"{path} differs from the sha256 in {TASK_FILE}; {_REMEDY}.")
     try:
         check_state(values, {"terms": TEXTS})
