@@ -216,7 +216,7 @@ def read_run_vocabulary(config: PretrainConfig, base: Base) -> BaseVocabulary:
 
 def _find_start(config: PretrainConfig, base_sha256: str, run_dir: Place) -> Start:
     """Where a run starts; one that has checkpoints does not look at the earlier run again."""
-    folder, stored = Place(Path(config.init_from).expanduser().resolve()), read_identity(run_dir)
+    folder, stored = Place(config.init_from).resolve(), read_identity(run_dir)
     own = find_latest(run_dir / "checkpoints", hashes=False, provisional=True)
     if own is not None and stored is not None and "init_sha256" in stored:
         return Start(folder, own, str(stored["init_sha256"]))

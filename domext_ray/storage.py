@@ -185,6 +185,10 @@ class Place:
     def is_local(self) -> bool:
         return not self.root
 
+    def resolve(self) -> Place:
+        """Return the place that links of the disk lead to; in a bucket there are none."""
+        return self._at(os.path.realpath(self.key)) if self.is_local else self
+
     @property
     def _backend(self) -> _Disk | Bucket:
         return _open_backend(self.root)

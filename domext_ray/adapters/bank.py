@@ -70,7 +70,7 @@ class AdapterBank:
     """
 
     def __init__(self, folder: Place, base_id: str, base_sha256: str, shape: dict[str, Any]) -> None:
-        self.folder = Place(folder.local().resolve()) if folder.is_local else folder
+        self.folder = folder.resolve()
         self.base_id, self.base_sha256, self.shape = base_id, base_sha256, shape
         self._adapters = self.folder / ADAPTERS
 

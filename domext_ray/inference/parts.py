@@ -181,7 +181,7 @@ def resolve_output(
     config: PredictConfig | EmbedConfig, identity: dict[str, Any], rows: InputPlan | LabelledInput | SubmissionInput
 ) -> tuple[Place, dict[str, Any]]:
     """Return the folder of an output, which is empty or the job's own, and what makes it this job."""
-    folder = Place(Path(config.output).resolve())
+    folder = Place(config.output).resolve()
     with _name_output():
         known = (read_identity(folder) or {}).get("input_sha256")
         identity = {**identity, "input_sha256": known if known == rows.former_sha256 else rows.sha256}

@@ -144,20 +144,15 @@ def find_model(config: PredictConfig) -> ModelPlace:
         BaseModelError: it is not to be had.
         RunError: it is damaged, or a run or bank without it.
     """
-    device = torch.device("cpu")
+    device, own = torch.device("cpu"), Path(config.model)
     if does_task(config):
         description, found = load_task_model(config.model, device).description, find_adapter(config.model)
-        sha256 = (
-            hash_values(found[0].describe(found[1]).to_json())
-            if found
-            else hash_export(find_export(Path(config.model)))
-        )
+        sha256 = hash_values(found[0].describe(found[1]).to_json()) if found else hash_export(find_export(own))
         marks = WordMarks.from_json(description.state)
         return ModelPlace(config.model, description.family, sha256, description.labels, marks)
     masked_lm, tokenizer = _load_masked_lm(config.model)
     config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
     _make_fill_mask(masked_lm, tokenizer, config, device)
-    own = Path(config.model)
     return ModelPlace(config.model, FILL_MASK, hash_export(own) if holds_graphs(own) else hash_model(masked_lm))
 
 
@@ -221,8 +216,9 @@ def _load_masked_graph(model: str, folder: Path) -> tuple[DomextForMaskedLM, Pre
 def find_adapter(model: str) -> tuple[AdapterBank, str] | None:
     """Return the bank and the adapter of BANK:NAME; None: it is another kind of model."""
     folder, mark, name = model.rpartition(":")
-    place = Place(folder)
-    return (AdapterBank.open(place), name) if mark and (place / BANK).is_file() else None
+    if not mark or not ((place := Place(folder)) / BANK).is_file():
+        return None
+    return AdapterBank.open(place), name
 
 
 def _load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:

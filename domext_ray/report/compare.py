@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -172,7 +171,7 @@ def choose_runs(runs: Sequence[str]) -> list[Place]:
     Raises:
         ConfigError: a run is given twice, by whatever path: it would count as a seed of its own; or one is a sweep.
     """
-    folders = [Place(Path(each).expanduser().resolve()) for each in runs]
+    folders = [Place(each).resolve() for each in runs]
     for i, (folder, named) in enumerate(zip(folders, runs, strict=True)):
         if folder in folders[:i]:
             raise ConfigError(f"--runs must be different runs, and {named!r} is given twice.")

@@ -28,7 +28,7 @@ from scipy.ndimage import uniform_filter1d
 from domext_ray.errors import RunError
 from domext_ray.intervals import Estimate
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
-from domext_ray.storage import Place, new_file
+from domext_ray.storage import Place, new_file, open_file
 
 PAPER, INK, MUTED, GRID, LINE = "#ffffff", "#1f2933", "#5b6672", "#e4e8ec", "#c3cad1"
 BLUE, GREEN, ORANGE, VIOLET, RED, OCHRE = "#1f6fb2", "#23794b", "#b34d14", "#6a51a3", "#b3365b", "#7a5f14"
@@ -136,8 +136,10 @@ def check_picture(path: Place) -> None:
         raise RunError(f"{path.parent} is no folder; give the picture (--output) one that exists.")
     if path.is_dir():
         raise RunError(f"{path} is a folder; give the picture a file's name (--output comparison.png).")
-    if path.is_file() and b"Software\0" + _SOFTWARE.encode() not in path.read_bytes()[:4096]:
-        raise RunError(f"{path} is no picture that this project drew; give another --output, or move it away.")
+    if path.is_file():
+        with open_file(path.local()) as file:
+            if b"Software\0" + _SOFTWARE.encode() not in file.read(4096):
+                raise RunError(f"{path} is no picture that this project drew; give another --output, or move it away.")
 
 
 def draw_legend(axes: Axes, **options: Any) -> None:

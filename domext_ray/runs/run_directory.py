@@ -69,14 +69,14 @@ def resolve_root(directory: str) -> Place:
     Raises:
         RunError: it is no folder.
     """
-    place = Place(directory)
-    if not place.is_local:
-        return place
-    root = place.local().resolve()
-    above = next((each for each in (root, *root.parents) if each.exists()), root)
-    if above.exists() and not above.is_dir():
-        raise RunError(f"--run.dir is {directory!r}, and {above} is no folder; give a folder.")
-    return Place(root)
+    root = Place(directory).resolve()
+    if root.is_local:
+        above = root.local()
+        while not above.exists():
+            above = above.parent
+        if not above.is_dir():
+            raise RunError(f"--run.dir is {directory!r}, and {above} is no folder; give a folder.")
+    return root
 
 
 def resolve_schedule(config: PretrainConfig, run_dir: Place) -> PretrainConfig:

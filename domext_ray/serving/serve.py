@@ -227,9 +227,9 @@ def _check_serve(config: ServeConfig) -> None:
 def _check_storage(config: ServeConfig, model: str) -> None:
     """Refuse a folder that a node of the cluster does not see; `model` as of `start_serving`."""
     option, folder = ("--bank", config.bank) if config.bank else ("--model", config.model)
-    place = Place(folder)
+    place = Place(folder).resolve()
     if place.is_local:
-        for name, sees in run_on_each_node(os.path.exists, str(place.local().resolve()), own=False):
+        for name, sees in run_on_each_node(os.path.exists, str(place), own=False):
             if not sees and model:
                 raise ConfigError(
                     f"--model is {model!r}, which becomes a bank on this machine alone, and node {name} does not see "

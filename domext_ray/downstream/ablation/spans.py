@@ -11,7 +11,6 @@ import contextlib
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -146,7 +145,7 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
     Raises:
         DomextError: the run has not ended, its model has no such adapter, or its task takes several models.
     """
-    folder = Place(Path(config.finetuned).resolve())
+    folder = Place(config.finetuned).resolve()
     finetuned = rebuild_finetuned(folder, _choose_device(config), data=config.data, model=config.model)
     if finetuned.task.is_chain:
         raise ConfigError(

@@ -118,7 +118,7 @@ def find_runs(config: ForgettingConfig, models: Sequence[AskedModel]) -> list[Me
     for name, place in config.named_models:
         if place not in tokenizers:
             continue
-        folder = Place(Path(place).expanduser().resolve())
+        folder = Place(place).resolve()
         found = _find_sets(folder, tokenizers[place])
         if isinstance(found, Evaluations):
             runs.append(MeasuredRun(name, folder, found))
