@@ -172,11 +172,11 @@ def choose_runs(runs: Sequence[str]) -> list[Place]:
         ConfigError: a run is given twice, by whatever path: it would count as a seed of its own; or one is a sweep.
     """
     folders = [Place(each).resolve() for each in runs]
-    for i, (folder, named) in enumerate(zip(folders, runs, strict=True)):
+    for i, folder in enumerate(folders):
         if folder in folders[:i]:
-            raise ConfigError(f"--runs must be different runs, and {named!r} is given twice.")
+            raise ConfigError(f"--runs must be different runs, and {str(folder)!r} is given twice.")
         if (folder / _PAGES[1]).is_file():
-            raise ConfigError(f"--runs names {named!r}, a sweep; its page, {_PAGES[1]}, compares its trials.")
+            raise ConfigError(f"--runs names {str(folder)!r}, a sweep; its page, {_PAGES[1]}, compares its trials.")
     return folders
 
 

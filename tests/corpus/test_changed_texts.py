@@ -33,7 +33,7 @@ from domext_ray.errors import CorpusError, RunError
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import identify_run, plan_run
 from domext_ray.runs.run_directory import write_run
-from domext_ray.storage import Place, hash_values, parse_json
+from domext_ray.storage import Place, Where, hash_values, parse_json
 
 PREPARE = PrepareConfig(held_out_frac=0.2, min_document_chars=5)
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -45,8 +45,8 @@ def swap(content: bytes, old: str = "doctor", new: str = "church") -> bytes:
     return content.replace(old.encode(), new.encode())
 
 
-def prepare(text: object, base: Path, place: object) -> Manifest:
-    return prepare_corpus(str(text), PREPARE, base, 32, place)  # type: ignore[arg-type]
+def prepare(text: object, base: Path, where: Where) -> Manifest:
+    return prepare_corpus(str(text), PREPARE, base, 32, Place(where))
 
 
 def read_text(manifest: Manifest, base: Path) -> str:

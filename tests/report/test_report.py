@@ -117,7 +117,7 @@ def test_the_page_says_how_far_the_run_is(tmp_path: Path) -> None:
         run_dir = make_run(folder / "clinic", make_records(60)[:46])
         (run_dir / "summary.json").unlink()
         (run_dir / "config.yaml").write_text("train: {max_steps: 500}\n")
-        text = read_page(write_report(run_dir, state)).text  # type: ignore[arg-type]
+        text = read_page(Path(write_report(Place(run_dir), state))).text  # type: ignore[arg-type]
         assert says in text and f"before{column}change" in text
 
 
