@@ -58,7 +58,7 @@ def read_result(folder: Path) -> object:
 
 OPENED = [
     *TARGETS,
-    Target("routers", write_routers, read_routers),
+    Target("routers", write_routers, lambda folder: read_routers(Place(folder))),
     Target("a corpus, gone on from", write_whole_corpus, find_corpus),
     Target("a task's result", write_result, read_result),
 ]
