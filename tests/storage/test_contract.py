@@ -132,6 +132,13 @@ def test_places_are_values(place: Place) -> None:
     assert pickle.loads(pickle.dumps(below)) == below and {below: 1}[Place(str(below))] == 1
 
 
+def test_links_of_a_disk_lead_to_a_place(place: Place, tmp_path: Path) -> None:
+    (place / "a" / "1.txt").put(b"1")
+    assert (place / "a").resolve() == place / "a"
+    (linked := tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
+    assert Place(linked / "a").resolve() == Place(tmp_path / "elsewhere" / "a"), "also where nothing is"
+
+
 def test_only_one_makes_a_file(any_place: Place) -> None:
     made, barrier = [], threading.Barrier(8)
 
