@@ -16,7 +16,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from domext_ray import storage
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb
 from domext_ray.data.names import check_name
@@ -27,13 +26,12 @@ from domext_ray.options.read import Given, read_values
 from domext_ray.options.submitted import find_input
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runtime.stopping import raise_user_error
+from domext_ray.storage import Place, Where, require_readable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from domext_ray.corpus.manifest import Manifest
-
-Place = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,22 +42,26 @@ class Run:
         directory: the run's directory; a `storage.Place` of a run in a bucket.
     """
 
-    directory: Path | storage.Place
+    directory: Path | Place
 
     def __post_init__(self) -> None:
-        found = self.directory if isinstance(self.directory, storage.Place) else find_input(os.fspath(self.directory))
-        place = storage.Place(found)
+        found = self.directory if isinstance(self.directory, Place) else find_input(os.fspath(self.directory))
+        place = Place(found)
         object.__setattr__(self, "directory", Path(found).expanduser() if place.is_local else place)
+
+    @property
+    def _place(self) -> Place:
+        return Place(self.directory)
 
     @property
     def export_dir(self) -> Path:
         """The Hugging Face folder of its model; of a run in a bucket a copy in the cache."""
-        return storage.Place(self.directory / "export").local()
+        return (self._place / "export").local()
 
     @property
     def report(self) -> Path:
         """Its page of figures, report.html; of a run in a bucket a copy in the cache."""
-        return storage.Place(self.directory / "report.html").local()
+        return (self._place / "report.html").local()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class Run:
         """
         from domext_ray.report.summary import read_summary
 
-        return read_summary(self.directory / "summary.json")
+        return read_summary(self._place / "summary.json")
 
     def __repr__(self) -> str:
         try:
@@ -100,7 +102,7 @@ class FinetunedRun(Run):
         """
         from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 
-        return read_finetune_summary(self.directory)
+        return read_finetune_summary(self._place)
 
     @property
     def metric(self) -> str:
@@ -129,10 +131,10 @@ class FinetunedRun(Run):
 def pretrain(
     method: str = "af",
     *,
-    base: Place | None = None,
-    corpus: Place | list[Place] | None = None,
+    base: Where | None = None,
+    corpus: Where | list[Where] | None = None,
     preset: str = "",
-    config: Place = "",
+    config: Where = "",
     **options: Any,
 ) -> Run:
     """Carry a pre-training run from text to report, as `domext pretrain METHOD` does.
@@ -154,10 +156,10 @@ def pretrain(
 
 def prepare(
     *,
-    base: Place | None = None,
-    corpus: Place | list[Place] | None = None,
+    base: Where | None = None,
+    corpus: Where | list[Where] | None = None,
     preset: str = "",
-    config: Place = "",
+    config: Where = "",
     **options: Any,
 ) -> Manifest | None:
     """Prepare a corpus ahead of `pretrain`, which finds it, as `domext prepare_corpus` does.
@@ -178,13 +180,13 @@ def prepare(
 
 
 def finetune(
-    task: Place | None = None,
-    data: Place | None = None,
-    model: Place | Run | None = None,
+    task: Where | None = None,
+    data: Where | None = None,
+    model: Where | Run | None = None,
     *,
-    against: Place | Run | None = None,
+    against: Where | Run | None = None,
     preset: str = "",
-    config: Place = "",
+    config: Where = "",
     **options: Any,
 ) -> FinetunedRun:
     """Fine-tune a model on a labelled set and score it, as `domext finetune` does.
@@ -209,7 +211,7 @@ def finetune(
 
 
 def _carry_out(
-    words: list[str], run: str, named: dict[str, Any], preset: str, config: Place, options: dict[str, Any]
+    words: list[str], run: str, named: dict[str, Any], preset: str, config: Where, options: dict[str, Any]
 ) -> Any:
     with raise_user_error():
         job = JOBS[find_verb(words)]
@@ -221,7 +223,7 @@ def _carry_out(
             return resolve_name(f"domext_ray.{run}")(made, **job.tell(all_given))
 
 
-def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+def load(place: Where | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Load a model and its tokenizer, on the CPU, in fp32 and evaluation mode; code of its folder is never run.
 
     Args:
@@ -236,8 +238,8 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
         RunError: a run without a usable checkpoint.
     """
     where = place.directory if isinstance(place, Run) else place
-    named = str(where) if isinstance(where, storage.Place) else find_input(os.fspath(where))
-    folder = storage.Place(named)
+    named = str(where) if isinstance(where, Place) else find_input(os.fspath(where))
+    folder = Place(named)
     if not (folder / "config.yaml").is_file():
         return _load_pretrained(named, folder)
     from domext_ray.export.folder import read_export_record
@@ -261,15 +263,15 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     return run.tokenizer, run.model.eval()
 
 
-def _load_pretrained(place: str, where: storage.Place) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+def _load_pretrained(named: str, where: Place) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """A model that `save_pretrained` wrote: with this library's classes, or a plain one with those of transformers."""
-    where = storage.Place(ASSETS / SHIPPED_BASE) if place == SHIPPED_BASE else where
+    where = Place(ASSETS / SHIPPED_BASE) if named == SHIPPED_BASE else where
     is_here = where.is_dir()
-    source, give = str(where.local()) if is_here else place, "a run, an export, or the folder or hub id of a model"
+    source, give = str(where.local()) if is_here else named, "a run, an export, or the folder or hub id of a model"
     if where.exists() and not is_here:
-        raise BaseModelError(f"{place!r} is no folder; give {give}.")
+        raise BaseModelError(f"{named!r} is no folder; give {give}.")
     if not is_here:
-        check_name("load", place, "model", give, [SHIPPED_BASE])
+        check_name("load", named, "model", give, [SHIPPED_BASE])
 
     import torch
     import transformers
@@ -288,12 +290,12 @@ def _load_pretrained(place: str, where: storage.Place) -> tuple[PreTrainedTokeni
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # the hub's client and damaged files raise a dozen kinds
             if is_here:
-                storage.require_readable(where.local())
+                require_readable(where.local())
             kind, said = type(error).__name__, " ".join(str(error).split())[:200].rstrip(".")
             fault = f"cannot be loaded ({said or kind})"
             fault = fault if is_here else f"is no folder here and could not be fetched from the hub ({kind})"
-            raise find_storage_error(error) or BaseModelError(f"{place!r} {fault}; give {give}.") from error
+            raise find_storage_error(error) or BaseModelError(f"{named!r} {fault}; give {give}.") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
-        raise BaseModelError(f"{place!r} lacks the tensor {missing} that its config.json asks for; save it again.")
+        raise BaseModelError(f"{named!r} lacks the tensor {missing} that its config.json asks for; save it again.")
     return tokenizer, model.eval()

@@ -1,4 +1,4 @@
-"""JSON and YAML that are read with care, and options that name several paths, by globs, too.
+"""JSON that is read with care, and options that name several paths, by globs, too.
 
 Whatever reads a file of a run's directory goes through here: the disk may have lost a part of it, somebody may have
 edited it, and a job that takes what is left is worse than one that stops.
@@ -14,14 +14,12 @@ import heapq
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, cast
 
 from domext_ray.errors import RunError
-from domext_ray.storage import Place, Where, parse_json
+from domext_ray.storage import Place, parse_json
 
 Kind = type | tuple[type, ...]
 Globs = frozenset[tuple[str, ...]]
@@ -30,8 +28,6 @@ EVERYTHING: Globs = frozenset({("**",)})
 NUMBER: Kind = (int, float)
 ASSETS = Path(__file__).parent / "assets"
 """What comes with the package beside its code."""
-MAX_YAML_VALUES = 100_000
-"""What a person writes has fewer."""
 FORMATS: dict[str, dict[int, str]] = {
     "adapter bank": {4: "0.1"},
     "checkpoint": {3: "0.1"},
@@ -72,7 +68,7 @@ def describe_format(kind: str, found: object, writer: object = None) -> str:
     return f"has format {str(found)[:20]}, which {whose}; this version reads format {own}"
 
 
-def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = None, kind: str = "") -> dict[str, Any]:
+def read_json(path: Place, remedy: str, expected: Mapping[str, Kind] | None = None, kind: str = "") -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Args:
@@ -84,75 +80,23 @@ def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = No
     Raises:
         RunError: it is missing or damaged, lacks a value, or has another format.
     """
-    values = _read(path, remedy, parse_json, "JSON object", {"format": int} if kind else {})
+    text = read_text(path, remedy)
+    try:
+        values = parse_json(text)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}"
+        raise RunError(f"{path} is not valid JSON ({at}); {remedy}.") from error
+    check_values(path, values, "JSON object", remedy, {"format": int} if kind else {})
     if kind and values["format"] != newest_format(kind):  # before what another format need not have
         raise RunError(f"{path} {describe_format(kind, values['format'])}; {remedy}.")
     check_values(path, values, "JSON object", remedy, expected or {})
-    return values
+    return cast(dict[str, Any], values)
 
 
-def read_yaml(path: Where, remedy: str) -> dict[str, Any]:
-    """Read a file that holds one YAML mapping of plain values, as `read_json` does; no tag makes an object."""
-    return _read(path, remedy, _load_yaml, "YAML mapping", {})
-
-
-class PlainLoader(yaml.SafeLoader):
-    """Reads YAML that anybody may have written: no more than `MAX_YAML_VALUES`, and a bad one is a ValueError.
-
-    An alias counts as all that it stands for: a few aliases of aliases could make any number of values.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._num_values = 0
-        self._sizes: dict[yaml.Node, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Make a node, as the class that this one is of does."""
-        before, is_alias = self._num_values, self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
-        assert node is not None
-        if is_alias and node not in self._sizes:
-            raise RecursionError("a value that stands within itself")
-        self._num_values += self._sizes[node] if is_alias else 1
-        self._sizes.setdefault(node, self._num_values - before)
-        if self._num_values > MAX_YAML_VALUES:
-            raise yaml.YAMLError(f"it has more than {MAX_YAML_VALUES:,} values")
-        return node
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Make a node's value, as the class that this one is of does."""
-        try:
-            return super().construct_object(node, deep)
-        except (ArithmeticError, AttributeError, LookupError) as error:  # of !!int '', !!bool x or 1:0:0 … :0.5
-            raise ValueError(f"{node.tag} is none") from error
-
-
-def _load_yaml(text: str) -> Any:
-    return PlainLoader(text).get_single_data()
-
-
-def _read(
-    path: Where, remedy: str, parse: Callable[[str], Any], what: str, expected: Mapping[str, Kind]
-) -> dict[str, Any]:
-    text = read_text(path, remedy)
-    try:
-        values: dict[str, Any] = parse(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        place, mark = "", getattr(error, "problem_mark", None)
-        if isinstance(error, json.JSONDecodeError):
-            place = f" (line {error.lineno}, column {error.colno})"
-        elif mark is not None:
-            place = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})"
-        raise RunError(f"{path} is not valid {what.partition(' ')[0]}{place}; {remedy}.") from error
-    check_values(path, values, what, remedy, expected)
-    return values
-
-
-def read_text(path: Where, remedy: str) -> str:
+def read_text(path: Place, remedy: str) -> str:
     """Read a file of text; one that is missing, or no UTF-8, is a `RunError`."""
     try:
-        return Place(path).read_text()
+        return path.read_text()
     except OSError as error:
         fault = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise RunError(f"{path} {fault}; {remedy}.") from error
@@ -160,7 +104,7 @@ def read_text(path: Where, remedy: str) -> str:
         raise RunError(f"{path} is damaged (byte {error.start} is no UTF-8); {remedy}.") from error
 
 
-def check_values(path: Where, values: Any, what: str, remedy: str, expected: Mapping[str, Kind]) -> None:
+def check_values(path: Place, values: Any, what: str, remedy: str, expected: Mapping[str, Kind]) -> None:
     """Refuse the content of a file that is no mapping, or lacks a value; see `read_json`."""
     if not isinstance(values, dict):
         raise RunError(f"{path} holds no {what}; {remedy}.")

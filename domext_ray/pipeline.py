@@ -59,7 +59,7 @@ from domext_ray.runs.run_directory import (
     write_run,
 )
 from domext_ray.runtime.ray_cluster import start_ray
-from domext_ray.storage import Place, Where, write_text
+from domext_ray.storage import Place, write_text
 from domext_ray.training.checkpoint import Checkpoint, choose_checkpoint, find_latest, list_steps
 from domext_ray.training.cost import estimate_memory, make_dry_run_model, measure_step_cost
 from domext_ray.training.elastic import check_room
@@ -242,13 +242,12 @@ def _forecast(run: Run, samples: Sequence[Sample | None]) -> str:
     return describe_plan(config, run.paths, run.counts, memory, forecast)
 
 
-def is_finished(where: Where, config: PretrainConfig) -> bool:
+def is_finished(run_dir: Place, config: PretrainConfig) -> bool:
     """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint.
 
     Raises:
         RunError: its summary.json is damaged.
     """
-    run_dir = Place(where)
     summary, checkpoints = run_dir / "summary.json", run_dir / "checkpoints"
     if not (summary.is_file() and (run_dir / "report.html").is_file()):
         return False

@@ -34,7 +34,7 @@ from domext_ray.runs.run_directory import (
     resolve_schedule,
 )
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
-from domext_ray.storage import Place, Where, hash_values
+from domext_ray.storage import Place, hash_values
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.decoder import count_decoder
 from domext_ray.training.evaluate import read_probe
@@ -114,7 +114,7 @@ def resolve_files(config: ConfigT) -> ConfigT:
     return config
 
 
-def pin_corpus(config: ConfigT, run_dir: Where) -> ConfigT:
+def pin_corpus(config: ConfigT, run_dir: Place) -> ConfigT:
     """Name in `corpus` what may change, so that a run reads one text, on every node and when it goes on."""
     known = (read_identity(run_dir) or {}).get("corpus", "")
     return replace(config, corpus=pin_entries(config.corpus, known, count_wanted(config)))
@@ -216,7 +216,7 @@ def read_run_vocabulary(config: PretrainConfig, base: Base) -> BaseVocabulary:
 
 def _find_start(config: PretrainConfig, base_sha256: str, run_dir: Place) -> Start:
     """Where a run starts; one that has checkpoints does not look at the earlier run again."""
-    folder, stored = Path(config.init_from).expanduser().resolve(), read_identity(run_dir)
+    folder, stored = Place(config.init_from).resolve(), read_identity(run_dir)
     own = find_latest(run_dir / "checkpoints", hashes=False, provisional=True)
     if own is not None and stored is not None and "init_sha256" in stored:
         return Start(folder, own, str(stored["init_sha256"]))

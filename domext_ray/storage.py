@@ -3,6 +3,12 @@
 A file is there whole or not at all. A folder counts when its manifest is there, which comes last. A file can be made on
 the condition that there is none, which is all that a lock needs (runs/attempts.py). What is not there is nothing, or a
 FileNotFoundError; storage that cannot say what is there is a StorageError. Both backends promise the same.
+
+A bucket is asked with patience: what does not answer is asked again, what refuses is told. Credentials, endpoint and
+region are those of the environment (AWS_*) or the node's role. gs:// takes the same path through the same library; it
+has been run against a stand-in of Google's server alone.
+
+The places stand first, then what is made of them, then the disk and the bucket behind them.
 """
 
 from __future__ import annotations
@@ -19,14 +25,16 @@ import re
 import shutil
 import socket
 import stat
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypeVar
 
-from domext_ray.bucket import NEW, Bucket, Info, find_cache
 from domext_ray.errors import (
     ConfigError,
     DomextError,
@@ -36,8 +44,6 @@ from domext_ray.errors import (
     name_file,
 )
 
-__all__ = ["NEW", "Info", "find_cache"]  # of a bucket, for those who know places alone
-
 SCHEMES = ("s3", "gs")
 _ADDRESS = re.compile(r"(s3[an]?|gs|gcs):/(/?)([^/]*)/?(.*)", re.IGNORECASE | re.DOTALL)
 _BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
@@ -45,8 +51,15 @@ MOST_KEY_BYTES, ROOM_BYTES = 1024, 224
 """Of an object's key, as S3 has it; and of these what a job adds to a folder's."""
 HASH_BYTES = 2**20
 """Of a file that is hashed, read at once."""
+PATIENCE_SECONDS, REQUEST_SECONDS = 120.0, 60.0
+"""How long a bucket is asked again that does not answer, and how long one request may take."""
+KEPT_SECONDS, TIDY_SECONDS = 7 * 86_400.0, 3600.0
+"""How long a copy of an object stays in this machine's cache after its last use, and how often that is looked at."""
+NEW = "new"
+"""The condition that nothing is there yet."""
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 """What a disk answers where a name has no file: nothing at all, a folder, or a link to itself."""
+T = TypeVar("T")
 
 
 def is_address(text: str) -> bool:
@@ -97,76 +110,13 @@ class Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class _Disk:
-    """A file system; keys are absolute paths."""
+@dataclass(frozen=True)
+class Info:
+    """What is known of a file without reading it: bytes, a tag that changes with it, and its storage's time of it."""
 
-    def info(self, key: str) -> Info | None:
-        found = look_at(key)
-        if found is None or stat.S_ISDIR(found.st_mode):
-            return None
-        return Info(found.st_size, f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime)
-
-    def is_dir(self, key: str) -> bool:
-        found = look_at(key)
-        return found is not None and stat.S_ISDIR(found.st_mode)
-
-    def read(self, key: str, start: int = 0) -> bytes:
-        with open_file(key) as file:
-            file.seek(start)
-            return file.read()
-
-    def read_end(self, key: str, num_bytes: int) -> tuple[bytes, int]:
-        with open_file(key) as file:
-            start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
-            file.seek(start)
-            return file.read(), start
-
-    def put(self, key: str, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
-        path = Path(key)
-        beside = _name_beside(path)
-        try:
-            with name_file(path):
-                _make_folder(path.parent)
-                if isinstance(source, bytes):
-                    beside.write_bytes(source)
-                else:
-                    shutil.move(source, beside)  # a rename, where it is on the same disk
-                if flush:
-                    flush_files(beside)
-                if condition == NEW:
-                    _link(beside, path)
-                else:
-                    os.replace(beside, path)
-                if flush:
-                    flush_files(path.parent)
-        finally:
-            with contextlib.suppress(OSError):  # what was wrong is told already
-                beside.unlink()
-        return ""
-
-    def names(self, key: str) -> list[str]:
-        with _pass_over_nothing(key):
-            return sorted(os.listdir(key))
-        return []
-
-    def files(self, key: str) -> dict[str, Info]:
-        paths = [os.path.join(folder, name) for folder, names in _walk(key) for name in names]
-        return {os.path.relpath(each, key): info for each in paths if (info := self.info(each))}
-
-    def delete(self, key: str) -> None:
-        with _pass_over_nothing(key):
-            if self.is_dir(key) and not os.path.islink(key):
-                shutil.rmtree(key, onerror=_tell_refusal)
-            else:
-                os.unlink(key)
-
-    def local(self, key: str, name: str) -> Path:
-        return Path(key)
-
-
-@functools.cache
-def _open_backend(root: str) -> _Disk | Bucket:
-    return Bucket(root) if root else _Disk()
+    size: int
+    tag: str
+    modified: float
 
 
 class Place:
@@ -234,6 +184,10 @@ class Place:
     @property
     def is_local(self) -> bool:
         return not self.root
+
+    def resolve(self) -> Place:
+        """Return the place that links of the disk lead to; in a bucket there are none."""
+        return self._at(os.path.realpath(self.key)) if self.is_local else self
 
     @property
     def _backend(self) -> _Disk | Bucket:
@@ -369,6 +323,10 @@ class Place:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+Where = str | Path | Place
+"""What a user gives, on the command line or from Python: it is made a place there, and is one from then on."""
+
+
 @contextlib.contextmanager
 def _name_place(temporary: Path, place: Place) -> Iterator[None]:
     """Where writing to a temporary file or folder fails, name the place that it is for; most errors name nothing."""
@@ -388,21 +346,17 @@ def _name_place(temporary: Path, place: Place) -> Iterator[None]:
         raise found from error
 
 
-Where = str | Path | Place
-
-
 @contextlib.contextmanager
-def new_file(where: Where, *, is_flushed: bool = True) -> Iterator[Path]:
+def new_file(place: Place, *, is_flushed: bool = True) -> Iterator[Path]:
     """A temporary local path whose content is put at a place when the block ends without an error.
 
     Args:
-        where: the file; one that is there is replaced. Its ending is the temporary path's, too.
+        place: the file; one that is there is replaced. Its ending is the temporary path's, too.
         is_flushed: bring the content to the disk first; False where a hash tells what a power cut has left.
 
     Raises:
         StorageError: the disk is full, may not be written or fails.
     """
-    place = Place(where)
     with contextlib.nullcontext() if place.is_local else place.scratch() as folder:
         temporary = _name_beside(folder / place.name if folder else Path(place))
         try:
@@ -416,18 +370,18 @@ def new_file(where: Where, *, is_flushed: bool = True) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text(where: Where, text: str) -> None:
+def write_text(place: Place, text: str) -> None:
     """Write a small file so that it is either the old one or the new one, never a part.
 
     Raises:
         StorageError: the disk is full, may not be written or fails.
     """
-    Place(where).put(text.encode())
+    place.put(text.encode())
 
 
-def write_json(where: Where, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
+def write_json(place: Place, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
     """Write a JSON object, as `write_text` does."""
-    write_text(where, json.dumps(values, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
+    write_text(place, json.dumps(values, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
 
 
 def open_to_others(path: Path) -> None:
@@ -438,9 +392,9 @@ def open_to_others(path: Path) -> None:
     beside.unlink()
 
 
-def hash_file(where: Where, count: Callable[[int], None] = lambda num_bytes: None) -> str:
-    """Return the sha256 of a file, hexadecimal; `count` is told of bytes as they are read."""
-    with open_file(Place(where).local()) as file:
+def hash_file(path: Path, count: Callable[[int], None] = lambda num_bytes: None) -> str:
+    """Return the sha256 of a file of a disk, hexadecimal; `count` is told of bytes as they are read."""
+    with open_file(path) as file:
         return hash_stream(file, count)
 
 
@@ -453,13 +407,13 @@ def hash_stream(stream: Stream, count: Callable[[int], None], block_bytes: int =
     return digest.hexdigest()
 
 
-def map_file(where: Where) -> memoryview:
+def map_file(place: Place) -> memoryview:
     """Return the content of a file, mapped into memory: of a bucket's that of a copy, which stays while it is used.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    with open_file(Place(where).local()) as file:
+    with open_file(place.local()) as file:
         is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
         return memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -617,15 +571,97 @@ def open_file(path: str | Path) -> Iterator[IO[bytes]]:
             yield file
 
 
-def require_readable(folder: Where) -> None:
+def require_readable(folder: Path) -> None:
     """Ask a folder of a disk for its files, of which a library says that they are not there, or of no use.
 
     Raises:
         StorageError: the disk refuses or fails.
     """
     for name in Place(folder).list_files():
-        with contextlib.suppress(FileNotFoundError), open_file(Path(folder, name)) as file:
+        with contextlib.suppress(FileNotFoundError), open_file(folder / name) as file:
             file.read(1)
+
+
+def flush_files(*paths: Path) -> None:
+    """Bring files, and the entries of folders, to the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def find_cache() -> Path:
+    """Return the folder of this machine that holds nothing but what can be fetched or made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "domext_ray"
+
+
+class _Disk:
+    """A file system; keys are absolute paths."""
+
+    def info(self, key: str) -> Info | None:
+        found = look_at(key)
+        if found is None or stat.S_ISDIR(found.st_mode):
+            return None
+        return Info(found.st_size, f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime)
+
+    def is_dir(self, key: str) -> bool:
+        found = look_at(key)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
+    def read(self, key: str, start: int = 0) -> bytes:
+        with open_file(key) as file:
+            file.seek(start)
+            return file.read()
+
+    def read_end(self, key: str, num_bytes: int) -> tuple[bytes, int]:
+        with open_file(key) as file:
+            start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
+            file.seek(start)
+            return file.read(), start
+
+    def put(self, key: str, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
+        path = Path(key)
+        beside = _name_beside(path)
+        try:
+            with name_file(path):
+                _make_folder(path.parent)
+                if isinstance(source, bytes):
+                    beside.write_bytes(source)
+                else:
+                    shutil.move(source, beside)  # a rename, where it is on the same disk
+                if flush:
+                    flush_files(beside)
+                if condition == NEW:
+                    _link(beside, path)
+                else:
+                    os.replace(beside, path)
+                if flush:
+                    flush_files(path.parent)
+        finally:
+            with contextlib.suppress(OSError):  # what was wrong is told already
+                beside.unlink()
+        return ""
+
+    def names(self, key: str) -> list[str]:
+        with _pass_over_nothing(key):
+            return sorted(os.listdir(key))
+        return []
+
+    def files(self, key: str) -> dict[str, Info]:
+        paths = [os.path.join(folder, name) for folder, names in _walk(key) for name in names]
+        return {os.path.relpath(each, key): info for each in paths if (info := self.info(each))}
+
+    def delete(self, key: str) -> None:
+        with _pass_over_nothing(key):
+            if self.is_dir(key) and not os.path.islink(key):
+                shutil.rmtree(key, onerror=_tell_refusal)
+            else:
+                os.unlink(key)
+
+    def local(self, key: str, name: str) -> Path:
+        return Path(key)
 
 
 @contextlib.contextmanager
@@ -675,11 +711,193 @@ def _link(source: Path, target: Path) -> None:
             file.write(source.read_bytes())
 
 
-def flush_files(*paths: Path) -> None:
-    """Bring files, and the entries of folders, to the disk."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
+class Bucket:
+    """A bucket of objects; keys are those within it."""
+
+    def __init__(self, url: str) -> None:
+        from obstore.store import from_url  # 0.1 s, for those who have a bucket
+
+        self.url, self.is_silent, self.tidy_due = url, False, 0.0
+        seconds = f"{REQUEST_SECONDS:g}s"
+        endpoints = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"))
+        is_plain = any(each.startswith("http://") for each in endpoints)
+        self.store = from_url(
+            url,
+            client_options={"timeout": seconds, "connect_timeout": "5s", "allow_http": is_plain},
+            retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=5)},
+        )
+
+    def _ask(self, key: str, call: Callable[[], T], verb: str = "read") -> T:
+        """Ask again while the bucket does not answer, with growing pauses and an end; a refusal is told at once."""
+        from obstore import exceptions
+
+        place, started, pause = f"{self.url}/{key}", time.monotonic(), 0.5
+        while True:
+            try:
+                answer = call()
+                if self.is_silent:
+                    print(f"note: {self.url} answers again.", file=sys.stderr, flush=True)
+                self.is_silent = False
+                return answer
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place) from None
+            except (exceptions.BaseError, FileNotFoundError) as error:
+                is_missing, text, waited = isinstance(error, FileNotFoundError), str(error), time.monotonic() - started
+                is_no_path = isinstance(error, exceptions.InvalidPathError)
+            if is_no_path:
+                named = re.search(r'[Pp]ath "(.*?)"', text)
+                raise StorageError(
+                    f"{place} cannot be {verb}: it has the object {named[1] if named else ''!r}, whose key is no path "
+                    "(//, . or .., or a control character); rename or delete that, or give another place."
+                )
+            status = re.search(r"status code: (\d+)|status: (\d+)", text)
+            number = int(status[1] or status[2]) if status else 0
+            code = re.search(r"<Code>(\w+)</Code>", text)
+            reason = code[1] if code else f"status {number}" if number else "no answer"
+            if reason == "NoSuchBucket":
+                raise StorageError(
+                    f"{place} cannot be {verb}: there is no bucket {self.url}; make it, or give another."
+                )
+            if number == 404 or is_missing:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place) from None
+            if "169.254.169.254" in text or "CredentialProvider" in text:
+                raise StorageError(
+                    f"{place} cannot be {verb}: there are no credentials; set AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY, or give the node a role."
+                )
+            if 300 <= number < 500 and number not in (408, 429):
+                advice = "see to the rights of the key in AWS_ACCESS_KEY_ID or of the node's role"
+                advice = {"RequestTimeTooSkewed": "set this machine's clock"}.get(reason, advice)
+                raise StorageError(f"{place} cannot be {verb} ({reason}): {advice}, or give another place.")
+            if waited + pause > PATIENCE_SECONDS:
+                raise StorageError(
+                    f"{place} cannot be {verb}: {self.url} has not answered for {waited:.0f} s ({reason}); look after "
+                    "that storage, and the same command goes on."
+                )
+            if not self.is_silent:
+                self.is_silent = True
+                print(
+                    f"note: {self.url} does not answer ({reason}); this job asks again for {PATIENCE_SECONDS:g} s.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 10.0)
+
+    def info(self, key: str) -> Info | None:
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            return self._describe(self._ask(key, lambda: self.store.head(key)))
+        except FileNotFoundError:
+            return None
+
+    def _describe(self, found: Any) -> Info:
+        return Info(found["size"], self._find_tag(found), found["last_modified"].timestamp())
+
+    def _find_tag(self, found: Any) -> str:
+        """What a condition names: of gs:// the object's generation, which its lists do not have."""
+        return (self.url.startswith("gs://") and found["version"]) or found["e_tag"] or ""
+
+    def read(self, key: str, start: int = 0) -> bytes:
+        if start:
+            size = (self.info(key) or Info(0, "", 0)).size
+            return (
+                bytes(self._ask(key, lambda: self.store.get_range(key, start=start, end=size))) if size > start else b""
+            )
+        return bytes(self._ask(key, lambda: self.store.get(key).bytes()))
+
+    def read_end(self, key: str, num_bytes: int) -> tuple[bytes, int]:
+        """Return the last bytes of an object and where they begin: in one request, where there are any."""
+        found = self._ask(key, lambda: self._find_end(key, num_bytes))
+        content = bytes(found.bytes())[-num_bytes:]
+        return content, found.meta["size"] - len(content)
+
+    def _find_end(self, key: str, num_bytes: int) -> Any:
+        from obstore import exceptions
+
+        try:
+            return self.store.get(key, options={"range": {"suffix": num_bytes}})
+        except exceptions.BaseError as error:
+            # An empty object has no last bytes: S3 refuses to give them, others give it whole.
+            if re.search(r"status(?: code)?: 416|non-partial", str(error)):
+                return self.store.get(key)
+            raise
+
+    def put(self, key: str, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
+        known = {"version" if self.url.startswith("gs://") else "e_tag": condition}
+        mode: Any = {"": "overwrite", NEW: "create"}.get(condition, known)
+        settings: Any = {"use_multipart": False} if condition else {}
+        try:
+            found = self._ask(key, lambda: self.store.put(key, source, mode=mode, **settings), "written")
+        except FileExistsError:  # or this very request came through before, and its answer was lost
+            if not isinstance(source, bytes) or self.read(key) != source:
+                raise
+            return (self.info(key) or Info(0, "", 0)).tag
+        return self._find_tag(found)
+
+    def names(self, key: str) -> list[str]:
+        found = self._ask(key, lambda: self.store.list_with_delimiter(key or None))
+        # An object of the folder's own name is the empty one, KEY/, by which consoles make a folder.
+        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"] if each["path"] != key)]
+        return sorted(each.rstrip("/").rpartition("/")[2] for each in paths)
+
+    def is_dir(self, key: str) -> bool:
+        return bool(self.names(key))
+
+    def files(self, key: str) -> dict[str, Info]:
+        """The objects below a key, but the empty ones, FOLDER/, by which consoles make folders."""
+        found = self._ask(key, lambda: [each for part in self.store.list(key) for each in part])
+        files = [each for each in found if each["path"] != key and (each["size"] or self.info(each["path"]))]
+        return {each["path"].removeprefix(f"{key}/"): self._describe(each) for each in files}
+
+    def delete(self, key: str) -> None:
+        paths = [key, *(f"{key}/{each}" for each in self.files(key))]
+        try:
+            self._ask(key, lambda: self.store.delete(paths), "deleted")
+        except FileNotFoundError:  # gs:// says so of what is not there, and may leave the others
+            for each in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self._ask(each, functools.partial(self.store.delete, each), "deleted")
+
+    def local(self, key: str, name: str) -> Path:
+        """Download a file, or a folder with all in it, unless that state of it is here already."""
+        own = self.info(key)
+        found = {"": own} if own else self.files(key)
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{key}")
+        tags = {each: info.tag or [info.size, info.modified] for each, info in sorted(found.items())}
+        state = hashlib.sha256(json.dumps([self.url, key, tags]).encode()).hexdigest()
+        folder = find_cache() / "objects" / state[:32]
+        if not folder.exists():
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # pages quote private text
+            temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}")
+            for each, info in found.items():
+                target = temporary / name / each if each else temporary / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._ask(key, functools.partial(self._download, f"{key}/{each}" if each else key, target))
+                if target.stat().st_size != info.size:
+                    raise StorageError(f"{self.url}/{key} was replaced while it was read; run the same command again.")
+            with contextlib.suppress(OSError):  # another process had it first
+                os.rename(temporary, folder)
+            shutil.rmtree(temporary, ignore_errors=True)
+            if time.monotonic() > self.tidy_due:  # a corpus has thousands of files, and each is a copy
+                self.tidy_due = time.monotonic() + TIDY_SECONDS
+                _remove_unused(folder.parent)
+        os.utime(folder)
+        return folder / name
+
+    def _download(self, key: str, target: Path) -> None:
+        with name_file(target), target.open("wb") as file:
+            for chunk in self.store.get(key).stream(min_chunk_size=2**23):
+                file.write(chunk)
+
+
+def _remove_unused(folder: Path) -> None:
+    for each in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process removes it, too
+            if time.time() - each.stat().st_mtime > KEPT_SECONDS:
+                shutil.rmtree(each, ignore_errors=True)
+
+
+@functools.cache
+def _open_backend(root: str) -> _Disk | Bucket:
+    return Bucket(root) if root else _Disk()

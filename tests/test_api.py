@@ -37,6 +37,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.runtime.stopping import Stopped
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import list_steps
 
 FRESH = """
@@ -245,7 +246,7 @@ def run_dir(tiny_base_folder: Path, tmp_path: Path) -> Path:
 
 def test_a_run_loads_from_its_export_and_without_one(run_dir: Path, tiny_base_folder: Path) -> None:
     rebuilt = predict(domext_ray.load(run_dir))
-    export_run(run_dir, run_dir / "export")
+    export_run(Place(run_dir), Place(run_dir / "export"))
     exported = domext_ray.load(domext_ray.Run(run_dir))
     assert isinstance(exported[1], DomextForMaskedLM)
     assert torch.equal(predict(exported), rebuilt) and torch.equal(
@@ -266,7 +267,7 @@ def test_a_run_in_a_bucket_loads_as_one_on_a_disk(run_dir: Path, objects: str, t
     copy()
     for place in (domext_ray.Run(str(bucket)), bucket, str(bucket)):
         assert torch.equal(predict(domext_ray.load(place)), rebuilt)
-    export_run(run_dir, run_dir / "export")
+    export_run(Place(run_dir), Place(run_dir / "export"))
     copy()
     (bucket / "checkpoints").delete()
     for place in (domext_ray.Run(bucket), bucket / "export", f"{bucket}/export"):
@@ -281,7 +282,7 @@ def test_a_run_in_a_bucket_loads_as_one_on_a_disk(run_dir: Path, objects: str, t
 
 
 def test_an_export_that_is_older_than_the_run_is_passed_over(run_dir: Path, tiny_base_folder: Path) -> None:
-    export_run(run_dir, run_dir / "export")
+    export_run(Place(run_dir), Place(run_dir / "export"))
     old = predict(domext_ray.load(run_dir))
     make_moved_run(run_dir, tiny_base_folder, step=5)
     assert not torch.allclose(predict(domext_ray.load(run_dir)), old, atol=1e-3)
@@ -368,7 +369,7 @@ def test_from_text_to_a_fine_tuned_model(local_ray: None, text: Path, tiny_base_
         domext_ray.pretrain("af", **common, **schedule, **{"train.max_steps": 5000})
     assert signal.getsignal(signal.SIGINT) is handler
     signal.signal(signal.SIGINT, before)
-    done = max(list_steps(checkpoints))
+    done = max(list_steps(Place(checkpoints)))
     run = domext_ray.pretrain("af", **common, **schedule, **{"train.max_steps": done + 5})
     assert run.summary["train"]["steps"] == done + 5 and f"{done + 5:,} steps, held-out loss" in repr(run)
     assert run.report.is_file() and prepared.folder.parent == tmp_path / "runs" / ".corpora"
@@ -402,6 +403,6 @@ def test_from_text_to_a_fine_tuned_model(local_ray: None, text: Path, tiny_base_
 def interrupt_after(checkpoints: Path) -> None:
     """Send Ctrl-C once there is a checkpoint."""
     deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and not (checkpoints.is_dir() and list_steps(checkpoints)):
+    while time.monotonic() < deadline and not (checkpoints.is_dir() and list_steps(Place(checkpoints))):
         time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGINT)

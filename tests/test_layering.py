@@ -12,7 +12,6 @@ PACKAGE = "domext_ray"
 
 ROOMS = (
     "errors",
-    "bucket",
     "storage",
     "progress",
     "intervals",
@@ -53,8 +52,10 @@ ROOMS = (
 )
 """The rooms: folders of the package, and modules at its root. One may import only those before it; jobs import all."""
 
-DOOR = ("storage", "bucket", "corpus.index")
+DOOR = ("storage", "corpus.index")
 """What alone may rename, lock, append or map files; the last one maps those of a folder that goes with its job."""
+TAKE_WHAT_USERS_GIVE = {"api", "adapters.bank"}
+"""What takes a path or an address from Python and makes it a place; everything else is given places."""
 
 EXPORTED = (
     "model.domext.configuration_domext",
@@ -86,7 +87,7 @@ RESTRICTED = {
     ),
     "deepspeed": ("training.engine",),
     "pydantic": ("options.", "config.", "extensions.", "labelled.set_description", "serving.app", "serving.endpoints"),
-    "obstore": ("bucket",),
+    "obstore": ("storage",),
     "triton": ("model.kernels",),
 }
 """A third-party package -> the modules (or, ending in a dot, groups of modules) that may import it."""
@@ -232,6 +233,11 @@ def test_one_door_to_what_outlives_a_process() -> None:
         each: find_own_ways(path.read_text(encoding="utf-8")) for each, path in SOURCES.items() if each not in DOOR
     }
     assert {each: ways for each, ways in found.items() if ways} == {}
+
+
+def test_what_users_give_becomes_a_place_at_the_door() -> None:
+    imports = {module: list_imports(path.read_text(encoding="utf-8"), module) for module, path in SOURCES.items()}
+    assert {each for each, names in imports.items() if f"{PACKAGE}.storage.Where" in names} == TAKE_WHAT_USERS_GIVE
 
 
 def test_the_check_finds_another_way() -> None:

@@ -69,11 +69,10 @@ class AdapterBank:
     added is something else than a bank holds, or the storage refuses; a BaseModelError where the base is not to be had.
     """
 
-    def __init__(self, folder: Where, base_id: str, base_sha256: str, shape: dict[str, Any]) -> None:
-        place = Place(folder)
-        self.folder: Path | Place = Path(place).resolve() if place.is_local else place
+    def __init__(self, folder: Place, base_id: str, base_sha256: str, shape: dict[str, Any]) -> None:
+        self.folder = folder.resolve()
         self.base_id, self.base_sha256, self.shape = base_id, base_sha256, shape
-        self._adapters = Place(self.folder) / ADAPTERS
+        self._adapters = self.folder / ADAPTERS
 
     @classmethod
     def create(cls, folder: Where, base: str) -> AdapterBank:
@@ -83,8 +82,8 @@ class AdapterBank:
             folder: must not exist, or be empty.
             base: "general-mini", a folder, or a hub id; for every adapter of the bank.
         """
-        folder = folder if isinstance(folder, Place) else find_output(os.fspath(folder))
-        place, taken = Place(folder), "exists already; give a new folder for a bank, or open the bank that is there."
+        place = folder if isinstance(folder, Place) else Place(find_output(os.fspath(folder)))
+        taken = "exists already; give a new folder for a bank, or open the bank that is there."
         if place.is_file() or place.list_names():
             raise RunError(f"{place} {taken}")
         loaded, local = load_base(base), Path(base).expanduser()
@@ -260,8 +259,8 @@ class AdapterBank:
         """
         self._check_free(name)
         place = Place(run_dir)
-        if place.is_local and is_finetuned_model(Path(place)):
-            return self._add_finetuned(name, Path(place))
+        if place.is_local and is_finetuned_model(place.local()):
+            return self._add_finetuned(name, place.local())
         config = read_run_config(place)
         if config.objective.next_sentence:
             raise RunError(

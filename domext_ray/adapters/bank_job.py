@@ -64,13 +64,14 @@ def run_bank(config: BankConfig) -> None:
 
 def _add_run(folder: Place, config: BankConfig) -> BankEntry:
     """Add a run to a bank, which is made if there is none; a run that is refused leaves none behind."""
+    run = Place(config.add)
     if (folder / BANK).is_file():
-        return AdapterBank.open(folder, config.base).add_run(config.name, config.add)
-    is_tuned = Place(config.add).is_local and is_finetuned_model(config.add)
-    own = config.base or (find_base(config.add) if is_tuned else read_run_config(config.add).base)
+        return AdapterBank.open(folder, config.base).add_run(config.name, run)
+    is_tuned = run.is_local and is_finetuned_model(run.local())
+    own = config.base or (find_base(config.add) if is_tuned else read_run_config(run).base)
     bank = AdapterBank.create(folder, own)
     try:
-        return bank.add_run(config.name, config.add)
+        return bank.add_run(config.name, run)
     except DomextError as error:
         if not isinstance(error, StorageError) and not bank.names():
             folder.delete()
@@ -88,6 +89,6 @@ def find_base(model: str) -> str:
     if not is_run(folder):
         return model
     if (folder / TRAININGS).is_dir():
-        return find_base(read_config(folder, FinetuneConfig).model)
-    config = read_run_config(folder)
+        return find_base(read_config(Place(folder), FinetuneConfig).model)
+    config = read_run_config(Place(folder))
     return config.base if config.method.has_adapter else str(folder)

@@ -104,11 +104,9 @@ def _ask_cluster() -> dict[str, Any]:
 
 def _try_storage(folder: str) -> dict[str, str]:
     """Put a file into the folder of all runs, or on a disk into the folder that will have it, and delete it."""
-    place = Place(folder)
-    if place.is_local:
-        place = Place(resolve_root(folder))
-        while not place.exists():
-            place = place.parent
+    place = resolve_root(folder)
+    while place.is_local and not place.exists():
+        place = place.parent
     probe = place / f".domext-env-{uuid.uuid4().hex}"
     probe.put(b"")
     probe.delete()

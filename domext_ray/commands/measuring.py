@@ -13,6 +13,7 @@ from domext_ray.config.jobs import CompareConfig, ForgettingConfig, StudyConfig
 from domext_ray.config.retrieval import RetrievalConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.options.submitted import require_lasting
+from domext_ray.storage import Place
 
 
 def _check_set(config: FinetuneConfig | AblateConfig) -> None:
@@ -237,7 +238,7 @@ def _compare_runs(config: CompareConfig) -> None:
     from domext_ray.report.plots import check_picture
 
     folders = choose_runs(config.runs)
-    picture = Path(config.output)
+    picture = Place(config.output)
     check_picture(picture)
     if any(finetuning.is_finetuned(each) for each in folders):
         finetuned = [finetuning.read_finetuned(each) for each in folders]

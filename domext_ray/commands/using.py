@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any
 
 from domext_ray.commands.early import check_layers, check_length, check_rows, check_set, check_text
@@ -22,8 +21,8 @@ from domext_ray.storage import Place
 def _export(config: ExportConfig) -> None:
     from domext_ray.export.push import describe_push, push_export
 
-    run = config.run
-    folder = (_find_export(config, run) if config.push else "") or _export_run(config, run)
+    run = Place(config.run)
+    folder = (_find_export(config, run) if config.push else None) or _export_run(config, run)
     print(f"export: {folder}")
     if config.push_now:
         print(f"uploaded: {push_export(folder, config.push, is_private=config.push_private)}")
@@ -31,23 +30,23 @@ def _export(config: ExportConfig) -> None:
         print(describe_push(folder, config.push, is_private=config.push_private))
 
 
-def _find_export(config: ExportConfig, run: str) -> str:
-    """Return the export that a fine-tuning run has made, or that --run itself is; empty: it is a pre-training run."""
+def _find_export(config: ExportConfig, run: Place) -> Place | None:
+    """Return the export that a fine-tuning run has made, or that --run itself is; None: it is a pre-training run."""
     from domext_ray.export.folder import is_export
     from domext_ray.runs.run_directory import TRAININGS
 
-    if not is_export(run) and not (Place(run) / TRAININGS).is_dir():
-        return ""
+    if not is_export(run) and not (run / TRAININGS).is_dir():
+        return None
     for option, default in (("output", ""), ("format", "huggingface"), ("dtype", "float32"), ("scale", 1.0)):
         value = getattr(config, option)
-        require(value == default, option, value, f"left out with --push: {run} is exported already")
-    return run if is_export(run) else os.path.join(run, "export")
+        require(value == default, option, value, f"left out with --push: {config.run} is exported already")
+    return run if is_export(run) else run / "export"
 
 
-def _export_run(config: ExportConfig, run: str) -> str:
+def _export_run(config: ExportConfig, run: Place) -> Place:
     """Export a pre-training run's newest checkpoint, or any model as a graph, and return the folder."""
     if not config.output:
-        require_lasting("run", run, "given with --output")
+        require_lasting("run", config.run, "given with --output")
     if config.format == "onnx":
         from domext_ray.inference.onnx_export import export_onnx
 
@@ -60,7 +59,7 @@ def _export_run(config: ExportConfig, run: str) -> str:
     from domext_ray.export.model_folder import export_run
     from domext_ray.training.rebuild import rebuild_run
 
-    folder = config.output or os.path.join(run, config.folder_name)
+    folder = Place(config.output) if config.output else run / config.folder_name
     if config.format == "huggingface":
         export_run(run, folder, getattr(torch, config.dtype), config.scale)
         return folder

@@ -98,7 +98,7 @@ def _check_vocabulary(place: Place, part: str = "vocabulary") -> Iterator[Findin
 def _check_corpus(place: Place) -> Iterator[Finding]:
     manifest, faults = read_manifest(place), dict[str, list[str]]()
     for each, sha256 in list_hashes(manifest).items():
-        is_whole = each.is_file() and hash_file(each) == sha256
+        is_whole = each.is_file() and hash_file(each.local()) == sha256
         faults[str(each)] = [] if is_whole else [f"{describe_fault(each)}; delete the folder and prepare it again."]
     for split in SPLITS:
         paths, rows = manifest.paths(split), manifest.num_rows(split)

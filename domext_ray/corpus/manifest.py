@@ -18,7 +18,7 @@ import pyarrow as pa
 from domext_ray.data.hashes import HashLine, hash_listed, list_on_disk
 from domext_ray.errors import AccessError, CorpusError
 from domext_ray.files import describe_format, newest_format
-from domext_ray.storage import Place, Where, hash_file, hash_values, map_file, parse_json, write_json
+from domext_ray.storage import Place, hash_file, hash_values, map_file, parse_json, write_json
 
 FORMAT_VERSION = newest_format("corpus")
 
@@ -92,7 +92,7 @@ class Manifest:
         Raises:
             CorpusError: the file has gone, or is damaged.
         """
-        path = Place(self.folder) / TOKEN_COUNTS
+        path = self.folder / TOKEN_COUNTS
         try:
             counts = np.load(io.BytesIO(path.read_bytes()))[:num_words].astype(np.int64)
         except (OSError, ValueError, EOFError) as error:
@@ -123,14 +123,14 @@ def write_manifest(folder: Place, record: Mapping[str, Any]) -> None:
     write_json(folder / MANIFEST, {**record, "sha256": hash_values(record)})
 
 
-def read_manifest(folder: Where) -> Manifest:
+def read_manifest(folder: Place) -> Manifest:
     """Read the manifest of a prepared corpus.
 
     Raises:
         CorpusError: it is missing, damaged, or of another format.
         AccessError: it is another user's.
     """
-    path, fault = Place(folder) / MANIFEST, ""
+    path, fault = folder / MANIFEST, ""
     try:
         record = parse_json(path.read_bytes())
         if record["format"] != FORMAT_VERSION:
@@ -164,7 +164,7 @@ def find_shard_fault(manifest: Manifest) -> str:
             return describe_fault(place)
     try:
         memory, line = manifest.folder / HASHES, HashLine("a prepared corpus")
-        found = hash_listed(list_on_disk(hashes), memory, line) if memory.is_local else {}
+        found = hash_listed(list_on_disk(map(str, hashes)), memory, line) if memory.is_local else {}
     except FileNotFoundError as error:  # its name is a folder's, or a link's to nothing
         return describe_fault(Place(error.filename))
     changed = (place for place, sha256 in hashes.items() if found.get(str(place), sha256) != sha256)
@@ -180,7 +180,7 @@ def remember_shards(manifest: Manifest) -> None:
         def tell(name: str, count: Callable[[int], None]) -> str:
             return known[name]
 
-        listed = [replace(each, hash=functools.partial(tell, each.name)) for each in list_on_disk(hashes)]
+        listed = [replace(each, hash=functools.partial(tell, each.name)) for each in list_on_disk(known)]
         hash_listed(listed, manifest.folder / HASHES)
 
 
@@ -193,7 +193,7 @@ def list_hashes(manifest: Manifest) -> dict[Place, str]:
 
 def find_file_fault(path: Place, sha256: str) -> str:
     """Say what is wrong with a file of a prepared corpus, or that it is missing in a bucket; empty: nothing."""
-    is_whole = path.is_file() and (not path.is_local or hash_file(path) == sha256)
+    is_whole = path.is_file() and (not path.is_local or hash_file(path.local()) == sha256)
     return "" if is_whole else describe_fault(path)
 
 
@@ -207,15 +207,15 @@ def describe_fault(path: Place) -> str:
 def _open_shard(path: str) -> tuple[list[pa.RecordBatch], np.ndarray]:
     """Return the batches of a memory-mapped shard, and the number of rows up to the end of each."""
     place = Place(path)
-    if not place.is_local and hash_file(place) != _read_hashes(str(place.parent))[place.name]:
-        Place(place.local()).delete()  # the copy: it may be that which is damaged
+    if not place.is_local and hash_file(place.local()) != _read_hashes(place.parent)[place.name]:
+        place.local().unlink(missing_ok=True)  # the copy: it may be that which is damaged
         raise CorpusError(f"{describe_fault(place)}; run the same command again, and if it stays so, delete it.")
     batches = pa.ipc.open_file(pa.py_buffer(map_file(place))).read_all().to_batches()
     return batches, np.cumsum([each.num_rows for each in batches])
 
 
 @functools.lru_cache(maxsize=8)
-def _read_hashes(folder: str) -> dict[str, str]:
+def _read_hashes(folder: Place) -> dict[str, str]:
     manifest = read_manifest(folder)
     return {each.path: each.sha256 for split in SPLITS for each in manifest.records(split)}
 

@@ -57,7 +57,7 @@ from domext_ray.data.split import describe_split, resolve_held_out_by
 from domext_ray.errors import AccessError, CorpusError
 from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.records import Records
-from domext_ray.storage import Place, Where, hash_file, hash_values, new_file, parse_json, write_json
+from domext_ray.storage import Place, hash_file, hash_values, new_file, parse_json, write_json
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:  # transformers loads torch, which reading tasks need not
@@ -76,7 +76,7 @@ _PARTS = (*SPLITS, "texts")
 
 
 def prepare_corpus(
-    spec: str, prepare: PrepareConfig, tokenizer_folder: Path, seq_length: int, cache_dir: Where, pairs: bool = False
+    spec: str, prepare: PrepareConfig, tokenizer_folder: Path, seq_length: int, cache_dir: Place, pairs: bool = False
 ) -> Manifest:
     """Prepare a corpus, or find it prepared; Ray is initialised.
 
@@ -99,7 +99,7 @@ def prepare_corpus(
     identity = identify_corpus(sources, prepare, tokenizer, seq_length, pairs)
     held_out_by = identity["held_out_by"]
     fingerprint = hash_values(identity)
-    folder = Place(cache_dir) / fingerprint[:16]
+    folder = cache_dir / fingerprint[:16]
     manifest = _find_prepared(folder, fingerprint) or _find_former(sources, identity, cache_dir)
     is_new = False
     if manifest is None:
@@ -174,17 +174,17 @@ def identify_corpus(
     }
 
 
-def _find_former(sources: Sources, identity: Mapping[str, Any], cache_dir: Where) -> Manifest | None:
+def _find_former(sources: Sources, identity: Mapping[str, Any], cache_dir: Place) -> Manifest | None:
     """Return the corpus that 0.1.0 prepared of the same text in a bucket; it stays that when the text is put anew.
 
     Once it was found by what that version knew of the text, a file beside it says which of today's names is its.
     """
     if sources.former_fingerprint == sources.fingerprint:
         return None
-    name = Place(cache_dir) / f".former-{hash_values(identity)[:16]}.json"
+    name = cache_dir / f".former-{hash_values(identity)[:16]}.json"
     known = parse_json(name.read_bytes())["fingerprint"] if name.is_file() else ""
     fingerprint = known or hash_values({**identity, "content": sources.former_fingerprint})
-    manifest = _find_prepared(Place(cache_dir) / fingerprint[:16], fingerprint)
+    manifest = _find_prepared(cache_dir / fingerprint[:16], fingerprint)
     if manifest is not None and not known:
         write_json(name, {"fingerprint": fingerprint})
     return manifest
@@ -281,7 +281,7 @@ def _write_documents(
         np.save(temporary, token_counts)
     return {
         **written,
-        "token_counts_sha256": hash_file(folder / TOKEN_COUNTS),
+        "token_counts_sha256": hash_file((folder / TOKEN_COUNTS).local()),
         "num_documents": num_documents,
         "dropped": {name: n for name, n in dropped.items() if n},
         "dropped_places": lost.places,

@@ -15,10 +15,9 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-import yaml
-
-from domext_ray.errors import CorpusError
-from domext_ray.files import Globs, PlainLoader, matches, parse_glob
+from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.files import Globs, matches, parse_glob
+from domext_ray.options.yaml_text import parse_yaml
 
 CARD = "README.md"
 """It describes a dataset of the hub, in a header of YAML."""
@@ -134,12 +133,12 @@ def _read_globs(folder: str, card: bytes) -> dict[str, Globs]:
     from huggingface_hub import DatasetCardData
 
     try:
-        card_data = DatasetCardData(configs=PlainLoader(header[1]).get_single_data().get("configs"))
+        card_data = DatasetCardData(configs=parse_yaml(header[1], "its header").value.get("configs"))
         configs = MetadataConfigs.from_dataset_card_data(card_data)
         default = configs.get_default_config_name()
         with_files = {name: each["data_files"] for name, each in configs.items() if each.get("data_files")}
         declared = {name: sanitize_patterns(each) for name, each in with_files.items()}
-    except (yaml.YAMLError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (ConfigError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CorpusError(
             f"{folder}/{CARD} declares a dataset and cannot be read ({' '.join(str(error).split())[:200]}); mend its "
             f"header, or name the files, as {folder}/**."

@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from domext_ray.data.files import HUB, LOCAL, SourceFile, name_unreadable, open_file
 from domext_ray.errors import AccessError, CorpusError, StorageError
 from domext_ray.progress import PLAIN_SECONDS, StatusLine, format_seconds
-from domext_ray.storage import SCHEMES, Place, Where, hash_file, hash_stream, look_at, parse_json
+from domext_ray.storage import SCHEMES, Place, hash_file, hash_stream, look_at, parse_json
 
 HASH_THREADS, REQUEST_BYTES = 8, 2**23
 """How many files are read at once, and how many bytes a bucket is asked for."""
@@ -89,7 +90,7 @@ class Listed:
     find_tag: Callable[[], str] = lambda: ""
 
 
-def list_on_disk(places: Iterable[Where]) -> list[Listed]:
+def list_on_disk(paths: Iterable[str]) -> list[Listed]:
     """Return files of a disk, by their paths.
 
     Hints are size, time, inode, and the time of the last change, which is what `rsync -t`, `tar -x` and `cp -p` cannot
@@ -100,7 +101,7 @@ def list_on_disk(places: Iterable[Where]) -> list[Listed]:
     """
 
     def look(path: str) -> Listed:
-        read = functools.partial(hash_file, path)
+        read = functools.partial(hash_file, Path(path))
         found = look_at(path)
         if found is None:
             return Listed(path, 0, None, read)  # which says that there is none
@@ -108,7 +109,7 @@ def list_on_disk(places: Iterable[Where]) -> list[Listed]:
         return Listed(path, found.st_size, keep_settled(hints, max(found.st_mtime, found.st_ctime)), read)
 
     with ThreadPoolExecutor(HASH_THREADS) as pool:  # a shared file system takes a request for each
-        return [*pool.map(look, map(str, places))]
+        return [*pool.map(look, paths)]
 
 
 Memory: TypeAlias = Place | dict[str, dict[str, Any]]

@@ -21,7 +21,7 @@ from pathlib import Path
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.data.files import PACKAGE_DOCS, SourceFile
 from domext_ray.errors import AccessError
-from domext_ray.storage import Place, Where, find_cache, hash_values
+from domext_ray.storage import Place, find_cache, hash_values
 
 EXTRACTOR_VERSION = 2
 MAX_FILE_BYTES = 2 * 2**20
@@ -45,7 +45,7 @@ _ITEM = re.compile(r"([-*•]|\d+[.)])\s+")
 _EMPTY_LINES = re.compile(r"\n[ \t]*\n")
 # Packages that Ray ships are on the path of a job, which has imported it.
 _WRITE = f"""import ray, sys, {__name__} as docs
-docs.write_docs(docs.SourceFile(sys.argv[1], docs.PACKAGE_DOCS, 1), sys.argv[2])"""
+docs.write_docs(docs.SourceFile(sys.argv[1], docs.PACKAGE_DOCS, 1), docs.Place(sys.argv[2]))"""
 _ahead = dict[tuple[str, str], subprocess.Popen[bytes]]()
 """Processes that write ahead, by entry and folder."""
 
@@ -85,7 +85,7 @@ def count_wanted(config: PretrainConfig) -> int | None:
 
 
 @contextlib.contextmanager
-def write_ahead(entry: str, folder: Where) -> Iterator[None]:
+def write_ahead(entry: str, folder: Place) -> Iterator[None]:
     """Write the prose of an entry of `--corpus` in a process of its own, while what is inside prepares to read it.
 
     `write_docs` waits for that process. One that fails has written nothing, and `write_docs` tries by itself.
@@ -101,7 +101,7 @@ def write_ahead(entry: str, folder: Where) -> Iterator[None]:
         process.wait()
 
 
-def write_docs(file: SourceFile, folder: Where | None = None) -> SourceFile:
+def write_docs(file: SourceFile, folder: Place | None = None) -> SourceFile:
     """Return the file that the prose is in, if it is what a file stands for; else that file.
 
     It is JSONL, an object with the field `text` a line, in the order of the packages' names, and ends at the megabytes
@@ -116,7 +116,7 @@ def write_docs(file: SourceFile, folder: Where | None = None) -> SourceFile:
     limit = file.path.partition(":")[2] or "all"
     versions = {name: version for name, (version, _) in _index_distributions().items()}
     key = hash_values({"extractor": EXTRACTOR_VERSION, "versions": versions})[:16]
-    place = Place(folder or find_cache()) / f"{PACKAGE_DOCS}-{limit}-{key}.jsonl"
+    place = (folder or Place(find_cache())) / f"{PACKAGE_DOCS}-{limit}-{key}.jsonl"
     if (process := _ahead.pop((file.path, str(folder)), None)) is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(AHEAD_SECONDS)

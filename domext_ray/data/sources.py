@@ -20,7 +20,7 @@ from domext_ray.data.files import LINES, LOCAL, PARQUET, TEXT, SourceFile, find_
 from domext_ray.data.hashes import Memory, hash_sources, name_former
 from domext_ray.data.package_docs import write_docs
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.storage import Place, Where, hash_text, parse_json
+from domext_ray.storage import Place, hash_text, parse_json
 
 SOURCES = "sources.json"
 FileRecord: TypeAlias = tuple[str, str]
@@ -120,7 +120,7 @@ class Sources:
         return sum(each.num_bytes for each in self.tasks)
 
 
-def resolve_sources(spec: str, prepare: PrepareConfig, folder: Where | None = None) -> Sources:
+def resolve_sources(spec: str, prepare: PrepareConfig, folder: Place | None = None) -> Sources:
     """Find the files of a corpus and cut them into read tasks; text that is there is not read.
 
     Args:
@@ -133,7 +133,7 @@ def resolve_sources(spec: str, prepare: PrepareConfig, folder: Where | None = No
         CorpusError: an entry that names nothing, a file of an unknown kind, or files that are all empty.
     """
     files = [write_docs(each, folder) for each in find_files(spec)[0]]
-    return Sources(spec, tuple(cut_tasks(files, prepare, (*LINES, PARQUET))), Place(folder) if folder else None)
+    return Sources(spec, tuple(cut_tasks(files, prepare, (*LINES, PARQUET))), folder)
 
 
 def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig, kinds: Sequence[str] = LINES) -> Iterator[ReadTask]:
@@ -168,12 +168,12 @@ def _record(files: Sequence[SourceFile], hashes: Sequence[str]) -> list[FileReco
     return [(file.address, f"{file.kind} {own}") for file, own in zip(files, hashes, strict=True)]
 
 
-def write_files(folder: Where, record: Sequence[FileRecord]) -> None:
+def write_files(folder: Place, record: Sequence[FileRecord]) -> None:
     """Keep which files something was made of in its folder."""
-    (Place(folder) / SOURCES).put(json.dumps({"files": record}, ensure_ascii=False).encode())
+    (folder / SOURCES).put(json.dumps({"files": record}, ensure_ascii=False).encode())
 
 
-def require_files(folder: Where, find_record: Callable[[], Sequence[FileRecord]], remedy: str) -> None:
+def require_files(folder: Place, find_record: Callable[[], Sequence[FileRecord]], remedy: str) -> None:
     """Refuse files that are not those that something was made of; nobody knows them of what 0.1.0 made.
 
     Args:
@@ -185,7 +185,7 @@ def require_files(folder: Where, find_record: Callable[[], Sequence[FileRecord]]
         RunError: naming those that have changed, are new, or are gone.
     """
     try:
-        content = (Place(folder) / SOURCES).read_bytes()
+        content = (folder / SOURCES).read_bytes()
     except FileNotFoundError:
         return
     try:

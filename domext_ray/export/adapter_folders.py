@@ -26,7 +26,7 @@ from domext_ray.model.build import detach
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import Layout, find_layout
-from domext_ray.storage import Where, write_json
+from domext_ray.storage import Place, write_json
 from domext_ray.training.rebuild import RebuiltRun
 
 ADAPTERS_VERSION = "1.3.0"
@@ -38,7 +38,7 @@ _INSTEAD = {
 }
 
 
-def export_adapterhub(run: RebuiltRun, adapter: str, folder: Where, scale: float = 1.0) -> None:
+def export_adapterhub(run: RebuiltRun, adapter: str, folder: Place, scale: float = 1.0) -> None:
     """Write an adapter's bottlenecks in AdapterHub's format, at a scale; `run` has its model in fp32.
 
     The folder holds adapter/ and README.md, and base/ where the model's encoder or head is not the base's own: the base
@@ -81,7 +81,7 @@ def export_adapterhub(run: RebuiltRun, adapter: str, folder: Where, scale: float
     with new_export(folder, ExportRecord.of(ADAPTERHUB, run), base.folder) as temporary:
         (temporary / "adapter").mkdir()
         described = _describe_adapter(config, layout, adapter, name_base(base.id), scale)
-        write_json(temporary / "adapter" / "adapter_config.json", described, sort_keys=True)
+        write_json(Place(temporary / "adapter" / "adapter_config.json"), described, sort_keys=True)
         save_file(tensors, temporary / "adapter" / "adapter.safetensors")
         if has_base := bool(_find_changed(plain, base)):
             save_tokenizer(run.tokenizer, temporary / "base", config.vocab_size)
@@ -94,7 +94,7 @@ def export_adapterhub(run: RebuiltRun, adapter: str, folder: Where, scale: float
         )
 
 
-def export_peft(run: RebuiltRun, folder: Where, scale: float = 1.0) -> None:
+def export_peft(run: RebuiltRun, folder: Place, scale: float = 1.0) -> None:
     """Write a model's LoRA in peft's format, at a scale; `run` has its model in fp32, LoRA not merged.
 
     Raises:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from domext_ray.errors import RunError
 from domext_ray.files import Kind, newest_format, read_json
-from domext_ray.storage import Place, Where, hash_file, open_to_others, write_json
+from domext_ray.storage import Place, hash_file, open_to_others, write_json
 from domext_ray.training.rebuild import RebuiltRun
 
 FORMAT = newest_format("export")
@@ -43,33 +43,32 @@ class ExportRecord:
         return cls(kind, run.name, run.step, run.checkpoint_sha256)
 
 
-def read_export_record(where: Where) -> ExportRecord | None:
+def read_export_record(folder: Place) -> ExportRecord | None:
     """Return what an export was made from; None for a folder without a marker or with half an export, or for none.
 
     Raises:
         RunError: the marker is damaged or of another version.
     """
-    record = _read_marker(Place(where))
+    record = _read_marker(folder)
     return record if record and all(record.files.values()) else None
 
 
-def is_export(where: Where) -> bool:
+def is_export(folder: Place) -> bool:
     """Whether a folder is one that this project has exported, whatever has become of it since."""
-    return (Place(where) / MARKER).is_file()
+    return (folder / MARKER).is_file()
 
 
-def check_target(where: Where, kind: str, source: Path | None = None) -> None:
+def check_target(folder: Place, kind: str, source: Path | None = None) -> None:
     """Refuse to write an export over anything but an earlier export of its kind.
 
     Args:
-        where: where to.
+        folder: where to.
         kind: see `ExportRecord`.
         source: a folder that the export is made from, such as its base.
 
     Raises:
         RunError: it is a file or the source, is no such export, or holds somebody's own files.
     """
-    folder = Place(where)
     if folder.is_file():
         raise RunError(f"{folder} is a file; give the export a folder.")
     if not folder.list_names():
@@ -88,24 +87,23 @@ def check_target(where: Where, kind: str, source: Path | None = None) -> None:
         raise RunError(fault)
 
 
-def check_whole(where: Where) -> None:
+def check_whole(folder: Place) -> None:
     """Refuse half an export, whose files are of two.
 
     Raises:
         RunError: its job was stopped on the way; or the marker is damaged or of another version.
     """
-    record = _read_marker(Place(where))
+    record = _read_marker(folder)
     if record is not None and not all(record.files.values()):
-        raise RunError(f"{where} holds half an export, whose job was stopped; export the run again.")
+        raise RunError(f"{folder} holds half an export, whose job was stopped; export the run again.")
 
 
-def list_exported(where: Where) -> list[str]:
+def list_exported(folder: Place) -> list[str]:
     """Return the files of an export, its marker, too.
 
     Raises:
         RunError: it is no export, or lacks a file, or holds one that is no part of it or has changed.
     """
-    folder = Place(where)
     record = _read_marker(folder)
     if record is None:
         raise RunError(f"{folder} holds no export of this project (it has no {MARKER}); export the run first.")
@@ -116,18 +114,17 @@ def list_exported(where: Where) -> list[str]:
 
 
 @contextlib.contextmanager
-def new_export(where: Where, made_from: ExportRecord, source: Path | None = None) -> Iterator[Path]:
+def new_export(target: Place, made_from: ExportRecord, source: Path | None = None) -> Iterator[Path]:
     """A temporary folder whose files get a marker, and their place, when the block ends without an error.
 
     Args:
-        where: where to; an earlier export of the same kind there is replaced.
+        target: where to; an earlier export of the same kind there is replaced.
         made_from: goes into the marker.
         source: a folder that the export is made from.
 
     Raises:
         RunError: see `check_target`, or the disk refuses.
     """
-    target = Place(where)
     check_target(target, made_from.kind, source)
 
     def describe(files: dict[str, str]) -> dict[str, object]:
@@ -140,8 +137,9 @@ def new_export(where: Where, made_from: ExportRecord, source: Path | None = None
     try:
         with target.new_files(MARKER, meanwhile=describe_half) as temporary:
             yield temporary
-            files = {name: hash_file(temporary / name) for name in Place(temporary).list_files()}
-            write_json(temporary / MARKER, describe(files), sort_keys=True)
+            made = Place(temporary)
+            files = {name: hash_file(temporary / name) for name in made.list_files()}
+            write_json(made / MARKER, describe(files), sort_keys=True)
             for name in files:
                 open_to_others(temporary / name)
             check_target(target, made_from.kind, source)  # somebody may have put something there meanwhile
@@ -154,7 +152,7 @@ def find_faults(folder: Place, record: ExportRecord, *, may_miss: bool = False) 
     names = folder.list_files()
     for name in names:
         sha256 = record.files.get(name, "" if name == MARKER else None)
-        if sha256 is None or (sha256 and hash_file(folder / name) != sha256):
+        if sha256 is None or (sha256 and hash_file((folder / name).local()) != sha256):
             fault = "no part of the export that is there" if sha256 is None else "changed since it was exported"
             yield f"{folder / name}: {fault}; move it away, or give another folder."
     for name in () if may_miss else sorted(record.files.keys() - set(names)):

@@ -32,7 +32,7 @@ from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfi
 from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.layouts import find_layout
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place
 from domext_ray.training.rebuild import RebuiltRun, rebuild_run
 from domext_ray.vocabulary.tokenizer import check_fit, fingerprint_tokenizer, load_tokenizer
 
@@ -63,11 +63,11 @@ def map_head(name: str) -> dict[str, str]:
     return AUTO_MAP | ({HEAD_AUTO_CLASSES[name]: f"heads_domext.{name}"} if name in HEAD_AUTO_CLASSES else {})
 
 
-def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Where:
+def export_run(run_dir: Place, folder: Place, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Place:
     """Rebuild the model of a run's newest checkpoint, export it as a Hugging Face folder, and return that.
 
     Args:
-        where: the run's directory; its summary.json, where training has ended, gives the card its figures.
+        run_dir: the run's directory; its summary.json, where training has ended, gives the card its figures.
         folder: where to; made if missing.
         dtype: how the tensors are stored.
         scale: of what the run's method adds, see `scale_extensions`.
@@ -78,7 +78,7 @@ def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32, 
         ConfigError: what the run's method adds has no scale but 1.
     """
     check_target(folder, HUGGINGFACE)
-    run, path = rebuild_run(where), Place(where) / "summary.json"
+    run, path = rebuild_run(run_dir), run_dir / "summary.json"
     summary = (
         read_json(path, "delete it: the card is then without figures", {"train.steps": int}) if path.is_file() else {}
     )
@@ -94,7 +94,7 @@ def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32, 
 
 def export_model(
     run: RebuiltRun,
-    folder: Where,
+    folder: Place,
     dtype: torch.dtype = torch.float32,
     summary: Mapping[str, Any] | None = None,
     scale: float = 1.0,

@@ -239,7 +239,6 @@ class OnnxModel(nn.Module):
         return SimpleNamespace(**{name: torch.from_numpy(each) for name, each in zip(self.outputs, found, strict=True)})
 
 
-def is_graph(folder: str | Path) -> bool:
+def is_graph(folder: Path) -> bool:
     """Whether a folder holds a graph of this project; a base may have one of others beside its config.json."""
-    folder = Path(folder).expanduser()
     return (folder / GRAPH).is_file() and not (folder / "config.json").is_file()

@@ -12,27 +12,27 @@ import os
 
 from domext_ray.errors import ConfigError, DomextError, RunError, hide_passwords
 from domext_ray.export.folder import list_exported
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place
 
 _CARD_LINES = 12
 
 
-def describe_push(where: Where, repo: str, *, is_private: bool) -> str:
+def describe_push(folder: Place, repo: str, *, is_private: bool) -> str:
     """Return the files with their sizes, who would see them, and how the model card begins; nothing is uploaded.
 
     Args:
-        where: an export.
+        folder: an export.
         repo: ORG/NAME.
         is_private: whether only its owners shall see it.
 
     Raises:
         RunError: it is no export, or holds files that are no part of it or have changed.
     """
-    files, folder = list_exported(where), Place(where).local()
-    sizes = {name: (folder / name).stat().st_size for name in files}
+    files, local = list_exported(folder), folder.local()
+    sizes = {name: (local / name).stat().st_size for name in files}
     width = max(len(f"{size:,}") for size in sizes.values())
     card = next(name for name in files if name.endswith("README.md"))
-    text = (folder / card).read_text(encoding="utf-8").splitlines()
+    text = (local / card).read_text(encoding="utf-8").splitlines()
     token = "is set" if _find_token() else "is not set, and the upload needs it"
     lines = [
         f"{hide_passwords(_find_hub())}/{repo} ({'private' if is_private else 'public: everybody sees it'}) would get "
@@ -45,14 +45,14 @@ def describe_push(where: Where, repo: str, *, is_private: bool) -> str:
     return "\n".join(lines)
 
 
-def push_export(where: Where, repo: str, *, is_private: bool) -> str:
+def push_export(folder: Place, repo: str, *, is_private: bool) -> str:
     """Upload an export in one commit, and return the commit's address; the arguments are those of `describe_push`.
 
     Raises:
         ConfigError: there is no token, or the repository is seen by others than asked for.
         RunError: as of `describe_push`; or the hub cannot be reached, or refuses.
     """
-    files, folder = list_exported(where), Place(where).local()
+    files, local = list_exported(folder), folder.local()
     token, hub = _find_token(), _find_hub()
     if not token:
         raise ConfigError(
@@ -71,7 +71,7 @@ def push_export(where: Where, repo: str, *, is_private: bool) -> str:
                 f"{'private' if found else 'public'}; give --push_private {str(found).lower()}, or another name."
             )
         # Not upload_folder, which uploads in several commits: the repository would hold half a model meanwhile.
-        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name) for name in files]
+        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=local / name) for name in files]
         return str(api.create_commit(repo, added, commit_message="Upload a model exported by domext_ray").commit_url)
     except DomextError:
         raise

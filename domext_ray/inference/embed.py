@@ -43,7 +43,7 @@ from domext_ray.inference.parts import (
 from domext_ray.inference.predictors import find_adapter
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
-from domext_ray.storage import new_file, write_json
+from domext_ray.storage import Place, new_file, write_json
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 VECTORS, IDS = "vectors.npy", "ids.jsonl"
@@ -101,7 +101,7 @@ class EmbedPlan(BlockPlan[EmbedConfig]):
         return "\n".join([said, *describe_losses(summary, self.folder, "they have no vector")])
 
 
-def run_embedding(config: EmbedConfig) -> Path:
+def run_embedding(config: EmbedConfig) -> Place:
     """Make the vectors of all rows of an input.
 
     Args:

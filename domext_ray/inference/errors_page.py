@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -15,7 +14,7 @@ from domext_ray.inference.scoring import Compared, Mistake, compare_predictions,
 from domext_ray.labelled.examples import AnyExample, Entity
 from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2
 from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
-from domext_ray.storage import write_text
+from domext_ray.storage import Place, write_text
 
 MAX_ERRORS = 200
 CONTEXT_CHARS = 160
@@ -29,7 +28,7 @@ PRIVATE = "No example is shown: its set says whose each row is (group_field), an
 
 
 def write_errors_page(
-    path: Path,
+    path: Place,
     examples: Sequence[AnyExample],
     predictions: Sequence[Any],
     *,

@@ -13,7 +13,6 @@ A task of several models has a folder for each in it.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +34,7 @@ from domext_ray.export.onnx_graph import GRAPH, INT8, quantize_graph, require_on
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.runs.run_directory import TRAININGS
-from domext_ray.storage import write_json
+from domext_ray.storage import Place, write_json
 
 LABELS_FILE = "labels.json"
 _FEED = """import numpy as np
@@ -100,7 +99,7 @@ _INT8_CARD = (
 )
 
 
-def export_onnx(config: ExportConfig) -> str:
+def export_onnx(config: ExportConfig) -> Place:
     """Write a model's graphs, one per stage of its task.
 
     Args:
@@ -115,7 +114,7 @@ def export_onnx(config: ExportConfig) -> str:
         BaseModelError: the model is not to be had.
     """
     require_onnx()
-    run, folder = Path(config.run), config.output
+    run = Path(config.run)
     if "://" in config.run:
         raise ConfigError(f"--run is {config.run!r}; with --format onnx it must be on a disk: copy its export there.")
     if holds_graphs(run):
@@ -125,9 +124,9 @@ def export_onnx(config: ExportConfig) -> str:
             f"--scale is {config.scale:g}; it must be 1 unless --run is a pre-training run's directory "
             f"({config.run!r} is not)."
         )
-    if not folder and not is_run(run) and not (run / TRAININGS).is_dir():
+    if not config.output and not is_run(run) and not (run / TRAININGS).is_dir():
         raise ConfigError(f"--output is empty; it must be a folder, for --run {config.run!r} is no run's directory.")
-    folder = folder or os.path.join(run, config.folder_name)
+    folder = Place(config.output or run / config.folder_name)
     with new_export(folder, ExportRecord(ONNX), run) as temporary:
         if is_finetuned_model(run):
             _export_task(run, config, temporary)
@@ -154,7 +153,7 @@ def _export_task(run: Path, config: ExportConfig, folder: Path) -> None:
         _write(fitted.model, exported.tokenizer, read_terms(source / content.stages[name]), config, place)
         labels = [own.id2label[each] for each in sorted(own.id2label)]
         tuned = {**content.description.thresholds.get(WHOLE_TASK, {}), **fitted.task.thresholds}
-        write_json(place / LABELS_FILE, {"labels": labels, "thresholds": tuned})
+        write_json(Place(place / LABELS_FILE), {"labels": labels, "thresholds": tuned})
     write_task_file(folder, content)
 
 

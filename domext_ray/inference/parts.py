@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -64,30 +63,30 @@ class BlockFolder:
         suffix: ending of the parts' names, such as ".parquet".
     """
 
-    def __init__(self, folder: Path, suffix: str) -> None:
+    def __init__(self, folder: Place, suffix: str) -> None:
         self.folder, self.suffix = folder, suffix
-        self.records = Records(Place(folder) / RECORDS, find_fault=self._find_fault)
+        self.records = Records(folder / RECORDS, find_fault=self._find_fault)
 
     def make(self) -> None:
         """Make the folders, and remove what a killed job has left half written."""
-        for each in (self.folder / PARTS, self.folder / RECORDS):
+        for each in ((self.folder / name).local() for name in (PARTS, RECORDS)):
             each.mkdir(parents=True, exist_ok=True)
             for left in each.glob(".*"):
                 left.unlink(missing_ok=True)
 
-    def find_part(self, number: int) -> Path:
+    def find_part(self, number: int) -> Place:
         """Return the file of a block."""
         return self.folder / PARTS / f"part-{number:06d}{self.suffix}"
 
     def _find_fault(self, record: BlockRecord) -> str:
         part, size = self.find_part(record["number"]), record["bytes"]
-        is_whole = not size or (part.is_file() and part.stat().st_size == size)
-        return "" if is_whole else f"{part} is not whole"
+        info = part.info()
+        return "" if not size or (info and info.size == size) else f"{part} is not whole"
 
     def remove(self, number: int) -> None:
         """Remove a block's record and its part."""
         self.records.find(number).delete()
-        self.find_part(number).unlink(missing_ok=True)
+        self.find_part(number).delete()
 
     def is_done(self, number: int) -> bool:
         """Whether a block's record, and the part that it speaks of, are there and whole."""
@@ -121,7 +120,7 @@ class BlockPlan(ABC, Generic[ConfigT]):
 
     config: ConfigT  # its devices settled as far as they are known
     input: InputPlan | LabelledInput | SubmissionInput
-    folder: Path  # the output
+    folder: Place  # the output
     identity: dict[str, Any]  # what makes it this job
 
     @property
@@ -180,9 +179,9 @@ class BlockPlan(ABC, Generic[ConfigT]):
 
 def resolve_output(
     config: PredictConfig | EmbedConfig, identity: dict[str, Any], rows: InputPlan | LabelledInput | SubmissionInput
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Place, dict[str, Any]]:
     """Return the folder of an output, which is empty or the job's own, and what makes it this job."""
-    folder = Path(config.output).resolve()
+    folder = Place(config.output).resolve()
     with _name_output():
         known = (read_identity(folder) or {}).get("input_sha256")
         identity = {**identity, "input_sha256": known if known == rows.former_sha256 else rows.sha256}
@@ -199,7 +198,7 @@ def resolve_output(
     return folder, identity
 
 
-def run_block_job(plan: BlockPlan[Any]) -> Path:
+def run_block_job(plan: BlockPlan[Any]) -> Place:
     """Work on the blocks that are missing, or of a dry run say what would be done; return the output's folder."""
     if plan.config.dry_run:
         print(plan.describe())
@@ -332,10 +331,8 @@ def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
                 first = first or f"{each['file']}:{each['line']}: {each['reason']}"
             write_lines(file, record["malformed"])
     if not counts["rows"] and counts["malformed"]:
-        for name in (PARTS, RECORDS):
-            shutil.rmtree(plan.folder / name, ignore_errors=True)
-        for name in (RUN, SOURCES, MALFORMED):
-            (plan.folder / name).unlink(missing_ok=True)
+        for name in (PARTS, RECORDS, RUN, SOURCES, MALFORMED):
+            (plan.folder / name).delete()
         raise CorpusError(
             f"none of the {counts['malformed']:,} rows of --input {plan.config.input!r} can be used ({first}); set "
             "--field, or mend the file."
@@ -354,7 +351,7 @@ def write_lines(file: TextIO, records: Sequence[Any]) -> None:
         file.write(json.dumps(each, ensure_ascii=False) + "\n")
 
 
-def describe_losses(summary: Mapping[str, Any], folder: Path, lacking: str) -> list[str]:
+def describe_losses(summary: Mapping[str, Any], folder: Place, lacking: str) -> list[str]:
     """Return the sentences about rows without text, those that are malformed, and those that were cut or are odd.
 
     `lacking` is what follows "rows have no text, so ".

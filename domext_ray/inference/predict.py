@@ -43,7 +43,7 @@ from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.submission import SubmissionInput, plan_submission, write_submission
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
-from domext_ray.storage import write_json
+from domext_ray.storage import Place, write_json
 
 MAX_LABELS = 20
 """Labels that the last table shows; the summary has all of them."""
@@ -111,7 +111,7 @@ class PredictPlan(BlockPlan[PredictConfig]):
         return "\n".join([*lines, f"predictions: {self.folder / PARTS}"])
 
 
-def run_prediction(config: PredictConfig) -> Path:
+def run_prediction(config: PredictConfig) -> Place:
     """Predict all rows of an input.
 
     Args:
@@ -135,7 +135,7 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
     Raises:
         DomextError: any mistake of the user's.
     """
-    if holds_graphs(config.model):
+    if holds_graphs(Path(config.model)):
         if config.scale.use_gpu is True:
             raise ConfigError(
                 f"--scale.use_gpu is True; {config.model!r} is an ONNX folder, so it must be auto or false."

@@ -144,16 +144,15 @@ def find_model(config: PredictConfig) -> ModelPlace:
         BaseModelError: it is not to be had.
         RunError: it is damaged, or a run or bank without it.
     """
-    device = torch.device("cpu")
+    device, own = torch.device("cpu"), Path(config.model)
     if does_task(config):
         description, found = load_task_model(config.model, device).description, find_adapter(config.model)
-        sha256 = hash_values(found[0].describe(found[1]).to_json()) if found else hash_export(find_export(config.model))
+        sha256 = hash_values(found[0].describe(found[1]).to_json()) if found else hash_export(find_export(own))
         marks = WordMarks.from_json(description.state)
         return ModelPlace(config.model, description.family, sha256, description.labels, marks)
     masked_lm, tokenizer = _load_masked_lm(config.model)
     config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
     _make_fill_mask(masked_lm, tokenizer, config, device)
-    own = Path(config.model)
     return ModelPlace(config.model, FILL_MASK, hash_export(own) if holds_graphs(own) else hash_model(masked_lm))
 
 
@@ -164,14 +163,14 @@ def does_task(config: PredictConfig) -> bool:
     if found := find_adapter(config.model):
         bank, name = found
         return bank.describe(name).task is not None
-    return is_finetuned_model(config.model)
+    return is_finetuned_model(Path(config.model))
 
 
 def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
     """Load a fine-tuned model: an export, a run that has one, or BANK:NAME; `batch_tokens` counts padding."""
     found = find_adapter(model)
     if found is None:
-        return load_exported(model, device, batch_tokens, takes_graphs=True)
+        return load_exported(Path(model), device, batch_tokens, takes_graphs=True)
     bank, name = found
     description = bank.describe(name).task
     assert description is not None, "of an adapter that does a task"
@@ -217,13 +216,15 @@ def _load_masked_graph(model: str, folder: Path) -> tuple[DomextForMaskedLM, Pre
 def find_adapter(model: str) -> tuple[AdapterBank, str] | None:
     """Return the bank and the adapter of BANK:NAME; None: it is another kind of model."""
     folder, mark, name = model.rpartition(":")
-    return (AdapterBank.open(folder), name) if mark and (Place(folder) / BANK).is_file() else None
+    if not mark or not ((place := Place(folder)) / BANK).is_file():
+        return None
+    return AdapterBank.open(place), name
 
 
 def _load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
     found = find_adapter(model)
-    if found is None and holds_graphs(model):
-        return _load_masked_graph(model, Path(model).expanduser())
+    if found is None and holds_graphs(Path(model)):
+        return _load_masked_graph(model, Path(model))
     if found is None:
         return load_masked_lm(model, "--model")
     bank, name = found

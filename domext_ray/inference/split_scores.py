@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +13,14 @@ from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.predictors import load_task_model
 from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2
 from domext_ray.labelled.metrics.scores import over_clusters
-from domext_ray.storage import write_json
+from domext_ray.storage import Place, write_json
 
 SCORES, ERRORS = "scores.json", "errors.html"
 MOST_LABELS = 20
 """Labels that the table shows; the files have all of them."""
 
 
-def score_split(model: str, source: LabelledInput, predictions: Sequence[Prediction], folder: Path) -> dict[str, Any]:
+def score_split(model: str, source: LabelledInput, predictions: Sequence[Prediction], folder: Place) -> dict[str, Any]:
     """Score a model's predictions against the labels of their split, and write scores.json and errors.html.
 
     Returns:

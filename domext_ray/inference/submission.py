@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from domext_ray.data.files import find_files, name_unreadable, open_stream
@@ -25,7 +24,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
 from domext_ray.labelled.set_description import SetDescription, list_shipped, read_description
-from domext_ray.storage import parse_json, write_text
+from domext_ray.storage import Place, parse_json, write_text
 
 Fields = Mapping[str, Any]
 _ROLES = ("text", "pair")
@@ -164,7 +163,7 @@ def _name_roles(row: Fields, description: SetDescription) -> dict[str, Any]:
     return {role: next((row[each] for each in own if each in row), None) for role, own in names.items()}
 
 
-def write_submission(plan: SubmissionInput, records: Sequence[Fields], folder: Path) -> Path:
+def write_submission(plan: SubmissionInput, records: Sequence[Fields], folder: Place) -> Place:
     """Write the server's file into a folder, of what was predicted of each row."""
     answer = SUBMISSIONS[plan.name][1]
     answers = [answer(row, record) for row, record in zip(plan.rows, records, strict=True)]

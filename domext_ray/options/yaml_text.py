@@ -1,4 +1,4 @@
-"""YAML that a user writes: plain values only, every mistake with its file and line."""
+"""The one reader of YAML: plain values only, every mistake with its file and line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import yaml
 
 from domext_ray.errors import ConfigError, name_file
-from domext_ray.files import PlainLoader
 
 _MAX_YAML_BYTES = 2**20
 """A longer file was meant for another option."""
+_MAX_YAML_VALUES = 100_000
+"""What a person writes has fewer."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def parse_yaml(text: str, name: str) -> Node:
     if len(text) > _MAX_YAML_BYTES:
         raise ConfigError(f"{name} is above 1 MB; it must be a YAML file of options.")
     try:
-        loader = PlainLoader(text)
+        loader = _PlainLoader(text)
         node = loader.get_single_node()
         return Node(None, None, 1) if node is None else _YamlReader(loader, name).read(node)
     except yaml.MarkedYAMLError as error:
@@ -95,12 +96,44 @@ def parse_yaml(text: str, name: str) -> Node:
         raise ConfigError(f"{name} is no YAML of options: its lists or mappings are too deep.") from error
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Reads YAML that anybody may have written: no more than `_MAX_YAML_VALUES`, and a bad one is a ValueError.
+
+    An alias counts as all that it stands for: a few aliases of aliases could make any number of values.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._num_values = 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Make a node, as the class that this one is of does."""
+        before, is_alias = self._num_values, self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if is_alias and node not in self._sizes:
+            raise RecursionError("a value that stands within itself")
+        self._num_values += self._sizes[node] if is_alias else 1
+        self._sizes.setdefault(node, self._num_values - before)
+        if self._num_values > _MAX_YAML_VALUES:
+            raise yaml.YAMLError(f"it has more than {_MAX_YAML_VALUES:,} values")
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Make a node's value, as the class that this one is of does."""
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError) as error:  # of !!int '', !!bool x or 1:0:0 … :0.5
+            raise ValueError(f"{node.tag} is none") from error
+
+
 class _YamlReader:
     """Makes nodes with their lines of a YAML loader's."""
 
     _TAG = "tag:yaml.org,2002:"
 
-    def __init__(self, loader: PlainLoader, name: str) -> None:
+    def __init__(self, loader: _PlainLoader, name: str) -> None:
         self.loader, self.name = loader, name
 
     def read(self, node: yaml.Node) -> Node:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -29,7 +28,7 @@ from domext_ray.report.summary import SUMMARY, read_origin, read_summary
 from domext_ray.report.tables import NONE, Table, format_bounds
 from domext_ray.runs import run_directory
 from domext_ray.runs.losses import MLM, find_losses
-from domext_ray.storage import Place, Where, write_text
+from domext_ray.storage import Place, write_text
 from domext_ray.training.metrics import find_last_step, read_metrics
 
 BITS, GENERAL = "eval/domain_bits_per_character", "eval/general_mlm_accuracy"
@@ -137,7 +136,7 @@ def describe_differences(lines: Sequence[Line]) -> str:
 
 
 def draw_lines(
-    lines: Sequence[Line], path: Path, title: str, figure: str, form: str = ".3f", *, change: str = ""
+    lines: Sequence[Line], path: Place, title: str, figure: str, form: str = ".3f", *, change: str = ""
 ) -> None:
     """Draw every model's figure with its interval and its restarts, and the differences beside them, as a PNG."""
     names, differences = [each.name for each in lines], [each.difference for each in lines]
@@ -166,22 +165,22 @@ class ComparedRun:
     evaluations: tuple[dict[str, Any], ...]
 
 
-def choose_runs(runs: Sequence[str]) -> list[Path]:
+def choose_runs(runs: Sequence[str]) -> list[Place]:
     """Return the folders of --runs, each one once.
 
     Raises:
         ConfigError: a run is given twice, by whatever path: it would count as a seed of its own; or one is a sweep.
     """
-    folders = [Path(each).expanduser() for each in runs]
+    folders = [Place(each).resolve() for each in runs]
     for i, folder in enumerate(folders):
-        if folder.resolve() in [each.resolve() for each in folders[:i]]:
+        if folder in folders[:i]:
             raise ConfigError(f"--runs must be different runs, and {str(folder)!r} is given twice.")
         if (folder / _PAGES[1]).is_file():
             raise ConfigError(f"--runs names {str(folder)!r}, a sweep; its page, {_PAGES[1]}, compares its trials.")
     return folders
 
 
-def read_run(run_dir: Path) -> ComparedRun:
+def read_run(run_dir: Place) -> ComparedRun:
     """Read a finished run.
 
     Raises:
@@ -191,7 +190,7 @@ def read_run(run_dir: Path) -> ComparedRun:
     records = [each for each in read_metrics(run_dir / "metrics.jsonl") if each.get(BITS) is not None]
     if not records:
         raise RunError(f"{run_dir / 'metrics.jsonl'} has no evaluation; run the job again.")
-    return ComparedRun(run_dir.resolve().name, summary, tuple(records))
+    return ComparedRun(run_dir.name, summary, tuple(records))
 
 
 def tabulate_runs(runs: Sequence[ComparedRun]) -> Table:
@@ -230,7 +229,7 @@ def find_undominated(values: Sequence[Sequence[float]]) -> list[int]:
     return [i for i, own in enumerate(table) if not ((table >= own).all(axis=1) & (table > own).any(axis=1)).any()]
 
 
-def draw_comparison(runs: Sequence[ComparedRun], path: Path) -> None:
+def draw_comparison(runs: Sequence[ComparedRun], path: Place) -> None:
     """Draw bits per character and general accuracy of the runs over their training seconds as a PNG."""
     panels = {
         BITS: ("Learned: held-out domain text", "bits per character (less is better)"),
@@ -253,12 +252,11 @@ def list_points(run: ComparedRun, metric: str) -> tuple[list[float], list[float]
     return [each.get("time/seconds", 0.0) for each in measured], [each[metric] for each in measured]
 
 
-def write_index(where: Where) -> Place:
+def write_index(folder: Place) -> Place:
     """Write the index of the runs in a folder, RUN.DIR, and return its place.
 
     A folder that is damaged, or of a run that is being written, has a line that says so and stops nothing.
     """
-    folder = Place(where)
     names = folder.list_names()
     runs = {name: cells for name in names if (cells := _list_cells(folder / name))}
     newest = sorted(runs, key=lambda name: runs[name][0].removeprefix(NONE), reverse=True)

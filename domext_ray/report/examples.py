@@ -11,7 +11,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.data.sentences import split_sentences
 from domext_ray.runs.run_directory import read_identity
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.rebuild import RebuiltRun, rebuild_run
 from domext_ray.training.start import apply_start, build_run_model
@@ -65,7 +64,7 @@ class Example:
     after: tuple[Guess, ...]
 
 
-def make_examples(run_dir: Where, manifest: Manifest) -> list[Example]:
+def make_examples(run_dir: Place, manifest: Manifest) -> list[Example]:
     """Let a run's model as it was before the first step, and as it is now, predict masked words of held-out text.
 
     There are none of a model that was not trained on masked words, of text that is somebody's (`group_field`), or
@@ -84,11 +83,11 @@ def make_examples(run_dir: Where, manifest: Manifest) -> list[Example]:
     ]
 
 
-def _rebuild_start(run: RebuiltRun, run_dir: Where) -> Any | None:
+def _rebuild_start(run: RebuiltRun, run_dir: Place) -> Any | None:
     """The model before the first step; None if it started from a run that has gone or trained on."""
-    model = build_run_model(run.config, run.base, (Place(run_dir) / "tokenizer").local(), 0.0, run.extensions)
+    model = build_run_model(run.config, run.base, (run_dir / "tokenizer").local(), 0.0, run.extensions)
     if run.config.init_from:
-        folder = Path(run.config.init_from).expanduser()
+        folder = Place(run.config.init_from)
         found = find_latest(folder / "checkpoints")
         if found is None or found.tensors_sha256 != (read_identity(run_dir) or {}).get("init_sha256"):
             return None

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from domext_ray.files import ASSETS
 from domext_ray.options.places import hide_places
+from domext_ray.options.yaml_text import parse_yaml
 from domext_ray.report.plots import Picture
 from domext_ray.report.tables import Rows
 
@@ -79,5 +80,6 @@ def format_pictures(pictures: Sequence[Picture]) -> Markup:
 
 def format_settings(settings: str) -> Markup:
     """Return a configuration, given as YAML, folded; of paths only the last part is shown."""
-    shown = yaml.safe_dump(hide_places(yaml.safe_load(settings)), sort_keys=False, allow_unicode=True)
+    values = hide_places(parse_yaml(settings, "config.yaml").value)
+    shown = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return _fill("folded", "All options", _fill("code", shown))

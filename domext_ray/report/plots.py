@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -29,7 +28,7 @@ from scipy.ndimage import uniform_filter1d
 from domext_ray.errors import RunError
 from domext_ray.intervals import Estimate
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
-from domext_ray.storage import Where, new_file
+from domext_ray.storage import Place, new_file, open_file
 
 PAPER, INK, MUTED, GRID, LINE = "#ffffff", "#1f2933", "#5b6672", "#e4e8ec", "#c3cad1"
 BLUE, GREEN, ORANGE, VIOLET, RED, OCHRE = "#1f6fb2", "#23794b", "#b34d14", "#6a51a3", "#b3365b", "#7a5f14"
@@ -86,7 +85,7 @@ _SETTINGS = threading.RLock()
 
 
 @contextmanager
-def new_picture(path: Where, size: tuple[float, float]) -> Iterator[Figure]:
+def new_picture(path: Place, size: tuple[float, float]) -> Iterator[Figure]:
     """Give a figure of so many inches; it is written whole, as PNG, when the block ends without an error."""
     with _SETTINGS, matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -127,18 +126,18 @@ def _name_color(found: re.Match[str]) -> str:
     return f"var(--{name})" if name else found[0]
 
 
-def check_picture(path: Path) -> None:
+def check_picture(path: Place) -> None:
     """Refuse to draw over a file that `new_picture` did not write.
 
     Raises:
         RunError: `path` is such a file, or a folder.
     """
-    if not path.absolute().parent.is_dir():
+    if not path.parent.is_dir():
         raise RunError(f"{path.parent} is no folder; give the picture (--output) one that exists.")
     if path.is_dir():
         raise RunError(f"{path} is a folder; give the picture a file's name (--output comparison.png).")
-    if path.exists():
-        with path.open("rb") as file:
+    if path.is_file():
+        with open_file(path.local()) as file:
             if b"Software\0" + _SOFTWARE.encode() not in file.read(4096):
                 raise RunError(f"{path} is no picture that this project drew; give another --output, or move it away.")
 
@@ -210,7 +209,7 @@ def list_curves(records: Sequence[dict[str, Any]]) -> list[Picture]:
     ]
 
 
-def write_curves(path: Where, records: Sequence[dict[str, Any]]) -> None:
+def write_curves(path: Place, records: Sequence[dict[str, Any]]) -> None:
     """Draw the four curves that tell a run, for a README."""
     with new_picture(path, (8.2, 7.0)) as figure:  # a phone shows its text
         figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)

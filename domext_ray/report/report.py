@@ -43,7 +43,7 @@ from domext_ray.report.summary import read_origin
 from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import read_config
-from domext_ray.storage import Place, Where, new_file
+from domext_ray.storage import Place, new_file
 from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.router import describe_router, read_records
 from domext_ray.vocabulary.extension import STATISTICS_FILE
@@ -56,8 +56,8 @@ REST = 50.0
 class LiveReport:
     """Writes a run's page, and the index of all runs, while it trains and when it stops, whatever stopped it."""
 
-    def __init__(self, run_dir: Where) -> None:
-        self.run_dir = Place(run_dir)
+    def __init__(self, run_dir: Place) -> None:
+        self.run_dir = run_dir
         self._due, self._lock, self._has_ended = 0.0, threading.Lock(), False
 
     def note_evaluation(self) -> None:
@@ -90,18 +90,17 @@ class LiveReport:
             self._due = ended + REST * (ended - started)
 
 
-def write_report(where: Where, state: State = "finished", examples: Sequence[Example] = ()) -> Place:
+def write_report(run_dir: Place, state: State = "finished", examples: Sequence[Example] = ()) -> Place:
     """Draw a run's curves, write report.html and curves.png, and return the place of the former.
 
     Args:
-        where: a run's directory, with metrics.jsonl, run.json and config.yaml.
+        run_dir: a run's directory, with metrics.jsonl, run.json and config.yaml.
         state: what the run is doing now.
         examples: masked words of held-out text; with them only the owner may read the page, as the text itself.
 
     Raises:
         RunError: one of the three files is missing or damaged.
     """
-    run_dir = Place(where)
     records = read_metrics(run_dir / "metrics.jsonl")
     if not records:
         raise RunError(f"{run_dir / 'metrics.jsonl'} is missing or empty; run the job again to fill it.")

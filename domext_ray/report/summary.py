@@ -28,7 +28,7 @@ from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runs.run_directory import RUN, read_run
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
-from domext_ray.storage import Place, Where, write_json
+from domext_ray.storage import Place, write_json
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records
@@ -45,7 +45,7 @@ _SECONDS = 5.0
 """Git is given up after so long: its disk may hang."""
 
 
-def describe_origin(run_dir: Where, **facts: Any) -> dict[str, Any]:
+def describe_origin(run_dir: Place, **facts: Any) -> dict[str, Any]:
     """Return what run.json says of a start, beside facts without paths; the first start's time stays. Ray is there."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {
@@ -57,7 +57,7 @@ def describe_origin(run_dir: Where, **facts: Any) -> dict[str, Any]:
     }
 
 
-def read_origin(run_dir: Where) -> dict[str, Any]:
+def read_origin(run_dir: Place) -> dict[str, Any]:
     """Return what `describe_origin` told of a run's newest start, with the versions of packages.
 
     Raises:
@@ -65,7 +65,7 @@ def read_origin(run_dir: Where) -> dict[str, Any]:
     """
     run = read_run(run_dir, {f"origin.{name}": kind for name, kind in _ORIGIN.items()} | {"versions": list})
     if not run:
-        raise RunError(f"{Place(run_dir) / RUN} is missing; a run writes it when training starts: run the job again.")
+        raise RunError(f"{run_dir / RUN} is missing; a run writes it when training starts: run the job again.")
     versions = {name: each for name, each in run["versions"][-1].items() if name != "from_step"}
     return {**run["origin"], "versions": versions}
 
@@ -112,9 +112,8 @@ def count_trained(counts: ParameterCounts, method: MethodConfig) -> dict[str, in
     return {name: number for name, number in kinds.items() if number}
 
 
-def write_summary(where: Where, config: PretrainConfig) -> dict[str, Any]:
+def write_summary(run_dir: Place, config: PretrainConfig) -> dict[str, Any]:
     """Write summary.json from the metrics of a run and its run.json, and return it."""
-    run_dir = Place(where)
     measured, origin = measure_run(read_metrics(run_dir / "metrics.jsonl")), read_origin(run_dir)
     if "train" not in measured or find_latest(run_dir / "checkpoints") is None:
         raise RunError(f"{run_dir} has no trained step to summarise; run the job again.")
@@ -131,21 +130,20 @@ def write_summary(where: Where, config: PretrainConfig) -> dict[str, Any]:
     return summary
 
 
-def add_times(run_dir: Where) -> dict[str, float]:
+def add_times(run_dir: Place) -> dict[str, float]:
     """Put the seconds of each stage of a run's newest job into its summary.json, and return them by `events.STAGES`."""
-    path = Place(run_dir) / SUMMARY
+    path = run_dir / SUMMARY
     times = measure_times(run_dir)
     write_json(path, {**read_summary(path), "job_seconds": times})
     return times
 
 
-def read_summary(where: Where) -> dict[str, Any]:
+def read_summary(path: Place) -> dict[str, Any]:
     """Read a run's summary.json.
 
     Raises:
         RunError: it is missing or damaged.
     """
-    path = Place(where)
     if not path.is_file():
         raise RunError(f"{path} is missing; a run writes it when training ends: run the job again.")
     values = read_json(path, _REMEDY)

@@ -24,7 +24,7 @@ from domext_ray.errors import DomextError, RunError, StorageError
 from domext_ray.files import Kind, check_values
 from domext_ray.progress import StatusLine
 from domext_ray.runtime.machine import find_submission
-from domext_ray.storage import NEW, Place, Where, hash_text, parse_json
+from domext_ray.storage import NEW, Place, hash_text, parse_json
 
 BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
 """How often a job shows that it lives; an attempt that has not for so long may be taken over."""
@@ -123,29 +123,27 @@ class Attempt:
                 raise self._refuse() from None
 
 
-def supersede(where: Where) -> Place:
+def supersede(run: Place) -> Place:
     """Begin a run's next attempt, whoever may be at work there: what that publishes from now on is refused."""
-    run = Place(where)
     attempt = Attempt(run, 0, {**_describe_process(), "ended": True})
     attempt.begin(_find_newest(run))
     return Place(run, attempt)
 
 
 @contextlib.contextmanager
-def hold(where: Where, *, purpose: str = "") -> Iterator[Place]:
+def hold(run: Place, *, purpose: str = "") -> Iterator[Place]:
     """Hold a run against other jobs; the place that is returned refuses to publish once another job has taken it over.
 
     A job that has ended lets go, one that was killed on this machine, too. One of another machine is given
     `STALE_SECONDS` to show that it lives; ages are told by the storage's clock alone.
 
     Args:
-        where: the run's directory.
+        run: the run's directory.
         purpose: what another job does there that is waited for; empty: it is an error.
 
     Raises:
         RunError: another job holds it.
     """
-    run = Place(where)
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     attempt = Attempt(run, 0, {**_describe_process(), "since": since})
     _take(attempt, purpose)
@@ -163,7 +161,7 @@ def hold(where: Where, *, purpose: str = "") -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def lock_folder(where: Where, what: str, option: str, *, purpose: str = "") -> Iterator[Place]:
+def lock_folder(place: Place, what: str, option: str, *, purpose: str = "") -> Iterator[Place]:
     """Make a folder and hold it, as `hold` does.
 
     A new one goes again with nothing in it, and after a mistake that shows before it has an identity (an empty corpus,
@@ -171,7 +169,7 @@ def lock_folder(where: Where, what: str, option: str, *, purpose: str = "") -> I
     disk full.
 
     Args:
-        where: the folder.
+        place: the folder.
         what: what it is, for messages.
         option: that names it.
         purpose: see `hold`; a folder of work belongs to its job alone, new or not.
@@ -179,7 +177,6 @@ def lock_folder(where: Where, what: str, option: str, *, purpose: str = "") -> I
     Raises:
         RunError: another job holds it, or it cannot be made.
     """
-    place = Place(where)
     held: Place | None = None
     above = [each for each in Path(place).parents if not os.path.exists(each)] if place.is_local else []
     is_own = bool(purpose) or not place.exists()
@@ -206,16 +203,16 @@ def lock_folder(where: Where, what: str, option: str, *, purpose: str = "") -> I
 
 
 @contextlib.contextmanager
-def lock_work(where: Where, purpose: str) -> Iterator[Place]:
+def lock_work(folder: Place, purpose: str) -> Iterator[Place]:
     """Hold a folder of work that the same command goes on with; another job with the same work is waited for.
 
     It stays for a second start. What nobody has come back for within a week is removed by the next job beside it.
 
     Args:
-        where: the folder, whose name is a hash of all that decides the work, and may begin with `words-`.
+        folder: the folder, whose name is a hash of all that decides the work, and may begin with `words-`.
         purpose: what the work is, for messages.
     """
-    with lock_folder(where, "the folder", "--prepare.cache_dir", purpose=purpose) as work:
+    with lock_folder(folder, "the folder", "--prepare.cache_dir", purpose=purpose) as work:
         _remove_leftovers(work)
         yield work
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from domext_ray.errors import StorageError
 from domext_ray.files import NUMBER, check_values
-from domext_ray.storage import Log, Place, Where, parse_json
+from domext_ray.storage import Log, Place, parse_json
 
 EVENTS, TAIL_BYTES = "events.jsonl", 32_768
 """The file, and what is read of its end, or of another one that grows, to see what is new."""
@@ -46,12 +46,12 @@ class Event:
     stage: str = ""  # of the job that the phase belongs to, one of `STAGES`; empty: none, as after the last one
 
 
-def notify_driver(run_dir: Where, text: str) -> None:
+def notify_driver(run_dir: Place, text: str) -> None:
     """Say a sentence on the driver's terminal, from any process that sees the run's directory."""
     _append(run_dir, {"note": text})
 
 
-def enter_phase(run_dir: Where, text: str, stage: str = "", seconds: float | None = None) -> None:
+def enter_phase(run_dir: Place, text: str, stage: str = "", seconds: float | None = None) -> None:
     """Note what the run is doing from now on, such as "evaluating the start", which the driver says if it takes long.
 
     Args:
@@ -63,14 +63,14 @@ def enter_phase(run_dir: Where, text: str, stage: str = "", seconds: float | Non
     _append(run_dir, {"phase": text, **({"stage": stage} if stage else {})}, seconds)
 
 
-def _append(run_dir: Where, said: dict[str, str], seconds: float | None = None) -> None:
+def _append(run_dir: Place, said: dict[str, str], seconds: float | None = None) -> None:
     line = json.dumps({"seconds": round(time.time() if seconds is None else seconds, 3), **said}) + "\n"
     try:
-        _open_log(Place(run_dir) / EVENTS).add(line)
+        _open_log(run_dir / EVENTS).add(line)
     except (OSError, StorageError) as error:  # what must be written says so; this goes to the worker's log
         text = next(iter(said.values()))
         reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else error
-        print(f"{text} ({reason}: {Place(run_dir) / EVENTS})", file=sys.stderr, flush=True)
+        print(f"{text} ({reason}: {run_dir / EVENTS})", file=sys.stderr, flush=True)
 
 
 @functools.lru_cache(maxsize=8)
@@ -79,7 +79,7 @@ def _open_log(place: Place) -> Log:
     return Log(Place(str(place)))  # without a fence: a job that has lost its run may say so
 
 
-def measure_times(run_dir: Where) -> dict[str, float]:
+def measure_times(run_dir: Place) -> dict[str, float]:
     """Return the seconds that each stage of a run's newest job took so far, by names of `STAGES`; empty: not recorded.
 
     The sum is the time from the job's start to its newest event: each phase lasts until the next one.
@@ -99,8 +99,8 @@ def measure_times(run_dir: Where) -> dict[str, float]:
 class EventReader:
     """Reads what is added to a run's events from now on; `from_start`: what is there already, too."""
 
-    def __init__(self, run_dir: Where, *, from_start: bool = False) -> None:
-        self.path = Place(run_dir) / EVENTS
+    def __init__(self, run_dir: Place, *, from_start: bool = False) -> None:
+        self.path = run_dir / EVENTS
         info = self.path.info()
         self._place = 0 if from_start or info is None else info.size
 

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.errors import ConfigError, RunError, find_user_error
-from domext_ray.files import Kind, check_values, describe_format, newest_format, read_json, read_yaml
+from domext_ray.files import Kind, check_values, describe_format, newest_format, read_json, read_text
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict, list_differences, show_value
+from domext_ray.options.yaml_text import parse_yaml
 from domext_ray.runs.attempts import RUN as RUN
 from domext_ray.runs.attempts import lock_folder
-from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, write_text
+from domext_ray.storage import Place, find_cache, hash_text, write_json, write_text
 
 ConfigT = TypeVar("ConfigT", bound=Any)
 
@@ -56,33 +57,35 @@ class RunPaths:
 
 def resolve_paths(config: PretrainConfig) -> RunPaths:
     """Say where a run lives."""
-    is_local = Place(config.run.dir).is_local
-    root = Place(resolve_root(config.run.dir) if is_local else config.run.dir)
+    root = resolve_root(config.run.dir)
     run = root / (config.run.name or config.method.name)
     corpora = Place(config.prepare.cache_dir or root / ".corpora")
-    return RunPaths(run, corpora, Path(run) if is_local else find_cache() / "runs" / hash_text(str(run))[:16])
+    return RunPaths(run, corpora, Path(run) if run.is_local else find_cache() / "runs" / hash_text(str(run))[:16])
 
 
-def resolve_root(directory: str) -> Path:
-    """Return the folder of all runs, given --run.dir.
+def resolve_root(directory: str) -> Place:
+    """Return the folder of all runs, given --run.dir; on a disk it is the folder that links lead to.
 
     Raises:
         RunError: it is no folder.
     """
-    root = Path(directory).expanduser().resolve()
-    place = next((each for each in (root, *root.parents) if each.exists()), root)
-    if place.exists() and not place.is_dir():
-        raise RunError(f"--run.dir is {directory!r}, and {place} is no folder; give a folder.")
+    root = Place(directory).resolve()
+    if root.is_local:
+        above = root.local()
+        while not above.exists():
+            above = above.parent
+        if not above.is_dir():
+            raise RunError(f"--run.dir is {directory!r}, and {above} is no folder; give a folder.")
     return root
 
 
-def resolve_schedule(config: PretrainConfig, run_dir: Where) -> PretrainConfig:
+def resolve_schedule(config: PretrainConfig, run_dir: Place) -> PretrainConfig:
     """Fix the schedule's horizon: the option's, or the one that the run started with, or its first limit.
 
     Beyond it the learning rate is 0, so no run goes there, whatever its limit on tokens or seconds. While
     `train.max_steps` is 0 (the corpus will say how many), so is the horizon of a run that starts.
     """
-    if (Place(run_dir) / TRAININGS).is_dir():
+    if (run_dir / TRAININGS).is_dir():
         raise RunError(f"the run directory {run_dir} belongs to a fine-tuned run; give another --run.name.")
     stored = read_identity(run_dir, {"optim.decay_steps": int})
     decay_steps = config.optim.decay_steps or (stored["optim"]["decay_steps"] if stored else config.train.max_steps)
@@ -93,7 +96,7 @@ def resolve_schedule(config: PretrainConfig, run_dir: Where) -> PretrainConfig:
     return replace(resolved, optim=replace(resolved.optim, warmup_steps=resolve_warmup_steps(resolved)))
 
 
-def keep_precision(config: ConfigT, run_dir: Where) -> ConfigT:
+def keep_precision(config: ConfigT, run_dir: Place) -> ConfigT:
     """Let `--engine.precision auto` be what a run began with, whatever machine it goes on at."""
     if config.engine.precision != "auto":
         return config
@@ -104,7 +107,7 @@ def keep_precision(config: ConfigT, run_dir: Where) -> ConfigT:
     return replace(config, engine=engine)
 
 
-def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Where | None) -> None:
+def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Place | None) -> None:
     """Refuse steps beyond the schedule, unless another limit may end the run before."""
     steps = config.train.max_steps
     options = "--train.max_steps and epochs make" if config.train.epochs else "--train.max_steps is"
@@ -122,15 +125,14 @@ def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Where | None
         )
 
 
-def describe_continuation(config: PretrainConfig, run_dir: Where, options: str = "") -> str:
+def describe_continuation(config: PretrainConfig, place: Place, options: str = "") -> str:
     """Return how the weights of a run whose schedule has ended train on, as a part of a sentence."""
-    place = Place(run_dir)
     run = f"{place if place.is_local else f'COPY-OF-{place.name}'}"
     start = f"--init_from {run}" if config.base != "none" else f"--base {run}/export"
     return f"{start} --run.name NEW{options} trains its weights on"
 
 
-def check_identity(run_dir: Where, identity: Mapping[str, Any], *, grows: bool = False) -> None:
+def check_identity(run_dir: Place, identity: Mapping[str, Any], *, grows: bool = False) -> None:
     """Refuse a run directory that was made by a run of another identity; what has only moved is the same.
 
     Args:
@@ -186,13 +188,13 @@ def _tell_change(before: Any, after: Any) -> str:
     return f"was {was} and is {now} now"
 
 
-def read_run(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:
+def read_run(run_dir: Place, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:
     """Return what run.json says of a run; empty before its first start. `expected` is `files.read_json`'s.
 
     Raises:
         RunError: run.json is damaged, or of another format.
     """
-    path = Place(run_dir) / RUN
+    path = run_dir / RUN
     if not path.is_file():
         return {}
     values = read_json(path, _RUN_REMEDY, {"format": int})
@@ -209,22 +211,22 @@ def _find_writer(versions: object) -> object:
     return last.get("domext_ray") if isinstance(last, dict) else None
 
 
-def write_run(run_dir: Where, **parts: Any) -> None:
+def write_run(run_dir: Place, **parts: Any) -> None:
     """Write run.json; parts that are not given stay.
 
     They are "identity", what the run is recognised by; of pre-training also "order" and "versions", what its rows and
     masks follow from, and "origin", how it was started.
     """
-    write_json(Place(run_dir) / RUN, {"format": FORMAT, **read_run(run_dir), **parts})
+    write_json(run_dir / RUN, {"format": FORMAT, **read_run(run_dir), **parts})
 
 
-def read_identity(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
+def read_identity(run_dir: Place, expected: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
     """Return the identity that a run's directory was made with, as `read_run` does; None before its first start."""
     names = {f"identity.{name}": kind for name, kind in (expected or {}).items()}
     return read_run(run_dir, names).get("identity")
 
 
-def check_order(run_dir: Where, order: Mapping[str, Any], added: Mapping[str, str]) -> list[str]:
+def check_order(run_dir: Place, order: Mapping[str, Any], added: Mapping[str, str]) -> list[str]:
     """Refuse to go on with a run whose rows or masks this version would draw in another way.
 
     Args:
@@ -254,7 +256,7 @@ def check_order(run_dir: Where, order: Mapping[str, Any], added: Mapping[str, st
     ]
 
 
-def add_versions(run_dir: Where, step: int) -> list[dict[str, Any]]:
+def add_versions(run_dir: Place, step: int) -> list[dict[str, Any]]:
     """Return the versions that a run was made with, each from its step on, those of this process, from `step`, last."""
     history = [each for each in read_run(run_dir).get("versions", []) if each["from_step"] <= step]
     now = {"from_step": step, **list_versions()}
@@ -270,26 +272,31 @@ def list_versions() -> dict[str, str]:
     return found
 
 
-def write_config(run_dir: Where, config: Any) -> None:
+def write_config(run_dir: Place, config: Any) -> None:
     """Write a run's options."""
-    write_text(Place(run_dir) / CONFIG, dump_yaml(config))
+    write_text(run_dir / CONFIG, dump_yaml(config))
 
 
-def read_config(run_dir: Where, config_class: type[ConfigT]) -> ConfigT:
+def read_config(run_dir: Place, config_class: type[ConfigT]) -> ConfigT:
     """Return the options of a run.
 
     Raises:
         RunError: `run_dir` is no run directory, or its config.yaml is not what a run wrote.
     """
-    path = Place(run_dir) / CONFIG
+    path = run_dir / CONFIG
     if not path.is_file():
         raise RunError(f"{run_dir} is no run directory: it has no {CONFIG}; give one that a job made.")
-    values = read_yaml(path, _CONFIG_REMEDY)
+    text = read_text(path, _CONFIG_REMEDY)
+    try:
+        values = parse_yaml(text, CONFIG).value
+    except ConfigError as error:
+        raise RunError(f"{path} is not valid YAML ({str(error).removesuffix('.')}); {_CONFIG_REMEDY}.") from error
+    check_values(path, values, "YAML mapping", _CONFIG_REMEDY, {})
     try:
         return from_dict(config_class, values, is_stored=True)
     except Exception as error:  # of the decoder's many kinds
-        if config_class is PretrainConfig and (Place(run_dir) / TRAININGS).is_dir():
-            export = Place(run_dir) / "export"
+        if config_class is PretrainConfig and (run_dir / TRAININGS).is_dir():
+            export = run_dir / "export"
             raise RunError(
                 f"{run_dir} is a fine-tuned run, whose model is its export ({export}); give a run of pre-training here."
             ) from None
@@ -298,6 +305,6 @@ def read_config(run_dir: Where, config_class: type[ConfigT]) -> ConfigT:
         raise RunError(f"{path} cannot be used ({cause}); {_CONFIG_REMEDY}.") from error
 
 
-def lock_run(run_dir: Where) -> contextlib.AbstractContextManager[Place]:
+def lock_run(run_dir: Place) -> contextlib.AbstractContextManager[Place]:
     """Make a run's directory and hold it against a second job, as `attempts.lock_folder` does."""
     return lock_folder(run_dir, "the run directory", "--run.dir")

@@ -10,7 +10,6 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
@@ -55,7 +54,7 @@ class SweepPlan:
     space: Space
     points: list[Point]  # of its trials; empty: Optuna suggests them
     refused: Counter[str]  # points that cannot be trained, by the reason
-    folder: Path  # its directory
+    folder: Place  # its directory
     sets: tuple[LoadedSet, ...]  # the tasks', without their test splits
     identity: dict[str, Any]  # what makes the sweep this one; see `identity_of`
     prepared: Mapping[str, Prepared] = field(default_factory=dict)  # by `space.name_preparation`
@@ -69,7 +68,7 @@ class SweepPlan:
     @property
     def ledger(self) -> Ledger:
         """The trials' records."""
-        return Ledger(Place(self.folder / TRIALS))
+        return Ledger(self.folder / TRIALS)
 
 
 def plan_sweep(config: SweepConfig) -> SweepPlan:
@@ -90,7 +89,7 @@ def plan_sweep(config: SweepConfig) -> SweepPlan:
     return SweepPlan(config, space, points, refused, folder, sets, identity)
 
 
-def take_trials(identity: dict[str, Any], folder: Path) -> dict[str, Any]:
+def take_trials(identity: dict[str, Any], folder: Place) -> dict[str, Any]:
     """Return an identity with the number of trials of a sweep that is there: it may grow and shrink."""
     stored = (read_identity(folder) or {}).get("search", {})
     search = identity["search"]

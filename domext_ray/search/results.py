@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -62,11 +61,11 @@ class TrialResult:
         return Estimate(self.get(objective), *bounds)
 
 
-def read_trials(folder: Path, num_rungs: int) -> list[TrialResult]:
+def read_trials(folder: Place, num_rungs: int) -> list[TrialResult]:
     """Read the trials of a sweep, in the order of their names."""
     return [
         TrialResult(each.trial.name, each.trial.config, each.steps, num_rungs, each.failure)
-        for each in Ledger(Place(folder)).list()
+        for each in Ledger(folder).list()
     ]
 
 

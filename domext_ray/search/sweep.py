@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
@@ -44,13 +43,13 @@ from domext_ray.search.space import configure, name_preparation
 from domext_ray.search.sweep_report import BASE, read_base_scores, write_sweep_report
 from domext_ray.search.trial import SweepWorker, score_base
 from domext_ray.search.watching import SweepWatch
-from domext_ray.storage import write_json
+from domext_ray.storage import Place, write_json
 from domext_ray.training.pretrain import check_shared_storage
 
 PREPARED = "prepared"
 
 
-def run_sweep(config: SweepConfig, make: Callable[[SweepPlan], Any] = SweepWorker) -> Path:
+def run_sweep(config: SweepConfig, make: Callable[[SweepPlan], Any] = SweepWorker) -> Place:
     """Carry a sweep from a space to its leaderboard and its best configuration.
 
     Args:

@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import Dimension, Space, configure, describe_point
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import Place, write_json, write_text
 
 BASE = "base.json"
 """What the base scores without pre-training, if that was asked for."""
@@ -62,7 +61,7 @@ TIMES = {
 }
 
 
-def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: Mapping[str, float]) -> str:
+def write_sweep_report(config: SweepConfig, space: Space, folder: Place, walls: Mapping[str, float]) -> str:
     """Write what a sweep found, and return a short table for the terminal.
 
     Args:
@@ -135,12 +134,12 @@ def name_objective(objective: str, trials: Sequence[TrialResult]) -> str:
     return f"{next(figures, 'downstream score')} on dev" if objective == "f1" else NAMES[objective]
 
 
-def read_base_scores(folder: Path) -> dict[str, Any]:
+def read_base_scores(folder: Place) -> dict[str, Any]:
     """Return what the base scores without a sweep's pre-training."""
     return read_json(folder / BASE, "delete it: the same command scores the base again", {"f1": NUMBER, "figure": str})
 
 
-def _configure_best(config: SweepConfig, space: Space, folder: Path, best: TrialResult) -> PretrainConfig:
+def _configure_best(config: SweepConfig, space: Space, folder: Place, best: TrialResult) -> PretrainConfig:
     """Return the best trial's pre-training, as a training job takes it: without the sweep's places."""
     trained = read_config(folder / "trials" / best.id, PretrainConfig)
     pretrain = configure(config, space, best.point).pretrain

@@ -11,7 +11,6 @@ import math
 import shutil
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ PILOT_STEPS = 10
 class Trial:
     """A trial in this process; a process group of it alone exists."""
 
-    def __init__(self, plan: SweepPlan, folder: Path, point: Point) -> None:
+    def __init__(self, plan: SweepPlan, folder: Place, point: Point) -> None:
         self.plan, self.folder = plan, folder
         configs = configure(plan.config, plan.space, point)
         self.finetune = configs.finetune
@@ -74,17 +73,17 @@ class Trial:
             scale=replace(sized.scale, cpus_per_worker=plan.cpus),
         )
         if not (folder / "tokenizer" / LAST_FILE).is_file():
-            with replace_folder(Place(folder / "tokenizer")) as temporary:
+            with replace_folder(folder / "tokenizer") as temporary:
                 shutil.copytree(self.prepared.inputs.tokenizer, temporary, dirs_exist_ok=True)
         self.config = self._plan(pretrain)
         write_config(folder, self.config)
         self.worker = self._make_worker(self.config, folder)
 
-    def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
-        inputs = replace(self.prepared.inputs, tokenizer=Place(folder / "tokenizer"))
+    def _make_worker(self, config: PretrainConfig, folder: Place) -> PretrainWorker:
+        inputs = replace(self.prepared.inputs, tokenizer=folder / "tokenizer")
         if config.method.word_init == "distill":
             choose_snippets(inputs, config.seed)
-        paths = RunPaths(supersede(folder), inputs.domain.folder.parent, folder)
+        paths = RunPaths(supersede(folder), inputs.domain.folder.parent, folder.local())
         run = Run(config, paths, self.prepared.base_sha256, self.shape, self.counts, prepared=inputs)
         return PretrainWorker(run, device=self.device)
 
@@ -109,7 +108,7 @@ class Trial:
             per_step = config.train.global_batch_size * manifest.num_tokens("train") / manifest.num_rows("train")
             return max(self.plan.config.search.rungs, math.ceil(budget.tokens / per_step))
         pilot = self.folder / "pilot"
-        pilot.mkdir(exist_ok=True)
+        pilot.local().mkdir(exist_ok=True)
         shutil.copytree(self.folder / "tokenizer", pilot / "tokenizer", dirs_exist_ok=True)
         timed = replace(
             config,

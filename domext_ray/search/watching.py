@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from domext_ray.config.sweep import OBJECTIVES
@@ -30,7 +29,7 @@ class SweepWatch(Watch):
         trackers: names of trackers.
     """
 
-    def __init__(self, folder: Path, search: Search, trackers: Sequence[str]) -> None:
+    def __init__(self, folder: Place, search: Search, trackers: Sequence[str]) -> None:
         super().__init__(search.number, search.num_ended)
         self.folder, self.search, self.trackers = folder, search, list(trackers)
         self.begun: dict[str, Tracking] = {}
@@ -39,8 +38,8 @@ class SweepWatch(Watch):
         """Begin a trial, or go on with it."""
         self.search.begin(outcome)
         name, scored = outcome.trial.name, self._list_scores(outcome)
-        own, step = Place(self.folder / TUNE / name), max((each["step"] for each in scored), default=0)
-        tracked = Tracked(own, Place(self.folder), outcome.trial.config, step)
+        own, step = self.folder / TUNE / name, max((each["step"] for each in scored), default=0)
+        tracked = Tracked(own, self.folder, outcome.trial.config, step)
         self.begun[name] = Tracking(self.trackers, tracked, scored, self._leave)
 
     def step(self, outcome: Outcome) -> bool:

@@ -82,17 +82,17 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
         return
     run_dir = Path(config.model)
     is_run = (run_dir / CONFIG).is_file() and not is_finetuned_model(run_dir)
-    run = read_run_config(run_dir) if is_run else None
+    run = read_run_config(Place(run_dir)) if is_run else None
     has_adapter = run is not None and run.method.has_adapter
     if not has_adapter and (found := find_single_model(config.model)):
         yield replace(config, model=str(found.folder))
         return
     with tempfile.TemporaryDirectory(prefix="domext-serve-") as temporary, quiet_libraries():
-        folder = Path(temporary) / "bank"
+        folder = Place(temporary) / "bank"
         if run is not None and has_adapter:
             with name_base(f"{run_dir}: the base"):
                 bank = AdapterBank.create(folder, run.base)
-            bank.add_run(name_adapter(run_dir), run_dir)
+            bank.add_run(name_adapter(run_dir), Place(run_dir))
         else:
             with name_base("--model"):
                 AdapterBank.create(folder, config.model)
@@ -227,8 +227,9 @@ def _check_serve(config: ServeConfig) -> None:
 def _check_storage(config: ServeConfig, model: str) -> None:
     """Refuse a folder that a node of the cluster does not see; `model` as of `start_serving`."""
     option, folder = ("--bank", config.bank) if config.bank else ("--model", config.model)
-    if Place(folder).is_local:
-        for name, sees in run_on_each_node(os.path.exists, str(Path(Place(folder)).resolve()), own=False):
+    place = Place(folder).resolve()
+    if place.is_local:
+        for name, sees in run_on_each_node(os.path.exists, str(place), own=False):
             if not sees and model:
                 raise ConfigError(
                     f"--model is {model!r}, which becomes a bank on this machine alone, and node {name} does not see "

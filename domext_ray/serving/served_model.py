@@ -33,6 +33,7 @@ from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.errors import RunError
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.model.domext.routers_domext import Router
+from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 
@@ -257,7 +258,7 @@ def open_served(config: ServeConfig) -> ServedModel:
         RunError: it is neither.
     """
     if config.bank:
-        return ServedBank(AdapterBank.open(config.bank, config.base))
+        return ServedBank(AdapterBank.open(Place(config.bank), config.base))
     found = find_single_model(config.model)
     if found is None:
         raise RunError(f"{config.model} holds no exported model; give an export, or a run that has one.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from domext_ray.intervals import Estimate, compare
 from domext_ray.report.compare import compare_with_first, draw_lines
 from domext_ray.report.plots import COLORS as RUN_COLORS
 from domext_ray.report.plots import DASHED, GRID, MUTED, new_picture
+from domext_ray.storage import Place
 from domext_ray.study.figures import PROBE, TEXT, WITH_ROUTER, MethodResult, SetScores, Study, estimate, find_front
 from domext_ray.study.label_curves import LabelCurve
 
@@ -26,7 +26,7 @@ COLORS = (*RUN_COLORS[:-2], "#0f8b8d", "#9a4fb5", *RUN_COLORS[-2:])
 TITLES = {PROBE: "Everyday English (general probe)", TEXT: "General text"}
 
 
-def draw_study(study: Study, path: Path) -> None:
+def draw_study(study: Study, path: Place) -> None:
     """Draw what was gained over points lost as a PNG: a point a method with its interval, a small mark a seed.
 
     A panel per measure of forgetting has bits gained; where models were fine-tuned, a last one has F1 gained.
@@ -69,13 +69,13 @@ class _Panel:
         return 100 * (own.values - base.mean), compare(base, own).scale(100)
 
 
-def draw_scores(scores: SetScores, path: Path) -> None:
+def draw_scores(scores: SetScores, path: Place) -> None:
     """Draw what fine-tuned models score, and their differences to the base, as a PNG."""
     lines = compare_with_first([*scores.samples], [*scores.samples.values()], [()] * len(scores.samples))
     draw_lines(lines, path, f"After fine-tuning: {scores.name}", f"{scores.metric} on {scores.split}")
 
 
-def draw_curves(curves: Sequence[LabelCurve], path: Path) -> None:
+def draw_curves(curves: Sequence[LabelCurve], path: Place) -> None:
     """Draw what models score by the number of labels as a PNG: a panel a set, a line a method, its interval a band."""
     with new_picture(path, (7.2, 0.5 + 3.8 * len(curves))) as figure:
         for axes, curve in zip(figure.subplots(len(curves), squeeze=False)[:, 0], curves, strict=True):

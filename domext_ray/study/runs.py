@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from domext_ray.config.jobs import ForgettingConfig, StudyConfig
@@ -25,6 +24,7 @@ from domext_ray.inputs import run_vocabulary
 from domext_ray.pipeline import is_finished, run_pretraining
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import RunPaths
+from domext_ray.storage import Place
 from domext_ray.study.arms import Arm
 from domext_ray.study.figures import Retained
 
@@ -43,9 +43,9 @@ class Workplace:
     paths: RunPaths
     num_examples: tuple[int, ...] = ()  # all that there are to learn from in each set of --tasks
 
-    def locate(self, run: str) -> Path:
+    def locate(self, run: str) -> Place:
         """Return the directory of a run by its name."""
-        return Path(self.paths.run / run)
+        return self.paths.run / run
 
     def place(self, config: PretrainConfig, name: str) -> PretrainConfig:
         """Give a run its directory in the study; all runs share the prepared corpora."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from domext_ray.config.jobs import StudyConfig
@@ -36,7 +35,7 @@ from domext_ray.runs.run_directory import (
     resolve_paths,
     write_run,
 )
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import Place, write_json, write_text
 from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_configs, plan_arms
 from domext_ray.study.figures import MethodRuns, Study, make_base_figures, make_study, route_runs
 from domext_ray.study.findings import format_study, to_results
@@ -61,7 +60,7 @@ DEFAULT_NAME, TEXTS = "comparison", "texts"
 Rates = Mapping[str, Mapping[float, float | None]]
 
 
-def run_study(config: StudyConfig) -> Path:
+def run_study(config: StudyConfig) -> Place:
     """Train every method on every seed and compare them.
 
     Args:
@@ -96,13 +95,13 @@ def run_study(config: StudyConfig) -> Path:
         warn_of_rate(config.optim, base, "--rates")
     if config.dry_run:
         print(describe_plan(config, arms, paths))
-        return Path(paths.run)
+        return paths.run
     print(f"study directory: {paths.run}", flush=True)
     with lock_run(paths.run):
         for name, sources in texts.items():
             write_files(paths.run / TEXTS / name, sources.record())
         _run_all(Workplace(config, paths, num_examples), arms, left_out, identity, base)
-    return Path(paths.run)
+    return paths.run
 
 
 def _check_inputs(config: StudyConfig, strictest: PretrainConfig, base: Base, paths: RunPaths) -> tuple[int, ...]:
@@ -205,7 +204,7 @@ def _run_all(
     place: Workplace, arms: Mapping[str, Arm], left_out: Mapping[str, str], identity: Mapping[str, Any], base: Base
 ) -> None:
     """Score the base, learn vocabularies, try rates, then train every seed of every method."""
-    config, folder = place.config, Path(place.paths.run)
+    config, folder = place.config, place.paths.run
     trains = "biases" if base.config.has_biases else "layer_norms"  # either starts from the base as it is
     unchanged = {"method": {"trains": trains, "heads": 0, "ffn_units": 0}}
     train_base(place, make_configs(config, BASE, unchanged)[BASE])
@@ -229,7 +228,7 @@ def _write_results(
     place: Workplace, arms: Sequence[Arm], seeds: Sequence[int], rates: Rates, left_out: Mapping[str, str]
 ) -> str:
     """Compare the seeds that all methods have finished; return the comparison as Markdown."""
-    config, folder = place.config, Path(place.paths.run)
+    config, folder = place.config, place.paths.run
     study = _read_study(place, arms, seeds, rates, left_out)
     text = format_study(study)
     asked = {

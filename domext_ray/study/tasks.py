@@ -29,6 +29,7 @@ from domext_ray.intervals import Sample
 from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.labelled.readers.sets import take_examples
+from domext_ray.storage import Place
 from domext_ray.study.figures import SetScores
 from domext_ray.study.label_curves import LabelCurve
 from domext_ray.study.runs import BASE, Workplace, name_run
@@ -113,9 +114,9 @@ class _SomeLabels:
         """Return what a fine-tuning run is called; of the base one with all labels is enough for all seeds."""
         return BASE if arm == BASE and self.size == ALL else name_run(arm, self.place.config.seed + self.number)
 
-    def locate(self, arm: str) -> Path:
+    def locate(self, arm: str) -> Place:
         """Return where a method's model is fine-tuned: tasks/SET/RUN, or tasks/SET/SIZE/RUN."""
-        folder = Path(self.place.paths.run) / FOLDER / name_set(self.place.config, self.i)
+        folder = self.place.paths.run / FOLDER / name_set(self.place.config, self.i)
         return (folder if self.size == ALL else folder / str(self.size)) / self.name_model(arm)
 
     def configure(self) -> FinetuneConfig:

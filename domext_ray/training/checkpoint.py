@@ -40,7 +40,7 @@ from torch import Tensor
 from domext_ray.errors import DomextError, RunError, StorageError, TrainingError, name_file
 from domext_ray.files import describe_format, newest_format
 from domext_ray.model.build import Extensions
-from domext_ray.storage import Place, Where, hash_file, hash_values, open_to_others, parse_json, write_json
+from domext_ray.storage import Place, hash_file, hash_values, open_to_others, parse_json, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
 FORMAT = newest_format("checkpoint")
@@ -109,7 +109,7 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    where: Where,
+    folder: Place,
     step: int,
     state: TrainState,
     fixed: dict[str, Tensor],
@@ -123,7 +123,7 @@ def save_checkpoint(
     A rank that raises does not tell the others, which wait for it: whoever started them ends them all.
 
     Args:
-        where: the run's `checkpoints` folder; made if missing.
+        folder: the run's `checkpoints` folder; made if missing.
         step: optimiser steps made; a run saves a later one each time, but for those that were passed over as damaged.
         state: what `Engine.gather_state` returned on this rank.
         fixed: frozen tensors that differ from the base, on any rank; names apart from the trainable ones.
@@ -141,7 +141,6 @@ def save_checkpoint(
         TrainingError: a tensor is not finite.
     """
     assert keep >= 1 and not fixed.keys() & state.tensors.keys()
-    folder = Place(where)
     target = folder / (f"step-{step:08d}" + (f"-{folder.fence.number:04d}" if folder.fence else ""))
     rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     ending = f"-{rank + 1:05d}-of-{num_ranks:05d}.safetensors" if num_ranks > 1 else ".safetensors"
@@ -232,37 +231,36 @@ def _prune(target: Place, keep: int) -> None:
             each.delete()
 
 
-def find_latest(where: Where, step: int = 0, *, hashes: bool = True, provisional: bool = False) -> Checkpoint | None:
+def find_latest(folder: Place, step: int = 0, *, hashes: bool = True, provisional: bool = False) -> Checkpoint | None:
     """Return the newest sound checkpoint; None where there is none. A damaged one is passed over with a warning.
 
     Args:
-        where: the run's `checkpoints` folder.
+        folder: the run's `checkpoints` folder.
         step: only the checkpoint of this step; 0: any.
         hashes: whether the files' hashes must be those of the manifest, and not their sizes alone.
         provisional: whether one will do whose step is still to be evaluated.
     """
-    found, damages = _search(Place(where), step, hashes=hashes, provisional=provisional)
+    found, damages = _search(folder, step, hashes=hashes, provisional=provisional)
     for path, damage in damages:
         warnings.warn(f"checkpoint {path} is passed over: {damage}.", stacklevel=2)
     return found
 
 
 def choose_checkpoint(
-    where: Where,
+    folder: Place,
     chosen: Checkpoint | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Checkpoint | None:
     """Return the checkpoint that a run goes on from, the newest sound one; None: there is no checkpoint at all.
 
     Args:
-        where: the run's `checkpoints` folder.
+        folder: the run's `checkpoints` folder.
         chosen: what another process has chosen before: it is that one or a newer one.
         tell: takes a sentence about each damaged one that is newer, unless `chosen` is returned.
 
     Raises:
         RunError: there are checkpoints and all of them are damaged, or this process does not see `chosen`.
     """
-    folder = Place(where)
     found, damages = _search(folder)
     if chosen and found != chosen and (found is None or _order(found.path) <= _order(chosen.path)):
         return wait_for_checkpoint(folder, chosen)
@@ -279,7 +277,7 @@ def choose_checkpoint(
 
 
 def agree_on_checkpoint(
-    where: Where,
+    folder: Place,
     chosen: Checkpoint | None,
     device: torch.device,
     tell: Callable[[str], None] = lambda sentence: None,
@@ -291,7 +289,7 @@ def agree_on_checkpoint(
     told: list[Checkpoint | DomextError | None] = [None]
     if dist.get_rank() == 0:
         try:
-            told = [choose_checkpoint(where, chosen, tell)]
+            told = [choose_checkpoint(folder, chosen, tell)]
         except DomextError as error:  # all ranks end in the same way
             told = [error]
     dist.broadcast_object_list(told, src=0, device=device)
@@ -299,16 +297,16 @@ def agree_on_checkpoint(
         raise told[0]
     if told[0] is None or dist.get_rank() == 0:
         return told[0]
-    return wait_for_checkpoint(where, told[0])
+    return wait_for_checkpoint(folder, told[0])
 
 
-def wait_for_checkpoint(where: Where, chosen: Checkpoint) -> Checkpoint:
+def wait_for_checkpoint(folder: Place, chosen: Checkpoint) -> Checkpoint:
     """Return a checkpoint that another process chose, once this one sees all of it.
 
     Raises:
         RunError: it does not see it within `SEEN_WITHIN_SECONDS`.
     """
-    path, deadline = Place(where) / chosen.path.name, time.monotonic() + SEEN_WITHIN_SECONDS
+    path, deadline = folder / chosen.path.name, time.monotonic() + SEEN_WITHIN_SECONDS
     while True:
         found: Checkpoint | str
         try:
@@ -328,19 +326,19 @@ def wait_for_checkpoint(where: Where, chosen: Checkpoint) -> Checkpoint:
         time.sleep(min(1.0, SEEN_WITHIN_SECONDS / 10))
 
 
-def list_steps(where: Where) -> list[int]:
+def list_steps(folder: Place) -> list[int]:
     """Return the steps of the checkpoints in a run's `checkpoints` folder, sound or not."""
-    return sorted({_order(each)[1] for each in _list_folders(Place(where)) if (each / MANIFEST).is_file()})
+    return sorted({_order(each)[1] for each in _list_folders(folder) if (each / MANIFEST).is_file()})
 
 
-def check_all(where: Where) -> list[tuple[Place, Checkpoint | str]]:
+def check_all(folder: Place) -> list[tuple[Place, Checkpoint | str]]:
     """Return every checkpoint of a run's `checkpoints` folder, the newest first; of a damaged one what is wrong."""
-    return [(each, _open(each)) for each in _list_folders(Place(where)) if (each / MANIFEST).is_file()]
+    return [(each, _open(each)) for each in _list_folders(folder) if (each / MANIFEST).is_file()]
 
 
-def describe_resumption(where: Where) -> str:
+def describe_resumption(folder: Place) -> str:
     """Return what the same command does, as a part of a sentence, given a run's `checkpoints` folder."""
-    newest = max(list_steps(where), default=0)
+    newest = max(list_steps(folder), default=0)
     return f"goes on from step {newest:,}" if newest else "starts anew"
 
 
@@ -390,7 +388,7 @@ def _open(path: Place, *, hashes: bool = True) -> Checkpoint | str:
                 return f"{name} is missing"
             if info.size != stated["bytes"]:
                 return f"{name} has {info.size} bytes, its manifest states {stated['bytes']}"
-            if hashes and hash_file(path / name) != stated["sha256"]:
+            if hashes and hash_file((path / name).local()) != stated["sha256"]:
                 return f"{name} differs from the sha256 in its manifest"
     except FileNotFoundError:
         return f"{name} is missing"

@@ -23,7 +23,7 @@ from domext_ray.runs.events import notify_driver
 from domext_ray.runtime.machine import is_cluster
 from domext_ray.runtime.ray_cluster import Node, describe_hold, describe_nodes, find_shortage, list_nodes, share_cpus
 from domext_ray.runtime.ray_private import is_growing
-from domext_ray.storage import Where
+from domext_ray.storage import Place
 
 ENOUGH_CPUS = 0.75
 """Of a worker: of a range no number is chosen whose workers may have less, but for the least."""
@@ -179,7 +179,7 @@ class Interruptions:
         scale: its limits.
     """
 
-    run_dir: Where
+    run_dir: Place
     scale: ScaleConfig
     num_failures: int = 0
     num_preemptions: int = 0

@@ -23,7 +23,7 @@ from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import TAIL_BYTES, EventReader, notify_driver
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.runtime.waiting import StallTimer
-from domext_ray.storage import Log, Place, Where, parse_json
+from domext_ray.storage import Log, Place, parse_json
 from domext_ray.training.tracking import Tracked, Tracking
 
 REFRESH_SECONDS, REQUEST_SECONDS = 0.5, 10.0
@@ -40,9 +40,9 @@ CHECK_REST = 20.0
 """Times the seconds that it took to ask whether the run is still this attempt's: so long it is not asked again."""
 
 
-def read_metrics(where: Where, num_bytes: int = 0) -> list[dict[str, Any]]:
+def read_metrics(path: Place, num_bytes: int = 0) -> list[dict[str, Any]]:
     """Read metrics.jsonl, or the last bytes of it; lines that a crash cut short or damaged are left out."""
-    path, records = Place(where), list[dict[str, Any]]()
+    records = list[dict[str, Any]]()
     try:
         content = path.read_end(num_bytes)[0] if num_bytes else path.read_bytes()
     except FileNotFoundError:
@@ -56,9 +56,9 @@ def read_metrics(where: Where, num_bytes: int = 0) -> list[dict[str, Any]]:
     return records
 
 
-def find_last_step(where: Where, default: int = 0) -> int:
+def find_last_step(path: Place, default: int = 0) -> int:
     """Return the newest step in metrics.jsonl; `default` before the first record."""
-    return max((each["step"] for each in read_metrics(where, TAIL_BYTES)), default=default)
+    return max((each["step"] for each in read_metrics(path, TAIL_BYTES)), default=default)
 
 
 def as_written(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,14 +79,14 @@ class MetricsLog:
 
     def __init__(
         self,
-        run_dir: Where,
+        run_dir: Place,
         step: int,
         trackers: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
         *,
         is_evaluated: bool = True,
     ) -> None:
-        self.run = Place(run_dir)
+        self.run = run_dir
         self._due = 0.0
         self._check()
         path = self.run / "metrics.jsonl"
@@ -147,13 +147,13 @@ class RunProgress:
 
     def __init__(
         self,
-        path: Where,
+        path: Place,
         limits: TrainConfig,
         phase: str = "training",
         describe_waiting: Callable[[], str] = lambda: "",
         note_evaluation: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path, self.limits, self.note_evaluation = Place(path), limits, note_evaluation
+        self.path, self.limits, self.note_evaluation = path, limits, note_evaluation
         self.line = StatusLine()
         self.events = EventReader(self.path.parent)
         self.phase, self.stall = phase, StallTimer(self.line, describe_waiting)

@@ -31,7 +31,7 @@ from domext_ray.runtime.ray_cluster import (
     run_on_each_node,
 )
 from domext_ray.runtime.stopping import Stopped, find_kill_timer, is_stopped, save_first, signal_name
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import describe_resumption, list_steps
 from domext_ray.training.distillation import choose_snippets
 from domext_ray.training.elastic import (
@@ -212,15 +212,15 @@ def _describe_stop(run_dir: Place) -> str:
     return f"stopped at step {step:,} by {signal_name()}, before it was saved; the same command {again}."
 
 
-def check_shared_storage(where: Where, corpora: Where | None = None) -> None:
+def check_shared_storage(run_dir: Place, corpora: Place | None = None) -> None:
     """Refuse a run's directory, or folder of prepared corpora, that a node of the cluster does not see.
 
     Raises:
         RunError: naming the node, or one that does not answer.
     """
-    options = {Place(where): ("the run directory", "--run.dir")}
+    options = {run_dir: ("the run directory", "--run.dir")}
     if corpora is not None:
-        options.setdefault(Place(corpora), ("the folder of prepared corpora", "--prepare.cache_dir"))
+        options.setdefault(corpora, ("the folder of prepared corpora", "--prepare.cache_dir"))
     for place, (what, option) in options.items():
         if not place.is_local:
             continue

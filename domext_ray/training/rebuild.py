@@ -12,7 +12,7 @@ from domext_ray.model.base import Base, load_base, name_base
 from domext_ray.model.build import Extensions
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.router import attach_routers
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
@@ -38,18 +38,17 @@ class RebuiltRun:
         return self.base.sha256 if self.base else "none"
 
 
-def rebuild_run(where: Where, step: int = 0) -> RebuiltRun:
+def rebuild_run(run_dir: Place, step: int = 0) -> RebuiltRun:
     """Rebuild the model of one of a run's checkpoints.
 
     Args:
-        where: the run's directory (config.yaml, tokenizer/, checkpoints/).
+        run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/).
         step: the checkpoint's step; 0: the newest.
 
     Raises:
         RunError: no run, no usable checkpoint, or one that was made with another base or model.
         BaseModelError: the base is not to be had.
     """
-    run_dir = Place(where)
     config = read_run_config(run_dir)
     checkpoint = find_latest(run_dir / "checkpoints", step)
     if checkpoint is None:

@@ -44,7 +44,7 @@ from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, R
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import notify_driver
 from domext_ray.runtime.machine import count_cpus
-from domext_ray.storage import Place, Where, parse_json
+from domext_ray.storage import Place, parse_json
 from domext_ray.training.run import Run
 from domext_ray.training.writing import Writer
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -287,24 +287,24 @@ def get_or_train_routers(run: Run, listen: Callable[[], None] = lambda: None) ->
         save_routers(run_dir, routers)
 
 
-def save_routers(run_dir: Where, routers: Mapping[str, tuple[Tensor, RouterRecord]]) -> None:
+def save_routers(run_dir: Place, routers: Mapping[str, tuple[Tensor, RouterRecord]]) -> None:
     """Write a run's routers, tables and records by adapter, into its directory."""
     records = {name: json.dumps(asdict(record)) for name, (_, record) in routers.items()}
-    (Place(run_dir) / ROUTERS).put(save({name: table for name, (table, _) in routers.items()}, records))
+    (run_dir / ROUTERS).put(save({name: table for name, (table, _) in routers.items()}, records))
 
 
-def read_records(run_dir: Where) -> dict[str, RouterRecord]:
+def read_records(run_dir: Place) -> dict[str, RouterRecord]:
     """Return what is known of a run's routers, by adapter; empty where it has none; see `read_routers`."""
     return {name: record for name, (_, record) in read_routers(run_dir).items()}
 
 
-def read_routers(run_dir: Where) -> dict[str, tuple[Tensor, RouterRecord]]:
+def read_routers(run_dir: Place) -> dict[str, tuple[Tensor, RouterRecord]]:
     """Return the tables and records of a run's routers, by adapter; empty where it has none.
 
     Raises:
         RunError: the file is damaged.
     """
-    path = Place(run_dir) / ROUTERS
+    path = run_dir / ROUTERS
     if not path.is_file():
         return {}
     try:
@@ -315,7 +315,7 @@ def read_routers(run_dir: Where) -> dict[str, tuple[Tensor, RouterRecord]]:
         raise RunError(f"{path} is damaged ({error}); {_REMEDY}.") from error
 
 
-def attach_routers(model: DomextForMaskedLM, run_dir: Where) -> None:
+def attach_routers(model: DomextForMaskedLM, run_dir: Place) -> None:
     """Give the adapters of a run's model their routers, where the run has some.
 
     Raises:
@@ -325,7 +325,7 @@ def attach_routers(model: DomextForMaskedLM, run_dir: Where) -> None:
         try:
             model.bert.set_router(name, table, record.threshold)
         except ValueError as error:
-            raise RunError(f"{Place(run_dir) / ROUTERS} does not fit the run's model ({error}); {_REMEDY}.") from error
+            raise RunError(f"{run_dir / ROUTERS} does not fit the run's model ({error}); {_REMEDY}.") from error
 
 
 def describe_router(config: PretrainConfig, record: Mapping[str, float] | None) -> str:

@@ -7,7 +7,6 @@ is, but for its base, of which each loads its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest
@@ -24,7 +23,7 @@ from domext_ray.training.checkpoint import Checkpoint
 class Start:
     """The run whose parameters another one starts from (`init_from`)."""
 
-    run_dir: Path
+    run_dir: Place
     checkpoint: Checkpoint  # where the other one starts; once that has checkpoints, its own newest
     sha256: str  # of the tensors that it started from
 

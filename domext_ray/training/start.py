@@ -23,7 +23,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import WordShift
 from domext_ray.runs.run_directory import read_config
-from domext_ray.storage import Where
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import Checkpoint, find_latest, wait_for_checkpoint
 from domext_ray.training.decoder import DECODER
 from domext_ray.training.run import Run, Start
@@ -33,7 +33,7 @@ from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenize
 NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
 
 
-def read_run_config(run_dir: Where) -> PretrainConfig:
+def read_run_config(run_dir: Place) -> PretrainConfig:
     """Return the configuration of a run.
 
     Raises:
@@ -79,7 +79,7 @@ def build_run_model(
     )
 
 
-def find_start(run_dir: Path, base_sha256: str) -> Start:
+def find_start(run_dir: Place, base_sha256: str) -> Start:
     """Find the checkpoint of an earlier run that another run starts from.
 
     Args:
@@ -111,22 +111,22 @@ def check_vocabulary(start: Start, tokenizer_dir: Path) -> None:
     Raises:
         RunError: they are others.
     """
-    run_dir = start.run_dir
-    old, new = load_extension(run_dir / "tokenizer"), load_extension(tokenizer_dir)
+    run_dir, own_dir = start.run_dir, (start.run_dir / "tokenizer").local()
+    old, new = load_extension(own_dir), load_extension(tokenizer_dir)
     if old is not None and new is None:
         raise RunError(
             f"--init_from {str(run_dir)!r} has {len(old.words):,} new words and this run has none; give its vocabulary "
-            f"as --vocab.words {str(run_dir / 'tokenizer')!r}."
+            f"as --vocab.words {str(own_dir)!r}."
         )
     if old is not None and new is not None:
         check_appended(old, new)
-    elif new is None and fingerprint_tokenizer(load_tokenizer(run_dir / "tokenizer")) != fingerprint_tokenizer(
+    elif new is None and fingerprint_tokenizer(load_tokenizer(own_dir)) != fingerprint_tokenizer(
         load_tokenizer(tokenizer_dir)
     ):
         raise RunError(f"--init_from {str(run_dir)!r} was made with another tokenizer; give the base of that run.")
 
 
-def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> None:
+def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Place) -> None:
     """Put an earlier run's parameters into a model; rows of new words that were appended since keep their start.
 
     Raises:

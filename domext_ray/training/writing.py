@@ -27,7 +27,7 @@ from domext_ray.corpus.estimate import RowEstimate
 from domext_ray.model.base import Base
 from domext_ray.model.build import build_base
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker, has_bf16_units
-from domext_ray.storage import Place, Where, hash_values
+from domext_ray.storage import Place, hash_values
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NUM_ROWS, LENGTH = 1_600, 96
@@ -38,12 +38,12 @@ BATCH_ROWS = 16
 FORMAT = 1
 
 
-def get_or_write_text(base: Base, cache_dir: Where) -> Place:
+def get_or_write_text(base: Base, cache_dir: Place) -> Place:
     """Return the file of text, beside prepared corpora, that a base writes, written now where it is not there yet."""
     tokenizer = load_tokenizer(base.tokenizer_folder)
     settings = {"rows": NUM_ROWS, "length": LENGTH, "format": FORMAT}
     name = hash_values({"base": base.sha256, "tokenizer": fingerprint_tokenizer(tokenizer), **settings})[:16]
-    path = Place(cache_dir) / f"written-{name}.jsonl"
+    path = cache_dir / f"written-{name}.jsonl"
     if not path.is_file():
         ids = Writer(base).write_rows(NUM_ROWS)
         texts = [" ".join(each.split()) for each in tokenizer.batch_decode(ids, skip_special_tokens=True)]

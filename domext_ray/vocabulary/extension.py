@@ -76,7 +76,7 @@ def load_extension(folder: Path) -> ExtensionVocabulary | None:
     Raises:
         CorpusError: the record cannot be read, or the tokenizer beside it has other words.
     """
-    path = Path(folder) / RECORD_FILE
+    path = folder / RECORD_FILE
     if not path.exists():
         return None
     try:
@@ -88,7 +88,7 @@ def load_extension(folder: Path) -> ExtensionVocabulary | None:
         found = {i: entry for entry, i in family.record["model"]["vocab"].items() if i >= first_id}
         if found != {first_id + i: family.to_entry(word) for i, word in enumerate(words)}:
             raise CorpusError(f"{path} and the tokenizer beside it have other words; make the folder again.")
-        return ExtensionVocabulary(Path(folder), words, first_id, record["base"], record["base_fingerprint"])
+        return ExtensionVocabulary(folder, words, first_id, record["base"], record["base_fingerprint"])
     except DomextError:
         raise
     except Exception as error:  # tokenizers raises nothing else
@@ -131,11 +131,11 @@ def save_extension(
         "made_from": made_from,
         "words": list(words),
     }
-    with replace_folder(folder) as temporary:
+    with replace_folder(Place(folder)) as temporary:
         tokenizer.save_pretrained(temporary)
-        write_json(temporary / RECORD_FILE, record)
+        write_json(Place(temporary / RECORD_FILE), record)
         if statistics:
-            write_statistics(temporary, statistics)
+            write_statistics(Place(temporary), statistics)
         if fingerprint_tokenizer(load_tokenizer(temporary)) != fingerprint_tokenizer(tokenizer):
             raise CorpusError(f"the tokenizer of --base {known.name} changes when it is saved with new words.")
     return ExtensionVocabulary(folder, tuple(words), len(known.entries), known.name, known.fingerprint)
@@ -182,7 +182,7 @@ def check_appended(old: ExtensionVocabulary, new: ExtensionVocabulary) -> None:
         )
 
 
-def write_statistics(folder: Path, statistics: dict[str, Any]) -> None:
+def write_statistics(folder: Place, statistics: dict[str, Any]) -> None:
     """Write the statistics of a vocabulary's corpus into its folder, as a record and as a table."""
     write_json(folder / STATISTICS_FILE, statistics)
     write_text(folder / TABLE_FILE, format_table(statistics))

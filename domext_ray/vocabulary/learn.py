@@ -11,7 +11,7 @@ from typing import Any
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
-from domext_ray.storage import Where
+from domext_ray.storage import Place
 from domext_ray.vocabulary.extension import (
     RECORD_FILE,
     BaseVocabulary,
@@ -32,7 +32,7 @@ MAX_REFILLS = 20
 
 
 def learn_extension(
-    spec: str, prepare: PrepareConfig, vocab: VocabConfig, known: BaseVocabulary, folder: Path, cache_dir: Where
+    spec: str, prepare: PrepareConfig, vocab: VocabConfig, known: BaseVocabulary, folder: Path, cache_dir: Place
 ) -> ExtensionVocabulary:
     """Learn new words on a corpus; Ray is initialised.
 
@@ -91,7 +91,7 @@ def count_new_words(vocab: VocabConfig, known: BaseVocabulary) -> int:
     return len(given) if vocab.words else vocab.size
 
 
-def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, cache_dir: Where) -> None:
+def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, cache_dir: Place) -> None:
     """Count the words of a corpus and save the statistics of a vocabulary beside it; Ray is initialised.
 
     Args:
@@ -112,7 +112,7 @@ def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, fol
         resolve_sources(spec, prepare, cache_dir), prepare, tokenizer_json, cache_dir, min_groups
     ) as counts:
         entries = [family.to_entry(word) for word in extension.words]
-        write_statistics(folder, describe_vocabulary(counts, family, base, tokenizer.unk_token_id, entries))
+        write_statistics(Place(folder), describe_vocabulary(counts, family, base, tokenizer.unk_token_id, entries))
 
 
 def _choose_words(

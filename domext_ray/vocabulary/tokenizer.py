@@ -22,7 +22,7 @@ from domext_ray.data.groups import PEOPLE, tell_groups
 from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.storage import Place, Where, parse_json, require_readable, write_json
+from domext_ray.storage import Place, parse_json, require_readable, write_json
 from domext_ray.vocabulary.family import Groups, add_groups
 
 _FILES = re.compile(
@@ -30,7 +30,7 @@ _FILES = re.compile(
     r"[\w.-]+\.model|learned_from\.json|extension\.json|statistics\.(json|txt)|attempts"
 )
 """Files of a tokenizer's folder, learned or extended."""
-LAST_FILE = "tokenizer_config.json"
+LAST_FILE, LEARNED_FROM = "tokenizer_config.json", "learned_from.json"
 
 if TYPE_CHECKING:  # transformers loads torch: seconds and 250 MB that reading tasks need not spend
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +47,7 @@ SAMPLE_BYTES = 200 * 2**20
 """Text that a vocabulary is learned from, at most; tasks are taken evenly over the corpus."""
 
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder.
 
     Args:
@@ -64,11 +64,11 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # a damaged file raises whatever its reader raises
         require_readable(folder)
-        _require_fast(Path(folder), _find_class(Path(folder)))
+        _require_fast(folder, _find_class(folder))
         fault = CorpusError(f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]}).")
         raise find_storage_error(error, folder) or fault from error
-    _require_fast(Path(folder), type(tokenizer))
-    entries = _read_entries(Path(folder), tokenizer)
+    _require_fast(folder, type(tokenizer))
+    entries = _read_entries(folder, tokenizer)
     for name in ("cls", "sep", "mask", "pad", "unk"):
         token = getattr(tokenizer, f"{name}_token")
         # One that its files lack is made up by transformers, with an id that the model has not learned.
@@ -103,13 +103,13 @@ def _require_fast(folder: Path, kind: type | None) -> None:
         )
 
 
-def check_tokenizer_files(folder: str | Path) -> None:
+def check_tokenizer_files(folder: Path) -> None:
     """Refuse a folder without a tokenizer's files; nothing is loaded.
 
     Raises:
         CorpusError: it has none.
     """
-    if not Path(folder).is_dir():
+    if not folder.is_dir():
         raise CorpusError(f"{folder} is no folder; a tokenizer's folder is needed.")
     names = Place(folder).list_names()
     if not any(fnmatch.filter(names, pattern) for pattern in VOCABULARY_FILES):
@@ -185,21 +185,21 @@ def _reads(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
 
 def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """Return the entries that a tokenizer's own files hold; all of its entries if they are in none of JSON or text."""
+    place = Place(folder)
 
     def read(name: str) -> Any:
-        path = Place(folder) / name
-        return parse_json(path.read_bytes()) if path.is_file() else {}
+        return parse_json((place / name).read_bytes()) if (place / name).is_file() else {}
 
     try:
-        if (folder / "tokenizer.json").is_file():
+        if (place / "tokenizer.json").is_file():
             record = read("tokenizer.json")
             vocab = record["model"]["vocab"]  # of Unigram models a list of pairs
             found = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
             found |= {each["content"] for each in record.get("added_tokens", [])}
-        elif (folder / "vocab.json").is_file():
+        elif (place / "vocab.json").is_file():
             found = set(read("vocab.json"))
-        elif (folder / "vocab.txt").is_file():
-            lines = Place(folder / "vocab.txt").read_text().split("\n")
+        elif (place / "vocab.txt").is_file():
+            lines = (place / "vocab.txt").read_text().split("\n")
             found = {line.removesuffix("\r") for line in lines}
         else:
             return set(tokenizer.get_vocab())
@@ -221,7 +221,12 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def learn_wordpiece(
-    spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, model_max_length: int, cache_dir: Where = ""
+    spec: str,
+    prepare: PrepareConfig,
+    vocab: VocabConfig,
+    folder: Path,
+    model_max_length: int,
+    cache_dir: Place | None = None,
 ) -> Path:
     """Learn a WordPiece vocabulary on a corpus and save it as a BERT tokenizer.
 
@@ -251,8 +256,7 @@ def learn_wordpiece(
         "min_groups": resolve_min_groups(prepare, vocab),
         "model_max_length": model_max_length,
     }
-    path = folder / "learned_from.json"
-    if _is_learned_from(path, record):
+    if _is_learned_from(folder / LEARNED_FROM, record):
         return folder
     wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     wordpiece.normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
@@ -273,9 +277,9 @@ def learn_wordpiece(
     tokenizer = BertTokenizer(
         vocab=wordpiece.get_vocab(), do_lower_case=vocab.lowercase, model_max_length=model_max_length
     )
-    with replace_folder(folder) as temporary:
+    with replace_folder(Place(folder)) as temporary:
         tokenizer.save_pretrained(temporary)
-        write_json(temporary / path.name, record)
+        write_json(Place(temporary / LEARNED_FROM), record)
     return folder
 
 
@@ -369,13 +373,12 @@ def _choose_alphabet(sources: Sources, documents: Iterator[str], vocab: VocabCon
 
 
 @contextlib.contextmanager
-def replace_folder(folder: Where) -> Iterator[Path]:
+def replace_folder(place: Place) -> Iterator[Path]:
     """Give a temporary folder, and a vocabulary's place to what is written there; failing changes nothing.
 
     Raises:
         CorpusError: the folder holds something that is no part of a vocabulary, and would be lost.
     """
-    place = Place(folder)
     foreign = [name for name in place.list_names() if not _FILES.fullmatch(name)]
     if foreign:
         raise CorpusError(

@@ -32,7 +32,7 @@ from domext_ray.data.sources import ReadTask, Sources
 from domext_ray.errors import CorpusError
 from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.records import Records
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place
 from domext_ray.vocabulary.family import Groups, TokenizerFamily, WordCounts, add_groups, tokenizer_family
 
 MAX_CHUNKS = 250_000
@@ -48,7 +48,7 @@ def keep_counts(
     sources: Sources,
     prepare: PrepareConfig,
     tokenizer_json: str,
-    cache_dir: Where,
+    cache_dir: Place,
     min_groups: int = 0,
     *,
     learned: str = "",
@@ -72,7 +72,7 @@ def keep_counts(
     splitter_json = tokenizer_family(tokenizer_json).rules_json
     identity = [sources.fingerprint, identify_documents(prepare), splitter_json, min_groups]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    folder = Place(cache_dir) / f"words-{key[:16]}"
+    folder = cache_dir / f"words-{key[:16]}"
     with lock_work(folder, f"counting the words of --corpus {sources.spec!r}") as work:
         counts = _count_words(sources, prepare, splitter_json, Records(work / "parts", key), min_groups, learned)
         sources.require_unchanged()  # else the counts go: the text may be put back as it was

@@ -45,7 +45,7 @@ from domext_ray.files import read_json
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.configuration_domext import complete_adapter
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.storage import hash_file
+from domext_ray.storage import Place, hash_file
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def run_predict(options: argparse.Namespace) -> None:
             file.writelines(islice(_make_texts(options.words), options.rows))
         with Watch(every=2.0) as watch:
             subprocess.run(_make_command(texts, output, options), check=True)
-        rate = read_json(output / "summary.json", "", {"rows_per_second": float})["rows_per_second"]
+        rate = read_json(Place(output / "summary.json"), "", {"rows_per_second": float})["rows_per_second"]
         results["domext predict"] = [rate]
         with Watch() as rival_watch:
             for size in options.batch_sizes:

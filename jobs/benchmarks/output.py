@@ -28,7 +28,7 @@ from domext_ray.errors import RunError
 from domext_ray.files import Kind, read_json, read_text
 from domext_ray.options.places import hide_places
 from domext_ray.runtime.machine import count_cpus
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import Place, write_json, write_text
 
 REPOSITORY = Path(__file__).parents[2]
 PUBLISHED = Path(".github", "benchmarks")
@@ -98,8 +98,7 @@ def write(options: argparse.Namespace, records: Sequence[Record], device: torch.
         }
         content |= {"figures": hide_places(dict(each.figures))}
         for folder in (Path(options.output), *([REPOSITORY / PUBLISHED] if options.publish else [])):
-            path = folder / name_record(content)
-            folder.mkdir(parents=True, exist_ok=True)
+            path = Place(folder / name_record(content))
             write_json(path, content)
             print(f"written to {path}", flush=True)
 
@@ -125,7 +124,7 @@ def name_record(content: Mapping[str, Any]) -> str:
 def read_records(folder: Path) -> list[Content]:
     """Read all records of a folder, in the order of their names; a damaged one is a `RunError`."""
     remedy = "restore it from git, or measure again with --publish"
-    return [read_json(path, remedy, _EXPECTED) for path in sorted(folder.glob("*.json"))]
+    return [read_json(Place(path), remedy, _EXPECTED) for path in sorted(folder.glob("*.json"))]
 
 
 def show(value: float) -> str:
@@ -180,12 +179,12 @@ def update_documents(folder: Path = REPOSITORY, *, is_check: bool = False) -> li
     """
     records, changed = read_records(folder / PUBLISHED), dict[str, str]()
     for name in DOCUMENTS:
-        text = read_text(folder / name, "restore it from git")
+        text = read_text(Place(folder / name), "restore it from git")
         new = _MARKED.sub(lambda found, name=name: _fill(found, records, name), text)  # type: ignore[misc]
         if new != text:
             changed[name] = new
     for name, new in {} if is_check else changed.items():
-        write_text(folder / name, new)
+        write_text(Place(folder / name), new)
     return list(changed)
 
 

@@ -33,6 +33,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.files import ASSETS
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.runs.events import STAGES, TRAINING, EventReader, measure_times
+from domext_ray.storage import Place
 
 OURS, OTHER = "this code", "the other"
 RUN, TEXTS, NUM_TEXTS = "runs/af", "texts.txt", 100
@@ -157,7 +158,7 @@ def time_start(start: Start, checkout: Path, folder: Path, limit: float = LIMIT_
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     search = filter(None, [str(checkout), os.environ.get("PYTHONPATH")])
     environment |= {**SETTINGS, "PYTHONPATH": os.pathsep.join(search)}
-    events, until, log = EventReader(folder / RUN), start.until, folder / "log.txt"
+    events, until, log = EventReader(Place(folder / RUN)), start.until, folder / "log.txt"
     with log.open("wb") as output, contextlib.ExitStack() as stack:
         with Watch(LOOK_SECONDS, weighs=False) as watch:
             began = time.perf_counter()
@@ -165,7 +166,7 @@ def time_start(start: Start, checkout: Path, folder: Path, limit: float = LIMIT_
             stack.callback(_kill, job)
             has_come = _wait(job, limit, until and (lambda: until(events, port)))
             seconds = time.perf_counter() - began
-        stages = measure_times(folder / RUN) if until is has_stepped else {}
+        stages = measure_times(Place(folder / RUN)) if until is has_stepped else {}
         if has_come and start.exit_code == STOPPED:
             job.terminate()
         _wait(job, limit)

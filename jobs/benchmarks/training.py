@@ -68,7 +68,7 @@ from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import read_identity, resolve_schedule
 from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.runtime.machine import count_cpus
-from domext_ray.storage import hash_values, write_json
+from domext_ray.storage import Place, hash_values, write_json
 from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.objective import to_batch
 from domext_ray.training.optimizer import compute_learning_rate
@@ -251,7 +251,7 @@ def run_overhead(options: argparse.Namespace) -> None:
                 bare += itertools.islice(loop, options.window)
         watch.__exit__()
         job.wait()
-        records = [each for each in read_metrics(run_dir / "metrics.jsonl") if "train/mlm_loss" in each]
+        records = [each for each in read_metrics(Place(run_dir / "metrics.jsonl")) if "train/mlm_loss" in each]
     finally:
         if job.poll() is None:
             job.terminate()
@@ -300,7 +300,7 @@ def _start_job(run_dir: Path, cache: str, options: argparse.Namespace) -> psutil
 def _wait_for_step(job: psutil.Popen, metrics: Path, step: int) -> None:
     """Wait until a job has trained a step; one that ended before is a `RunError`."""
     has_ended = False
-    while not metrics.exists() or find_last_step(metrics) < step:
+    while not metrics.exists() or find_last_step(Place(metrics)) < step:
         if has_ended:
             raise RunError(
                 f"the job ended before step {step:,}, with exit code {job.returncode}; what it said stands above."
@@ -333,12 +333,13 @@ def _paused(job: psutil.Popen) -> Iterator[None]:
 
 def run_bare_loop(run_dir: Path, cache: str, options: argparse.Namespace) -> Iterator[tuple[float, float]]:
     """Train the run's model on the run's batches without Ray or DeepSpeed; yield seconds and loss of each step."""
-    config = read_run_config(run_dir)
+    place = Place(run_dir)
+    config = read_run_config(place)
     if options.as_worker:
         configure_kernels(TRAINING, uses_fp32=not config.engine.uses_bf16)
-    identity = read_identity(run_dir, {"corpus_fingerprint": str})
+    identity = read_identity(place, {"corpus_fingerprint": str})
     assert identity is not None, "a run that was trained"
-    manifest = read_manifest(Path(cache, identity["corpus_fingerprint"][:16]))
+    manifest = read_manifest(Place(cache) / identity["corpus_fingerprint"][:16])
     masker = Masker(load_tokenizer(run_dir / "tokenizer"), config.objective, config.seed)
     corpora, sampler, num_rows = (
         (manifest.paths("train"),),
@@ -555,8 +556,7 @@ def run_end_to_end(options: argparse.Namespace) -> None:
             starts = [each["curve"][0]["bits_per_character"] for each in runs]
             is_same = max(starts) - min(starts) < START_TOLERANCE or comparison.config.vocab.extends_base
             assert is_same, f"the sides see another base: {starts} bits per character"  # new words make it another one
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"settings": settings, "runs": runs})
+            write_json(Place(path), {"settings": settings, "runs": runs})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     figures, config = summarize(runs, options.target), comparison.config
@@ -588,7 +588,7 @@ def _prepare(options: argparse.Namespace, folder: Path) -> Comparison:
     manifest = run_preparation(replace(own, run=replace(config.run, dir=str(folder / "prepared"))))
     ray.shutdown()
     assert manifest is not None, "this is no dry run"
-    config = resolve_schedule(resolve_max_steps(resolve_workers(config), [manifest]), folder)
+    config = resolve_schedule(resolve_max_steps(resolve_workers(config), [manifest]), Place(folder))
     hashes = read_hashes(manifest.folder)
     assert hashes is not None, "the corpus was just prepared"
     chosen = {int(each) for each in hashes.train}
@@ -608,7 +608,7 @@ def _read_runs(path: Path, settings: dict[str, Any]) -> list[Run]:
     """Return the runs that were made before; those of other settings are a `ConfigError`."""
     if not path.exists():
         return []
-    found = read_json(path, "remove it, or give another --runs", {"settings": dict, "runs": list})
+    found = read_json(Place(path), "remove it, or give another --runs", {"settings": dict, "runs": list})
     for name, value in settings.items():
         if found["settings"].get(name) != value:
             raise ConfigError(f"--runs {str(path)!r} has runs of another {name}; give another file.")
@@ -621,9 +621,9 @@ def _run_ours(comparison: Comparison, rate: float) -> Run:
     run_dir = root / "run"
     command = [sys.executable, str(JOB), *comparison.job_options, "--optim.lr", str(rate)]
     command += ["--run.dir", str(root), "--run.name", run_dir.name, "--prepare.cache_dir", str(root / "corpora")]
-    events, started = EventReader(run_dir), time.time()
+    events, started = EventReader(Place(run_dir)), time.time()
     subprocess.run(command, check=True)
-    records = read_metrics(run_dir / "metrics.jsonl")
+    records = read_metrics(Place(run_dir / "metrics.jsonl"))
     seconds = time_evaluations(events.read(), started)
     bits = [(each["step"], each[BITS]) for each in records if BITS in each]
     curve = [

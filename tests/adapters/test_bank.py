@@ -157,19 +157,19 @@ def read_state(folder: Path) -> dict[str, tuple[str, int]]:
 
 
 def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> None:
-    seen: dict[str, tuple[str, int]] = read_state(bank.folder)
+    seen: dict[str, tuple[str, int]] = read_state(Path(bank.folder))
     assert seen.keys() == {"bank.json", ".base_folder"}
     for seed, (name, architecture) in enumerate(zip(("law", "art", "zoo"), ARCHITECTURES, strict=True)):
         bank.add(name, make_model(base, architecture, seed), "own")
-        found = read_state(bank.folder)
+        found = read_state(Path(bank.folder))
         tensors = f"adapters/{name}/adapter-{bank.describe(name).sha256[:16]}.safetensors"
         assert found.keys() - seen.keys() == {f"adapters/{name}/adapter.json", tensors}
         assert {path: found[path] for path in seen} == seen
         seen = found
     assert bank.names() == AdapterBank.open(bank.folder).names() == ["art", "law", "zoo"]
-    assert len({path.stat().st_mode for path in bank.folder.rglob("*") if path.is_file()}) == 1
+    assert len({path.stat().st_mode for path in Path(bank.folder).rglob("*") if path.is_file()}) == 1
     bank.remove("law")
-    assert read_state(bank.folder) == {path: each for path, each in seen.items() if "/law/" not in path}
+    assert read_state(Path(bank.folder)) == {path: each for path, each in seen.items() if "/law/" not in path}
     assert bank.names() == ["art", "zoo"] and not bank.verify()
 
 
@@ -360,11 +360,11 @@ def test_a_base_without_a_head_serves_no_row_of_its_own(headless_folder: Path, t
 
 def test_a_name_that_is_taken_bad_or_unknown_is_refused(bank: AdapterBank, base: Base) -> None:
     bank.add("law", make_model(base), "own")
-    seen, other = read_state(bank.folder), make_model(base, seed=2)
+    seen, other = read_state(Path(bank.folder)), make_model(base, seed=2)
     for name in ("law", "", "a-b", "../law", "__base__", "keys", "forward"):
         with pytest.raises(RunError, match="has an adapter 'law' already" if name == "law" else "cannot be called"):
             bank.add(name, other, "own")
-        assert read_state(bank.folder) == seen, name
+        assert read_state(Path(bank.folder)) == seen, name
     for call, name in product((bank.load, bank.remove, bank.describe), ("art", "", "..", "law/../law")):
         with pytest.raises(RunError, match="has no adapter .*; it has law"):
             call(name)
@@ -439,7 +439,7 @@ def test_another_base_is_refused(bank: AdapterBank, base: Base, headless_folder:
 def test_a_flipped_byte_is_one_sentence(file: str, bank: AdapterBank, base: Base) -> None:
     for name in ("law", "art"):
         bank.add(name, make_model(base), "own")
-    path = find_tensors(bank, "law") if "-" in file else bank.folder / "adapters" / "law" / file
+    path = find_tensors(bank, "law") if "-" in file else Path(bank.folder / "adapters" / "law" / file)
     content = path.read_bytes()
     for place in (len(content) - 20, len(content) // 2, 3):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
@@ -461,20 +461,20 @@ def test_a_flipped_byte_is_one_sentence(file: str, bank: AdapterBank, base: Base
 def test_damaged_json_of_a_bank_is_one_sentence(bank: AdapterBank, base: Base) -> None:
     bank.add("law", make_model(base), "own")
     for content in ("[]", "{", "[" * 5000, '{"format": 4}', '{"format": 4, "values": {"base": "x"}}', "\0"):
-        (bank.folder / "adapters" / "law" / "adapter.json").write_text(content)
+        Path(bank.folder / "adapters" / "law" / "adapter.json").write_text(content)
         with pytest.raises(RunError, match=r"adapter\.json .*; remove the adapter and add it again\.$") as caught:
             bank.describe("law")
         assert bank.verify() == [str(caught.value)]
         header = (bank.folder / "bank.json").read_text()
-        (bank.folder / "bank.json").write_text(content)
+        Path(bank.folder / "bank.json").write_text(content)
         with pytest.raises(RunError, match=r"bank\.json .*; make the bank again\.$"):
             AdapterBank.open(bank.folder)
-        (bank.folder / "bank.json").write_text(header)
+        Path(bank.folder / "bank.json").write_text(header)
 
 
 def test_an_adapter_is_a_folder_of_the_bank(bank: AdapterBank, base: Base, tmp_path: Path) -> None:
     bank.add("law", make_model(base), "own")
-    place = bank.folder / "adapters"
+    place = Path(bank.folder / "adapters")
     (place / "law").rename(tmp_path / "law")
     (place / "law").symlink_to(tmp_path / "law")
     assert bank.names() == []
@@ -493,10 +493,10 @@ def test_an_adapter_is_a_folder_of_the_bank(bank: AdapterBank, base: Base, tmp_p
 
 def test_a_bank_names_no_place_of_this_machine(bank: AdapterBank, base: Base) -> None:
     bank.add("law", make_model(base), "own", {"run": "clinic"})
-    for path in (bank.folder / "bank.json", *(bank.folder / "adapters" / "law").iterdir()):
+    for path in (bank.folder / "bank.json", *Path(bank.folder / "adapters" / "law").iterdir()):
         assert str(base.folder.parent).encode() not in path.read_bytes(), path.name
     assert AdapterBank.open(bank.folder).base.sha256 == base.sha256
-    (bank.folder / ".base_folder").unlink()  # passed on without it
+    (bank.folder / ".base_folder").delete()  # passed on without it
     with pytest.raises(BaseModelError, match="'tiny-bert'"):
         AdapterBank.open(bank.folder).load("law")
     assert not AdapterBank.open(bank.folder, base.id).verify()
@@ -507,7 +507,7 @@ def test_a_crash_before_the_description_leaves_the_bank_sound(
 ) -> None:
     model, put = make_model(base), Place.put
     bank.add("art", model, "own")
-    seen = read_state(bank.folder)
+    seen = read_state(Path(bank.folder))
 
     def stop(self: Place, *args: Any, **settings: Any) -> str:
         if self.name == "adapter.json":
@@ -518,12 +518,12 @@ def test_a_crash_before_the_description_leaves_the_bank_sound(
         patch.setattr(os, "replace", refuse)
         with pytest.raises(StorageError, match=r"law/adapter-.* cannot be .*written \(No space left on device\)"):
             bank.add("law", model, "own")
-    assert read_state(bank.folder) == seen
+    assert read_state(Path(bank.folder)) == seen
     with monkeypatch.context() as patch:
         patch.setattr(Place, "put", stop)
         with pytest.raises(KeyboardInterrupt):
             bank.add("law", model, "own")
-    found = read_state(bank.folder)
+    found = read_state(Path(bank.folder))
     assert len(found) == len(seen) + 1 and {path: found[path] for path in seen} == seen
     reopened = AdapterBank.open(bank.folder)
     assert reopened.names() == ["art"] and not reopened.verify()
@@ -589,7 +589,7 @@ def test_a_folder_that_is_no_bank_is_refused(tmp_path: Path, tiny_base_folder: P
         AdapterBank.open(tmp_path)
     with pytest.raises(RunError, match="exists already"):
         AdapterBank.create(bank.folder, str(tiny_base_folder))
-    header = bank.folder / "bank.json"
+    header = Path(bank.folder / "bank.json")
     header.write_text(header.read_text().replace('"format": 4', '"format": 1'))
     with pytest.raises(
         RunError, match="has format 1, which no released .* reads; this version reads format 4; make the bank"
@@ -621,7 +621,7 @@ def test_a_fine_tuned_model_is_added_with_its_task(bank: AdapterBank, base: Base
     start = load_start_model(bank.base_id)
     task, fitted = fit(start, "classification", replace(BESIDE, heads=1, ffn_units=6))
     write_finetuning(tmp_path / "tuned", bank.base_id)
-    export_stages(start, task, fitted, tmp_path / "tuned" / "export")
+    export_stages(start, task, fitted, Place(tmp_path / "tuned" / "export"))
     for i, place in enumerate(("tuned", "tuned/export")):
         run_bank(BankConfig(bank=str(tmp_path / f"new{i}"), add=str(tmp_path / place), name="first"))
         new = AdapterBank.open(tmp_path / f"new{i}")
@@ -646,7 +646,7 @@ def test_a_fine_tuned_model_that_is_more_than_an_adapter_is_refused(bank: Adapte
         ("normalization", BESIDE, "does not hold a sequence_classification head of the task normalization"),
     ):
         task, fitted = fit(start, family, method, epochs=0.4)
-        export_stages(start, task, fitted, tmp_path / family)
+        export_stages(start, task, fitted, Place(tmp_path / family))
         with pytest.raises(RunError, match=reason):
             bank.add_run("tuned", tmp_path / family)
     assert not bank.names()
@@ -666,7 +666,7 @@ def test_a_base_is_at_the_beginning_of_all_runs(base: Base, tmp_path: Path) -> N
     write_finetuning(tmp_path / "first", str(tmp_path / "clinic"))
     write_finetuning(tmp_path / "second", str(tmp_path / "first" / "export"))
     task, fitted = fit(load_start_model(str(base.folder)), "classification", BESIDE)
-    export_stages(load_start_model(str(base.folder)), task, fitted, tmp_path / "first" / "export")
+    export_stages(load_start_model(str(base.folder)), task, fitted, Place(tmp_path / "first" / "export"))
     assert find_base(str(tmp_path / "second")) == str(base.folder)
     make_run(base, tmp_path / "whole", FULL)
     assert find_base(str(write_finetuning(tmp_path / "third", str(tmp_path / "whole")))) == str(tmp_path / "whole")
@@ -742,7 +742,7 @@ def test_the_job_removes_what_is_damaged(
     bank: AdapterBank, base: Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bank.add("clinic", make_model(base), "own")
-    (bank.folder / "adapters" / "clinic" / "adapter.json").write_text("{")
+    Path(bank.folder / "adapters" / "clinic" / "adapter.json").write_text("{")
     folder = str(bank.folder)
     run_bank(BankConfig(bank=folder))
     assert "\nclinic  damaged: --verify true says where\n" in capsys.readouterr().out

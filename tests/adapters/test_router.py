@@ -76,7 +76,7 @@ def write_text(folder: Path, words: range, seed: int = 0, sizes: tuple[int, int]
         with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
         shards.append((FileRecord(path.name, "", number, sum(map(len, rows))),))
-    return Manifest(folder, "f", 64, "t", {}, *shards, 1, {})
+    return Manifest(Place(folder), "f", 64, "t", {}, *shards, 1, {})
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def plan_fit(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None],
     config = PretrainConfig(base=str(base.folder), method=METHOD, replay=replay)
     paths = RunPaths(Place(run_dir), domain.folder.parent, run_dir)
     inputs = Inputs(Place(run_dir / "tokenizer"), ((domain, general) if general else (domain,),))
-    started = Start(start, Checkpoint(Place(start), 1, 1, {}, {}, {}), "") if start else None
+    started = Start(Place(start), Checkpoint(Place(start), 1, 1, {}, {}, {}), "") if start else None
     shape = size_run(config, base)[1]
     sizes = shape, count_run(config, base, shape)
     return Run(config, paths, base.sha256, *sizes, base=base, start=started, prepared=inputs)
@@ -196,18 +196,18 @@ def test_it_is_fitted_while_the_run_trains_and_what_is_there_stays(
     run = plan_fit(base, tmp_path, texts)
     with fit_beside(run) as own:
         assert own.awaits_router
-    assert torch.equal(read_routers(tmp_path)["clinic"][0], fitted[0]), "as in the main thread"
-    save_routers(tmp_path, {"clinic": (torch.zeros_like(fitted[0]), fitted[1])})
+    assert torch.equal(read_routers(Place(tmp_path))["clinic"][0], fitted[0]), "as in the main thread"
+    save_routers(Place(tmp_path), {"clinic": (torch.zeros_like(fitted[0]), fitted[1])})
     with fit_beside(run) as own:
         assert own is run
-    assert not read_routers(tmp_path)["clinic"][0].any()
+    assert not read_routers(Place(tmp_path))["clinic"][0].any()
 
 
 def test_a_fit_that_fails_shuts_the_workers_out_and_is_what_the_job_ends_with(
     base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path
 ) -> None:
     make_run(base, tmp_path, METHOD)
-    run = plan_fit(base, tmp_path, texts).at(supersede(tmp_path))
+    run = plan_fit(base, tmp_path, texts).at(supersede(Place(tmp_path)))
     of_worker, ends = pickle.loads(pickle.dumps(run.paths.run)), time.monotonic() + 120
     says = r"router\.safetensors cannot be .* \(File too large\)"
     with pytest.raises(StorageError, match=says), limit_files(100_000), fit_beside(run):
@@ -229,7 +229,7 @@ def test_a_fit_is_broken_off_with_its_run(
     monkeypatch.setattr(router_room, "fit_router", fit_on)
     with pytest.raises(KeyboardInterrupt), fit_beside(run):
         raise KeyboardInterrupt
-    assert "router" not in [each.name for each in threading.enumerate()] and not read_routers(tmp_path)
+    assert "router" not in [each.name for each in threading.enumerate()] and not read_routers(Place(tmp_path))
     monkeypatch.undo()
     asked = list[str]()
 
@@ -247,14 +247,14 @@ def test_an_export_has_the_run_s_router(base: Base, texts: tuple[Manifest, Manif
     run_dir = tmp_path / "run"
     make_run(base, run_dir, METHOD)
     get_or_train_routers(plan_fit(base, run_dir, texts))
-    table, record = read_routers(run_dir)["clinic"]
-    said = [each.text for each in EventReader(run_dir, from_start=True).read()]
+    table, record = read_routers(Place(run_dir))["clinic"]
+    said = [each.text for each in EventReader(Place(run_dir), from_start=True).read()]
     assert said == [f"router: {describe_router(PretrainConfig(method=METHOD), asdict(record))}"]
     ids, names = torch.tensor([[2, *OWN[:8], 3], [2, *OTHER[:8], 3]]), ["clinic", "__base__"]
-    assert rebuild_run(run_dir).model.bert.route(ids) == names
+    assert rebuild_run(Place(run_dir)).model.bert.route(ids) == names
     sources = [run_dir, tmp_path / "export", tmp_path / "rounded"]
     for export, dtype in zip(sources[1:], (torch.float32, torch.bfloat16), strict=True):
-        export_run(run_dir, export, dtype)
+        export_run(Place(run_dir), Place(export), dtype)
         loaded: Any = DomextForMaskedLM.from_pretrained(export).eval()
         assert torch.equal(loaded.bert.router.adapters["clinic"].weight, table)
         assert loaded.config.adapters["clinic"].router_threshold == record.threshold
@@ -271,8 +271,10 @@ def test_without_general_text_there_is_none_and_it_is_said(
     run_dir = tmp_path / "run"
     make_run(base, run_dir, METHOD)
     get_or_train_routers(plan_fit(base, run_dir, (texts[0], None)))
-    assert not (run_dir / "router.safetensors").exists() and read_records(run_dir) == {} == read_routers(run_dir)
-    export_run(run_dir, tmp_path / "export")
+    assert not (run_dir / "router.safetensors").exists() and read_records(Place(run_dir)) == {} == read_routers(
+        Place(run_dir)
+    )
+    export_run(Place(run_dir), Place(tmp_path / "export"))
     sentence = "none, as no general text was given (--replay.corpus)"
     assert f"| Router | {sentence} |" in (tmp_path / "export" / "README.md").read_text()
     loaded: Any = DomextForMaskedLM.from_pretrained(tmp_path / "export")
@@ -286,12 +288,12 @@ def test_routers_of_the_run_before_come_along(
     first, second = tmp_path / "first", tmp_path / "second"
     for run_dir in (first, second):
         make_run(base, run_dir, METHOD)
-    save_routers(first, {"law": fitted})
+    save_routers(Place(first), {"law": fitted})
     get_or_train_routers(plan_fit(base, second, texts, first))
-    assert read_records(second).keys() == {"law", "clinic"}
-    assert torch.equal(read_routers(second)["law"][0], fitted[0])
+    assert read_records(Place(second)).keys() == {"law", "clinic"}
+    assert torch.equal(read_routers(Place(second))["law"][0], fitted[0])
     with pytest.raises(RunError, match="does not fit the run's model"):
-        attach_routers(rebuild_run(tmp_path / "first").model, second)
+        attach_routers(rebuild_run(Place(tmp_path / "first")).model, Place(second))
 
 
 def test_what_is_said_follows_the_run() -> None:
@@ -323,4 +325,4 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(
             RunError, match=r"router.safetensors is damaged \(.*\); delete it and run the training job again"
         ):
-            read_routers(tmp_path)
+            read_routers(Place(tmp_path))

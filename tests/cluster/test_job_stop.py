@@ -17,6 +17,7 @@ from pretrain_jobs import write_command
 from raylets import Cluster, run_raylets
 
 from domext_ray.runtime.stopping import RAY_GIVEN
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.metrics import read_metrics
 
@@ -111,7 +112,7 @@ def test_what_was_promised_is_there(
     print(kind, case, f"{time.monotonic() - began:.1f} s", said[-700:])
     note = f"note: the job is killed 3 s after it is told to end: {RAY_GIVEN} was not set at `ray start`."
     assert (note in said) == (kind == "bare")
-    newest = max(list_steps(run / "checkpoints"))
+    newest = max(list_steps(Place(run / "checkpoints")))
     if kind == "README" or case != "step":
         assert newest == step
         # A busy machine takes more than three seconds to say anything.
@@ -124,7 +125,7 @@ def test_what_was_promised_is_there(
     again = Job(started, command, tmp_path, [])
     again.wait_until(lambda: again.get_status() in ("SUCCEEDED", "FAILED", "STOPPED"))
     assert again.get_status() == "SUCCEEDED", again.read_log()[-6000:]
-    records = read_metrics(run / "metrics.jsonl")
+    records = read_metrics(Place(run / "metrics.jsonl"))
     assert [each["step"] for each in records] == [*range(NUM_STEPS + 1)]
     assert [each["step"] for each in records if "eval/domain_mlm_loss" in each] == [0, EVALUATE_EVERY, NUM_STEPS]
-    assert find_latest(run / "checkpoints").step == NUM_STEPS and (run / "export" / "config.json").is_file()
+    assert find_latest(Place(run / "checkpoints")).step == NUM_STEPS and (run / "export" / "config.json").is_file()

@@ -38,9 +38,9 @@ def run(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     size = base.config.vocab_size
     model = build_model(base, config.shape, config.method, vocab_size=size, pad_token_id=0, dropout=0.0, seed=0)
     make_run(folder, config, model, base)
-    write_run(folder, identity={"base": "tiny"})
+    write_run(Place(folder), identity={"base": "tiny"})
     shutil.copytree(tiny_base_folder, folder / "tokenizer", ignore=shutil.ignore_patterns("*.safetensors"))
-    export_run(folder, folder / "export")
+    export_run(Place(folder), Place(folder / "export"))
     return folder
 
 
@@ -68,7 +68,7 @@ def make_vocabulary(run: Path, base: Path, folder: Path) -> Path:
 def make_corpus(run: Path, base: Path, folder: Path) -> Path:
     text = write_corpus(folder.with_suffix(".txt"), 200)
     prepare = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
-    return Path(prepare_corpus(str(text), prepare, base, 32, folder.with_suffix(".corpora")).folder)
+    return Path(prepare_corpus(str(text), prepare, base, 32, Place(folder.with_suffix(".corpora"))).folder)
 
 
 def flip(path: Path) -> None:

@@ -111,5 +111,5 @@ def test_a_run_is_held_where_files_have_no_second_names(tmp_path: Path, monkeypa
         raise OSError(errno.EPERM, "as a file system without hard links answers")
 
     monkeypatch.setattr(os, "link", fail)
-    with lock_run(tmp_path), pytest.raises(RunError, match="another job is working"), lock_run(tmp_path):
+    with lock_run(Place(tmp_path)), pytest.raises(RunError, match="another job is working"), lock_run(Place(tmp_path)):
         pass

@@ -19,6 +19,7 @@ from domext_ray.options.declare import read_seconds
 from domext_ray.options.kinds import list_options
 from domext_ray.options.read import read_file, read_flags, read_values
 from domext_ray.runs.run_directory import read_config
+from domext_ray.storage import Place
 
 ALONE = "--replay.corpus none --method.heads 0 --method.ffn_units 0"
 WITHOUT_BASE = "--base none --vocab.size 300"
@@ -172,7 +173,7 @@ def test_an_option_that_is_gone_says_what_to_do_instead(tmp_path: Path, capsys: 
     for _ in range(2):  # a job reads a file more than once, and says it once
         assert [*read_file(PretrainConfig, written)] == ["train.max_steps"]
     assert re.fullmatch(f"note: {written}, line 3: train.eval_scales {instead}.*\n", capsys.readouterr().out)
-    assert read_config(tmp_path, PretrainConfig).train.max_steps == 7
+    assert read_config(Place(tmp_path), PretrainConfig).train.max_steps == 7
     assert "eval_scales" not in list_options(TrainConfig)
 
 

@@ -26,6 +26,7 @@ from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.run_directory import check_identity, write_run
 from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space
+from domext_ray.storage import Place
 
 PRESETS = FOLDER
 OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
@@ -160,10 +161,10 @@ def test_a_preset_at_base_size_says_where_its_rate_and_its_papers_setting_are(pa
 def test_a_run_of_a_preset_of_0_1_0_is_told_which_option_finishes_it(path: Path, tmp_path: Path) -> None:
     """Its attention had as much dropout as its hidden states, as the papers' has."""
     former = ["--train.attention_dropout", "same"]
-    write_run(tmp_path, identity=identity_of(read_preset(path, *former)))
+    write_run(Place(tmp_path), identity=identity_of(read_preset(path, *former)))
     with pytest.raises(RunError, match=r"\(--train\.attention_dropout was same and is 0 now\); .* the options that"):
-        check_identity(tmp_path, identity_of(read_preset(path)))
-    check_identity(tmp_path, identity_of(read_preset(path, *former)))
+        check_identity(Place(tmp_path), identity_of(read_preset(path)))
+    check_identity(Place(tmp_path), identity_of(read_preset(path, *former)))
 
 
 def test_a_presets_rate_beside_a_base_of_another_size_is_a_warning(

@@ -17,13 +17,13 @@ from domext_ray.corpus.overlap import read_hashes
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.errors import CorpusError
 from domext_ray.inputs import run_vocabulary
-from domext_ray.storage import Place, find_cache
+from domext_ray.storage import Place, Where, find_cache
 
 PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
 
 
-def prepare(text: Path, base: Path, place: object) -> Manifest:
-    return prepare_corpus(str(text), PREPARE, base, 32, place)  # type: ignore[arg-type]
+def prepare(text: Path, base: Path, where: Where) -> Manifest:
+    return prepare_corpus(str(text), PREPARE, base, 32, Place(where))
 
 
 def take_all(corpus: Manifest) -> list[list[int]]:

@@ -33,7 +33,7 @@ from domext_ray.errors import CorpusError, RunError
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import identify_run, plan_run
 from domext_ray.runs.run_directory import write_run
-from domext_ray.storage import Place, hash_values, parse_json
+from domext_ray.storage import Place, Where, hash_values, parse_json
 
 PREPARE = PrepareConfig(held_out_frac=0.2, min_document_chars=5)
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -45,8 +45,8 @@ def swap(content: bytes, old: str = "doctor", new: str = "church") -> bytes:
     return content.replace(old.encode(), new.encode())
 
 
-def prepare(text: object, base: Path, place: object) -> Manifest:
-    return prepare_corpus(str(text), PREPARE, base, 32, place)  # type: ignore[arg-type]
+def prepare(text: object, base: Path, where: Where) -> Manifest:
+    return prepare_corpus(str(text), PREPARE, base, 32, Place(where))
 
 
 def read_text(manifest: Manifest, base: Path) -> str:
@@ -200,7 +200,7 @@ def test_what_0_1_0_prepared_of_a_bucket_goes_on(
     content = write_corpus(tmp_path / "text.txt", 80).read_bytes()
     text.put(content)
     made = prepare(text, tiny_base_folder, corpora)
-    sources = resolve_sources(str(text), PREPARE, corpora)
+    sources = resolve_sources(str(text), PREPARE, Place(corpora))
     identity = identify_corpus(sources, PREPARE, AutoTokenizer.from_pretrained(tiny_base_folder), 32, False)
     assert hash_values(identity) == made.fingerprint
     former = hash_values({**identity, "content": sources.former_fingerprint})
@@ -210,7 +210,7 @@ def test_what_0_1_0_prepared_of_a_bucket_goes_on(
     write_manifest(Place(folder), {**{k: v for k, v in record.items() if k != "sha256"}, "fingerprint": former})
     monkeypatch.setattr(shards, "_build", None)
     found = prepare(text, tiny_base_folder, corpora)
-    assert found == read_manifest(folder) and found.fingerprint == former and (folder / SOURCES).is_file()
+    assert found == read_manifest(Place(folder)) and found.fingerprint == former and (folder / SOURCES).is_file()
     text.put(content)
     monkeypatch.setattr(type(sources), "former_fingerprint", property(lambda self: "of another time"))
     assert prepare(text, tiny_base_folder, corpora) == found, "uploaded again"

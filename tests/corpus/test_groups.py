@@ -26,6 +26,7 @@ from domext_ray.data.sample import check_corpus
 from domext_ray.data.sources import resolve_sources
 from domext_ray.data.split import choose_share, hold_out_hashes
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
 from domext_ray.vocabulary.word_counts import Groups, add_groups, add_packed, keep_counts, pack_groups
 
@@ -63,7 +64,7 @@ def test_nobody_is_on_both_sides(local_ray: None, notes: Path, tokenizer_dir: Pa
     """Whatever the tasks, the file and the kind of number are."""
     sides = []
     for prepare in (PREPARE, replace(PREPARE, shard_bytes=2**20)):
-        manifest = prepare_corpus(str(notes), prepare, tokenizer_dir, 512, tmp_path)
+        manifest = prepare_corpus(str(notes), prepare, tokenizer_dir, 512, Place(tmp_path))
         train, held_out = list_patients(manifest, tokenizer_dir)
         assert not train & held_out and train | held_out == {*range(NUM_PATIENTS)}
         assert 0.1 < len(held_out) / NUM_PATIENTS < 0.3
@@ -72,13 +73,16 @@ def test_nobody_is_on_both_sides(local_ray: None, notes: Path, tokenizer_dir: Pa
     assert sides[0] == sides[1]
     half = notes.with_name("half.jsonl")  # other patients' rows decide nothing
     half.write_text("".join(line + "\n" for line in notes.read_text().splitlines()[::2]))
-    assert list_patients(prepare_corpus(str(half), PREPARE, tokenizer_dir, 512, tmp_path), tokenizer_dir)[1] <= sides[0]
+    assert (
+        list_patients(prepare_corpus(str(half), PREPARE, tokenizer_dir, 512, Place(tmp_path)), tokenizer_dir)[1]
+        <= sides[0]
+    )
 
 
 def test_without_groups_these_notes_are_on_both_sides(
     local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
-    manifest = prepare_corpus(str(notes), replace(PREPARE, group_field=""), tokenizer_dir, 512, tmp_path)
+    manifest = prepare_corpus(str(notes), replace(PREPARE, group_field=""), tokenizer_dir, 512, Place(tmp_path))
     train, held_out = list_patients(manifest, tokenizer_dir)
     assert len(train & held_out) > 10
 
@@ -94,11 +98,11 @@ def test_few_patients_are_divided(
         ]
         write_rows(few, rows)
         prepare = replace(PREPARE, held_out_frac=0.0001, unknown="allow")
-        prepare_corpus(str(few), prepare, tokenizer_dir, 64, tmp_path / "cache")
+        prepare_corpus(str(few), prepare, tokenizer_dir, 64, Place(tmp_path / "cache"))
         assert f"held out: all rows of {expected} of {number} different 'patient_id'" in capsys.readouterr().err
     write_rows(few, [{**each, "patient_id": 0} for each in rows])
     with pytest.raises(CorpusError, match="has rows of 1 different 'patient_id', .* so one of the two has none; give"):
-        prepare_corpus(str(few), prepare, tokenizer_dir, 64, tmp_path / "cache")
+        prepare_corpus(str(few), prepare, tokenizer_dir, 64, Place(tmp_path / "cache"))
 
 
 def test_a_share_is_raised_where_few_are_there() -> None:
@@ -190,7 +194,9 @@ def test_words_of_few_people_are_not_there(local_ray: None, notes: Path, tokeniz
     tokenizer_json = load_tokenizer(tokenizer_dir).backend_tokenizer.to_str()
     for min_groups, shard_bytes in ((1, 8192), (24, 8192), (25, 8192), (24, 2**20)):
         prepare = replace(PREPARE, shard_bytes=shard_bytes)
-        with keep_counts(resolve_sources(str(notes), prepare), prepare, tokenizer_json, tmp_path, min_groups) as counts:
+        with keep_counts(
+            resolve_sources(str(notes), prepare), prepare, tokenizer_json, Place(tmp_path), min_groups
+        ) as counts:
             words = dict(zip(counts.words, counts.counts.tolist(), strict=True))
         assert (NAME in words) == (min_groups == 1) and (TERM in words) == (min_groups <= 24)
         assert counts.num_words == sum(words.values()) + counts.num_forgotten
@@ -244,10 +250,10 @@ def test_what_a_sample_does_not_show_is_told_before_anything_is_learned(
         pytest.raises(
             CorpusError, match="1,499 different 'patient_id' in 1,500 rows .*--vocab.size 200 learns new words"
         ),
-        keep_counts(sources, prepare, tokenizer_json, tmp_path, learned=vocab.learned_by),
+        keep_counts(sources, prepare, tokenizer_json, Place(tmp_path), learned=vocab.learned_by),
     ):
         pass
-    with keep_counts(sources, said, tokenizer_json, tmp_path, learned=vocab.learned_by) as counts:
+    with keep_counts(sources, said, tokenizer_json, Place(tmp_path), learned=vocab.learned_by) as counts:
         assert "note" in counts.words
     with pytest.raises(CorpusError, match="--vocab.size 200 learns new words"):
         learn_wordpiece(str(path), prepare, vocab, words, 64)
@@ -255,6 +261,6 @@ def test_what_a_sample_does_not_show_is_told_before_anything_is_learned(
     learn_wordpiece(str(path), said, vocab, words, 64)
     assert "note" in load_tokenizer(words).get_vocab()
     capsys.readouterr()
-    manifest = prepare_corpus(str(path), prepare, tokenizer_dir, 64, tmp_path)
+    manifest = prepare_corpus(str(path), prepare, tokenizer_dir, 64, Place(tmp_path))
     assert "has 1,499 different 'patient_id' in 1,500 rows" in capsys.readouterr().err
-    assert prepare_corpus(str(path), said, tokenizer_dir, 64, tmp_path).folder == manifest.folder
+    assert prepare_corpus(str(path), said, tokenizer_dir, 64, Place(tmp_path)).folder == manifest.folder

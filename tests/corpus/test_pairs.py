@@ -21,6 +21,7 @@ from domext_ray.corpus.sampler import Part, Sampler
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.corpus.stream import BatchReader
 from domext_ray.errors import CorpusError
+from domext_ray.storage import Place
 
 NUM_DOCUMENTS = 400
 SEQ_LENGTH = 64
@@ -175,7 +176,9 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("prepared")
     lines = [*make_documents(), *(f"doc{i} only one sentence here" for i in range(30))]
     (folder / "text.txt").write_text("\n".join(lines))
-    return prepare_corpus(str(folder / "text.txt"), PREPARE, tokenizer_dir, SEQ_LENGTH, folder / "cache", pairs=True)
+    return prepare_corpus(
+        str(folder / "text.txt"), PREPARE, tokenizer_dir, SEQ_LENGTH, Place(folder / "cache"), pairs=True
+    )
 
 
 def read_pairs(manifest: Manifest, split: Split = "train") -> list[PairRow]:
@@ -228,7 +231,9 @@ def test_a_corpus_without_partners_is_refused(local_ray: None, tokenizer_dir: Pa
     ):
         text.write_text("\n".join(documents))
         with pytest.raises(CorpusError, match=message):
-            prepare_corpus(str(text), replace(PREPARE, unknown="allow"), tokenizer_dir, SEQ_LENGTH, cache, pairs=True)
+            prepare_corpus(
+                str(text), replace(PREPARE, unknown="allow"), tokenizer_dir, SEQ_LENGTH, Place(cache), pairs=True
+            )
         assert not cache.exists()
 
 
@@ -240,7 +245,9 @@ def test_chinese_pairs(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> 
         for _ in range(200)
     ]
     (tmp_path / "zh.txt").write_text("\n".join(lines), encoding="utf-8")
-    manifest = prepare_corpus(str(tmp_path / "zh.txt"), PREPARE, tokenizer_dir, 48, tmp_path / "cache", pairs=True)
+    manifest = prepare_corpus(
+        str(tmp_path / "zh.txt"), PREPARE, tokenizer_dir, 48, Place(tmp_path / "cache"), pairs=True
+    )
     assert read_manifest(manifest.folder) == manifest
     rows = read_pairs(manifest)
     labels = np.array([row.next_sentence for row in rows])

@@ -54,7 +54,7 @@ def write_lines(path: Path, numbers: list[int]) -> Path:
 def prepare_lines(
     path: Path, tokenizer_dir: Path, cache: Path, prepare: PrepareConfig = PREPARE, seq_length: int = 32
 ) -> Manifest:
-    return prepare_corpus(str(path), prepare, tokenizer_dir, seq_length, cache)
+    return prepare_corpus(str(path), prepare, tokenizer_dir, seq_length, Place(cache))
 
 
 def read_rows(manifest: Manifest, split: Split) -> list[list[int]]:
@@ -85,7 +85,7 @@ def copied(prepared: tuple[Path, Path, Manifest], tmp_path: Path) -> Manifest:
     """The same corpus in a folder of its own, to be damaged."""
     folder = tmp_path / "copied"
     shutil.copytree(prepared[2].folder, folder)
-    return read_manifest(folder)
+    return read_manifest(Place(folder))
 
 
 def test_every_document_comes_once_in_order_on_one_side(prepared: tuple[Path, Path, Manifest]) -> None:
@@ -237,7 +237,7 @@ def test_an_error_within_a_task_reaches_the_driver_as_one_sentence(
     broken = gzip.compress("".join(f"line {i} says {i * 7}.\n" for i in range(3000)).encode())[:-500]
     (tmp_path / "3.txt.gz").write_bytes(broken)
     with pytest.raises(CorpusError, match="3.txt.gz cannot be read to its end") as caught:
-        prepare_corpus(f"{tmp_path}/*.txt*", PREPARE, tokenizer_dir, 32, tmp_path / "cache")
+        prepare_corpus(f"{tmp_path}/*.txt*", PREPARE, tokenizer_dir, 32, Place(tmp_path / "cache"))
     assert "\n" not in str(caught.value) and "ray" not in str(caught.value).lower()
     assert not (tmp_path / "cache").exists()
 
@@ -435,7 +435,7 @@ def test_kept_text_is_bounded(tmp_path: Path) -> None:
 
 def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="has no manifest.json"):
-        read_manifest(tmp_path / "nowhere")
+        read_manifest(Place(tmp_path / "nowhere"))
     path = Path(copied.folder, "manifest.json")
     record = json.loads(path.read_text())
     for content, message in [

@@ -22,6 +22,7 @@ from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.corpus.sampler import share_rows
 from domext_ray.corpus.stream import BatchReader, Prefetch, RankBatch, stream_batches
 from domext_ray.errors import CorpusError, RunError
+from domext_ray.storage import Place
 
 NUM_WORDS = 1200
 SAMPLERS = {
@@ -47,7 +48,7 @@ def write_corpus(folder: Path, shard_rows: tuple[int, ...]) -> Manifest:
             writer.write_table(table, max_chunksize=100)
         records.append(FileRecord(f"train-{i}.arrow", "", size, sum(map(len, ids))))
         number += size
-    return Manifest(folder, "f", 8, "t", {}, tuple(records), (), number, {})
+    return Manifest(Place(folder), "f", 8, "t", {}, tuple(records), (), number, {})
 
 
 def open_reader(folder: Path, sampler: Sampler, rank: int = 0, world_size: int = 1, size: int = 6) -> BatchReader:

@@ -29,6 +29,7 @@ from domext_ray.data.dropped import Dropped
 from domext_ray.data.sample import check_corpus
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.storage import Place
 from domext_ray.training.evaluate import build_domain_set
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -141,7 +142,7 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("prepared")
     odd = [{"title": "\u0301", "body": "a body"}, {"title": "title 9"}]
     path = write_records(folder / "rows.jsonl", [*make_records(NUM_ROWS), *odd])
-    return prepare_corpus(str(path), PAIR, tokenizer_dir, 16, folder / "cache")
+    return prepare_corpus(str(path), PAIR, tokenizer_dir, 16, Place(folder / "cache"))
 
 
 def open_reader(manifest: Manifest, tokenizer_dir: Path, rank: int, world_size: int, group: int = 1) -> BatchReader:

@@ -19,6 +19,7 @@ from domext_ray.corpus.shards import make_settings, prepare_corpus
 from domext_ray.corpus.unknown import check_sample, describe_unknown, find_unknown, warn_of_unknown
 from domext_ray.data.sample import check_corpus
 from domext_ray.errors import CorpusError
+from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -146,11 +147,11 @@ def test_all_of_a_text_is_counted_as_it_is_prepared(
     with pytest.raises(
         CorpusError, match=r"^2\d\.\d% of the tokens of --corpus .* \(45\.0% of its characters\) are unknown"
     ):
-        prepare_corpus(str(path), unseen, folder, 32, cache)
+        prepare_corpus(str(path), unseen, folder, 32, Place(cache))
     assert not list(cache.glob("*/manifest.json"))
-    manifest = prepare_corpus(str(path), replace(unseen, unknown="allow"), folder, 32, cache)
+    manifest = prepare_corpus(str(path), replace(unseen, unknown="allow"), folder, 32, Place(cache))
     distinct = dict.fromkeys(line for each in lines for line in each)
     assert manifest.unknown == count(folder, *distinct) == read_manifest(manifest.folder).unknown
     assert "% of the tokens" in capsys.readouterr().err
     with pytest.raises(CorpusError, match="are unknown"):  # found prepared, without leave
-        prepare_corpus(str(path), unseen, folder, 32, cache)
+        prepare_corpus(str(path), unseen, folder, 32, Place(cache))

@@ -33,7 +33,7 @@ def text(tmp_path: Path) -> Path:
 
 def find(text: Path | Place | str, corpora: Path) -> Sources:
     """What a new start finds."""
-    return resolve_sources(str(text), PrepareConfig(), corpora)
+    return resolve_sources(str(text), PrepareConfig(), Place(corpora))
 
 
 @pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
@@ -155,20 +155,20 @@ A, B, C, D = (("/t/a", "text 1"), ("/t/b", "text 2"), ("/t/c", "text 3"), ("/t/d
 )
 def test_what_changed_is_named(now: list[tuple[str, str]], said: str, tmp_path: Path) -> None:
     assert describe_changes([A, B, C], now) == said
-    write_files(tmp_path / "made", [A, B, C])
+    write_files(Place(tmp_path / "made"), [A, B, C])
     if said:
         with pytest.raises(RunError) as error:
-            require_files(tmp_path / "made", lambda: now, "so give another")
+            require_files(Place(tmp_path / "made"), lambda: now, "so give another")
         assert str(error.value) == f"{said}, so give another."
     else:
-        require_files(tmp_path / "made", lambda: now, "")
+        require_files(Place(tmp_path / "made"), lambda: now, "")
 
 
 def test_of_what_0_1_0_made_nobody_knows_the_files(tmp_path: Path) -> None:
-    require_files(tmp_path, lambda: pytest.fail("the text is not read for nothing"), "")
+    require_files(Place(tmp_path), lambda: pytest.fail("the text is not read for nothing"), "")
     for damaged in (b"", b"[]", b"\xff", b'{"files": 3}', b'{"files": [[]]}'):
         (tmp_path / "sources.json").write_bytes(damaged)
-        require_files(tmp_path, list, "")
+        require_files(Place(tmp_path), list, "")
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(
@@ -207,7 +207,7 @@ def test_hashing_ends_when_the_job_does(text: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         hashes.hash_listed(endless, watch=interrupt)
     with pytest.raises(FileNotFoundError):
-        hashes.hash_listed([*endless, *hashes.list_on_disk([text.with_name("none")])])
+        hashes.hash_listed([*endless, *hashes.list_on_disk([str(text.with_name("none"))])])
 
 
 def test_long_hashing_says_how_far_it_is(

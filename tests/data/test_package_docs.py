@@ -19,6 +19,7 @@ from domext_ray.data.package_docs import extract_prose, read_paragraphs
 from domext_ray.data.sources import resolve_sources
 from domext_ray.plan import pin_corpus
 from domext_ray.runs.run_directory import write_run
+from domext_ray.storage import Place
 
 DOCSTRING = """Return the table in which every row has its own number.
 
@@ -99,10 +100,10 @@ PROSE = [
 def test_docstrings_of_a_distribution(tmp_path: Path) -> None:
     """They are written once, to a folder that all nodes see, and read there by whoever has other packages."""
     assert list(read_paragraphs()) == PROSE
-    sources = resolve_sources("package-docs", PrepareConfig(), tmp_path / "corpora")
+    sources = resolve_sources("package-docs", PrepareConfig(), Place(tmp_path / "corpora"))
     (file,) = sources.files
     assert Path(file.path).parent == tmp_path / "corpora" and file.size == Path(file.path).stat().st_size
-    again = resolve_sources("package-docs:all", PrepareConfig(), tmp_path / "elsewhere")
+    again = resolve_sources("package-docs:all", PrepareConfig(), Place(tmp_path / "elsewhere"))
     (tmp_path / "shop.py").unlink()
     assert list(read_documents(sources.tasks[0], PrepareConfig(field="body"), Dropped())) == PROSE
     assert again.fingerprint == sources.fingerprint and again.files != sources.files
@@ -113,11 +114,11 @@ import sys
 import ray
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data import package_docs, sources
-
+from domext_ray.storage import Place
 package_docs.read_paragraphs = lambda: iter(["This job writes this sentence."])
-with package_docs.write_ahead("package-docs:1", folder := sys.argv[1]):
-    if folder.endswith("killed"):
-        package_docs._ahead["package-docs:1", folder].kill()
+with package_docs.write_ahead("package-docs:1", folder := Place(sys.argv[1])):
+    if folder.name == "killed":
+        package_docs._ahead["package-docs:1", str(folder)].kill()
     sources.resolve_sources("package-docs:1", PrepareConfig(), folder)
 assert not package_docs._ahead
 """
@@ -151,18 +152,18 @@ def test_a_run_reads_as_much_as_it_can_use(tmp_path: Path) -> None:
     """That is decided when it begins, and stays where it goes on, so that it goes on with the same rows."""
     train = TrainConfig(max_steps=500, global_batch_size=32, seq_length=128, eval_rows=400)
     config = PretrainConfig(train=train)
-    assert pin_corpus(config, tmp_path).corpus == "package-docs:16"  # its held-out rows need more than its steps
+    assert pin_corpus(config, Place(tmp_path)).corpus == "package-docs:16"  # its held-out rows need more than its steps
     longer = replace(config, train=replace(train, max_steps=1500), corpus="package-docs,notes.txt")
-    assert pin_corpus(longer, tmp_path).corpus == "package-docs:38,notes.txt"
+    assert pin_corpus(longer, Place(tmp_path)).corpus == "package-docs:38,notes.txt"
     limited = replace(longer, train=replace(longer.train, max_steps=0, max_tokens=3_000_000))
-    assert pin_corpus(limited, tmp_path).corpus == "package-docs:19,notes.txt"
+    assert pin_corpus(limited, Place(tmp_path)).corpus == "package-docs:19,notes.txt"
     for whole in (
         replace(config, train=replace(train, epochs=1.0)),
         replace(config, train=replace(train, max_steps=10**7)),
         replace(config, vocab=replace(config.vocab, size=500)),
     ):
-        assert pin_corpus(whole, tmp_path).corpus == "package-docs:all"
-    write_run(tmp_path, identity={"corpus": "package-docs:16"})
+        assert pin_corpus(whole, Place(tmp_path)).corpus == "package-docs:all"
+    write_run(Place(tmp_path), identity={"corpus": "package-docs:16"})
     more = replace(config, train=replace(train, max_steps=1500))
-    assert pin_corpus(more, tmp_path).corpus == "package-docs:16"
-    assert pin_corpus(replace(more, corpus="notes.txt"), tmp_path).corpus == "notes.txt"
+    assert pin_corpus(more, Place(tmp_path)).corpus == "package-docs:16"
+    assert pin_corpus(replace(more, corpus="notes.txt"), Place(tmp_path)).corpus == "notes.txt"

@@ -239,12 +239,12 @@ def test_files_are_hashed_when_somebody_asks(tmp_path: Path, monkeypatch: pytest
     """A dry run, which cuts a corpus and reads some of it, does not."""
     read = watch_hashing(monkeypatch)
     (tmp_path / "a.txt").write_text("the first content\n")
-    resolved = resolve_sources(str(tmp_path / "a.txt"), PrepareConfig(), tmp_path / "corpora")
+    resolved = resolve_sources(str(tmp_path / "a.txt"), PrepareConfig(), Place(tmp_path / "corpora"))
     assert read_all(resolved, PrepareConfig(min_document_chars=1))[0] == ["the first content"]
     assert not read and resolved.fingerprint and read == ["a.txt"]
     (remembered,) = (tmp_path / "corpora").iterdir()
     remembered.write_text(remembered.read_text()[:-9])  # a power cut's
-    again = resolve_sources(str(tmp_path / "a.txt"), PrepareConfig(), tmp_path / "corpora")
+    again = resolve_sources(str(tmp_path / "a.txt"), PrepareConfig(), Place(tmp_path / "corpora"))
     assert again.fingerprint == resolved.fingerprint and read == ["a.txt"] * 2
 
 
@@ -291,6 +291,6 @@ def test_s3(objects: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = text.decode().splitlines()
     for spec in (f"{notes}/a.txt", f"{notes}/*.gz"):
         assert read_spec(spec, prepare)[0] == lines
-    assert read_spec(notes, prepare)[0] == [*lines, *lines, "a document in a Parquet file"]
+    assert read_spec(str(notes), prepare)[0] == [*lines, *lines, "a document in a Parquet file"]
     with pytest.raises(CorpusError, match="names no file"):
         resolve_sources(f"{BUCKET}/other/a.txt", prepare)

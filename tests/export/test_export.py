@@ -155,7 +155,7 @@ def test_exports_load_alone_and_give_equal_logits(base: Base, tiny_roberta_folde
     """One of heads and units, and one of new words beside byte-level BPE."""
     plain = make_rebuilt(base)
     before = {name: each.clone() for name, each in plain.model.state_dict().items()}
-    export_model(plain, tmp_path / "plain")
+    export_model(plain, Place(tmp_path / "plain"))
     assert getattr(plain.model.config, "auto_map", None) is None, "exporting leaves the model as it was"
     assert all(torch.equal(each, before[name]) for name, each in plain.model.state_dict().items())
     with pytest.raises(KeyError, match="give trust_remote_code=True"):
@@ -168,7 +168,7 @@ def test_exports_load_alone_and_give_equal_logits(base: Base, tiny_roberta_folde
     made = import_words(VocabConfig(words=str(tmp_path / "words.txt")), known, tmp_path / "vocab")
     pieces = base_token_ids(load_tokenizer(roberta.tokenizer_folder), made.words)
     words = make_rebuilt(roberta, tokenizer_folder=made.folder, new_words=pieces)
-    export_model(words, tmp_path / "words")
+    export_model(words, Place(tmp_path / "words"))
     again = AutoTokenizer.from_pretrained(tmp_path / "words")
     assert fingerprint_tokenizer(again) == fingerprint_tokenizer(words.tokenizer)
     assert again("a gardenhouse", add_special_tokens=False).input_ids[-1] == size
@@ -196,7 +196,7 @@ def test_an_exports_tokenizer_and_model_load_without_a_word(
         run, folder = make_rebuilt(load_base(str(source))), tmp_path / source.name
         tokenizer = run.tokenizer
         capfd.readouterr()
-        export_model(run, folder)
+        export_model(run, Place(folder))
         again = AutoTokenizer.from_pretrained(folder)
         assert type(again) is type(tokenizer) and fingerprint_tokenizer(again) == fingerprint_tokenizer(tokenizer)
         start = load_start_model(str(folder))
@@ -206,7 +206,7 @@ def test_an_exports_tokenizer_and_model_load_without_a_word(
 
 def test_an_export_has_every_file_and_says_what_it_is(base: Base, tmp_path: Path) -> None:
     run, folder = make_rebuilt(base), tmp_path / "export"
-    export_model(run, folder)
+    export_model(run, Place(folder))
     names = {each.name for each in folder.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert names >= {"modules.json", "sentence_bert_config.json"}
@@ -233,7 +233,7 @@ def test_an_export_is_replaced_only_by_a_complete_one(
     base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "export"
-    export_model(make_rebuilt(base, name="first"), folder)
+    export_model(make_rebuilt(base, name="first"), Place(folder))
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -241,9 +241,9 @@ def test_an_export_is_replaced_only_by_a_complete_one(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", fail)
         with pytest.raises(StorageError, match="No space left"):
-            export_model(make_rebuilt(base, name="second"), folder)
+            export_model(make_rebuilt(base, name="second"), Place(folder))
     assert "# first" in (folder / "README.md").read_text()
-    export_model(make_rebuilt(base, name="third"), folder)
+    export_model(make_rebuilt(base, name="third"), Place(folder))
     assert "# third" in (folder / "README.md").read_text()
     left = {each.name for each in tmp_path.iterdir()} - {"huggingface"}
     assert left == {"export"}, "a temporary folder was left behind"
@@ -251,7 +251,7 @@ def test_an_export_is_replaced_only_by_a_complete_one(
 
 def test_what_is_not_the_exports_own_is_never_replaced(base: Base, tmp_path: Path) -> None:
     run, made = make_rebuilt(base), tmp_path / "made"
-    export_model(run, made)
+    export_model(run, Place(made))
 
     def put(name: str, content: str) -> Callable[[Path], Path]:
         def edit(folder: Path) -> Path:
@@ -275,14 +275,14 @@ def test_what_is_not_the_exports_own_is_never_replaced(base: Base, tmp_path: Pat
         folder = edit(tmp_path / case)
         before = read_tree(folder)
         with pytest.raises(RunError, match=re.escape(name)):
-            export_model(run, folder)
+            export_model(run, Place(folder))
         assert read_tree(folder) == before, case
         assert not list(tmp_path.glob(".*")), "a temporary folder was left behind"
     first = tmp_path / "first"
-    export_model(make_rebuilt(base, PretrainConfig(method=FULL)), first)
+    export_model(make_rebuilt(base, PretrainConfig(method=FULL)), Place(first))
     before = read_tree(first)
     with pytest.raises(RunError, match="what the export is made from"):  # also where that was exported here
-        export_model(make_rebuilt(load_base(str(first)), PretrainConfig(method=FULL)), first)
+        export_model(make_rebuilt(load_base(str(first)), PretrainConfig(method=FULL)), Place(first))
     assert read_tree(first) == before
 
 
@@ -298,7 +298,7 @@ def test_an_export_that_was_killed_half_way_is_no_export_and_is_replaced(
     folder, real = tmp_path / "export", Place.put
 
     def export(version: str) -> None:
-        with new_export(folder, ExportRecord("huggingface")) as temporary:
+        with new_export(Place(folder), ExportRecord("huggingface")) as temporary:
             for name in ("a", f"b{version}"):
                 (temporary / name).write_text(version)
 
@@ -312,11 +312,11 @@ def test_an_export_that_was_killed_half_way_is_no_export_and_is_replaced(
     with pytest.raises(RunError, match="killed"):
         export("2")
     monkeypatch.undo()
-    assert read_export_record(folder) is None
+    assert read_export_record(Place(folder)) is None
     with pytest.raises(RunError, match="half an export"):
-        list_exported(folder)
+        list_exported(Place(folder))
     export("3")
-    assert list_exported(folder) == ["a", "b3", "domext_export.json"]
+    assert list_exported(Place(folder)) == ["a", "b3", "domext_export.json"]
     assert sorted(each.name for each in folder.iterdir()) == ["a", "b3", "domext_export.json"]
     (folder / "mine").touch()
     monkeypatch.setattr(Place, "put", put)
@@ -327,17 +327,17 @@ def test_an_export_that_was_killed_half_way_is_no_export_and_is_replaced(
 def test_a_run_is_exported_from_its_newest_checkpoint(base: Base, tmp_path: Path) -> None:
     make_run_of(base, tmp_path / "run", seed=7, step=1)
     run_dir, run = make_run_of(base, tmp_path / "run")
-    assert read_export_record(run_dir / "export") is None
-    folder = export_run(run_dir, run_dir / "export")
-    newest = find_latest(run_dir / "checkpoints")
+    assert read_export_record(Place(run_dir / "export")) is None
+    folder = export_run(Place(run_dir), Place(run_dir / "export"))
+    newest = find_latest(Place(run_dir / "checkpoints"))
     assert newest is not None
     assert read_export_record(folder) == ExportRecord("huggingface", "run", 3, newest.tensors_sha256)
     loaded = DomextForMaskedLM.from_pretrained(folder).eval()
     assert torch.equal(score(run, loaded), score(run))
     assert load_start_model(str(run_dir)).step == 3 and load_start_model(str(folder)).step == 0
-    assert metadata_load(folder / "README.md")["license"] == "mit"
+    assert metadata_load(Path(folder / "README.md"))["license"] == "mit"
     assert "| Text | `notes.txt,letters.txt` |" in (folder / "README.md").read_text()
-    check_shared(folder, tmp_path)
+    check_shared(Path(folder), tmp_path)
 
 
 def test_a_run_in_a_bucket_is_exported_there(objects: str, base: Base, tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_run_in_a_bucket_is_exported_there(objects: str, base: Base, tmp_path:
         done = call_job("export_hf", "--run", f"{there}/run", *output)
         assert done.code == 0 and done.out == f"export: {output[1] if output else f'{there}/run/export'}\n", done.err
     assert list_exported(there / "run" / "export") == list_exported(there / "other")
-    assert list_exported(there / "other") == list_exported(export_run(run_dir, tmp_path / "export"))
+    assert list_exported(there / "other") == list_exported(export_run(Place(run_dir), Place(tmp_path / "export")))
     loaded = DomextForMaskedLM.from_pretrained((there / "other").local()).eval()
     assert torch.equal(score(run, loaded), score(run))
     done = call_job("export_hf", "--run", f"{there}/other", "--push", "org/name")
@@ -388,19 +388,19 @@ def test_the_card_carries_the_figures_of_this_checkpoint_only(base: Base, tmp_pa
         "train": {"steps": 3, "tokens": 12_288},
     }
     (run_dir / "summary.json").write_text(json.dumps(summary))
-    card = (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
+    card = (export_run(Place(run_dir), Place(tmp_path / "export")) / "README.md").read_text()
     assert "| 4.800 | 3.400 |" in card
     assert "| 29.0% | 42.0% |" in card
     assert "word bits per character, comparable between vocabularies) | 3.010 | 2.250 |" in card
     assert "General sentences" not in card, "nothing was measured"
     routed = {"domain": {name: before for name, (before, _) in pairs.items()}, "general": {"mlm_accuracy": None}}
     (run_dir / "summary.json").write_text(json.dumps({**summary, "routed": routed}))
-    card = (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
+    card = (export_run(Place(run_dir), Place(tmp_path / "export")) / "README.md").read_text()
     assert "| before | after | with its router |" in card and "| 4.800 | 3.400 | 4.800 |" in card
     (run_dir / "summary.json").write_text(json.dumps(summary))
     summary["train"]["steps"] = 2
     (run_dir / "summary.json").write_text(json.dumps(summary))
-    assert "4.800" not in (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
+    assert "4.800" not in (export_run(Place(run_dir), Place(tmp_path / "export")) / "README.md").read_text()
 
 
 def test_a_run_from_random_weights_is_exported(base: Base, tmp_path: Path) -> None:
@@ -416,9 +416,9 @@ def test_a_run_from_random_weights_is_exported(base: Base, tmp_path: Path) -> No
     run = make_rebuilt(None, config, tokenizer_folder=base.tokenizer_folder, pad_token_id=0)
     run_dir = make_run(tmp_path / "run", config, run.model, None)
     run.tokenizer.save_pretrained(run_dir / "tokenizer")
-    folder = export_run(run_dir, tmp_path / "export")
+    folder = export_run(Place(run_dir), Place(tmp_path / "export"))
     assert torch.equal(score(run, DomextForMaskedLM.from_pretrained(folder).eval()), score(run))
-    assert "base_model" not in metadata_load(folder / "README.md")
+    assert "base_model" not in metadata_load(Path(folder / "README.md"))
 
 
 def test_a_model_without_extensions_is_a_plain_checkpoint_in_fp16_too(
@@ -428,7 +428,7 @@ def test_a_model_without_extensions_is_a_plain_checkpoint_in_fp16_too(
     for source in (tiny_base_folder, tiny_roberta_folder):
         base, folder = load_base(str(source)), tmp_path / source.name
         run = make_rebuilt(base, PretrainConfig(method=FULL))
-        export_model(run, folder, torch.float16)
+        export_model(run, Place(folder), torch.float16)
         assert not list(folder.glob("*.py"))
         loaded, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
         assert loaded.config.model_type == base.folder.name.removeprefix("tiny-")
@@ -441,7 +441,7 @@ def test_a_model_without_extensions_is_a_plain_checkpoint_in_fp16_too(
 def test_a_plain_model_with_both_heads_is_transformers_own(tiny_base_folder: Path, tmp_path: Path) -> None:
     base = load_base(str(tiny_base_folder), next_sentence=True)
     run, folder = make_rebuilt(base, PretrainConfig(method=FULL), next_sentence=True), tmp_path / "export"
-    export_model(run, folder)
+    export_model(run, Place(folder))
     loaded, info = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     ids = torch.randint(10, 200, (2, 9))
@@ -454,14 +454,14 @@ def test_a_plain_model_with_both_heads_is_transformers_own(tiny_base_folder: Pat
 def test_a_checkpoint_of_another_base_or_shape_is_refused(base: Base, tmp_path: Path) -> None:
     run_dir, _ = make_run_of(base, tmp_path / "run", recorded=replace(base, sha256="0" * 64))
     with pytest.raises(RunError, match="000000000000"):
-        export_run(run_dir, tmp_path / "export")
+        export_run(Place(run_dir), Place(tmp_path / "export"))
     assert not (tmp_path / "export").exists()
     run_dir, _ = make_run_of(base, tmp_path / "wider")
     wider = yaml.safe_load((run_dir / "config.yaml").read_text())
     wider["method"]["ffn_units"] = 9
     (run_dir / "config.yaml").write_text(yaml.safe_dump(wider))
     with pytest.raises(RunError, match="does not fit"):
-        export_run(run_dir, tmp_path / "export")
+        export_run(Place(run_dir), Place(tmp_path / "export"))
 
 
 def test_the_job_says_in_one_sentence_what_is_wrong(tmp_path: Path) -> None:

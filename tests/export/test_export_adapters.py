@@ -29,6 +29,7 @@ from domext_ray.export.folder import MARKER
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.storage import Place
 from domext_ray.training.rebuild import RebuiltRun
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -96,12 +97,12 @@ def make_rebuilt(model: DomextForMaskedLM, base_folder: Path, **method: Any) -> 
 
 
 def export_bottlenecks(model: DomextForMaskedLM, base_folder: Path, folder: Path) -> Path:
-    export_adapterhub(make_rebuilt(model, base_folder), "task", folder)
+    export_adapterhub(make_rebuilt(model, base_folder), "task", Place(folder))
     return folder
 
 
 def export_lora(base_folder: Path, folder: Path, **method: Any) -> Path:
-    export_peft(make_rebuilt(make_model(base_folder, **method), base_folder, **method), folder)
+    export_peft(make_rebuilt(make_model(base_folder, **method), base_folder, **method), Place(folder))
     return folder
 
 
@@ -267,7 +268,7 @@ def test_what_adapterhubs_format_does_not_hold_is_refused(tiny_base_folder: Path
             export(make_model(tiny_base_folder, **method))
     model = make_model(tiny_base_folder, **BOTTLENECK)
     with pytest.raises(RunError, match="no adapter 'law' to export; it has task"):
-        export_adapterhub(make_rebuilt(model, tiny_base_folder), "law", tmp_path / "export")
+        export_adapterhub(make_rebuilt(model, tiny_base_folder), "law", Place(tmp_path / "export"))
     model.bert.attach_adapter("other", bottleneck_size=2)
     with pytest.raises(RunError, match="the active adapter 'other' besides 'task'"):
         export(model)
@@ -303,7 +304,7 @@ def test_a_lora_folder_gives_the_models_logits_in_peft(
         model = make_model(base_folder, **method)
         assert all(param.any() for name, param in model.named_parameters() if ".lora_B." in name)
         folder = tmp_path / targets
-        export_peft(make_rebuilt(model, base_folder, **method), folder)
+        export_peft(make_rebuilt(model, base_folder, **method), Place(folder))
         monkeypatch.chdir(folder)
         names: dict[str, Any] = {}
         exec(read_example(folder, base_folder), names)
@@ -351,7 +352,7 @@ def test_what_pefts_format_does_not_hold_is_refused(tiny_base_folder: Path, tmp_
     model = make_model(tiny_base_folder, **LORA)
     model.config.causal = True
     with pytest.raises(RunError, match="attention from left to right"):
-        export_peft(make_rebuilt(model, tiny_base_folder, **LORA), tmp_path / "lora")
+        export_peft(make_rebuilt(model, tiny_base_folder, **LORA), Place(tmp_path / "lora"))
     assert not list(tmp_path.iterdir())
 
 

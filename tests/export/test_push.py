@@ -14,6 +14,7 @@ from domext_ray.config.jobs import ExportConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.folder import FINE_TUNED, MARKER, ExportRecord, new_export
 from domext_ray.export.push import describe_push, push_export
+from domext_ray.storage import Place
 
 REPO = "clinic-org/clinic.bert"
 FILES = {
@@ -37,7 +38,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallHub]:
 
 
 def write_export(folder: Path, parts: tuple[str, ...] = (".",)) -> Path:
-    with new_export(folder, ExportRecord(FINE_TUNED)) as temporary:
+    with new_export(Place(folder), ExportRecord(FINE_TUNED)) as temporary:
         for path, content in ((temporary / part / name, each) for part in parts for name, each in FILES.items()):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -68,9 +69,9 @@ def test_the_files_arrive_as_they_are(hub: SmallHub, tmp_path: Path) -> None:
     assert f"uploaded: {hub.url}/{REPO}/commit/" in done.out and TOKEN not in done.out + done.err
     assert hub.files[REPO] == read_files(folder, (*FILES, MARKER)) and hub.private == {REPO: True}
     assert list(hub.objects.values()) == [FILES["model.safetensors"]] and hub.tokens == {f"Bearer {TOKEN}"}
-    push_export(folder, REPO, is_private=True)
+    push_export(Place(folder), REPO, is_private=True)
     assert hub.calls.count("POST /api/repos/create") == 1, "it is there the second time"
-    push_export(folder, "clinic-org/open", is_private=False)
+    push_export(Place(folder), "clinic-org/open", is_private=False)
     assert not hub.private["clinic-org/open"]
 
 
@@ -85,7 +86,7 @@ def test_a_task_of_several_models_goes_with_all_of_them(hub: SmallHub, tmp_path:
     assert hub.files[REPO] == read_files(run / "export", names)
     (run / "export" / "notes.txt").write_text("private", encoding="utf-8")
     with pytest.raises(RunError, match=r"notes\.txt: no part of the export"):
-        describe_push(run / "export", REPO, is_private=True)
+        describe_push(Place(run / "export"), REPO, is_private=True)
 
 
 def test_a_model_goes_to_no_repository_that_others_see(hub: SmallHub, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_model_goes_to_no_repository_that_others_see(hub: SmallHub, tmp_path: 
         ("clinic-org/shut", False, r"--push_private is False, and .* is there and private"),
     ):
         with pytest.raises(ConfigError, match=message):
-            push_export(folder, repo, is_private=is_private)
+            push_export(Place(folder), repo, is_private=is_private)
     assert not hub.files and not hub.objects
 
 
@@ -104,16 +105,16 @@ def test_what_is_no_part_of_the_export_is_not_uploaded(tmp_path: Path) -> None:
     folder = write_export(tmp_path / "export")
     (folder / "notes.txt").write_text("private", encoding="utf-8")
     with pytest.raises(RunError, match=r"notes\.txt: no part of the export"):
-        describe_push(folder, REPO, is_private=True)
+        describe_push(Place(folder), REPO, is_private=True)
     (folder / "notes.txt").unlink()
     (folder / "config.json").write_text("{1}", encoding="utf-8")
     with pytest.raises(RunError, match=r"config\.json: changed since it was exported"):
-        describe_push(folder, REPO, is_private=True)
+        describe_push(Place(folder), REPO, is_private=True)
     (folder / "config.json").unlink()
     with pytest.raises(RunError, match=r"config\.json: it is part of the export, and is missing"):
-        describe_push(folder, REPO, is_private=True)
+        describe_push(Place(folder), REPO, is_private=True)
     with pytest.raises(RunError, match=r"holds no export of this project"):
-        describe_push(tmp_path / "nothing", REPO, is_private=True)
+        describe_push(Place(tmp_path / "nothing"), REPO, is_private=True)
 
 
 def test_what_the_hub_refuses_is_one_sentence(hub: SmallHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from domext_ray.export.onnx_graph import OnnxModel
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model, merge_extensions, scale_extensions
+from domext_ray.storage import Place
 from domext_ray.training.rebuild import rebuild_run
 
 TEXTS = ["the old house was warm .", "a river"]
@@ -67,7 +68,7 @@ def score(model: Any, tokenizer: Any) -> torch.Tensor:
 
 def score_run(run: Path, scale: float) -> torch.Tensor:
     """Logits of a run's model in memory."""
-    rebuilt = rebuild_run(run)
+    rebuilt = rebuild_run(Place(run))
     scale_extensions(cast(Any, rebuilt.model).eval(), rebuilt.config.method, scale)
     return score(rebuilt.model, rebuilt.tokenizer)
 
@@ -188,7 +189,7 @@ def test_what_has_no_scale_is_refused_in_one_sentence(make: Make, tmp_path: Path
 
 
 def test_lora_at_a_scale_is_merged(make: Make) -> None:
-    rebuilt = rebuild_run(make(lora_rank=3))
+    rebuilt = rebuild_run(Place(make(lora_rank=3)))
     model: Any = rebuilt.model
     scale_extensions(model, rebuilt.config.method, 0.0)
     merge_extensions(model)

@@ -22,6 +22,7 @@ from domext_ray.export.card import build_card
 from domext_ray.export.model_folder import export_model
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
+from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TEXTS = ["the old house was very cold", "a river", "blood and heart", "protein " * 300, "the cell"]
@@ -42,7 +43,7 @@ def export(base_folder: Path, method: MethodConfig, pooling: Pooling, folder: Pa
         for param in model.parameters():
             if param.requires_grad:
                 param.add_(0.1 * torch.randn(param.shape, generator=generator))
-    export_model(as_rebuilt(model, base, load_tokenizer(base_folder), config), folder)
+    export_model(as_rebuilt(model, base, load_tokenizer(base_folder), config), Place(folder))
     return folder
 
 

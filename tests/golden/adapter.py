@@ -32,6 +32,7 @@ from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.options.read import read_flags
 from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
+from domext_ray.storage import Place
 from domext_ray.training.engine import join_alone
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.router import get_or_train_routers
@@ -95,7 +96,7 @@ def read_rows(cache_dir: Path) -> dict[str, Any]:
     Rows of a corpus for pairs are what pairs are drawn from; see `read_batches`.
     """
     (folder,) = (each.parent for each in cache_dir.glob("*/manifest.json"))
-    manifest = read_manifest(folder)
+    manifest = read_manifest(Place(folder))
     found: dict[str, Any] = {"dropped": manifest.dropped, "documents": manifest.num_documents}
     for split in SPLITS:
         rows = [(i, row) for i, each in enumerate(manifest.records(split)) for row in range(each.num_rows)]
@@ -199,7 +200,7 @@ def predict(command: str) -> Path:
         plan.blocks.records.write(block.number, plan.blocks.make_part(block, work))
     summary = plan.finish(plan.input.num_rows, 1.0)
     plan.format_summary(summary)
-    return plan.folder
+    return Path(plan.folder)
 
 
 def list_measures(results: dict[str, Any]) -> dict[str, Any]:

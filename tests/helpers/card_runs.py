@@ -36,6 +36,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.runs.losses import name_losses
+from domext_ray.storage import Place
 from domext_ray.training import engine as engine_module
 from domext_ray.training import worker as worker_module
 from domext_ray.training.checkpoint import save_checkpoint
@@ -285,4 +286,6 @@ def save_start(row: Row, places: Places) -> None:
         "base_sha256": built.base.sha256,
         "extensions": asdict(describe_extensions(built.model.config)),
     }
-    save_checkpoint(places.run_of(row) / "checkpoints", 1, TrainState(tensors, 1), built.fixed, {}, record, keep=1)
+    save_checkpoint(
+        Place(places.run_of(row) / "checkpoints"), 1, TrainState(tensors, 1), built.fixed, {}, record, keep=1
+    )

@@ -78,8 +78,8 @@ def watch_hashing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the files that are read for their hash from now on; all are taken for older than they are."""
     read, disk, remote = list[str](), hashes.hash_file, hashes.hash_stream
 
-    def note_file(path: storage.Where, *rest: Callable[[int], None]) -> str:
-        read.append(Path(str(path)).name)
+    def note_file(path: Path, *rest: Callable[[int], None]) -> str:
+        read.append(path.name)
         return disk(path, *rest)
 
     def note_stream(stream: storage.Stream, count: Callable[[int], None], num_bytes: int) -> str:

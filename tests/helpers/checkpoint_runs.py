@@ -14,6 +14,7 @@ from domext_ray.model.base import Base
 from domext_ray.model.build import describe_extensions
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.options.build import dump_yaml
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
 from domext_ray.training.rebuild import RebuiltRun
@@ -39,7 +40,7 @@ def make_run(
     run_dir.mkdir(exist_ok=True)
     (run_dir / "config.yaml").write_text(dump_yaml(config))
     record = {"base": config.base, "base_sha256": base.sha256 if base else "none"}
-    save_checkpoint(run_dir / "checkpoints", step, state, dict(changed), {}, record, keep=2)
+    save_checkpoint(Place(run_dir / "checkpoints"), step, state, dict(changed), {}, record, keep=2)
     return run_dir
 
 

@@ -40,6 +40,7 @@ from domext_ray.labelled.examples import (
     Relation,
     TaggedSentence,
 )
+from domext_ray.storage import Place
 
 if TYPE_CHECKING:
     from domext_ray.runtime.tasks import Pool
@@ -147,7 +148,7 @@ def fit(
 
 def export_fitted(start: StartModel, family: str, folder: Path, method: MethodConfig = FULL, **options: Any) -> Path:
     """Fit a model, and export it."""
-    export_stages(start, *fit(start, family, method, **options), folder)
+    export_stages(start, *fit(start, family, method, **options), Place(folder))
     return folder
 
 
@@ -174,4 +175,4 @@ def finetune_here(config: FinetuneConfig, num_trainings: int | None = None) -> P
         patch.setattr(finetune, "plan_resources", lambda _: (1.0, 0.0, 1))
         patch.setattr(finetune, "run_trials", run_trials)
         patch.setattr(finetune, "run_tasks", lambda work, tasks, *_, **__: [work(each.item) for each in tasks])
-        return finetune.run_finetuning(config)
+        return Path(finetune.run_finetuning(config))

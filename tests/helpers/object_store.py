@@ -22,7 +22,7 @@ from obstore.store import MemoryStore
 from werkzeug.serving import make_server
 
 from domext_ray import storage
-from domext_ray.bucket import Bucket
+from domext_ray.storage import Bucket
 
 BUCKET, MEMORY = "s3://runs", "s3://memory"
 GS_BUCKET = "gs://runs"

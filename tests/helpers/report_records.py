@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.runs.run_directory import write_run
+from domext_ray.storage import Place
 
 ABOUT: dict[str, Any] = {
     "started": "2026-05-04T09:30:00+00:00",
@@ -96,4 +97,4 @@ def write_origin(run_dir: Path, about: Mapping[str, Any]) -> None:
     """Write run.json of a run that has begun; `about` is what `summary.read_origin` is to return."""
     origin = {name: value for name, value in about.items() if name != "versions"}
     versions = [{"from_step": 0, **about["versions"]}]
-    write_run(run_dir, identity={}, order={}, versions=versions, origin=origin)
+    write_run(Place(run_dir), identity={}, order={}, versions=versions, origin=origin)

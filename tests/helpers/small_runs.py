@@ -14,6 +14,7 @@ from conftest import FEW_SENTENCES
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig, RunConfig, TrainConfig
 from domext_ray.runs.attempts import supersede
+from domext_ray.storage import Place
 from domext_ray.training.engine import join_alone
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
@@ -47,7 +48,7 @@ def attempts() -> Iterator[Begin]:
 
     def begin(run: Run, folder: Path, **parts: Any) -> PretrainWorker:
         folder.mkdir(exist_ok=True)
-        made = replace(run.at(supersede(folder)), config=replace(run.config, **parts))
+        made = replace(run.at(supersede(Place(folder))), config=replace(run.config, **parts))
         workers.append(PretrainWorker(made, device=torch.device("cpu")))
         return workers[-1]
 

@@ -18,7 +18,7 @@ import torch
 from object_store import MEMORY, MemoryBucket, use_memory
 from test_hostile_input import TARGETS, Target, read_tree, write_corpus_folder
 
-from domext_ray import bucket
+from domext_ray import storage
 from domext_ray.corpus.manifest import SPLITS, read_manifest, remember_shards
 from domext_ray.corpus.overlap import read_hashes, write_hashes
 from domext_ray.corpus.shards import _find_prepared
@@ -29,14 +29,14 @@ from domext_ray.training.router import RouterRecord, read_routers, save_routers
 
 
 def write_routers(folder: Path, base: Path) -> None:
-    save_routers(folder, {"clinic": (torch.ones(9), RouterRecord(0.5, 0.9, 0.1))})
+    save_routers(Place(folder), {"clinic": (torch.ones(9), RouterRecord(0.5, 0.9, 0.1))})
 
 
 def write_whole_corpus(folder: Path, base: Path) -> None:
     write_corpus_folder(folder, base)
     for split in SPLITS:
         write_hashes(Place(folder), split, 2, [np.arange(2, dtype=np.uint64)])
-    remember_shards(read_manifest(folder))
+    remember_shards(read_manifest(Place(folder)))
 
 
 def find_corpus(folder: Path) -> object:
@@ -58,7 +58,7 @@ def read_result(folder: Path) -> object:
 
 OPENED = [
     *TARGETS,
-    Target("routers", write_routers, read_routers),
+    Target("routers", write_routers, lambda folder: read_routers(Place(folder))),
     Target("a corpus, gone on from", write_whole_corpus, find_corpus),
     Target("a task's result", write_result, read_result),
 ]
@@ -159,7 +159,7 @@ class SilentStore:
 def test_a_bucket_that_falls_silent_is_not_damaged(
     target: Target, tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sound = tmp_path / "sound"
     sound.mkdir()

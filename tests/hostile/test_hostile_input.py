@@ -121,7 +121,7 @@ def write_corpus_folder(folder: Path, base: Path) -> None:
 
 
 def read_corpus_folder(folder: Path) -> Any:
-    manifest = read_manifest(folder)
+    manifest = read_manifest(Place(folder))
     if fault := find_shard_fault(manifest):
         raise CorpusError(fault)
     return manifest, manifest.token_counts(250).sum()
@@ -130,25 +130,30 @@ def read_corpus_folder(folder: Path) -> Any:
 def write_recorded_run(folder: Path, base: Path) -> None:
     make_recorded_run(folder, make_records(4, eval_every=2))
     write_origin(folder, ABOUT)
-    write_config(folder, parse_config(PretrainConfig, "af"))
+    write_config(Place(folder), parse_config(PretrainConfig, "af"))
     for seconds, stage in enumerate(STAGES):
-        enter_phase(folder, "at work", stage, seconds)
+        enter_phase(Place(folder), "at work", stage, seconds)
 
 
 def read_recorded_run(folder: Path) -> Any:
     return (
-        *(read_config(folder, PretrainConfig), read_run(folder), read_origin(folder), check_order(folder, {}, {})),
-        *(add_versions(folder, 3), read_summary(folder / "summary.json"), measure_times(folder)),
-        *(measure_run(read_metrics(folder / "metrics.jsonl")), find_last_step(folder / "metrics.jsonl")),
+        *(
+            read_config(Place(folder), PretrainConfig),
+            read_run(Place(folder)),
+            read_origin(Place(folder)),
+            check_order(Place(folder), {}, {}),
+        ),
+        *(add_versions(Place(folder), 3), read_summary(Place(folder / "summary.json")), measure_times(Place(folder))),
+        *(measure_run(read_metrics(Place(folder / "metrics.jsonl"))), find_last_step(Place(folder / "metrics.jsonl"))),
     )
 
 
 def write_attempt(folder: Path, base: Path) -> None:
-    supersede(folder)
+    supersede(Place(folder))
 
 
 def take_attempt(folder: Path) -> None:
-    with hold(folder):
+    with hold(Place(folder)):
         pass
 
 
@@ -163,7 +168,7 @@ def make_adapted(folder: Path, base: Path) -> Any:
 def read_checkpoint(folder: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert find_latest(folder / "checkpoints") == (found := choose_checkpoint(folder / "checkpoints"))
+        assert find_latest(Place(folder / "checkpoints")) == (found := choose_checkpoint(Place(folder / "checkpoints")))
     if found is None:
         raise RunError("there is none.")
     return found, sorted(found.state.tensors), sorted(found.fixed), found.extensions
@@ -184,14 +189,14 @@ def read_bank(folder: Path) -> Any:
 
 def write_export(folder: Path, base: Path) -> None:
     shutil.rmtree(folder)
-    with new_export(folder, ExportRecord("huggingface", "run", 3, "a" * 64)) as made:
+    with new_export(Place(folder), ExportRecord("huggingface", "run", 3, "a" * 64)) as made:
         for name in ("config.json", "tokenizer.json"):
             shutil.copy(base / name, made)
 
 
 def read_export(folder: Path) -> Any:
-    check_whole(folder)
-    record = read_export_record(folder)
+    check_whole(Place(folder))
+    record = read_export_record(Place(folder))
     if record is None:
         raise RunError("there is none.")
     for fault in find_faults(Place(folder), record):

@@ -29,6 +29,7 @@ from domext_ray.inference.embed import (
 )
 from domext_ray.inference.parts import PARTS, describe_losses
 from domext_ray.runs.run_directory import write_run
+from domext_ray.storage import Place
 
 TEXTS = ["the cold river", "blood and heart disease", "", "a book of the school", "cell"]
 
@@ -51,14 +52,14 @@ def config(tiny_base_folder: Path, tmp_path: Path) -> EmbedConfig:
 def embed_here(config: EmbedConfig) -> Path:
     """What the job does, without Ray."""
     plan = plan_embedding(config)
-    plan.folder.mkdir(exist_ok=True)
+    Path(plan.folder).mkdir(exist_ok=True)
     plan.blocks.make()
     write_run(plan.folder, identity=plan.identity)
     work = plan.load(torch.device("cpu"))
     for block in plan.input.blocks:
         plan.blocks.records.write(block.number, plan.blocks.make_part(block, work))
     plan.finish(plan.input.num_rows, 1.0)
-    return plan.folder
+    return Path(plan.folder)
 
 
 def test_parquet_has_ids_and_vectors(config: EmbedConfig, tiny_base_folder: Path) -> None:
@@ -98,7 +99,7 @@ def test_texts_that_are_cut_are_counted(config: EmbedConfig) -> None:
     assert lengths[-3] < lengths[-2], "so that two are longer"
     folder = embed_here(replace(config, max_length=lengths[-3], output=config.output + "-cut"))
     summary = json.loads((folder / "summary.json").read_text())
-    (said,) = describe_losses({**summary, "empty": 0, "malformed": 0}, folder, "")
+    (said,) = describe_losses({**summary, "empty": 0, "malformed": 0}, Place(folder), "")
     assert said == f"2 texts have more than {lengths[-3]} tokens, and their vectors leave out the rest."
     whole = json.loads((embed_here(replace(config, max_length=lengths[-1])) / "summary.json").read_text())
     assert whole["cases"] == {}
@@ -186,7 +187,7 @@ def test_an_adapter_of_a_bank_makes_its_own_vectors(config: EmbedConfig, tiny_ba
 @pytest.mark.jobs
 @pytest.mark.usefixtures("local_ray")
 def test_a_whole_job_goes_on_with_what_is_missing(config: EmbedConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run_embedding(replace(config, output=config.output + "-ray"))
+    folder = Path(run_embedding(replace(config, output=config.output + "-ray")))
     parts = {each.name: each.read_bytes() for each in (folder / PARTS).iterdir()}
     assert len(parts) == 3
     made, here = (pq.read_table(each / PARTS).to_pylist() for each in (folder, embed_here(config)))

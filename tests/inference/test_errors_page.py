@@ -27,6 +27,7 @@ from domext_ray.labelled.examples import (
     TaggedSentence,
 )
 from domext_ray.labelled.metrics.metrics import score_classes, score_entities
+from domext_ray.storage import Place
 
 TEXT = "Aspirin & <b>heart</b> \U0001f600 pain of $title"
 GOLD = (Entity(0, 7, "Drug"), Entity(13, 18, "Organ"), Entity(25, 29, "Sign"))
@@ -139,7 +140,7 @@ def test_every_family_has_its_mistakes() -> None:
 
 
 def write(path: Path, examples: list[Any], predictions: list[Any], **options: Any) -> str:
-    write_errors_page(path, examples, predictions, title="clinic on <notes>", **options)
+    write_errors_page(Place(path), examples, predictions, title="clinic on <notes>", **options)
     page = path.read_text(encoding="utf-8")
     Page(page)
     assert not re.search(r"""(src|href)=["']?(http|//)""", page), "it needs no network"
@@ -179,9 +180,9 @@ def test_a_page_without_mistakes_says_so(tmp_path: Path) -> None:
 
 def test_a_page_of_a_set_of_people_quotes_nothing(tmp_path: Path) -> None:
     examples = [LabelledText("1", "f:1", "the words of one", None, "yes", group="aa")]
-    report = write_errors_page(tmp_path / "private.html", examples, [{"label": "no"}], title="made")
+    report = write_errors_page(Place(tmp_path / "private.html"), examples, [{"label": "no"}], title="made")
     page = (tmp_path / "private.html").read_text()
     assert report["wrong"] == 1 and "the words" not in page and "No example is shown" in page
-    write_errors_page(tmp_path / "open.html", [replace(examples[0], group="")], [{"label": "no"}], title="made")
+    write_errors_page(Place(tmp_path / "open.html"), [replace(examples[0], group="")], [{"label": "no"}], title="made")
     page = (tmp_path / "open.html").read_text()
     assert "the words" in page and "No example is shown" not in page

@@ -17,6 +17,7 @@ from domext_ray.export.model_folder import export_model
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.predictors import find_model, load_predictor
 from domext_ray.model.base import load_base
+from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TEXTS = [
@@ -95,7 +96,9 @@ def test_more_fills_than_entries_are_all_entries(tiny_base_folder: Path) -> None
 def test_a_router_says_who_reads_a_text_unless_it_is_told_not_to(tiny_base_folder: Path, tmp_path: Path) -> None:
     base = load_base(str(tiny_base_folder))
     model = make_bank(tmp_path / "bank", str(tiny_base_folder)).load("fills1")  # its router knows the word gene
-    export_model(as_rebuilt(model, base, load_tokenizer(base.tokenizer_folder), PretrainConfig()), tmp_path / "routed")
+    export_model(
+        as_rebuilt(model, base, load_tokenizer(base.tokenizer_folder), PretrainConfig()), Place(tmp_path / "routed")
+    )
     texts = ["the gene [MASK] a", "water [MASK] the patient"]
     alone = fill(load(tiny_base_folder), texts)
     adapted = fill(load(tmp_path / "routed", router=False), texts)

@@ -12,6 +12,7 @@ from domext_ray.downstream.finetune.export import RECALL_ENCODER, export_stages
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import RunError
+from domext_ray.storage import Place
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def start(tiny_base_folder: Path) -> StartModel:
 
 def check_alone(start: StartModel, family: str, folder: Path, embeds: bool = False) -> None:
     task, fitted = fit(start, family, FULL, embeds)
-    export_stages(start, task, fitted, folder)
+    export_stages(start, task, fitted, Place(folder))
     expected = task.run({name: each.predict for name, each in fitted.items()}, task.data.test)
     assert load_exported(folder, CPU).predict(task.data.test).predictions == expected
 

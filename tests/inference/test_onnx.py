@@ -37,6 +37,7 @@ from domext_ray.inference.predictors import load_task_model
 from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model, merge_extensions
+from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TOLERANCE = 1e-4
@@ -104,12 +105,12 @@ def predict(model: Path, rows: list[dict[str, Any]], root: Path) -> list[dict[st
     (root / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     given = {"model": str(model), "input": str(root / "in.jsonl"), "output": str(root / "out"), "format": "jsonl"}
     plan: PredictPlan = plan_prediction(PredictConfig(**given, top_k=5))  # type: ignore[arg-type]
-    plan.folder.mkdir()
+    Path(plan.folder).mkdir()
     plan.blocks.make()
     work = plan.load(CPU)
     for each in plan.input.blocks:
         plan.blocks.records.write(each.number, plan.blocks.make_part(each, work))
-    return [json.loads(line) for part in sorted(plan.folder.rglob("*.jsonl")) for line in part.open()]
+    return [json.loads(line) for part in sorted(Path(plan.folder).rglob("*.jsonl")) for line in part.open()]
 
 
 def export(run: Path, folder: Path, **options: Any) -> Path:
@@ -125,7 +126,7 @@ def save_export(row: Row, places: Any, folder: Path) -> Path:
     """A model with a row's extension as its export."""
     built = build(row, places)
     rebuilt = as_rebuilt(move(built.model), built.base, load_tokenizer(places.tokenizer_of(row)), PretrainConfig())
-    export_model(rebuilt, folder)
+    export_model(rebuilt, Place(folder))
     return folder
 
 
@@ -218,8 +219,8 @@ def test_only_predict_takes_a_graph(family: str, places: Any, tmp_path: Path) ->
 def test_the_adapters_of_a_graph_are_chosen(places: Any, tmp_path: Path) -> None:
     model = build(find_row("AF"), places).model
     model.attach_adapter("law", bottleneck_size=4)
-    base, tokenizer = load_base(str(places.bert)), load_tokenizer(str(places.bert))
-    export_model(as_rebuilt(move(model), base, tokenizer, PretrainConfig()), tmp_path / "two")
+    base, tokenizer = load_base(str(places.bert)), load_tokenizer(places.bert)
+    export_model(as_rebuilt(move(model), base, tokenizer, PretrainConfig()), Place(tmp_path / "two"))
     scores = []
     for names in ("domain", "law", "domain,law"):
         folder = export(tmp_path / "two", tmp_path / names, adapter=names)
@@ -316,13 +317,15 @@ def test_what_a_graph_cannot_hold_is_said(places: Any, tmp_path: Path, monkeypat
     refuse(source, "--adapter names 'clinic'; the model's adapters are: domain", adapter="clinic")
     model, tokenizer = load_masked_lm(str(source))
     model.bert.set_router("domain", torch.zeros(5 + 2**16, dtype=torch.int32), 0.0)
-    export_model(as_rebuilt(model, load_base(str(places.bert)), tokenizer, PretrainConfig()), tmp_path / "routed")
+    export_model(
+        as_rebuilt(model, load_base(str(places.bert)), tokenizer, PretrainConfig()), Place(tmp_path / "routed")
+    )
     refuse(tmp_path / "routed", r"the model has a router, by which a row may have an adapter \(domain\) or none")
     export(tmp_path / "routed", tmp_path / "named", adapter="domain")
     model.detach_adapter("domain")
     for name in ("clinic", "law"):
         model.attach_adapter(name, bottleneck_size=4)
-    export_model(as_rebuilt(model, load_base(str(places.bert)), tokenizer, PretrainConfig()), tmp_path / "two")
+    export_model(as_rebuilt(model, load_base(str(places.bert)), tokenizer, PretrainConfig()), Place(tmp_path / "two"))
     refuse(tmp_path / "two", r"the model has several adapters \(clinic, law\), so it must name the graph's")
     refuse(tmp_path / "two", "--output is empty; it must be a folder, for --run .* is no run's directory", output="")
     start = load_start_model(str(places.bert))

@@ -56,12 +56,12 @@ def work_on(plan: PredictPlan, numbers: list[int] | None = None) -> None:
 
 
 def write_identity_of(plan: PredictPlan) -> None:
-    plan.folder.mkdir(exist_ok=True)
+    Path(plan.folder).mkdir(exist_ok=True)
     write_run(plan.folder, identity=plan.identity)
 
 
 def read_parts(plan: PredictPlan) -> list[dict[str, Any]]:
-    paths = sorted((plan.folder / "predictions").iterdir())
+    paths = sorted(Path(plan.folder / "predictions").iterdir())
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
@@ -95,7 +95,7 @@ def test_parquet_has_the_same_columns_in_every_part(config: PredictConfig) -> No
     table = replace(config, format="parquet", output=f"{config.output}2", block_rows=1)
     plan = plan_prediction(table)
     work_on(plan)
-    parts = sorted((plan.folder / "predictions").iterdir())
+    parts = sorted(Path(plan.folder / "predictions").iterdir())
     assert len({str(pq.read_schema(each)) for each in parts}) == 1
     found = pa.concat_tables(map(pq.read_table, parts)).to_pylist()
     # A block of one row is a batch of another shape, whose products may round the last digit otherwise.
@@ -107,7 +107,7 @@ def test_only_missing_blocks_are_worked_on(config: PredictConfig) -> None:
     plan = plan_prediction(config)
     work_on(plan, [0, 2])
     assert [plan.blocks.is_done(each) for each in range(3)] == [True, False, True]
-    half = plan.blocks.find_part(2)
+    half = Path(plan.blocks.find_part(2))
     half.write_bytes(half.read_bytes()[:-1])
     (half.parent / ".part-000001-abc.jsonl").write_text("of a job that was killed")
     plan.blocks.make()
@@ -129,7 +129,7 @@ def test_a_block_that_fails_leaves_nothing(config: PredictConfig) -> None:
 
     with pytest.raises(DomextError, match=r"part-000000\.jsonl cannot be .* free space there"):
         plan.blocks.make_part(plan.input.blocks[0], fail)
-    assert not plan.blocks.is_done(0) and not list((plan.folder / "predictions").iterdir())
+    assert not plan.blocks.is_done(0) and not list(Path(plan.folder / "predictions").iterdir())
 
 
 def test_strict_stops_at_a_malformed_row(config: PredictConfig) -> None:
@@ -183,7 +183,7 @@ def test_a_dry_run_writes_nothing(config: PredictConfig, capsys: pytest.CaptureF
 
 def test_what_is_complete_is_left_alone(config: PredictConfig, capsys: pytest.CaptureFixture[str]) -> None:
     work_on(plan_prediction(config))
-    write_json(Path(config.output) / SUMMARY, {})
+    write_json(Place(Path(config.output) / SUMMARY), {})
     run_prediction(replace(config, output=str(Path(config.output).rename(f"{config.output}-moved"))))
     assert "nothing is left to do" in capsys.readouterr().out
 
@@ -235,7 +235,7 @@ def test_an_input_in_a_bucket_is_too(config: PredictConfig, objects: str, monkey
     config = replace(config, input=str(place))
     plan = plan_prediction(config)
     assert plan.input.former_sha256 != plan.identity["input_sha256"] == plan.input.sha256
-    plan.folder.mkdir()
+    Path(plan.folder).mkdir()
     write_run(plan.folder, identity={**plan.identity, "input_sha256": plan.input.former_sha256})  # as 0.1.0 had it
     assert plan_prediction(config).identity["input_sha256"] == plan.input.former_sha256
     write_run(plan.folder, identity=plan.identity)

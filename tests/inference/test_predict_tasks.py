@@ -29,6 +29,7 @@ from domext_ray.labelled.examples import LabelledSet, TaggedSentence
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
 from domext_ray.labelled.set_families import FAMILIES
+from domext_ray.storage import Place
 
 CUT = ("classification", "multilabel", "regression")
 """Families that do not read a text in windows."""
@@ -64,7 +65,7 @@ def test_every_family_predicts_rows_of_files(family: str, start: StartModel, tmp
     method = (FULL, BOTTLENECK)[[*FAMILIES].index(family) % 2]
     task, fitted = fit(start, family, method)
     result = evaluate_stages(task, {name: each.predict for name, each in fitted.items()})
-    export_stages(start, task, fitted, tmp_path / "written")
+    export_stages(start, task, fitted, Place(tmp_path / "written"))
     model = (tmp_path / "written").rename(tmp_path / "export")
     own = load_exported(model, CPU)
     assert own.description == describe_task(task)
@@ -81,7 +82,7 @@ def test_every_family_predicts_rows_of_files(family: str, start: StartModel, tmp
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [*rows, {"text": " "}]))
     places = {"model": str(model), "input": str(tmp_path / "in.jsonl")}
     lines = work_on(PredictConfig(**places, output=str(tmp_path / "lines"), format="jsonl", keep_text=True))
-    (part,) = (lines.folder / "predictions").iterdir()
+    (part,) = Path(lines.folder / "predictions").iterdir()
     found = [json.loads(line) for line in part.read_text().splitlines()]
     assert [each["id"] for each in found] == ["in.jsonl:1", "5", "in.jsonl:4"]
     (malformed,) = lines.blocks.read(0)["malformed"]
@@ -96,7 +97,7 @@ def test_every_family_predicts_rows_of_files(family: str, start: StartModel, tmp
     assert [{name: each[name] for name in records[0]} for each in found[:2]] == records
     assert all(each in (None, []) for name, each in found[2].items() if name in records[0] and name != "text")
     table = work_on(PredictConfig(**places, output=str(tmp_path / "table")))
-    (part,) = (table.folder / "predictions").iterdir()
+    (part,) = Path(table.folder / "predictions").iterdir()
     stored = pq.read_table(part).to_pylist()
     assert stored == [{name: each[name] for name in ("id", *records[0])} for each in found]
 
@@ -118,7 +119,7 @@ def test_a_labelled_split_is_scored(start: StartModel, tmp_path: Path) -> None:
     assert report["examples"] == len(data.test)
     assert all(f"{label} " in plan.format_summary(summary) for label in data.labels)
     assert "<html" in (plan.folder / "errors.html").read_text(encoding="utf-8")
-    parts = sorted((plan.folder / "predictions").iterdir())
+    parts = sorted(Path(plan.folder / "predictions").iterdir())
     ids = [each["id"] for part in parts for each in pq.read_table(part).to_pylist()]
     assert ids == [each.id for each in data.test]
     assert summary["scores"]["unknown_labels"] == {}

@@ -17,6 +17,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inference.submission import SUBMISSIONS, check_submission, plan_submission, write_submission
 from domext_ray.labelled.examples import LabelledText
 from domext_ray.labelled.set_description import list_shipped
+from domext_ray.storage import Place
 
 TEXT = "the water drug and heart"
 
@@ -76,14 +77,14 @@ def test_cmeee_and_cmeie_get_their_own_fields(name: str, end: int, tmp_path: Pat
     (tmp_path / "test.json").write_text(json.dumps([{"text": TEXT}]))
     entity = {"start": 10, "end": 14, "label": "dru", "text": "drug"}
     plan = plan_submission(name, str(tmp_path / "test.json"), "nested_ner", ("dru",), 8)
-    path = write_submission(plan, [{"entities": [{**entity, "score": 0.5}]}], tmp_path)
+    path = write_submission(plan, [{"entities": [{**entity, "score": 0.5}]}], Place(tmp_path))
     expected = {"start_idx": 10, "end_idx": end, "type": "dru", "entity": "drug"}
     assert json.loads(path.read_text()) == [{"text": TEXT, "entities": [expected]}]
     (tmp_path / "test.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
     plan = plan_submission("CMeIE_test.jsonl", str(tmp_path / "test.jsonl"), "relation_extraction", (), 8)
     tail = {"start": 19, "end": 24, "label": "bod", "text": "heart"}
     relation = {"head": entity, "tail": tail, "label": "treats", "score": 0.5}
-    path = write_submission(plan, [{"entities": [], "relations": [relation]}], tmp_path)
+    path = write_submission(plan, [{"entities": [], "relations": [relation]}], Place(tmp_path))
     assert json.loads(path.read_text())["spo_list"] == [
         {
             "predicate": "treats",

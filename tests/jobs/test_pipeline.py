@@ -33,6 +33,7 @@ from domext_ray.model.base import load_base
 from domext_ray.pipeline import is_finished
 from domext_ray.runs.events import EVENTS, STAGES
 from domext_ray.runs.run_directory import read_run, resolve_paths, write_run
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.start import read_run_config
 
@@ -112,7 +113,7 @@ def test_a_moved_base_and_a_moved_text_are_the_same_run(
     corpus = shutil.copy(corpus_file, tmp_path / "moved" / "text.txt")
     start_again(copied, base, Path(corpus))
     assert "nothing is left to do" in capsys.readouterr().out
-    assert read_run_config(copied).base == str(base), "an export finds it"
+    assert read_run_config(Place(copied)).base == str(base), "an export finds it"
     with Path(corpus).open("a") as file:
         file.write("one line more than the run was made with\n")
     with pytest.raises(RunError, match=r"belongs to another run \(--corpus was .* and is .*text\.txt now\)"):
@@ -187,32 +188,32 @@ def test_more_steps_than_the_schedule_has_are_refused(
 
 
 def test_a_run_is_finished_when_its_newest_checkpoint_is_exported(copied: Path) -> None:
-    config = read_run_config(copied)
-    assert is_finished(copied, config)
+    config = read_run_config(Place(copied))
+    assert is_finished(Place(copied), config)
     marker = copied / "export" / "domext_export.json"
     record = json.loads(marker.read_text())
     for change in ({"step": 25}, {"checkpoint_sha256": "0" * 64}):  # killed before a later step's export
         marker.write_text(json.dumps({**record, **change}))
-        assert not is_finished(copied, config), change
+        assert not is_finished(Place(copied), config), change
     marker.unlink()
-    assert not is_finished(copied, config)
+    assert not is_finished(Place(copied), config)
     marker.write_text(json.dumps(record))
     shutil.rmtree(copied / "checkpoints")
-    assert is_finished(copied, config), "they were deleted to save space"
+    assert is_finished(Place(copied), config), "they were deleted to save space"
 
 
 def test_a_version_that_draws_in_another_way_does_not_go_on(
     copied: Path, tiny_base_folder: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied / "report.html").unlink()  # not finished
-    run = read_run(copied)
+    run = read_run(Place(copied))
     assert run["versions"][0]["from_step"] == 0 and run["order"]["max_lanes"] == 64
     run["versions"][0] |= {"torch": "1.0", "domext_ray": "0.0.9"}
-    write_run(copied, **run)
+    write_run(Place(copied), **run)
     start_again(copied, tiny_base_folder, corpus_file, "--dry_run", "true")
     said = capsys.readouterr().out
     assert "note: torch: '1.0' -> " in said and "python" not in said
-    write_run(copied, order={**run["order"], "version": 0})
+    write_run(Place(copied), order={**run["order"], "version": 0})
     with pytest.raises(RunError, match=r"version: 0 -> 1.*finish it with domext_ray 0\.0\.9"):
         start_again(copied, tiny_base_folder, corpus_file)
 
@@ -271,7 +272,7 @@ def test_a_job_that_sigterm_ends_saves_and_goes_on_with_the_same_losses(
     process = start_job([*command, *LONG_EVALUATIONS, "--train.evaluate_every", "1"], stderr=subprocess.PIPE)
     wait_for_step(run, 3, process)
     said = stop_job(process, signal.SIGTERM)
-    newest = max(list_steps(run / "checkpoints"))
+    newest = max(list_steps(Place(run / "checkpoints")))
     assert said.endswith(f"stopped at step {newest} by SIGTERM; the same command goes on from there.\n")
     run_job(command)
     assert read_losses(run, NUM_STEPS) == read_losses(undisturbed, NUM_STEPS)

@@ -16,6 +16,7 @@ from pretrain_jobs import LONG_EVALUATIONS, check_mistake, run_job, train_here, 
 from safetensors.torch import load_file
 
 from domext_ray.runs.events import EventReader
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.vocabulary.extension import load_extension
 
@@ -118,8 +119,8 @@ def test_the_export_loads_alone_with_its_new_words(second: Path, tmp_path: Path)
 
 
 def test_the_second_stage_goes_on_from_the_first_and_changes_the_base(first: Path, second: Path) -> None:
-    said = [each.text for each in EventReader(second, from_start=True).read()]
-    newest = find_latest(first / "checkpoints")
+    said = [each.text for each in EventReader(Place(second), from_start=True).read()]
+    newest = find_latest(Place(first / "checkpoints"))
     assert newest is not None and f"starting from step {newest.step}: {newest.path}" in said
     last = [each for each in read_records(first) if "eval/domain_mlm_loss" in each][-1]
     start = read_records(second)[0]

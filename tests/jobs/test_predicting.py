@@ -20,6 +20,7 @@ from domext_ray.config.inference import PredictConfig
 from domext_ray.errors import CorpusError
 from domext_ray.inference.predict import plan_prediction, run_prediction
 from domext_ray.runs.run_directory import write_run
+from domext_ray.storage import Place
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 
@@ -68,7 +69,7 @@ def test_an_input_that_changes_while_it_is_read_is_named(tiny_base_folder: Path,
     config = PredictConfig(model=str(tiny_base_folder), input=str(path), output=str(output), block_rows=100)
     plan, content = plan_prediction(config), path.read_bytes()
     output.mkdir()
-    write_run(output, identity=plan.identity)
+    write_run(Place(output), identity=plan.identity)
     plan.blocks.make()
     first = plan.input.blocks[0]
     plan.blocks.records.write(0, plan.blocks.make_part(first, plan.load(torch.device("cpu"))))
@@ -86,7 +87,7 @@ def test_an_input_that_changes_while_it_is_read_is_named(tiny_base_folder: Path,
     changing.join()
     assert [each.name for each in find_done(output)] == ["000000.json"]
     REPLACED["rsync -t"](path, content)
-    assert len(find_done(run_prediction(config))) == len(plan.input.blocks) == 41
+    assert len(find_done(Path(run_prediction(config)))) == len(plan.input.blocks) == 41
 
 
 def find_done(output: Path) -> list[Path]:

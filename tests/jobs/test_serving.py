@@ -36,6 +36,7 @@ from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.serving.catalogue import LOOK_SECONDS
+from domext_ray.storage import Place
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 TOKEN = "a-token-of-some-length"
@@ -89,7 +90,7 @@ def bank(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ad
 
 @pytest.fixture(scope="module")
 def server(bank: AdapterBank) -> Iterator[Server]:
-    server = Server(bank.folder, "--replicas", "2", "--scale.threads", "1")
+    server = Server(Path(bank.folder), "--replicas", "2", "--scale.threads", "1")
     try:
         server.wait()
         yield server
@@ -248,7 +249,7 @@ def test_the_end_waits_for_open_requests(server: Server) -> None:
 def test_a_fine_tuned_model_is_served_as_predict_uses_it(tiny_base_folder: Path, tmp_path: Path) -> None:
     start = load_start_model(str(tiny_base_folder))
     task, fitted = fit(start, "multilabel", FULL)
-    export_stages(start, task, fitted, tmp_path / "notes" / "export")
+    export_stages(start, task, fitted, Place(tmp_path / "notes" / "export"))
     model = load_exported(tmp_path / "notes" / "export", CPU)
     expected = model.predict(make_raw("multilabel", [{"text": each} for each in TEXTS])).records
     server = Server(tmp_path / "notes" / "export", "--replicas", "2", option="--model")

@@ -15,6 +15,7 @@ from conftest import REPOSITORY, write_corpus
 from job_processes import kill_job, start_job, stop_job
 from labelled_fixtures import write_ner
 
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import list_steps
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
@@ -53,7 +54,7 @@ def test_training(tiny_base_folder: Path, tmp_path: Path, number: Signals) -> No
     options = ["--train.max_steps", "100000", "--train.save_every", "10", "--engine.precision", "fp32"]
     command = ["pretrain_af.py", *list_options(tiny_base_folder, corpus, tmp_path), *options, "--run.name", "af"]
     said = stop(command, tmp_path / "af" / "checkpoints", "*/manifest.json", number)
-    newest = max(list_steps(tmp_path / "af" / "checkpoints"))
+    newest = max(list_steps(Place(tmp_path / "af" / "checkpoints")))
     name = "Ctrl-C" if number == SIGINT else "SIGHUP"
     assert said.endswith(f"stopped at step {newest:,} by {name}; the same command goes on from there.\n")
 

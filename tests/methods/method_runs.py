@@ -43,6 +43,7 @@ from domext_ray.model.build import (
 )
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.options.build import dump_yaml
+from domext_ray.storage import Place
 from domext_ray.training import engine as engine_module
 from domext_ray.training.checkpoint import (
     Checkpoint,
@@ -161,7 +162,7 @@ def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpo
         return Built(model, base, checkpoint.fixed)
     if not row.after:
         return Built(build_run_model(config, base, places.tokenizer_of(row), dropout), base, {})
-    start = find_start(Path(config.init_from), base.sha256)
+    start = find_start(Place(Path(config.init_from)), base.sha256)
     check_vocabulary(start, places.tokenizer_of(row))
     model = build_run_model(config, base, places.tokenizer_of(row), dropout, start.checkpoint.extensions)
     apply_start(model, start.checkpoint, start.run_dir)
@@ -286,12 +287,14 @@ def save(row: Row, places: Places, built: Built, step: int, engine: Engine) -> N
         "base_sha256": built.base.sha256,
         "extensions": asdict(describe_extensions(built.model.config)),
     }
-    save_checkpoint(places.run_of(row) / "checkpoints", step, engine.gather_state(), built.fixed, {}, record, keep=1)
+    save_checkpoint(
+        Place(places.run_of(row) / "checkpoints"), step, engine.gather_state(), built.fixed, {}, record, keep=1
+    )
 
 
 def resume(row: Row, places: Places, device: torch.device = CPU) -> tuple[list[StepFigures], TrainState]:
     """Go on from the checkpoint on the disk, and save the last one."""
-    checkpoint = find_latest(places.run_of(row) / "checkpoints")
+    checkpoint = find_latest(Place(places.run_of(row) / "checkpoints"))
     assert checkpoint is not None and checkpoint.step == CUT
     built = build(row, places, dropout=0.1, checkpoint=checkpoint)
     engine = make_engine(row, places, built, state=checkpoint.state, device=device)

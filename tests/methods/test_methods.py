@@ -35,6 +35,7 @@ from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.plan import size_run
+from domext_ray.storage import Place
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.step import StepFigures
@@ -173,7 +174,7 @@ def test_starts_at_the_base(row: Row, places: Places, runs: dict[str, Any]) -> N
     built = build(row, places)
     known = row if not row.new_words or row.after else replace(row, new_words=False)  # rows without new words
     if row.after:
-        reference = rebuild_run(places.run_of(find_row(row.after))).model
+        reference = rebuild_run(Place(places.run_of(find_row(row.after)))).model
     else:
         reference = build_base(built.base, CPU, causal=row.causal)
     expected = score(reference, known, places)
@@ -185,7 +186,7 @@ def test_starts_at_the_base(row: Row, places: Places, runs: dict[str, Any]) -> N
 @each_row
 def test_the_base_comes_back_from_a_checkpoint(row: Row, places: Places, runs: dict[str, Any]) -> None:
     take(runs, row.slug)
-    run = rebuild_run(places.run_of(row))
+    run = rebuild_run(Place(places.run_of(row)))
     assert run.base is not None and run.step == STEPS
     names = {name: name for name in run.base.original_names}
     tensors = detach(run.model, names)
@@ -197,11 +198,11 @@ def test_the_base_comes_back_from_a_checkpoint(row: Row, places: Places, runs: d
 @each_row
 def test_an_export_loads_with_transformers(row: Row, places: Places, runs: dict[str, Any], tmp_path: Path) -> None:
     take(runs, row.slug)
-    folder = export_run(places.run_of(row), tmp_path / f"export_{row.slug.replace('-', '_')}")
-    assert bool(list(folder.glob("*.py"))) != row.plain_export
+    folder = export_run(Place(places.run_of(row)), Place(tmp_path / f"export_{row.slug.replace('-', '_')}"))
+    assert bool(list(Path(folder).glob("*.py"))) != row.plain_export
     exported = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=not row.plain_export)
     assert type(exported) is not DomextForMaskedLM
-    expected = score(rebuild_run(places.run_of(row)).model, row, places)
+    expected = score(rebuild_run(Place(places.run_of(row))).model, row, places)
     found = score(exported, row, places)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert torch.equal(score(exported, row, places, embedded=True), found)

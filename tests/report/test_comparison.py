@@ -17,6 +17,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.report.compare import GENERAL, choose_runs, draw_comparison, list_points, read_run, tabulate_runs
 from domext_ray.report.plots import check_picture, new_picture
 from domext_ray.report.tables import Table
+from domext_ray.storage import Place
 
 
 def make_compared(folder: Path, name: str, num_characters: int = 9000) -> Path:
@@ -61,10 +62,10 @@ def test_latex_takes_names_as_they_are() -> None:
 
 
 def test_only_a_picture_of_our_own_is_drawn_over(tmp_path: Path) -> None:
-    with new_picture(tmp_path / "own.png", (2, 2)) as figure:
+    with new_picture(Place(tmp_path / "own.png"), (2, 2)) as figure:
         figure.subplots()
-    check_picture(tmp_path / "own.png")
-    check_picture(tmp_path / "new.png")
+    check_picture(Place(tmp_path / "own.png"))
+    check_picture(Place(tmp_path / "new.png"))
     figure.savefig(tmp_path / "mine.png")
     (tmp_path / "thesis.tex").write_text("years of work")
     for name, reason in (
@@ -74,7 +75,7 @@ def test_only_a_picture_of_our_own_is_drawn_over(tmp_path: Path) -> None:
         ("absent/new.png", "absent is no folder"),
     ):
         with pytest.raises(RunError, match=reason):
-            check_picture(tmp_path / name)
+            check_picture(Place(tmp_path / name))
     code, out, err = call_job(
         "compare_runs", "--runs", str(make_compared(tmp_path, "a")), "--output", str(tmp_path / "thesis.tex")
     )
@@ -94,24 +95,26 @@ def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_texts_do_not_compare(tmp_path: Path) -> None:
-    table = tabulate_runs([read_run(make_compared(tmp_path, *each)) for each in (("a", 9000), ("b", 8990))]).show()
+    table = tabulate_runs(
+        [read_run(Place(make_compared(tmp_path, *each))) for each in (("a", 9000), ("b", 8990))]
+    ).show()
     assert "Bits a character do not compare" in table and "a 9,000, b 8,990" in table
 
 
 def test_evaluations_stand_at_their_seconds(tmp_path: Path) -> None:
-    run = read_run(make_compared(tmp_path, "a"))
+    run = read_run(Place(make_compared(tmp_path, "a")))
     assert list_points(run, GENERAL) == ([0.0, 30.0, 60.0, 90.0], [each[GENERAL] for each in run.evaluations])
 
 
 def test_a_run_without_general_words_is_drawn(tmp_path: Path) -> None:
-    run = read_run(make_compared(tmp_path, "a"))
+    run = read_run(Place(make_compared(tmp_path, "a")))
     blind = replace(run, evaluations=tuple({**each, GENERAL: None} for each in run.evaluations))
-    draw_comparison([run, blind], tmp_path / "both.png")
+    draw_comparison([run, blind], Place(tmp_path / "both.png"))
     assert imread(tmp_path / "both.png").std() > 0.01
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is missing"):
-        read_run(tmp_path)
+        read_run(Place(tmp_path))
     code, out, err = call_job("compare_runs", "--runs", str(tmp_path))
     assert code == 2 and len(err.strip().splitlines()) == 1

@@ -19,6 +19,7 @@ from domext_ray.model.build import build_model
 from domext_ray.options.build import dump_yaml
 from domext_ray.report.examples import NUM_EXAMPLES, NUM_GUESSES, choose_sentences, make_examples, predict
 from domext_ray.runs.run_directory import write_run
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -29,7 +30,7 @@ def write_texts(folder: Path, documents: list[str]) -> Manifest:
     folder.mkdir(exist_ok=True)
     (folder / "text-000000.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
     record = FileRecord("text-000000.jsonl", "a" * 64, len(documents))
-    return Manifest(folder, "f", 64, "t", {}, (), (), 1, {}, texts=(record,))
+    return Manifest(Place(folder), "f", 64, "t", {}, (), (), 1, {}, texts=(record,))
 
 
 @pytest.fixture
@@ -82,11 +83,11 @@ def test_what_cannot_be_masked_is_left_out(tiny_base_folder: Path, tmp_path: Pat
 
 
 def test_before_is_the_base_and_after_is_the_run(run_dir: Path, config: PretrainConfig, tmp_path: Path) -> None:
-    examples = make_examples(run_dir, write_texts(tmp_path / "corpus", SENTENCES))
+    examples = make_examples(Place(run_dir), write_texts(tmp_path / "corpus", SENTENCES))
     assert len(examples) == NUM_EXAMPLES
     assert any(each.before != each.after for each in examples)
     plain = build(config, MethodConfig(trains="all", heads=0, ffn_units=0))
-    tokenizer = load_tokenizer(config.base)
+    tokenizer = load_tokenizer(Path(config.base))
     expected = predict(plain, tokenizer, [each.masked for each in examples])
     for each, guesses in zip(examples, expected, strict=True):
         assert [guess.word for guess in each.before] == [guess.word for guess in guesses]
@@ -96,7 +97,7 @@ def test_before_is_the_base_and_after_is_the_run(run_dir: Path, config: Pretrain
 
 def test_the_right_word_is_known(config: PretrainConfig, tmp_path: Path) -> None:
     model = build(config)
-    tokenizer = load_tokenizer(config.base)
+    tokenizer = load_tokenizer(Path(config.base))
     masked = choose_sentences(write_texts(tmp_path / "a", SENTENCES), tokenizer, max_length=64)[0]
     (first, *others) = predict(model, tokenizer, [masked])[0]
     (moved,) = predict(model, tokenizer, [replace(masked, answer=tokenizer.convert_tokens_to_ids(first.word))])
@@ -107,16 +108,16 @@ def test_a_start_that_has_gone_or_trained_on_is_left_out(run_dir: Path, config: 
     manifest = write_texts(tmp_path / "corpus", SENTENCES)
     start = tmp_path / "start"
     shutil.copytree(run_dir, start)
-    found = find_latest(start / "checkpoints")
+    found = find_latest(Place(start / "checkpoints"))
     assert found is not None
     (run_dir / "config.yaml").write_text(dump_yaml(replace(config, init_from=str(start))))
-    write_run(run_dir, identity={"init_sha256": found.tensors_sha256})
-    same = make_examples(run_dir, manifest)
+    write_run(Place(run_dir), identity={"init_sha256": found.tensors_sha256})
+    same = make_examples(Place(run_dir), manifest)
     assert all(each.before == each.after for each in same), "the start's tensors are the run's here"
-    write_run(run_dir, identity={"init_sha256": "0" * 64})
-    assert all(each.before == () and each.after for each in make_examples(run_dir, manifest))
+    write_run(Place(run_dir), identity={"init_sha256": "0" * 64})
+    assert all(each.before == () and each.after for each in make_examples(Place(run_dir), manifest))
     shutil.rmtree(start)
-    assert all(each.before == () and each.after for each in make_examples(run_dir, manifest))
+    assert all(each.before == () and each.after for each in make_examples(Place(run_dir), manifest))
 
 
 def test_a_model_that_reads_from_left_to_right_has_no_masks(
@@ -124,4 +125,4 @@ def test_a_model_that_reads_from_left_to_right_has_no_masks(
 ) -> None:
     changed = replace(config, objective=ObjectiveConfig(kind="causal"))
     (run_dir / "config.yaml").write_text(dump_yaml(changed))
-    assert make_examples(run_dir, write_texts(tmp_path / "corpus", SENTENCES)) == []
+    assert make_examples(Place(run_dir), write_texts(tmp_path / "corpus", SENTENCES)) == []

@@ -32,6 +32,7 @@ from domext_ray.data.sample import check_corpus, read_sample
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.report.forecast import describe_forecast, make_forecast
+from domext_ray.storage import Place
 from domext_ray.training.cost import StepCost, make_dry_run_model, measure_step_cost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps
 from domext_ray.training.step import SingleProcessTrainer, StepFigures
@@ -68,7 +69,9 @@ def test_rows_are_estimated_as_they_are_prepared(tiny_base_folder: Path, tmp_pat
     prepare, tokenizer = PrepareConfig(shard_bytes=64 * 1024), load_tokenizer(tiny_base_folder)
     for pairs, document in ((False, "line"), (True, "file")):
         own = replace(prepare, document=document)
-        manifest = prepare_corpus(corpus, prepare, tiny_base_folder, 32, tmp_path / "corpora") if not pairs else None
+        manifest = (
+            prepare_corpus(corpus, prepare, tiny_base_folder, 32, Place(tmp_path / "corpora")) if not pairs else None
+        )
         sample = read_sample(find_files(corpus)[0], own, to_end=True)
         estimate = estimate_rows(sample, own, make_settings(tokenizer, own, 32, pairs))
         assert estimate is not None and 0 < estimate.sampled_frac <= 1

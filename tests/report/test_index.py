@@ -8,6 +8,7 @@ from pathlib import Path
 from report_records import ABOUT, make_records, make_run, write_origin
 
 from domext_ray.report.compare import write_index
+from domext_ray.storage import Place
 
 
 def make_listed(folder: Path, name: str, started: str, num_steps: int = 60) -> Path:
@@ -19,7 +20,7 @@ def make_listed(folder: Path, name: str, started: str, num_steps: int = 60) -> P
 
 
 def read_lines(folder: Path) -> list[list[str]]:
-    page = write_index(folder).read_text(encoding="utf-8")
+    page = write_index(Place(folder)).read_text(encoding="utf-8")
     lines = re.findall(r'<tr>(<th scope="row">.*?)</tr>', page)
     return [[re.sub("<.*?>", "", cell) for cell in re.split("</t[hd]>", line)[:-1]] for line in lines]
 
@@ -58,6 +59,6 @@ def test_other_pages_are_linked_below(tmp_path: Path) -> None:
     for name, page in (("af-ner", "report.html"), ("sizes", "sweep.html")):
         (tmp_path / name).mkdir()
         (tmp_path / name / page).touch()
-    text = write_index(tmp_path).read_text(encoding="utf-8")
+    text = write_index(Place(tmp_path)).read_text(encoding="utf-8")
     assert 'href="af-ner/report.html"' in text and 'href="sizes/sweep.html"' in text
     assert "0 pre-training runs" in text

@@ -9,11 +9,12 @@ from report_records import make_records, make_run
 
 from domext_ray.report import report as run_page
 from domext_ray.report.report import LiveReport
+from domext_ray.storage import Place
 
 
 def test_a_page_is_written_at_an_evaluation_and_the_next_one_waits(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "clinic", make_records()[:21])
-    report = LiveReport(run_dir)
+    report = LiveReport(Place(run_dir))
     report.note_evaluation()
     assert "Running: step 20" in (run_dir / "report.html").read_text(encoding="utf-8")
     assert 'href="clinic/report.html"' in (tmp_path / "index.html").read_text(encoding="utf-8")
@@ -27,7 +28,7 @@ def test_a_page_is_written_at_an_evaluation_and_the_next_one_waits(tmp_path: Pat
 def test_a_page_takes_a_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.0, 12.0, 111.0, 113.0, 113.0, 114.0])
     monkeypatch.setattr(run_page.time, "monotonic", lambda: next(clock))
-    report = LiveReport(make_run(tmp_path / "clinic", make_records()))
+    report = LiveReport(Place(make_run(tmp_path / "clinic", make_records())))
     page = tmp_path / "clinic" / "report.html"
     report.note_evaluation()  # from 10 to 12
     page.unlink()
@@ -40,11 +41,11 @@ def test_a_page_takes_a_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest
 def test_a_run_that_has_ended_is_not_said_to_run(tmp_path: Path) -> None:
     """The thread that waits for evaluations may come late."""
     run_dir = make_run(tmp_path / "clinic", make_records()[:41])
-    report = LiveReport(run_dir)
+    report = LiveReport(Place(run_dir))
     report.note_stop()
     (run_dir / "report.html").unlink()
     report.note_evaluation()
-    other = LiveReport(run_dir)
+    other = LiveReport(Place(run_dir))
     other.close()
     other.note_evaluation()
     assert not (run_dir / "report.html").exists()
@@ -53,13 +54,13 @@ def test_a_run_that_has_ended_is_not_said_to_run(tmp_path: Path) -> None:
 def test_a_run_that_has_no_figure_yet_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
-    LiveReport(tmp_path / "run").note_stop()
+    LiveReport(Place(tmp_path / "run")).note_stop()
     assert capsys.readouterr().err == "" and not (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = make_run(tmp_path / "clinic", make_records())
     (run_dir / "run.json").write_text("{")
-    LiveReport(run_dir).note_evaluation()
+    LiveReport(Place(run_dir)).note_evaluation()
     said = capsys.readouterr().err
     assert said.startswith("warning: the report could not be written (") and "run.json is not valid JSON" in said

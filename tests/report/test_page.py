@@ -21,6 +21,7 @@ from domext_ray.report.page import (
     format_settings,
 )
 from domext_ray.report.plots import COLORS, MUTED, Picture, draw_legend, new_picture
+from domext_ray.storage import Place
 
 STYLE = (ASSETS / "page.html").read_text(encoding="utf-8")
 
@@ -51,7 +52,7 @@ def test_two_threads_that_draw_leave_the_settings_as_they_were(tmp_path: Path) -
     before, entered = dict(matplotlib.rcParams), threading.Event()
 
     def write_picture() -> None:
-        with new_picture(tmp_path / "picture.png", (2, 2)) as figure:
+        with new_picture(Place(tmp_path / "picture.png"), (2, 2)) as figure:
             entered.set()
             draw(figure)
             time.sleep(0.3)

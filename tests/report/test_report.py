@@ -23,6 +23,7 @@ from domext_ray.report.examples import Example, Guess, Masked
 from domext_ray.report.figures import format_summary, measure_run
 from domext_ray.report.report import list_facts, write_report
 from domext_ray.runs.run_directory import write_config
+from domext_ray.storage import Place
 from domext_ray.vocabulary.extension import STATISTICS_FILE
 
 MASKED = Masked("A <b> of ", "tea", ", please.", (1, 2, 3), 1, 9)
@@ -56,7 +57,9 @@ def read_page(path: Path) -> Page:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has ended, with its page."""
-    return Path(write_report(make_run(tmp_path_factory.mktemp("a") / "my runs" / "clinic", make_records()))).parent
+    return Path(
+        write_report(Place(make_run(tmp_path_factory.mktemp("a") / "my runs" / "clinic", make_records())))
+    ).parent
 
 
 def test_the_page_needs_no_network_and_shows_everything(written: Path) -> None:
@@ -97,7 +100,7 @@ def test_the_page_names_no_place_of_this_machine(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "clinic", make_records())
     settings = {"base": f"{tmp_path}/bert", "corpus": "/home/ann/a b/*.txt, ~/c.jsonl,hf://org/set@1", "seed": 3}
     (run_dir / "config.yaml").write_text(yaml.safe_dump(settings))
-    text = read_page(write_report(run_dir)).text
+    text = read_page(Path(write_report(Place(run_dir)))).text
     assert "base: bert\n" in text and "corpus: '*.txt, c.jsonl,hf://org/set@1'" in text and "seed: 3" in text
     assert str(tmp_path) not in text and "ann" not in re.sub("[a-z]ann|ann[a-z]", "", text)
 
@@ -114,12 +117,12 @@ def test_the_page_says_how_far_the_run_is(tmp_path: Path) -> None:
         run_dir = make_run(folder / "clinic", make_records(60)[:46])
         (run_dir / "summary.json").unlink()
         (run_dir / "config.yaml").write_text("train: {max_steps: 500}\n")
-        text = read_page(write_report(run_dir, state)).text  # type: ignore[arg-type]
+        text = read_page(Path(write_report(Place(run_dir), state))).text  # type: ignore[arg-type]
         assert says in text and f"before{column}change" in text
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
-    page = read_page(write_report(make_run(tmp_path / "clinic", make_records()[:1]), "running"))
+    page = read_page(Path(write_report(Place(make_run(tmp_path / "clinic", make_records()[:1])), "running")))
     assert "Running: step 0 of" in page.text and "general-probe accuracy38.6% [37.1, 40.1]––" in page.text
     assert "loss was not measured" in page.text and "What it took" not in page.text
     assert page.pictures[0] == "Training loss: not measured."
@@ -128,7 +131,7 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
 def test_examples_are_marked_and_only_their_owner_may_read_them(written: Path, tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "clinic", make_records())
     guesses = (Guess("coffee", 0.61, is_right=False), Guess("tea", 0.304, is_right=True))
-    path = write_report(run_dir, examples=[Example(MASKED, (), guesses)])
+    path = write_report(Place(run_dir), examples=[Example(MASKED, (), guesses)])
     text = path.read_text(encoding="utf-8")
     assert "A &lt;b&gt; of <mark>tea</mark>, please." in text
     assert "<td>–</td><td>coffee 61%<br><mark>tea</mark> ✓ 30%</td>" in text
@@ -141,7 +144,7 @@ def test_new_words_have_their_counts(tmp_path: Path) -> None:
     (run_dir / "tokenizer").mkdir()
     words = [[f"word{i}", 5000 - i] for i in range(40)]
     (run_dir / "tokenizer" / STATISTICS_FILE).write_text(json.dumps({"num_new": 1234, "top_words": words}))
-    shown, _, folded = write_report(run_dir).read_text(encoding="utf-8").partition("<summary>10 more</summary>")
+    shown, _, folded = write_report(Place(run_dir)).read_text(encoding="utf-8").partition("<summary>10 more</summary>")
     assert "1,234 new words" in shown and "<li>word29 <span>4,971</span></li>" in shown
     assert "word30" not in shown and "word30" in folded and "word39" in folded
 
@@ -150,7 +153,7 @@ def test_changed_options_are_shown_and_the_others_folded(tmp_path: Path) -> None
     run_dir = make_run(tmp_path / "clinic", make_records())
     parts = "mixture: {parts: {web: {corpus: /data/web.txt}}}\n"
     (run_dir / "config.yaml").write_text("method: {name: af, heads: 3}\noptim: {lr: 0.5}\n" + parts)
-    text = write_report(run_dir).read_text(encoding="utf-8")
+    text = write_report(Place(run_dir)).read_text(encoding="utf-8")
     changed, folded = text[text.index(">Options<") :].split("<details>")
     assert '<th scope="row">optim.lr</th><td>0.5</td>' in changed and "preset af" in changed
     assert "general_probe" not in changed and "general_probe" in folded
@@ -167,10 +170,10 @@ def test_options_are_compared_with_the_preset_that_was_used(
 ) -> None:
     """Not with the one that is called as the method, which `domext pretrain af` does not even begin with."""
     run_dir = make_run(tmp_path / "clinic", make_records())
-    write_config(run_dir, replace(presets.configure(PretrainConfig, compared, Given({})), seed=7))
+    write_config(Place(run_dir), replace(presets.configure(PretrainConfig, compared, Given({})), seed=7))
     origin = {name: value for name, value in ABOUT.items() if name != "preset"}
     write_origin(run_dir, origin if recorded is None else {**origin, "preset": recorded})
-    text = write_report(run_dir).read_text(encoding="utf-8")
+    text = write_report(Place(run_dir)).read_text(encoding="utf-8")
     options, _, _ = text[text.index(">Options<") :].partition("<details>")
     assert re.findall(r'<th scope="row">([\w.]+)</th>', options) == ["seed"]
     assert (f"preset {compared}" if compared else "default") in options
@@ -188,7 +191,7 @@ def test_of_a_place_only_the_last_part_is_shown() -> None:
 
 
 def test_equal_runs_give_equal_pages(written: Path, tmp_path: Path) -> None:
-    again = write_report(make_run(tmp_path / "my runs" / "clinic", make_records()))
+    again = write_report(Place(make_run(tmp_path / "my runs" / "clinic", make_records())))
     assert again.read_bytes() == (written / "report.html").read_bytes()
 
 
@@ -197,21 +200,21 @@ def test_a_run_of_one_step_and_one_of_which_no_figure_was_measured_are_reported(
     for record in records:
         record["eval/general_mlm_accuracy"] = None
     records[1]["train/mlm_loss"] = None  # how the metrics file writes a loss that is not finite
-    page = read_page(write_report(make_run(tmp_path / "short", records)))
+    page = read_page(Path(write_report(Place(make_run(tmp_path / "short", records)))))
     assert len(page.pictures) == 6
     assert "general sentences fell" not in page.text and "general-probe accuracy–––" in page.text
     records = [{name: None if "eval/" in name else each for name, each in line.items()} for line in make_records()]
-    page = read_page(write_report(make_run(tmp_path / "blind", records)))
+    page = read_page(Path(write_report(Place(make_run(tmp_path / "blind", records)))))
     assert len(page.pictures) == 6 and page.text.count("not measured") > 4
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="metrics.jsonl is missing"):
-        write_report(tmp_path)
+        write_report(Place(tmp_path))
     run_dir = make_run(tmp_path / "run", make_records())
     (run_dir / "run.json").unlink()
     with pytest.raises(RunError, match="run.json is missing"):
-        write_report(run_dir)
+        write_report(Place(run_dir))
     assert not (run_dir / "report.html").exists()
 
 
@@ -272,7 +275,7 @@ def test_parts_of_a_mixture_have_a_table_and_say_what_they_share(tmp_path: Path)
     shared = "note: 3 of 70 documents of --mixture.parts web are in --corpus, too"
     about = {**ABOUT, "corpus": {**ABOUT["corpus"], "overlaps": [shared]}}
     write_origin(run_dir, about)
-    page = read_page(write_report(run_dir))
+    page = read_page(Path(write_report(Place(run_dir))))
     step = records[-1]["step"]
     tokens, epochs, after = f"{2048 * step:,}", f"{step / 40:.2f}", 4.0 - step / 1000
     row = ["web", tokens, epochs, "3.500", "4.000", f"{after:.3f}", f"{after / 4 - 1:+.1%}"]

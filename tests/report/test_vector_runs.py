@@ -23,6 +23,7 @@ from domext_ray.report.figures import describe_result, describe_sizes, format_su
 from domext_ray.report.forecast import Forecast, describe_forecast, describe_plan
 from domext_ray.report.report import write_report
 from domext_ray.report.summary import read_summary
+from domext_ray.storage import Place
 from domext_ray.training.cost import estimate_memory, make_dry_run_model
 from domext_ray.training.metrics import RunProgress
 
@@ -70,18 +71,18 @@ def test_page_and_index_name_the_loss(kind: Any, tmp_path: Path) -> None:
         parameters = {**ABOUT["parameters"], "decoder": 50_000}
         write_origin(run, {**ABOUT, "parameters": parameters})
     (run / "config.yaml").write_text(dump_yaml(PretrainConfig(objective=ObjectiveConfig(kind=kind))))
-    page, (title, share) = write_report(run).read_text(encoding="utf-8"), TITLES[kind]
+    page, (title, share) = write_report(Place(run)).read_text(encoding="utf-8"), TITLES[kind]
     assert f"held-out {title}" in page and f"Held-out {share}" in page and f"{title} (nats per" in page
     for word in ("MLM", "masked", "General accuracy", "Bits per character", "general-probe"):
         assert word not in page.partition("How it was made")[0], word
     assert ("beside them a decoder of 50,000" in page) == (kind == "tsdae")
-    index = write_index(tmp_path / "runs").read_text(encoding="utf-8")
-    assert f"4.800 → 3.600 ({title})" in index and read_summary(run / "summary.json")["domain"][f"{kind}_loss"]
+    index = write_index(Place(tmp_path / "runs")).read_text(encoding="utf-8")
+    assert f"4.800 → 3.600 ({title})" in index and read_summary(Place(run / "summary.json"))["domain"][f"{kind}_loss"]
 
 
 @each_kind
 def test_progress_names_the_loss(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(max_steps=60)):
+    with RunProgress(Place(tmp_path / "metrics.jsonl"), TrainConfig(max_steps=60)):
         lines = map(json.dumps, make_vector_records(kind)[:21])
         (tmp_path / "metrics.jsonl").write_text("".join(f"{each}\n" for each in lines))
     shown, (title, share) = capsys.readouterr().err, TITLES[kind]
@@ -92,14 +93,14 @@ def test_progress_names_the_loss(kind: str, tmp_path: Path, capsys: pytest.Captu
 @each_kind
 def test_a_summary_that_lacks_its_loss_is_damaged(kind: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", make_vector_records(kind), {**SUMMARY, **summarise(kind)})
-    assert read_summary(run / "summary.json")
+    assert read_summary(Place(run / "summary.json"))
     broken = {**SUMMARY, **summarise(kind)}
     broken["domain"] = {**broken["domain"], f"{kind}_accuracy": {"before": "x", "after": 1}}
     (run / "summary.json").write_text(json.dumps(broken))
     with pytest.raises(
         RunError, match=rf"summary.json has domain.{kind}_accuracy.before = \'x\', which is of the wrong type"
     ):
-        read_summary(run / "summary.json")
+        read_summary(Place(run / "summary.json"))
 
 
 def test_rows_of_two_texts_are_told_as_such() -> None:

@@ -23,14 +23,14 @@ HOLDER = """
 import sys, time
 from domext_ray.runs import attempts
 from domext_ray.errors import DomextError
-from domext_ray.storage import write_json
+from domext_ray.storage import Place, write_json
 attempts.BEAT_SECONDS, attempts.STALE_SECONDS = 0.2, float(sys.argv[3])
 try:
-    with attempts.hold(sys.argv[1]) as run:
+    with attempts.hold(Place(sys.argv[1])) as run:
         print("held", run.fence.number, flush=True)
         for number in range(int(sys.argv[2])):
             with (run / "checkpoint").new_files("manifest.json") as folder:
-                write_json(folder / "manifest.json", {"by": run.fence.number, "number": number})
+                write_json(Place(folder / "manifest.json"), {"by": run.fence.number, "number": number})
             time.sleep(0.05)
 except DomextError as error:
     print(error, flush=True)

@@ -109,8 +109,8 @@ def test_a_heartbeat_that_has_lost_its_run_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(attempts, "BEAT_SECONDS", 0.05)
-    with hold(tmp_path):
-        supersede(tmp_path)
+    with hold(Place(tmp_path)):
+        supersede(Place(tmp_path))
         deadline, said = time.monotonic() + 60, ""
         while not said:
             assert time.monotonic() < deadline
@@ -122,7 +122,11 @@ def test_a_heartbeat_that_has_lost_its_run_says_so(
 def test_whatever_a_beat_meets_the_next_one_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attempt, put, met = supersede(tmp_path).fence, Place.put, [ValueError("odd"), StorageError("full"), OSError("gone")]
+    attempt, put, met = (
+        supersede(Place(tmp_path)).fence,
+        Place.put,
+        [ValueError("odd"), StorageError("full"), OSError("gone")],
+    )
     assert isinstance(attempt, Attempt)
 
     def meet(self: Place, *args: Any, **settings: Any) -> str:
@@ -138,7 +142,7 @@ def test_whatever_a_beat_meets_the_next_one_comes(
 
 def test_slow_storage_does_not_make_signs_of_life_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a put takes is taken from the pause after it: else a minute would pass with one that takes nearly that."""
-    attempt, beats = supersede(tmp_path).fence, Beats(3)
+    attempt, beats = supersede(Place(tmp_path)).fence, Beats(3)
     assert isinstance(attempt, Attempt)
     seconds = iter([0.0, 9.0, 50.0, 108.0, 200.0, 204.0])  # before and after each put
     monkeypatch.setattr(attempts.time, "monotonic", lambda: next(seconds))
@@ -152,7 +156,7 @@ def test_numbers_are_compared_as_numbers(tmp_path: Path) -> None:
         json.dumps({**attempts._describe_process(), "ended": True}).encode()
     )
     for number in (1_000_000, 1_000_001):
-        with hold(tmp_path) as held:
+        with hold(Place(tmp_path)) as held:
             assert held.fence == Attempt(Place(tmp_path), number) and not held.check()
             with pytest.raises(RunError, match="another job has taken over"):
                 Attempt(Place(tmp_path), 999_999).check()
@@ -161,5 +165,5 @@ def test_numbers_are_compared_as_numbers(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_a_runs_attempts_is_no_endless_wait(tmp_path: Path) -> None:
     (tmp_path / "attempts").write_text("")
-    with pytest.raises(NotADirectoryError), hold(tmp_path):
+    with pytest.raises(NotADirectoryError), hold(Place(tmp_path)):
         pass

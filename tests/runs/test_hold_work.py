@@ -102,6 +102,6 @@ def test_a_cache_that_is_no_folder_is_a_sentence(tmp_path: Path) -> None:
     for cache in (tmp_path / "file", tmp_path / "file" / "cache", tmp_path / ("x" * 300)):
         with (
             pytest.raises(RunError, match=r"cannot be made .*another --prepare.cache_dir"),
-            lock_work(cache / NAME, "trying"),
+            lock_work(Place(cache / NAME), "trying"),
         ):
             pass

@@ -41,6 +41,7 @@ from domext_ray.runtime.ray_cluster import (
 )
 from domext_ray.search.plan import resolve_trials
 from domext_ray.search.sweep import run_sweep
+from domext_ray.storage import Place
 
 ONE, TWO, EIGHT, HEAD = Node(1.0, 0.0), Node(2.0, 0.0), Node(8.0, 1.0), Node(0.0, 0.0)
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -128,7 +129,7 @@ def test_a_plan_settles_the_precision_once(without_bf16: None, tmp_path: Path) -
     config = PretrainConfig(run=RunConfig(dir=str(tmp_path), name="run"), scale=ScaleConfig(use_gpu=False))
     assert plan_run(config).config.engine.precision == "fp32"
     (tmp_path / "run").mkdir()
-    write_config(tmp_path / "run", replace(config, engine=EngineConfig(precision="bf16")))  # begun elsewhere
+    write_config(Place(tmp_path / "run"), replace(config, engine=EngineConfig(precision="bf16")))  # begun elsewhere
     assert plan_run(config).config.engine.precision == "bf16"
 
 

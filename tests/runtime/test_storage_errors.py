@@ -49,12 +49,12 @@ with exit_on_user_error(), open("/dev/full", "w") as file:
 
 def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
-    write_text(path, "old")
+    write_text(Place(path), "old")
     with (
         limit_files(SIZE),
         pytest.raises(StorageError, match=r"summary\.json cannot be read or written \(File too large\)"),
     ):
-        write_text(path, "x" * 2 * SIZE)
+        write_text(Place(path), "x" * 2 * SIZE)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
@@ -97,7 +97,7 @@ def test_what_there_is_no_room_for_is_named(name: str, tmp_path: Path) -> None:
     said = r"^{}(/{})? cannot be read or written \((File too large|No space left on device)\): "
     with (
         pytest.raises(StorageError, match=said.format(tmp_path / name, "")),
-        new_file(tmp_path / name) as path,
+        new_file(Place(tmp_path / name)) as path,
         limit_files(SIZE),
     ):
         WRITERS[name](path)
@@ -127,7 +127,7 @@ def test_folders_that_libraries_write_are_named(tiny_base_folder: Path, tmp_path
 
 
 def test_a_file_that_is_read_meanwhile_is_not_the_one_that_is_written(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as caught, new_file(tmp_path / "part.jsonl"):
+    with pytest.raises(OSError) as caught, new_file(Place(tmp_path / "part.jsonl")):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/data/notes.txt")
     assert str(find_user_error(caught.value)).startswith("/data/notes.txt cannot be read or written (Input/output err")
 
@@ -149,7 +149,7 @@ def test_files_reach_the_disk_before_they_have_their_name(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "fsync", note_flush)
     monkeypatch.setattr(os, "replace", note_name(replace))
-    with new_file(tmp_path / "record") as path:
+    with new_file(Place(tmp_path / "record")) as path:
         path.write_text("2")
     *before, flushed, named, folder = told
     assert flushed.startswith(".record.") and (named, folder) == ("named record", tmp_path.name)

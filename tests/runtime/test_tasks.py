@@ -163,7 +163,7 @@ def test_a_full_disk_keeps_the_finished_records_and_no_half_one(tmp_path: Path) 
     assert [each.name for each in (tmp_path / "records").iterdir()] == ["000000.json"]
     with (
         pytest.raises(StorageError, match="File too large"),
-        new_file(tmp_path / "shard", is_flushed=False) as temporary,
+        new_file(Place(tmp_path / "shard"), is_flushed=False) as temporary,
         pa.OSFile(str(temporary), "wb") as sink,  # as shards are written
         limit_files(64 * 1024),
     ):

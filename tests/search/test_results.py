@@ -73,7 +73,7 @@ def test_trials_are_read_from_their_folders(tmp_path: Path) -> None:
     ledger = Ledger(Place(tmp_path))
     ledger.write(Outcome(Trial("t0", {"method.heads": 0}), ({"step": 2, "f1": 0.25},)))
     ledger.write(Outcome(Trial("t1", {"method.heads": 1})).fail("too large"))
-    first, second = read_trials(tmp_path, 2)
+    first, second = read_trials(Place(tmp_path), 2)
     assert first.status == "pruned" and first.get("f1") == 0.25 and first.point == {"method.heads": 0}
     assert second.status == "failed" and math.isnan(second.get("f1")) and second.failure == "too large"
 
@@ -112,7 +112,7 @@ def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         Ledger(Place(folder.parent)).write(Outcome(Trial(trial.id, point), trial.rungs))
         (folder / "config.yaml").write_text("train: {max_steps: 9}\noptim: {decay_steps: 9}\n")
-    table = write_sweep_report(config, space, tmp_path, {f"t{i:02}": 10.0 for i in range(12)})
+    table = write_sweep_report(config, space, Place(tmp_path), {f"t{i:02}": 10.0 for i in range(12)})
     page = (tmp_path / "sweep.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 5 and 'src="http' not in page and 'href="http' not in page
     summary = json.loads((tmp_path / "summary.json").read_text())

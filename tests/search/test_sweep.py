@@ -89,7 +89,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def sweep(config: SweepConfig, local_ray: None) -> Path:
-    return run_sweep(config)
+    return Path(run_sweep(config))
 
 
 def read_json(path: Path) -> Any:
@@ -167,7 +167,7 @@ class StubTrials:
         trial, rung = item
         if rung is None:
             return {}
-        folder, f1 = self.work.folder / TRIALS / trial.name, score_stub(trial.config)
+        folder, f1 = Path(self.work.folder / TRIALS / trial.name), score_stub(trial.config)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text("{}\n")
         record = {"rung": rung, "step": 3 ** (rung + 1), "steps": 3**self.work.config.search.rungs, "by_task": {}}
@@ -187,7 +187,7 @@ def test_another_corpus_is_refused(config: SweepConfig, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(Path(config.corpus).read_text(encoding="utf-8"), encoding="utf-8")
     config = replace(make_stub(config, "read", trials=1), corpus=str(corpus))
-    (run_sweep(config, StubTrials) / "summary.json").unlink()
+    (run_sweep(config, StubTrials) / "summary.json").delete()
     with corpus.open("a", encoding="utf-8") as file:
         file.write("one line more .\n")
     with pytest.raises(
@@ -212,7 +212,7 @@ class DyingTrials(StubTrials):
 def test_a_trial_whose_process_dies_too_often_is_recorded(config: SweepConfig) -> None:
     config = replace(config, space={"method.heads": {"choice": [0, 1]}, "optim.lr": {"choice": [1e-3]}})
     config = replace(config, method=replace(config.method, ffn_units=8))
-    folder = run_sweep(make_stub(config, "dying", searcher="grid", max_failures=1), DyingTrials)
+    folder = Path(run_sweep(make_stub(config, "dying", searcher="grid", max_failures=1), DyingTrials))
     status = {each["point"]["method.heads"]: each for each in read_json(folder / "summary.json")["trials"]}
     assert status[1]["status"] == "complete" and status[0]["status"] == "failed"
     assert "its process died 2 times" in status[0]["failure"]
@@ -226,7 +226,7 @@ def test_a_trial_whose_process_dies_too_often_is_recorded(config: SweepConfig) -
 @pytest.mark.usefixtures("local_ray")
 def test_optuna_is_told_what_trials_scored(config: SweepConfig) -> None:
     """One trial at a time, Ray Tune asks for the very points that Optuna alone would suggest."""
-    folder = run_sweep(make_stub(config, "tpe", searcher="optuna", trials=16, parallel=1, seed=3), StubTrials)
+    folder = Path(run_sweep(make_stub(config, "tpe", searcher="optuna", trials=16, parallel=1, seed=3), StubTrials))
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=3))
     found = list(read_points(folder).values())
     for point in found:
@@ -276,7 +276,7 @@ def test_a_trial_that_ray_tune_stops_is_pruned_for_optuna(config: SweepConfig, t
         SimpleNamespace(folder=tmp_path, config=replace(config, search=options)),
     )
     pool, rules = Pool(partial(StubTrials, work), 1, 0.1), Rules("searching", lambda trial, n: "it died", num_steps=2)
-    run_trials(pool, search.list_trials(), ledger, SweepWatch(tmp_path, search, []), rules)
+    run_trials(pool, search.list_trials(), ledger, SweepWatch(Place(tmp_path), search, []), rules)
     states = [each.state.name for each in search.study.trials]
     assert states == [{"complete": "COMPLETE", "pruned": "PRUNED"}[each.status] for each in ledger.list()]
     assert {"COMPLETE", "PRUNED"} == {*states} and search.num_ended == 0
@@ -286,7 +286,7 @@ def test_trackers_have_each_score_once(config: SweepConfig, tmp_path: Path) -> N
     """What was scored before the driver died is told again."""
     space, folder = read_space(config.space), tmp_path
     for scores in ((0.5,), (0.5, 0.6)):
-        watch = SweepWatch(folder, Search(config.search, space, [], []), ["tensorboard"])
+        watch = SweepWatch(Place(folder), Search(config.search, space, [], []), ["tensorboard"])
         watch.begin(make_outcome("one", *scores[:-1]))
         watch.step(make_outcome("one", *scores))
         watch.end(make_outcome("one", *scores, status="complete"))
@@ -308,7 +308,7 @@ def test_a_sweep_grows_shrinks_and_moves(
     config: SweepConfig, searcher: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What has been scored is kept; what was begun goes on; --search.parallel is that of now."""
-    folder = run_sweep(make_stub(config, f"grown-{searcher}", searcher=searcher, trials=3, seed=1), StubTrials)
+    folder = Path(run_sweep(make_stub(config, f"grown-{searcher}", searcher=searcher, trials=3, seed=1), StubTrials))
     before = read_points(folder)
     times = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*.json")}
     moved = folder.rename(folder.with_name(f"moved-{searcher}"))
@@ -334,7 +334,7 @@ def test_a_sweep_grows_shrinks_and_moves(
 @pytest.mark.usefixtures("local_ray")
 def test_several_objectives_make_a_front(config: SweepConfig) -> None:
     options = {"searcher": "optuna", "objectives": "f1,trainable", "trials": 12}
-    folder = run_sweep(make_stub(config, "front", **options), StubTrials)
+    folder = Path(run_sweep(make_stub(config, "front", **options), StubTrials))
     summary = read_json(folder / "summary.json")
     by_id = {each["id"]: each for each in summary["trials"]}
     sizes = sorted(by_id[each]["rungs"][-1]["trainable"] for each in summary["front"])
@@ -345,7 +345,7 @@ def test_several_objectives_make_a_front(config: SweepConfig) -> None:
 @pytest.mark.usefixtures("local_ray")
 def test_mlflow_has_what_trials_scored(config: SweepConfig) -> None:
     mlflow = pytest.importorskip("mlflow", reason="an extra")
-    folder = run_sweep(make_stub(config, "logged", trackers=("mlflow",), trials=3), StubTrials)
+    folder = Path(run_sweep(make_stub(config, "logged", trackers=("mlflow",), trials=3), StubTrials))
     client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'logged'")
     logged = {run.info.run_name: run.data.metrics["f1"] for run in client.search_runs([experiment.experiment_id])}
@@ -415,7 +415,7 @@ def wait_for(condition: Any, process: subprocess.Popen[bytes], seconds: float = 
 
 
 def list_scored(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    return {each.id: list(each.rungs) for each in read_trials(folder / "trials", 3) if each.rungs}
+    return {each.id: list(each.rungs) for each in read_trials(Place(folder / "trials"), 3) if each.rungs}
 
 
 @pytest.mark.jobs
@@ -451,7 +451,7 @@ def test_a_thousand_trials_leave_the_driver_as_it_was(config: SweepConfig) -> No
     process = psutil.Process(os.getpid())
     run_sweep(make_stub(config, "hundred", trials=100), StubTrials)
     before = process.memory_info().rss
-    folder = run_sweep(make_stub(config, "thousand", trials=1000, rungs=2, scheduler="asha"), StubTrials)
+    folder = Path(run_sweep(make_stub(config, "thousand", trials=1000, rungs=2, scheduler="asha"), StubTrials))
     assert process.memory_info().rss - before < 300 * 2**20
     assert len(read_json(folder / "summary.json")["trials"]) == 1000
     assert (folder / "sweep.html").stat().st_size < 8 * 2**20

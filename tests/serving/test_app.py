@@ -32,7 +32,7 @@ TEXT = "the patient was given a drug for the heart"
 
 @pytest.fixture(scope="module")
 def folder(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bank(tmp_path_factory.mktemp("banks") / "bank", str(tiny_base_folder)).folder
+    return Path(make_bank(tmp_path_factory.mktemp("banks") / "bank", str(tiny_base_folder)).folder)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from domext_ray.model.build import build_model
 from domext_ray.runs.run_directory import write_config
 from domext_ray.serving.engine import Engine, ServedRow
 from domext_ray.serving.served_model import find_single_model, open_served
+from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TEXTS = [
@@ -230,7 +231,7 @@ def test_a_refusal_names_what_was_given_and_no_bank_of_its_own(
     (tmp_path / "empty").mkdir()
     assert refuse(ServeConfig(model=str(tmp_path / "empty")), BaseModelError).startswith("--model '")
     write_config(
-        tmp_path / "clinic", PretrainConfig(base="gone/away", method=MethodConfig(name="b", bottleneck_size=4))
+        Place(tmp_path / "clinic"), PretrainConfig(base="gone/away", method=MethodConfig(name="b", bottleneck_size=4))
     )
     said = refuse(ServeConfig(model=str(tmp_path / "clinic")), BaseModelError)
     assert said.startswith(f"{tmp_path}/clinic: the base 'gone/away' is no folder here and could not be fetched")

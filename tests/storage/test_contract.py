@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from object_store import BUCKET, GS_BUCKET, MEMORY, Proxy, use_gs, use_memory
 
-from domext_ray import bucket, storage
+from domext_ray import storage
 from domext_ray.errors import RunError, StorageError
 from domext_ray.storage import NEW, Log, Place, hash_file, new_file, write_json, write_text
 
@@ -132,6 +132,13 @@ def test_places_are_values(place: Place) -> None:
     assert pickle.loads(pickle.dumps(below)) == below and {below: 1}[Place(str(below))] == 1
 
 
+def test_links_of_a_disk_lead_to_a_place(place: Place, tmp_path: Path) -> None:
+    (place / "a" / "1.txt").put(b"1")
+    assert (place / "a").resolve() == place / "a"
+    (linked := tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
+    assert Place(linked / "a").resolve() == Place(tmp_path / "elsewhere" / "a"), "also where nothing is"
+
+
 def test_only_one_makes_a_file(any_place: Place) -> None:
     made, barrier = [], threading.Barrier(8)
 
@@ -168,7 +175,7 @@ def test_a_file_is_read_at_a_local_path(any_place: Place) -> None:
     assert (folder / "1.txt").read_text() == "one" and (folder / "b" / "2.txt").read_text() == "two"
     write_text(any_place / "a" / "1.txt", "new")
     assert (any_place / "a" / "1.txt").local().read_text() == "new"
-    assert hash_file(any_place / "a" / "1.txt") == storage.hash_text("new")
+    assert hash_file((any_place / "a" / "1.txt").local()) == storage.hash_text("new")
 
 
 def test_a_block_that_fails_leaves_the_old_file(place: Place) -> None:
@@ -188,7 +195,7 @@ def publish(place: Place, version: str, *names: str, **settings: Any) -> None:
         for name in names:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(version)
-        write_json(folder / "manifest.json", {"version": version})
+        write_json(Place(folder / "manifest.json"), {"version": version})
 
 
 def test_a_folder_is_replaced_whole(any_place: Place) -> None:
@@ -283,7 +290,7 @@ def test_a_fence_keeps_writers_out(place: Place) -> None:
 
 def test_copies_that_nobody_uses_leave_the_cache(objects: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at by the first download and then once an hour: a corpus is thousands of them."""
-    monkeypatch.setattr(bucket, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(storage, "TIDY_SECONDS", 0.0)
     place = Place(f"{BUCKET}/{tmp_path.name}/cached")
     for name in ("old", "used", "next"):
         (place / name).put(name.encode())
@@ -293,7 +300,7 @@ def test_copies_that_nobody_uses_leave_the_cache(objects: str, tmp_path: Path, m
     assert (place / "used").local() == used and (place / "next").local().read_bytes() == b"next"
     assert used.read_bytes() == b"used" and not old.exists()
     assert (place / "old").local().read_bytes() == b"old", "it is fetched again"
-    monkeypatch.setattr(bucket, "TIDY_SECONDS", 3600.0)
+    monkeypatch.setattr(storage, "TIDY_SECONDS", 3600.0)
     for name in ("more", "last"):
         (place / name).put(b"")
     (place / "more").local()  # the last time that all are looked at

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from object_store import BUCKET, Proxy, use_objects
 
-from domext_ray import bucket, storage
+from domext_ray import storage
 from domext_ray.errors import StorageError
 from domext_ray.storage import NEW, Place, write_text
 
@@ -25,7 +25,7 @@ def proxy(objects: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 def test_a_bucket_that_is_not_there(objects: str) -> None:
     for act in (
         Place("s3://none/x").list_names,
-        lambda: write_text("s3://none/x", "1"),
+        lambda: write_text(Place("s3://none/x"), "1"),
         Place("s3://none/x").read_bytes,
     ):
         started = time.monotonic()
@@ -59,7 +59,7 @@ def test_no_credentials(objects: str, monkeypatch: pytest.MonkeyPatch) -> None:
     storage._open_backend.cache_clear()
     started = time.monotonic()
     with pytest.raises(StorageError, match="there are no credentials; set AWS_ACCESS_KEY_ID"):
-        write_text(f"{BUCKET}/x", "1")
+        write_text(Place(f"{BUCKET}/x"), "1")
     assert time.monotonic() - started < 30
 
 
@@ -77,19 +77,19 @@ def test_a_while_without_an_answer_is_waited_for(
 
 
 def test_patience_has_an_end(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 2.0)
     proxy.silent_until = time.monotonic() + 60
     started = time.monotonic()
     with pytest.raises(
         StorageError, match=r"has not answered for \d s \(SlowDown\); look after that storage, and the same"
     ):
-        write_text(f"{BUCKET}/x", "1")
+        write_text(Place(f"{BUCKET}/x"), "1")
     assert time.monotonic() - started < 10
 
 
 def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     use_objects("http://127.0.0.1:9", monkeypatch)
-    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 1.0)
     with pytest.raises(StorageError, match=r"has not answered for \d s \(no answer\)"):
         Place(f"{BUCKET}/x").read_bytes()
 

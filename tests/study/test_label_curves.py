@@ -13,6 +13,7 @@ import pytest
 from matplotlib.image import imread
 
 from domext_ray.intervals import Estimate, Sample, compare, draw_clusters
+from domext_ray.storage import Place
 from domext_ray.study.findings import describe_curve, tabulate_curve
 from domext_ray.study.label_curves import LabelCurve, count_needed, show_labels
 from domext_ray.study.picture import draw_curves
@@ -94,7 +95,7 @@ def test_what_is_said_of_a_curve(tmp_path: Path) -> None:
     assert last["labels"] is None and last["shown"].startswith("more than 4,560 (")
     same = replace(curve, samples={"base": curve.base, "twin": tuple(sample(*each.values) for each in BASE)})
     assert tabulate_curve(same)["verdict"] == "No interval is above 0 labels saved."
-    draw_curves([curve, curve], tmp_path / "labels.png")
+    draw_curves([curve, curve], Place(tmp_path / "labels.png"))
     picture = imread(tmp_path / "labels.png")
     assert picture.shape[0] > picture.shape[1] and picture.std() > 0.01, "a panel a set, one below the other"
 

@@ -31,6 +31,7 @@ from domext_ray.errors import ConfigError, CorpusError, DivergenceError, RunErro
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, new_export
 from domext_ray.intervals import Sample, compare
 from domext_ray.runs.run_directory import resolve_paths, write_config
+from domext_ray.storage import Place
 from domext_ray.study import runs as study_runs
 from domext_ray.study import tasks as study_tasks
 from domext_ray.study.arms import choose_presets, keeps, make_configs
@@ -181,7 +182,7 @@ class FakeRuns:
             raise DivergenceError("step 3 has a loss of nan.")
         folder = Path(config.run.dir) / config.run.name
         summary: dict[str, Any] = copy.deepcopy(SUMMARY)
-        with new_export(folder / "export", ExportRecord(HUGGINGFACE, step=summary["train"]["steps"])):
+        with new_export(Place(folder / "export"), ExportRecord(HUGGINGFACE, step=summary["train"]["steps"])):
             pass
         summary["train"] |= {"tokens": max(9, config.train.max_tokens), "wall_seconds": config.train.max_seconds}
         summary["domain"]["bits_per_character"]["after"] -= 0.01 * config.seed - abs(math.log10(config.optim.lr) + 3)
@@ -189,7 +190,7 @@ class FakeRuns:
         summary["method"] = {"name": config.method.name}
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "report.html").touch()
-        write_config(folder, config)
+        write_config(Place(folder), config)
         return folder
 
     @property
@@ -331,7 +332,7 @@ class FakeFinetunings:
         few = config.labelled.num_examples
         values = [0.5 + 0.1 * config.run.name.startswith("af") - 0.2 * bool(few) + 0.01 * seed for seed in seeds]
         drawn = np.random.default_rng(0).normal(0.0, 0.01, (len(seeds), 200)) + np.array(values)[:, None]
-        write_resamples(folder, {"test": drawn})
+        write_resamples(Place(folder), {"test": drawn})
         lr = 1e-3 if 1e-3 in config.grid.lr else config.grid.lr[0]
         summary = {
             "set": {"name": config.task, "sha256": config.data, "examples": {"train": few or 80}},

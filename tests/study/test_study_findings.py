@@ -16,6 +16,7 @@ from scipy.stats import ttest_1samp
 
 from domext_ray.errors import RunError
 from domext_ray.intervals import over_seeds
+from domext_ray.storage import Place
 from domext_ray.study.figures import (
     PROBE,
     TEXT,
@@ -158,8 +159,8 @@ def test_general_text_is_a_second_measure(tmp_path: Path) -> None:
     assert results["full_training"] == "full_kept" and results["text_pareto_front"] == ["full_kept"]
     assert results["methods"]["adapter"]["share_of_full_training"]["mean"] == pytest.approx(0.803, abs=1e-3)
     assert results["paired_differences"]["full - adapter"]["text_points_lost"]["mean"] == pytest.approx(1.517, abs=1e-3)
-    draw_study(make_study(BASE, (FULL, kept, ADAPTER), "Setting.", 90.0), tmp_path / "one.png")
-    draw_study(study, tmp_path / "two.png")
+    draw_study(make_study(BASE, (FULL, kept, ADAPTER), "Setting.", 90.0), Place(tmp_path / "one.png"))
+    draw_study(study, Place(tmp_path / "two.png"))
     one, two = (imread(tmp_path / f"{name}.png") for name in ("one", "two"))
     assert two.shape[1] == one.shape[1] and two.shape[0] > 1.6 * one.shape[0] and (two[..., 3] == 1).all(), (
         "a panel per measure, opaque on any page"
@@ -173,7 +174,7 @@ def test_a_method_of_several_budgets_is_one_line_of_the_picture(tmp_path: Path) 
     ]
     study = replace(compare(FULL, *sized), left_out={"lora@0.01": "no size meets the budget"})
     assert "No size of these methods meets the budget: lora@0.01." in format_study(study)
-    draw_study(study, tmp_path / "lines.png")
+    draw_study(study, Place(tmp_path / "lines.png"))
     assert imread(tmp_path / "lines.png").std() > 0.01
 
 
@@ -217,7 +218,7 @@ def test_results_are_json_and_the_picture_is_one(tmp_path: Path) -> None:
     for name, study in (("many", compare(FULL, UNSURE, *crowd)), ("one", compare(make_method("a", [(2.0, 0.3)])))):
         results = json.loads(json.dumps(to_results(study), allow_nan=False))
         assert results["methods"].keys() == {each.name for each in study.results}
-        draw_study(study, tmp_path / f"{name}.png")
+        draw_study(study, Place(tmp_path / f"{name}.png"))
         assert imread(tmp_path / f"{name}.png").std() > 0.01
     assert len(list(tmp_path.iterdir())) == 2, "no temporary file stays"
 

@@ -20,7 +20,7 @@ from file_limits import limit_files
 from forked import launch
 from object_store import MEMORY, use_memory
 
-from domext_ray import bucket, storage
+from domext_ray import storage
 from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.runs.attempts import supersede
 from domext_ray.storage import Place, Where
@@ -55,23 +55,23 @@ def save(folder: Where, step: int, keep: int = 2, **changes: Any) -> Any:
         "trainer_state": {"epoch": 1, "batch": step},
         "run_info": {"base_sha256": "a" * 64},
     }
-    made = save_checkpoint(folder, step, **(settings | changes), keep=keep)
+    made = save_checkpoint(Place(folder), step, **(settings | changes), keep=keep)
     return Path(made) if made.is_local else made
 
 
 def find_path(folder: Path) -> Place | None:
-    found = find_latest(folder)
+    found = find_latest(Place(folder))
     return found and found.path
 
 
 def choose(folder: Path) -> tuple[Place | None, tuple[str, ...]]:
     told: list[str] = []
-    found = choose_checkpoint(folder, tell=told.append)
+    found = choose_checkpoint(Place(folder), tell=told.append)
     return found and found.path, (*told,)
 
 
 def identify(path: Path) -> Checkpoint:
-    found = find_latest(path.parent)
+    found = find_latest(Place(path.parent))
     assert found is not None and found.path == path
     return found
 
@@ -84,7 +84,7 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     path = save(folder, 7)
     assert path == folder / "step-00000007" and list_names(path) == sorted(FILES)
-    found, expected = find_latest(folder), make_state(7)
+    found, expected = find_latest(Place(folder)), make_state(7)
     assert found is not None
     assert (found.step, found.state.num_updates) == (7, 7)
     assert found.trainer_state == {"epoch": 1, "batch": 7} and found.run_info == {"base_sha256": "a" * 64}
@@ -117,7 +117,7 @@ def test_keeps_the_newest_and_cleans_what_crashes_left(tmp_path: Path) -> None:
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    assert find_latest(tmp_path / "absent") is None
+    assert find_latest(Place(tmp_path / "absent")) is None
     (tmp_path / "step-1x").mkdir()
     assert find_path(tmp_path) is None
 
@@ -259,7 +259,7 @@ def _agree(rank: int, questions: list[tuple[tuple[Path, Path], Checkpoint | None
         if late and rank == 0:
             threading.Timer(0.5, shutil.copytree, late).start()
         try:
-            found = agree_on_checkpoint(folders[rank], chosen, torch.device("cpu"))
+            found = agree_on_checkpoint(Place(folders[rank]), chosen, torch.device("cpu"))
             said.append(found and found.path.name)
         except RunError as error:
             said.append(str(error))
@@ -301,7 +301,7 @@ def test_ranks_go_on_from_one_checkpoint_however_old_their_listing_is(tmp_path: 
 
 def test_what_an_older_attempt_saves_late_replaces_nothing(tmp_path: Path) -> None:
     """One that has looked whether the run is still its own, and was frozen before it wrote."""
-    old, new = (supersede(tmp_path) for _ in range(2))
+    old, new = (supersede(Place(tmp_path)) for _ in range(2))
     newest = save(new / "checkpoints", 10)
     assert newest.name == "step-00000010-0002"
     with pytest.raises(RunError, match="another job has taken over the run"):
@@ -315,7 +315,7 @@ def test_what_an_older_attempt_saves_late_replaces_nothing(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_that_vanishes_is_one_sentence(tmp_path: Path) -> None:
-    path, found = save(tmp_path, 1), find_latest(tmp_path)
+    path, found = save(tmp_path, 1), find_latest(Place(tmp_path))
     (path / "moments.safetensors").unlink()
     with pytest.raises(RunError, match="cannot be read"):
         assert found is not None and found.fixed
@@ -326,12 +326,12 @@ def test_sound_checkpoints_warn_about_nothing(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save(tmp_path, 2)
-        assert find_latest(tmp_path) is not None
+        assert find_latest(Place(tmp_path)) is not None
 
 
 def test_a_checkpoint_that_cannot_be_looked_at_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that once does not answer, at any question of a save: what it holds is as sound as it was."""
-    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 0.0)
 
     def save_with_a_gap(number: int) -> tuple[int, list[int]]:
         """Save a third checkpoint while one question has no answer; return the questions, and the sound steps."""

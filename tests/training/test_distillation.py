@@ -31,6 +31,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import plan_run
 from domext_ray.runs.attempts import supersede
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.distillation import choose_snippets, distill_new_words, fit_biases
 from domext_ray.training.metrics import read_metrics
@@ -230,8 +231,8 @@ def test_ranks_read_what_the_driver_stored(prepared: Prepared, tmp_path: Path) -
         folder = tmp_path / str(number)
         folder.mkdir()
         config = replace(prepared.config, method=method, train=train, scale=scale)
-        pretrain(replace(prepared.run.at(supersede(folder)), config=config))
-        latest = find_latest(folder / "checkpoints")
+        pretrain(replace(prepared.run.at(supersede(Place(folder))), config=config))
+        latest = find_latest(Place(folder / "checkpoints"))
         assert latest is not None
         found.append(latest.fixed)
     fitted = prepared.distill(prepared.build())
@@ -274,7 +275,7 @@ def test_a_run_starts_from_the_fitted_words_and_resumes_exactly(
     start("stopped").run(3)
     start("stopped").run()
     losses = [
-        [each.get("train/mlm_loss") for each in read_metrics(tmp_path / name / "metrics.jsonl")]
+        [each.get("train/mlm_loss") for each in read_metrics(Place(tmp_path / name / "metrics.jsonl"))]
         for name in ("whole", "stopped")
     ]
     assert len(losses[0]) == 7 and losses[0] == losses[1]
@@ -287,7 +288,7 @@ def test_words_that_do_not_train_are_carried_by_checkpoints(
 ) -> None:
     method = replace(prepared.config.method, trains="adapter")
     start("domain", method=method).run(3)
-    latest = find_latest(tmp_path / "domain" / "checkpoints")
+    latest = find_latest(Place(tmp_path / "domain" / "checkpoints"))
     assert latest is not None
     fixed = latest.fixed
     fitted = prepared.distill(prepared.build())

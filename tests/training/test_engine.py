@@ -31,6 +31,7 @@ from domext_ray.model.base import HEADS
 from domext_ray.model.build import store_base, trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import Checkpoint, find_latest, save_checkpoint
 from domext_ray.training.engine import Engine, TensorState, TrainState, _forbid_compiled_op
 from domext_ray.training.evaluate import evaluate
@@ -233,9 +234,9 @@ def measure_pairs(stages: Stages) -> dict[str, Any]:
 
 def save(engine: Engine, folder: Path) -> Checkpoint:
     """Save a checkpoint, each rank its share, and find it."""
-    save_checkpoint(folder, START, engine.gather_state(), {}, {}, {}, keep=1)
+    save_checkpoint(Place(folder), START, engine.gather_state(), {}, {}, {}, keep=1)
     dist.barrier()
-    found = find_latest(folder)
+    found = find_latest(Place(folder))
     assert found is not None
     return found
 
@@ -255,7 +256,7 @@ def measure_going_on(_: int, folder: Path, stages: Stages) -> dict[str, Any]:
     """The steps after a checkpoint that other ranks saved, at the same stage."""
     results: dict[str, Any] = {}
     for stage in stages:
-        saved = find_latest(folder / str(stage))
+        saved = find_latest(Place(folder / str(stage)))
         assert saved is not None
         engine = build_engine(stage, state=saved.state)
         results[str(stage)] = gather_whole(engine), train(engine, START, STEPS), gather_whole(engine)

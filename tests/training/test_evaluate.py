@@ -26,6 +26,7 @@ from domext_ray.corpus.rows import SCHEMA, RowSettings
 from domext_ray.errors import CorpusError
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
+from domext_ray.storage import Place
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
     Evaluations,
@@ -65,7 +66,7 @@ def write_held_out(folder: Path, tokenizer: PreTrainedTokenizerBase, shard_rows:
         with pa.OSFile(str(folder / f"{i}.arrow"), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
             writer.write_table(table)
         records.append(FileRecord(f"{i}.arrow", "", size, 22 * size))
-    return Manifest(folder, "f", 32, "t", {}, (), tuple(records), 1, {})
+    return Manifest(Place(folder), "f", 32, "t", {}, (), tuple(records), 1, {})
 
 
 def test_probe_masks_every_word_once(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -177,10 +178,10 @@ def write_texts(folder: Path, num_documents: int = 60, num_files: int = 3) -> Ma
         for _ in range(num_documents):
             sentences = [" ".join(random.choice(PASSAGES_WORDS, random.integers(3, 25))) for _ in range(8)]
             documents.append(". ".join(sentences) + ".")
-        record = shards._write_texts(folder / f"text-{i}.jsonl", documents)
+        record = shards._write_texts(Place(folder / f"text-{i}.jsonl"), documents)
         assert record is not None
         records.append(record)
-    return Manifest(folder, "f", 32, "t", {}, (), (), 1, {}, texts=tuple(records))
+    return Manifest(Place(folder), "f", 32, "t", {}, (), (), 1, {}, texts=tuple(records))
 
 
 @pytest.fixture(scope="module")
@@ -309,9 +310,9 @@ def write_pairs(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Manifest:
     documents = [json.loads(line)["text"] for path in texts for line in path.read_text(encoding="utf-8").splitlines()]
     settings = RowSettings(tokenizer.backend_tokenizer.to_str(), 2, 3, 64, True, False, True)
     rows = build_pairs(documents, settings, (0, 1), Counter())
-    record, _ = shards._write_shard(folder / "held_out.arrow", rows, PAIR_SCHEMA)
+    record, _ = shards._write_shard(Place(folder / "held_out.arrow"), rows, PAIR_SCHEMA)
     assert record is not None
-    return Manifest(folder, "f", 64, "t", {}, (), (record,), 1, {}, True, 2, 3)
+    return Manifest(Place(folder), "f", 64, "t", {}, (), (record,), 1, {}, True, 2, 3)
 
 
 def test_domain_batches_of_pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:

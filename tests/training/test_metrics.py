@@ -21,17 +21,17 @@ from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics
 
 
 def read_steps(run: Path) -> list[int]:
-    return [each["step"] for each in read_metrics(run / "metrics.jsonl")]
+    return [each["step"] for each in read_metrics(Place(run / "metrics.jsonl"))]
 
 
 def test_resuming_cuts_the_file_back_to_the_checkpoint(tmp_path: Path) -> None:
-    log = MetricsLog(supersede(tmp_path), 0)
+    log = MetricsLog(supersede(Place(tmp_path)), 0)
     for step in range(8):
         log.write({"step": step, "train/mlm_loss": float(step)})
     log.close()
     with (tmp_path / "metrics.jsonl").open("ab") as file:  # damage, and where the process died
         file.write(b'null\n[1]\n{"no": 1}\n\0\0\0\n\xff\xfe\n{"step": 8, "train/ml')
-    log = MetricsLog(supersede(tmp_path), 5)
+    log = MetricsLog(supersede(Place(tmp_path)), 5)
     log.write({"step": 6, "train/mlm_loss": 6.5})
     log.close()
     assert read_steps(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
@@ -39,25 +39,25 @@ def test_resuming_cuts_the_file_back_to_the_checkpoint(tmp_path: Path) -> None:
 
 def test_a_run_that_starts_anew_starts_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    MetricsLog(supersede(tmp_path), 0).close()
+    MetricsLog(supersede(Place(tmp_path)), 0).close()
     assert read_steps(tmp_path) == []
 
 
 def test_an_older_attempt_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("domext_ray.training.metrics.CHECK_REST", 0.0)  # a slow first look is no reason not to look
-    log = MetricsLog(supersede(tmp_path), 0)
-    supersede(tmp_path)
+    log = MetricsLog(supersede(Place(tmp_path)), 0)
+    supersede(Place(tmp_path))
     with pytest.raises(RunError, match="taken over"):
         log.write({"step": 1})
     assert read_steps(tmp_path) == []
 
 
 def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
-    log = MetricsLog(supersede(tmp_path), 0)
+    log = MetricsLog(supersede(Place(tmp_path)), 0)
     log.write({"step": 1, "train/mlm_loss": math.nan, "train/grad_norm": math.inf})
     log.close()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
-    assert read_metrics(tmp_path / "metrics.jsonl")[0]["train/mlm_loss"] is None
+    assert read_metrics(Place(tmp_path / "metrics.jsonl"))[0]["train/mlm_loss"] is None
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
 def test_progress_shows_the_last_step_where_it_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: dict[str, Any], shown_step: str
 ) -> None:
-    log = MetricsLog(supersede(tmp_path), 0)
+    log = MetricsLog(supersede(Place(tmp_path)), 0)
     speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
-    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(max_steps=9, **limits)):
+    with RunProgress(Place(tmp_path / "metrics.jsonl"), TrainConfig(max_steps=9, **limits)):
         log.write({"step": 1, "train/mlm_loss": 2.0, **speed})
     log.close()
     assert f"step {shown_step}  loss 2.000  10 tokens/s" in capsys.readouterr().err
@@ -76,10 +76,10 @@ def test_progress_shows_the_last_step_where_it_is_known(
 
 def test_progress_shows_what_a_step_s_record_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Means of the newest steps, but the newest rate; and in no more columns than a log's reader has."""
-    log = MetricsLog(supersede(tmp_path), 0)
+    log = MetricsLog(supersede(Place(tmp_path)), 0)
     speed = {"time/step_seconds": 2.0, "time/seconds": 9.0, "throughput/tokens_per_second": 1234567.0}
     more = {"throughput/mfu": 0.41, "data/wait_seconds": 0.5, "train/tokens": 1, "train/grad_norm": 12345.0}
-    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(max_steps=1_000_000)):
+    with RunProgress(Place(tmp_path / "metrics.jsonl"), TrainConfig(max_steps=1_000_000)):
         for step, wait in ((99_999, 0.1), (100_000, 0.3)):
             own = {"train/lr": step * 1e-9, "data/wait_seconds": wait}
             log.write({"step": step, "train/mlm_loss": 2.0, **speed, **more, **own})
@@ -91,11 +91,11 @@ def test_progress_shows_what_a_step_s_record_has(tmp_path: Path, capsys: pytest.
 
 
 def test_progress_shows_what_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = MetricsLog(supersede(tmp_path), 0)
+    log = MetricsLog(supersede(Place(tmp_path)), 0)
     figures = dict.fromkeys(("domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character"), math.nan)
     evaluation = {f"eval/{name}": value for name, value in {**figures, "general_mlm_accuracy": None}.items()}
     speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
-    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(max_steps=9)):
+    with RunProgress(Place(tmp_path / "metrics.jsonl"), TrainConfig(max_steps=9)):
         log.write({"step": 0, **evaluation})
         log.write({"step": 1, "train/mlm_loss": math.inf, "train/grad_norm": math.nan, **speed, **evaluation})
     log.close()

@@ -22,6 +22,7 @@ from domext_ray.config.pretrain import (
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import plan_run
 from domext_ray.report.figures import measure_run
+from domext_ray.storage import Place
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.run import Run
@@ -53,7 +54,7 @@ def records(task: Run, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
     """What an undisturbed run says; the first line is of its start."""
     folder = tmp_path_factory.mktemp("straight")
     train_in_cuts(task, folder, STEPS)
-    return read_metrics(folder / "metrics.jsonl")
+    return read_metrics(Place(folder / "metrics.jsonl"))
 
 
 def pick(record: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def pick(record: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_run_that_stops_anywhere_says_the_same(task: Run, records: list[dict[str, Any]], tmp_path: Path) -> None:
     train_in_cuts(task, tmp_path, 3, 8, 9, STEPS)  # the further part comes with step 9
-    cut = [pick(each) for each in read_metrics(tmp_path / "metrics.jsonl")]
+    cut = [pick(each) for each in read_metrics(Place(tmp_path / "metrics.jsonl"))]
     straight = [pick(each) for each in records]
     stops = {3, 8, 9}  # where a run ends it evaluates itself
     assert [each for each in cut if each["step"] not in stops] == [

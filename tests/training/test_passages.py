@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.model.domext.words_domext import compute_losses
+from domext_ray.storage import Place
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Scores, evaluate, measure_bits
 from domext_ray.training.objective import MaskedBatch
@@ -116,9 +117,9 @@ class Ignorant(MaskedModel):
 def write_texts(folder: Path, words: Sequence[str], shares: Sequence[float], separator: str) -> Manifest:
     """A manifest with held-out text only: words drawn by their shares, each on its own."""
     drawn = np.random.default_rng(0).choice(words, (400, 25), p=shares)
-    record = shards._write_texts(folder / "text.jsonl", [separator.join(each) for each in drawn])
+    record = shards._write_texts(Place(folder / "text.jsonl"), [separator.join(each) for each in drawn])
     assert record is not None
-    return Manifest(folder, "f", 64, "t", {}, (), (), 1, {}, texts=(record,))
+    return Manifest(Place(folder), "f", 64, "t", {}, (), (), 1, {}, texts=(record,))
 
 
 @pytest.fixture(scope="module")

@@ -72,15 +72,15 @@ def test_a_checkpoint_that_was_due_is_not_yet_the_one_that_is_asked_for(
 ) -> None:
     """The workers, asked while they save it, save the step that is under way."""
     monkeypatch.setattr("domext_ray.training.metrics.CHECK_REST", 0)  # they look at every step
-    run = supersede(tmp_path)
+    run = supersede(Place(tmp_path))
     assert isinstance(run.fence, Attempt)
     ask, is_done = _plan_save(run.fence)
     log = MetricsLog(run, 0)
     assert not ask(), "nothing to save"
     log.write({"step": 5})
     assert ask()
-    write_text(tmp_path / "checkpoints" / "step-00000005" / MANIFEST, "{}")
-    assert list_steps(tmp_path / "checkpoints") == [5]
+    write_text(Place(tmp_path / "checkpoints" / "step-00000005" / MANIFEST), "{}")
+    assert list_steps(Place(tmp_path / "checkpoints")) == [5]
     assert not is_done()
     log.write({"step": 6})
     assert log.is_asked_to_end()
@@ -123,7 +123,7 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
 
 
 def test_the_process_that_leads_workers_is_counted_like_them(tmp_path: Path) -> None:
-    own, reader = Interruptions(tmp_path, ScaleConfig(max_failures=1)), EventReader(tmp_path)
+    own, reader = Interruptions(Place(tmp_path), ScaleConfig(max_failures=1)), EventReader(Place(tmp_path))
     own.note_failure(ActorDiedError())
     what = "the process that leads the workers was killed, as happens where memory is short"
     assert [each.text for each in reader.read()] == [
@@ -136,7 +136,10 @@ def test_the_process_that_leads_workers_is_counted_like_them(tmp_path: Path) -> 
 
 
 def test_what_ends_workers_is_said_counted_and_limited(tmp_path: Path) -> None:
-    own, reader = Interruptions(tmp_path, ScaleConfig(max_failures=1, max_preemptions=2)), EventReader(tmp_path)
+    own, reader = (
+        Interruptions(Place(tmp_path), ScaleConfig(max_failures=1, max_preemptions=2)),
+        EventReader(Place(tmp_path)),
+    )
 
     def fail(failures: dict[int, Exception]) -> list[str]:
         own.note_failure(cast(Any, WorkerGroupError("", failures)))
@@ -249,10 +252,10 @@ def test_nodes_that_do_not_share_a_disk_are_one_sentence(tmp_path: Path, monkeyp
     with pytest.raises(
         RunError, match=f"the run directory {tmp_path / 'run'} is not visible on node node-2; give --run"
     ):
-        check_shared_storage(tmp_path / "run")
+        check_shared_storage(Place(tmp_path / "run"))
     bucket = Place("s3://bucket/runs")
     with pytest.raises(RunError, match=r"corpora is not visible on node node-2; give --prepare.cache_dir a folder"):
-        check_shared_storage(bucket / "af", tmp_path / "corpora")
+        check_shared_storage(bucket / "af", Place(tmp_path / "corpora"))
     assert len(asked) == 2 and not any(map(os.path.exists, asked))
     check_shared_storage(bucket / "af", bucket / ".corpora")
     assert len(asked) == 2

@@ -17,6 +17,7 @@ from domext_ray.config.pretrain import PretrainConfig, RunConfig, TrackerName
 from domext_ray.errors import ConfigError
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.events import EventReader
+from domext_ray.storage import Place
 from domext_ray.training import tracking
 from domext_ray.training.metrics import MetricsLog, read_metrics
 from domext_ray.training.tracking import TRACKERS, Record, Tracked, Tracker, check_trackers, list_tracked_options
@@ -24,8 +25,8 @@ from domext_ray.training.tracking import TRACKERS, Record, Tracked, Tracker, che
 
 def write_steps(run: Path, trackers: Sequence[str], step: int, *steps: int) -> list[str]:
     """Write records of a run that goes on from `step`, and return what its driver is told."""
-    events = EventReader(run)
-    log = MetricsLog(supersede(run), step, trackers, {"optim.lr": 1e-3, "base": "general-mini"})
+    events = EventReader(Place(run))
+    log = MetricsLog(supersede(Place(run)), step, trackers, {"optim.lr": 1e-3, "base": "general-mini"})
     for each in steps:
         log.write({"step": each, "train/mlm_loss": each + 0.5, "eval/general_mlm_accuracy": None})
     log.publish()
@@ -80,7 +81,7 @@ def test_a_tracker_that_fails_is_told_once_and_left(tmp_path: Path) -> None:
     (told,) = write_steps(tmp_path, ["tensorboard"], 0, *range(20))
     assert told.startswith(f"warning: tensorboard gets no more figures of {tmp_path.name} (")
     assert told.endswith("); the job goes on without it.") and "\n" not in told
-    assert [each["step"] for each in read_metrics(tmp_path / "metrics.jsonl")] == [*range(20)]
+    assert [each["step"] for each in read_metrics(Place(tmp_path / "metrics.jsonl"))] == [*range(20)]
 
 
 class Hanging(Tracker):
@@ -126,7 +127,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(
         Hanging.released = threading.Event()
     assert time.monotonic() - started < 30
     assert told == f"warning: hanging gets no more figures of {tmp_path.name} ({said}); the job goes on without it."
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == steps
+    assert len(read_metrics(Place(tmp_path / "metrics.jsonl"))) == steps
 
 
 @pytest.mark.parametrize("name", ["mlflow", "trackio"])
@@ -176,7 +177,7 @@ def test_an_mlflow_server_that_is_away_is_told_once(tmp_path: Path, monkeypatch:
     (told,) = write_steps(tmp_path, ["mlflow"], 0, *range(5))
     assert told.startswith("warning: mlflow gets no more figures") and "127.0.0.1" in told
     assert "secret" not in told
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5 and not (tmp_path / "trackers").exists()
+    assert len(read_metrics(Place(tmp_path / "metrics.jsonl"))) == 5 and not (tmp_path / "trackers").exists()
 
 
 def test_trackio_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,17 +64,19 @@ def start(task: Run, tmp_path: Path) -> Iterator[Start]:
 
 
 def read_steps(run: Path) -> list[int]:
-    return [each["step"] for each in read_metrics(run / "metrics.jsonl")]
+    return [each["step"] for each in read_metrics(Place(run / "metrics.jsonl"))]
 
 
 def read_progress(run: Path) -> list[tuple[float | None, int | None]]:
     """Loss and tokens so far of every step."""
-    return [(each.get("train/mlm_loss"), each.get("train/tokens")) for each in read_metrics(run / "metrics.jsonl")]
+    return [
+        (each.get("train/mlm_loss"), each.get("train/tokens")) for each in read_metrics(Place(run / "metrics.jsonl"))
+    ]
 
 
 def test_products_are_timed_when_all_has_started(start: Start, tmp_path: Path) -> None:
     start().run(QUIET_STEPS + 1)
-    timed = ["throughput/matmul_share" in each for each in read_metrics(tmp_path / "metrics.jsonl")]
+    timed = ["throughput/matmul_share" in each for each in read_metrics(Place(tmp_path / "metrics.jsonl"))]
     assert timed == [False] * QUIET_STEPS + [True, True], "the first record is step 0's"
 
 
@@ -108,9 +110,9 @@ def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(
     worker.reads_late = reads_late
     with pytest.raises(TrainingError, match=r"as have the 10 steps before it.* a lower --optim\.lr under another"):
         worker.run()
-    skipped = [each["train/skipped"] for each in read_metrics(tmp_path / "metrics.jsonl")[1:]]
+    skipped = [each["train/skipped"] for each in read_metrics(Place(tmp_path / "metrics.jsonl"))[1:]]
     assert skipped == [0] + [1] * MAX_SKIPPED_STEPS
-    assert list_steps(tmp_path / "checkpoints") == []
+    assert list_steps(Place(tmp_path / "checkpoints")) == []
 
 
 @pytest.mark.parametrize("reads_late", [False, True])
@@ -120,8 +122,11 @@ def test_a_skipped_step_puts_its_checkpoint_off(start: Start, tmp_path: Path, re
     embeddings = cast(Any, worker.engine._deepspeed).module.model.bert.embeddings
     embeddings.register_forward_hook(lambda _, __, output: output * (math.nan if worker.step in (4, 5) else 1.0))
     worker.run(8)
-    assert [each.get("train/skipped") for each in read_metrics(tmp_path / "metrics.jsonl")][5:8] == [1, 1, 0]
-    assert list_steps(tmp_path / "checkpoints") == [7, 8]  # 5 is due, 5 and 6 are skipped; the last one is the end
+    assert [each.get("train/skipped") for each in read_metrics(Place(tmp_path / "metrics.jsonl"))][5:8] == [1, 1, 0]
+    assert list_steps(Place(tmp_path / "checkpoints")) == [
+        7,
+        8,
+    ]  # 5 is due, 5 and 6 are skipped; the last one is the end
 
 
 def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path) -> None:
@@ -131,7 +136,7 @@ def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path)
     with pytest.raises(TrainingError, match=r"after step 3 .* not finite, so they are not saved"):
         worker._save({})
         worker._finish_save()
-    assert list_steps(tmp_path / "checkpoints") == [3]
+    assert list_steps(Place(tmp_path / "checkpoints")) == [3]
 
 
 def hold_files(monkeypatch: pytest.MonkeyPatch, hold: Callable[[Path], None]) -> list[tuple[int, str]]:
@@ -172,12 +177,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     def look(record: dict[str, Any]) -> None:
         write(record)
         if record["step"] == 8:
-            assert begun.wait(60) and list_steps(tmp_path / "checkpoints") == []
+            assert begun.wait(60) and list_steps(Place(tmp_path / "checkpoints")) == []
             ended.set()
 
     worker.log.write = look  # type: ignore[method-assign]
     worker.run(9)
-    assert steps == [5, 9] and list_steps(tmp_path / "checkpoints") == [5, 9]
+    assert steps == [5, 9] and list_steps(Place(tmp_path / "checkpoints")) == [5, 9]
     saved = tmp_path / "checkpoints" / "step-00000005-0002"
     for each in ("tensors", "moments"):
         assert (saved / f"{each}.safetensors").read_bytes() == (straight / f"{each}.safetensors").read_bytes()
@@ -192,8 +197,8 @@ def test_a_save_waits_for_the_one_before_it_and_says_so(
     files = ("tensors", "moments", "manifest")
     evaluated = (6, "manifest")  # the end's, which no longer says that an evaluation is to come
     assert taken == [*((step, name) for step in (2, 4, 6) for name in files), evaluated]
-    assert find_latest(tmp_path / "checkpoints").step == 6
-    said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
+    assert find_latest(Place(tmp_path / "checkpoints")).step == 6
+    said = [each.text for each in EventReader(Place(tmp_path), from_start=True).read()]
     waited = [re.fullmatch(r"waited (\d+\.\d) s for the checkpoint of step (\d) to be written", each) for each in said]
     assert [int(each[2]) for each in waited if each] == [2, 4, 6]
     assert all(float(each[1]) >= 0.1 for each in waited if each)
@@ -215,7 +220,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(
         StorageError, match=r"checkpoint of step 5 cannot be written to .*No space left on device.*before"
     ):
         worker.run()
-    assert 5 <= read_steps(tmp_path)[-1] <= 10 and list_steps(tmp_path / "checkpoints") == [3]
+    assert 5 <= read_steps(tmp_path)[-1] <= 10 and list_steps(Place(tmp_path / "checkpoints")) == [3]
     monkeypatch.undo()
     assert start().step == 3
 
@@ -245,13 +250,13 @@ def test_one_that_dies_while_it_writes_leaves_the_checkpoint_before(
     with pytest.raises(RunError):
         first._finish_save()
     assert sorted(each.parent.name for each in (tmp_path / "checkpoints").glob("*/manifest.json")) == checkpoints
-    assert find_latest(tmp_path / "checkpoints").step == 16 and read_steps(tmp_path) == list(range(17))
+    assert find_latest(Place(tmp_path / "checkpoints")).step == 16 and read_steps(tmp_path) == list(range(17))
 
 
 def test_a_run_without_a_masked_token_stops(start: Start, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"no token was masked in 16 steps .* \(1e-09\) is too low"):
         start(objective=ObjectiveConfig(mask_prob=1e-9)).run()
-    assert read_steps(tmp_path) == list(range(16)) and list_steps(tmp_path / "checkpoints") == [10, 15]
+    assert read_steps(tmp_path) == list(range(16)) and list_steps(Place(tmp_path / "checkpoints")) == [10, 15]
 
 
 def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(
@@ -269,12 +274,12 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(
     assert worker.run_dir.fence is not None
     Attempt(Place(tmp_path), worker.run_dir.fence.number).ask_to_end()
     worker.run()
-    assert read_steps(tmp_path)[-1] == list_steps(tmp_path / "checkpoints")[-1] == 7
+    assert read_steps(tmp_path)[-1] == list_steps(Place(tmp_path / "checkpoints"))[-1] == 7
     worker = start()
     assert worker.step == 7
     worker.run()
     assert read_progress(tmp_path) == undisturbed
-    tensors = find_latest(tmp_path / "checkpoints").state.tensors
+    tensors = find_latest(Place(tmp_path / "checkpoints")).state.tensors
     assert all(torch.equal(tensors[name].param, value) for name, value in kept.items())
 
 
@@ -284,7 +289,7 @@ def test_a_rank_that_hears_that_its_machine_goes_saves_and_says_why(
     worker, asked = start(), list[int]()
     worker.notices = Notices(is_told=lambda: worker.step >= 3)
     worker.run()
-    assert (worker.end, list_steps(tmp_path / "checkpoints")) == (TOLD, [3])
+    assert (worker.end, list_steps(Place(tmp_path / "checkpoints"))) == (TOLD, [3])
 
     def is_taken() -> bool:
         asked.append(worker.step)
@@ -294,7 +299,7 @@ def test_a_rank_that_hears_that_its_machine_goes_saves_and_says_why(
     worker = start()
     worker.notices = Notices(is_taken=is_taken)
     worker.run()
-    assert (worker.end, list_steps(tmp_path / "checkpoints")[-1], asked) == (TAKEN, 6, [3, 4, 5, 6])
+    assert (worker.end, list_steps(Place(tmp_path / "checkpoints"))[-1], asked) == (TAKEN, 6, [3, 4, 5, 6])
     monkeypatch.setattr("domext_ray.training.worker.ASK_SECONDS", 3600.0)
     worker, asked[:] = start(), []
     worker.notices = Notices(is_taken=is_taken)
@@ -339,7 +344,7 @@ def mixed(task: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def read_figures(run_dir: Path, *names: str) -> list[list[Any]]:
-    records = [each for each in read_metrics(run_dir / "metrics.jsonl") if names[0] in each]
+    records = [each for each in read_metrics(Place(run_dir / "metrics.jsonl")) if names[0] in each]
     return [[each[name] for name in names] for each in records]
 
 
@@ -348,9 +353,9 @@ def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed:
     """One that sends every row to the adapter gives the model's figures, one that sends none the base's."""
     words = load_base(mixed.config.base).config.vocab_size
     table = torch.zeros(words + ROUTER_PAIRS, dtype=torch.int32)
-    save_routers(tmp_path, {mixed.config.method.adapter: (table, RouterRecord(threshold, 1.0, 0.0))})
+    save_routers(Place(tmp_path), {mixed.config.method.adapter: (table, RouterRecord(threshold, 1.0, 0.0))})
     train_in_cuts(mixed, tmp_path, 16)
-    records = {each["step"]: each for each in read_metrics(tmp_path / "metrics.jsonl")}
+    records = {each["step"]: each for each in read_metrics(Place(tmp_path / "metrics.jsonl"))}
     names = ["domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character", "domain_word_bits_per_character"]
     for name in (*names, "general_mlm_accuracy"):
         assert records[16][f"eval/routed_{name}"] == pytest.approx(records[step][f"eval/{name}"], rel=1e-5)
@@ -372,17 +377,17 @@ def test_the_last_evaluation_waits_for_a_router_that_comes(
     table = torch.zeros(load_base(run.config.base).config.vocab_size + ROUTER_PAIRS, dtype=torch.int32)
 
     def count_waits() -> int:
-        said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
+        said = [each.text for each in EventReader(Place(tmp_path), from_start=True).read()]
         return said.count("waiting for the router, which the job's own process fits")
 
     def fit() -> None:
         while count_waits() < 2:
             time.sleep(0.01)
-        save_routers(tmp_path, {run.config.method.adapter: (table, RouterRecord(math.inf, 1.0, 0.0))})
+        save_routers(Place(tmp_path), {run.config.method.adapter: (table, RouterRecord(math.inf, 1.0, 0.0))})
 
     threading.Thread(target=fit, daemon=True).start()
     train_in_cuts(run, tmp_path, 16)
-    assert "eval/routed_domain_mlm_loss" in read_metrics(tmp_path / "metrics.jsonl")[-1]
+    assert "eval/routed_domain_mlm_loss" in read_metrics(Place(tmp_path / "metrics.jsonl"))[-1]
 
 
 def note_batches(worker: PretrainWorker, steps: list[int]) -> None:
@@ -402,7 +407,7 @@ def train_routed(run: Run, folder: Path, *cuts: int, forgets: bool = False) -> t
     draw = torch.Generator().manual_seed(0)
     table = torch.randint(-1000, 1000, (words + ROUTER_PAIRS,), generator=draw, dtype=torch.int32)
     folder.mkdir()
-    save_routers(folder, {run.config.method.adapter: (table, RouterRecord(0.0, 1.0, 0.0))})
+    save_routers(Place(folder), {run.config.method.adapter: (table, RouterRecord(0.0, 1.0, 0.0))})
     scored = list[int]()
     with attempts() as begin:
         for cut in cuts:
@@ -410,7 +415,7 @@ def train_routed(run: Run, folder: Path, *cuts: int, forgets: bool = False) -> t
             worker.of_base = {} if forgets else worker.of_base
             note_batches(worker, scored)
             worker.run(cut)
-    record = read_metrics(folder / "metrics.jsonl")[-1]
+    record = read_metrics(Place(folder / "metrics.jsonl"))[-1]
     figures = {name: each for name, each in record.items() if name.startswith("eval/routed_")}
     assert len(figures) == 5 and figures != {name: record[name.replace("routed_", "")] for name in figures}
     return figures, scored.count(cuts[-1])
@@ -464,7 +469,7 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, t
     straight, cut = (read_figures(tmp_path / each, *names) for each in ("straight", "cut"))
     assert straight == cut and len(cut) == 16
     assert all(each[1] == 4 for each in cut) == (kind == "infonce")
-    records = read_metrics(tmp_path / "cut" / "metrics.jsonl")
+    records = read_metrics(Place(tmp_path / "cut" / "metrics.jsonl"))
     assert not any("mlm_loss" in name or name == "train/masked_tokens" for each in records for name in each)
     measured = measure_run(records)
     loss, share = (measured["domain"][f"{kind}_{name}"] for name in ("loss", "accuracy"))
@@ -477,10 +482,10 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, t
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: Run, tmp_path: Path) -> None:
     worker = start(train=make_train(6, evaluate_every=2))
     worker.run(4)
-    name, records = "eval/domain_word_bits_per_character", read_metrics(tmp_path / "metrics.jsonl")
+    name, records = "eval/domain_word_bits_per_character", read_metrics(Place(tmp_path / "metrics.jsonl"))
     assert [each["step"] for each in records if name in each] == [0]
     worker.run()
-    records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if "eval/domain_mlm_loss" in each]
+    records = [each for each in read_metrics(Place(tmp_path / "metrics.jsonl")) if "eval/domain_mlm_loss" in each]
     assert [each["step"] for each in records] == [0, 2, 4, 6]
     assert [each["step"] for each in records if each.get(name, 0) > 0] == [0, 6]
     bits = measure_run(records)["domain"]["word_bits_per_character"]
@@ -495,7 +500,7 @@ def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_p
     """Its horizon in steps is far away; the schedule sees which limit is near."""
     optim = OptimConfig(lr=1e-3, schedule="wsd", decay_frac=0.5, decay_steps=10_000, warmup_steps=1)
     start(optim=optim, train=make_train(10_000, evaluate_every=10_000, max_tokens=2000)).run()
-    records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if "train/lr" in each]
+    records = [each for each in read_metrics(Place(tmp_path / "metrics.jsonl")) if "train/lr" in each]
     rates, spent = [each["train/lr"] for each in records], [each["train/tokens"] / 2000 for each in records]
     assert spent[-1] >= 1 > spent[-2] and len(rates) < 40
     assert rates[1:] == pytest.approx([1e-3 * min(1.0, (1 - done) / 0.5) for done in spent[:-1]])
@@ -511,11 +516,11 @@ def test_a_run_limited_by_seconds_goes_on_with_its_clock(start: Start, tmp_path:
     limit = 2 * first.seconds
     second = start(optim=optim, train=replace(train, max_seconds=limit))
     assert second.seconds == first.seconds > 0
-    said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
+    said = [each.text for each in EventReader(Place(tmp_path), from_start=True).read()]
     (saved,) = (tmp_path / "checkpoints").iterdir()
     assert [each for each in said if "step 9" in each and "going" in each] == [f"going on from step 9: {saved}"]
     second.run()
-    records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if "train/lr" in each]
+    records = [each for each in read_metrics(Place(tmp_path / "metrics.jsonl")) if "train/lr" in each]
     spent = [each["time/seconds"] for each in records]
     assert spent[8] == first.seconds and spent == sorted(spent) and spent[-1] >= limit > spent[-2]
     rates = [each["train/lr"] for each in records]
@@ -528,7 +533,7 @@ def test_a_cadence_of_time_goes_by_the_runs_clock(start: Start, task: Run, tmp_p
     train = make_train(12, evaluate_every="0.01s", save_every="0.03s")
     start(train=train).run(6)
     start(train=train).run()
-    records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if each["step"]]
+    records = [each for each in read_metrics(Place(tmp_path / "metrics.jsonl")) if each["step"]]
     clock = [0.0, *(each["time/seconds"] for each in records)]
     due = [i for i in range(1, 13) if clock[i] // 0.01 > clock[i - 1] // 0.01]
     assert len(records) == 12 and clock == sorted(clock)

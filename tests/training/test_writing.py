@@ -29,6 +29,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import build_base
 from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths
+from domext_ray.storage import Place
 from domext_ray.training import writing
 from domext_ray.training.writing import Writer, estimate_written, get_or_write_text, prepare_written
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -113,16 +114,16 @@ def test_it_is_written_once_and_whole(
     base = load_base(str(tiny_base_folder))
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
         stopped.setattr(Path, "write_bytes", raise_interrupt)
-        get_or_write_text(base, tmp_path / "cache")
+        get_or_write_text(base, Place(tmp_path / "cache"))
     assert not list((tmp_path / "cache").glob("written-*")), "it appears whole or not at all"
-    path = Path(get_or_write_text(base, tmp_path / "cache"))
+    path = Path(get_or_write_text(base, Place(tmp_path / "cache")))
     texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
     assert len(texts) == writing.NUM_ROWS and all(texts) and list(path.parent.iterdir()) == [path]
     assert "general text: 64 rows of 96 tokens, written by the base" in capsys.readouterr().out
     before = path.stat().st_mtime_ns
-    assert get_or_write_text(base, tmp_path / "cache") == path and path.stat().st_mtime_ns == before
+    assert get_or_write_text(base, Place(tmp_path / "cache")) == path and path.stat().st_mtime_ns == before
     path.unlink()
-    again = get_or_write_text(base, tmp_path / "cache")
+    again = get_or_write_text(base, Place(tmp_path / "cache"))
     assert [json.loads(line)["text"] for line in again.read_text().splitlines()] == texts
 
 

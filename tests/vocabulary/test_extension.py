@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.errors import CorpusError
+from domext_ray.storage import Place
 from domext_ray.vocabulary.extension import (
     ExtensionVocabulary,
     base_token_ids,
@@ -70,7 +71,7 @@ def learn(
     text: Path, base: Path, folder: Path, num_rows: int = 0, prepare: PrepareConfig = PREPARE, **vocab: Any
 ) -> ExtensionVocabulary:
     known = read_base_vocabulary("tiny", base, num_rows or len(load_tokenizer(base)))
-    return learn_extension(str(text), prepare, VocabConfig(**vocab), known, folder, text.parent / "cache")
+    return learn_extension(str(text), prepare, VocabConfig(**vocab), known, folder, Place(text.parent / "cache"))
 
 
 def bring(words: Path | str, base: Path, folder: Path, num_rows: int = 0, **vocab: Any) -> ExtensionVocabulary:
@@ -287,7 +288,7 @@ def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path, local_ra
     assert count_new_words(options, known) == 4
     assert count_new_words(VocabConfig(size=7, extend=str(made.folder)), known) == 7
 
-    measure_extension(str(text), PREPARE, VocabConfig(), made.folder, tmp_path / "cache")
+    measure_extension(str(text), PREPARE, VocabConfig(), made.folder, Place(tmp_path / "cache"))
     record = json.loads((made.folder / "statistics.json").read_text())
     assert [row["num_new"] for row in record["sizes"]] == [0, 3] and "3" in format_statistics(made.folder)
     assert record["num_unused"] == 0 and "never has" not in format_statistics(made.folder)
@@ -373,7 +374,7 @@ def test_folders_without_a_record(base_folder: Path, learned: ExtensionVocabular
     assert load_extension(base_folder) is None
     assert load_extension(tmp_path / "nowhere") is None
     with pytest.raises(CorpusError, match="has no extension.json"):
-        measure_extension("text.txt", PREPARE, VocabConfig(), base_folder, base_folder / "cache")
+        measure_extension("text.txt", PREPARE, VocabConfig(), base_folder, Place(base_folder / "cache"))
     shutil.copytree(learned.folder, tmp_path / "copy")
     (tmp_path / "copy" / "tokenizer.json").unlink()
     with pytest.raises(CorpusError, match="is damaged"):

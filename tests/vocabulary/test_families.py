@@ -17,6 +17,7 @@ from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.rows import RowSettings, tokenize_sentences
 from domext_ray.data.sentences import split_sentences
 from domext_ray.errors import CorpusError
+from domext_ray.storage import Place
 from domext_ray.vocabulary.extension import ExtensionVocabulary, base_token_ids, load_extension, read_base_vocabulary
 from domext_ray.vocabulary.family import PREFIX, tokenizer_family
 from domext_ray.vocabulary.learn import import_words, learn_extension, measure_extension
@@ -217,7 +218,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learn(text: Path, base: Path, folder: Path, **vocab: Any) -> ExtensionVocabulary:
     known = read_base_vocabulary("tiny", base, count_rows(base))
-    return learn_extension(str(text), PREPARE, VocabConfig(**vocab), known, folder, text.parent / "cache")
+    return learn_extension(str(text), PREPARE, VocabConfig(**vocab), known, folder, Place(text.parent / "cache"))
 
 
 def test_words_are_learned_in_the_bases_notion_of_them(
@@ -247,7 +248,7 @@ def test_words_are_learned_in_the_bases_notion_of_them(
     learn(text, base_folder, tmp_path / "again", size=30)
     for path in learned.folder.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-    measure_extension(str(text), PREPARE, VocabConfig(), learned.folder, tmp_path / "cache")
+    measure_extension(str(text), PREPARE, VocabConfig(), learned.folder, Place(tmp_path / "cache"))
     assert json.loads((learned.folder / "statistics.json").read_text())["sizes"][:2] == record["sizes"][:2]
 
 

@@ -14,6 +14,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.errors import CorpusError
+from domext_ray.storage import Place
 from domext_ray.vocabulary import tokenizer as tokenizers
 from domext_ray.vocabulary.tokenizer import (
     LAST_FILE,
@@ -173,22 +174,22 @@ def test_a_folder_is_made_anew_as_a_whole(tmp_path: Path) -> None:
     folder = tmp_path / "tokenizer"
     killed = tmp_path / f".tokenizer.{socket.gethostname()}-{2**22 + 1}-0a1b2c3d"  # no process has that number
     killed.mkdir()
-    with replace_folder(folder) as temporary:
+    with replace_folder(Place(folder)) as temporary:
         (temporary / "vocab.txt").write_text("old")
         (temporary / LAST_FILE).write_text("{}")
     assert not killed.exists()
-    with pytest.raises(KeyboardInterrupt), replace_folder(folder) as temporary:
+    with pytest.raises(KeyboardInterrupt), replace_folder(Place(folder)) as temporary:
         (temporary / "vocab.txt").write_text("new")
         raise KeyboardInterrupt
     assert [each.name for each in tmp_path.iterdir()] == ["tokenizer"]
     assert (folder / "vocab.txt").read_text() == "old"
-    with replace_folder(folder) as temporary:
+    with replace_folder(Place(folder)) as temporary:
         (temporary / LAST_FILE).write_text("{}")
     assert [each.name for each in folder.iterdir()] == [LAST_FILE] and [each.name for each in tmp_path.iterdir()] == [
         "tokenizer"
     ]
     (folder / "notes.md").write_text("mine")
-    with pytest.raises(CorpusError, match=r"notes\.md is no part of the vocabulary"), replace_folder(folder):
+    with pytest.raises(CorpusError, match=r"notes\.md is no part of the vocabulary"), replace_folder(Place(folder)):
         pass
     assert (folder / "notes.md").read_text() == "mine"
 

@@ -19,6 +19,7 @@ from domext_ray.data.dropped import Dropped
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.runtime import tasks
+from domext_ray.storage import Place
 from domext_ray.vocabulary import word_counts
 from domext_ray.vocabulary.family import WordCounts, tokenizer_family
 from domext_ray.vocabulary.word_counts import forget_rarest, keep_counts
@@ -47,7 +48,7 @@ def serialise(**options: bool) -> str:
 
 def count(spec: Path | str, tokenizer_json: str, prepare: PrepareConfig = PREPARE) -> WordCounts:
     cache = Path(spec).parent / "cache"
-    with keep_counts(resolve_sources(str(spec), prepare), prepare, tokenizer_json, cache) as counts:
+    with keep_counts(resolve_sources(str(spec), prepare), prepare, tokenizer_json, Place(cache)) as counts:
         return counts
 
 
@@ -95,14 +96,14 @@ def test_counting_goes_on_with_its_finished_parts(
         patched.setattr(tasks._Progress, "advance", interrupt)
         with (
             pytest.raises(KeyboardInterrupt),
-            keep_counts(sources, small, serialise(), tmp_path / "cache"),
+            keep_counts(sources, small, serialise(), Place(tmp_path / "cache")),
         ):
             pass
     (work,) = (tmp_path / "cache").glob("[!.]*")
     assert len(list(work.glob("parts/*.json"))) >= 3
     with (
         pytest.raises(KeyboardInterrupt),
-        keep_counts(sources, small, serialise(), tmp_path / "cache") as again,
+        keep_counts(sources, small, serialise(), Place(tmp_path / "cache")) as again,
     ):
         raise KeyboardInterrupt  # while the words are ranked
     assert (again.words, again.counts.tolist(), again.num_words) == (
@@ -112,7 +113,7 @@ def test_counting_goes_on_with_its_finished_parts(
     )
     num_kept = re.search(r"^counting words: (\d+) parts were finished before", capsys.readouterr().err, re.M)
     assert num_kept and int(num_kept[1]) >= 3
-    with keep_counts(sources, small, serialise(), tmp_path / "cache") as again:
+    with keep_counts(sources, small, serialise(), Place(tmp_path / "cache")) as again:
         assert again.words == whole.words
     assert f"{len(sources.tasks)} parts were finished before" in capsys.readouterr().err
     assert list((tmp_path / "cache").glob("[!.]*")) == []

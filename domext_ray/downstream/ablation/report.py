@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,7 +29,7 @@ from domext_ray.intervals import Estimate
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.report.compare import Line, tabulate
 from domext_ray.report.plots import BLUE, DASHED, GREEN, INK, MUTED, ORANGE, VIOLET, draw_legend, new_picture
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import Place, write_json, write_text
 
 Found: TypeAlias = tuple[SweepResult, Line]
 MAX_ANNOTATED_LAYERS = 12
@@ -39,7 +38,7 @@ LOSSES = LinearSegmentedColormap.from_list("losses", ["#5c2410", ORANGE, "#f0c9a
 """From a whole loss to none."""
 
 
-def write_spans(study: SpanStudy, folder: Path) -> str:
+def write_spans(study: SpanStudy, folder: Place) -> str:
     """Write spans.md and spans.png beside spans.json; return the Markdown."""
     text = format_spans(study)
     write_text(folder / "spans.md", text)
@@ -78,7 +77,7 @@ def format_spans(study: SpanStudy) -> str:
     return f"{setting}\n\n{table.show()}\n\n{verdict}\n"
 
 
-def draw_spans(study: SpanStudy, path: Path) -> None:
+def draw_spans(study: SpanStudy, path: Place) -> None:
     """Draw the relative change of the metric over first and last removed layer as a PNG; the diagonal: single layers.
 
     Gains have the colour of no loss; their figures are written out where there are at most twelve layers.
@@ -112,9 +111,8 @@ def _write_change(axes: Axes, row: int, column: int, change: float, lowest: floa
     axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8)
 
 
-def write_sweep(sweep: Sweep, folder: Path) -> str:
+def write_sweep(sweep: Sweep, folder: Place) -> str:
     """Write a sweep's figures, table and picture; return the Markdown."""
-    folder.mkdir(parents=True, exist_ok=True)
     results = [sweep.reference, *(each for each in sweep.results if each is not sweep.reference)]
     runs = [each.run for each in results]
     lines = compare_finetuned(runs, [each.entry.name for each in results])

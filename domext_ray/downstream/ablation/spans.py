@@ -11,7 +11,6 @@ import contextlib
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ class SpanWork:
     layers: Span  # first and last that have such parts
     remove_norms: bool  # the adapter's LayerNorm shifts go with its outputs
     num_resamples: int  # of an interval
-    folder: Path  # of results
+    folder: Place  # of results
 
     @property
     def spans(self) -> list[Span]:
@@ -146,7 +145,7 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
     Raises:
         DomextError: the run has not ended, its model has no such adapter, or its task takes several models.
     """
-    folder = Path(config.finetuned)
+    folder = Place(config.finetuned).resolve()
     finetuned = rebuild_finetuned(folder, _choose_device(config), data=config.data, model=config.model)
     if finetuned.task.is_chain:
         raise ConfigError(
@@ -157,7 +156,7 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
     method, shape = finetuned.config.method, fitted.model.config
     adapter = choose_adapter(shape, method.adapter if method.has_adapter else "", config.adapter)
     sizes = shape.adapters[adapter]
-    output = Path(config.output) if config.output else folder / "ablation"
+    output = Place(config.output) if config.output else folder / "ablation"
     return SpanWork(
         finetuned,
         fitted,
@@ -184,7 +183,7 @@ def describe_spans(work: SpanWork) -> str:
     """Return what a study would do, in one sentence."""
     first, last = work.layers
     return (
-        f"{work.finetuned.folder.resolve().name}: {len(work.spans)} spans of the layers {first} to {last}, without the "
+        f"{work.finetuned.folder.name}: {len(work.spans)} spans of the layers {first} to {last}, without the "
         f"parts of the adapter {work.adapter!r}{' and its LayerNorm shifts' if work.remove_norms else ''}, scored by "
         f"{work.finetuned.task.metric} on {len(work.finetuned.task.data.dev):,} dev examples; into {work.folder}"
     )
@@ -196,7 +195,7 @@ def study_spans(work: SpanWork) -> SpanStudy:
     Raises:
         RunError: the results that are there are another study's, or the model as it is scores 0 or less.
     """
-    identity, ledger = _identify(work), Ledger(Place(work.folder / SPANS))
+    identity, ledger = _identify(work), Ledger(work.folder / SPANS)
     _check_study(ledger, identity)
     trials = {
         span: Trial(f"{span[0]}-{span[1]}", {**identity, "first": span[0], "last": span[1]}) for span in work.spans
@@ -269,7 +268,7 @@ class _Scorer:
             )
         majority = self.task.score(self.dev, self.task.predict_baseline(self.dev)).get(metric)
         figures = {"split": "dev", "examples": len(self.dev), "whole": value, "majority": majority}
-        return {"run": folder.resolve().name, **figures}
+        return {"run": folder.name, **figures}
 
     def measure(self, span: Span) -> dict[str, Any]:
         """Score dev without a span; the paired difference rests on the same resamples for all."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from domext_ray.config.finetune import FULL, AblateConfig, FinetuneConfig
 from domext_ray.config.method import MethodConfig
@@ -23,6 +22,7 @@ from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.runs.run_directory import resolve_root
+from domext_ray.storage import Place
 
 BOTTLENECKS, TOP_LAYERS, LAYER_NORMS, EVERYTHING = "bottlenecks", "top layers", "LayerNorms", "everything"
 PAPER_SIGMA = 0.01
@@ -115,10 +115,10 @@ def name_sweep(config: AblateConfig) -> str:
     return config.run.name or "ablate"
 
 
-def find_sweep_folder(config: AblateConfig) -> Path:
+def find_sweep_folder(config: AblateConfig) -> Place:
     """Return the folder of a sweep's figures and tables."""
     if config.output:
-        return Path(config.output)
+        return Place(config.output)
     return resolve_root(config.run.dir) / f"{name_sweep(config)}-{config.study}"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from domext_ray.intervals import Estimate, Sample
 from domext_ray.report.compare import Line, compare_with_first, describe_differences, draw_lines, tabulate
 from domext_ray.report.tables import Table
 from domext_ray.runs.run_directory import TRAININGS
-from domext_ray.storage import new_file
+from domext_ray.storage import Place, new_file
 
 RESAMPLES, AGAINST = "resamples.npz", "against"
 """Of a run: its resampled figures; the folder of the run of --against, which it is compared with."""
@@ -50,13 +49,13 @@ class FinetunedRun:
         return sum(each["trainable"] for each in self.summary["parameters"].values())
 
 
-def write_resamples(folder: Path, resamples: dict[str, np.ndarray]) -> None:
+def write_resamples(folder: Place, resamples: dict[str, np.ndarray]) -> None:
     """Write a run's resampled figures, float64 [restarts, resamples] by split."""
     with new_file(folder / RESAMPLES) as temporary:
         np.savez_compressed(temporary, **resamples)  # type: ignore[arg-type]
 
 
-def read_sample(folder: Path, split: str, values: Sequence[float], num_clusters: int) -> Sample:
+def read_sample(folder: Place, split: str, values: Sequence[float], num_clusters: int) -> Sample:
     """Return the metric of a run's restarts with the resamples that `write_resamples` wrote.
 
     Raises:
@@ -69,12 +68,12 @@ def read_sample(folder: Path, split: str, values: Sequence[float], num_clusters:
         raise RunError(f"{folder / RESAMPLES} is missing or damaged; run it again with its own command.") from error
 
 
-def is_finetuned(folder: Path) -> bool:
+def is_finetuned(folder: Place) -> bool:
     """Whether a folder is a fine-tuning run's."""
     return (folder / TRAININGS).is_dir()
 
 
-def read_finetuned(folder: Path) -> FinetunedRun:
+def read_finetuned(folder: Place) -> FinetunedRun:
     """Read a fine-tuning run that has ended.
 
     Raises:
@@ -85,11 +84,11 @@ def read_finetuned(folder: Path) -> FinetunedRun:
     return _take_run(folder, read_finetune_summary(folder))
 
 
-def _take_run(folder: Path, summary: dict[str, Any]) -> FinetunedRun:
+def _take_run(folder: Place, summary: dict[str, Any]) -> FinetunedRun:
     split = "test" if summary["test"] else "dev"
     sample = read_sample(folder, split, summary["restarts"][split]["values"], summary[split]["clusters"])
-    *_, above, name = folder.resolve().parts
-    return FinetunedRun(f"{above}/{name}" if name == AGAINST else name, summary, sample)
+    name = f"{folder.parent.name}/{AGAINST}" if folder.name == AGAINST else folder.name
+    return FinetunedRun(name, summary, sample)
 
 
 def check_comparable(runs: Sequence[FinetunedRun]) -> None:
@@ -126,7 +125,7 @@ def tabulate_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line]) -> T
     return tabulate(lines, f"{summary['metric']} on {split}", names="run", more=more, notes=notes)
 
 
-def draw_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line], path: Path) -> None:
+def draw_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line], path: Place) -> None:
     """Draw what `compare_finetuned` found as a PNG."""
     summary = runs[0].summary
     draw_lines(lines, path, summary["set"]["name"], f"{summary['metric']} on {runs[0].split}")
@@ -140,7 +139,7 @@ def compare_pair(against: FinetunedRun, run: FinetunedRun) -> list[Line]:
     return compare_finetuned((against, run), names)
 
 
-def summarize_pair(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
+def summarize_pair(folder: Place, summary: dict[str, Any]) -> dict[str, Any]:
     """Return what summary.json says of the model of --against.
 
     Args:

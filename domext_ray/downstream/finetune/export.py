@@ -24,6 +24,7 @@ from domext_ray.downstream.tasks.task_file import HERE, TaskFile, write_task_fil
 from domext_ray.export.folder import FINE_TUNED, ExportRecord, new_export
 from domext_ray.export.model_folder import is_plain, save_model, save_tokenizer, save_with_code
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.storage import Place
 
 RECALL_ENCODER = "recall_encoder"
 """Folder, in an export, of the encoder that recalls terms."""
@@ -33,7 +34,7 @@ def export_stages(
     start: StartModel,
     task: StagedTask,
     fitted: Mapping[str, Fitted],
-    folder: Path,
+    folder: Place,
     scores: Mapping[str, Any] | None = None,
     baselines: Mapping[str, Any] | None = None,
 ) -> None:

@@ -74,9 +74,8 @@ class ExportedModel:
         return dict(taken)
 
 
-def is_finetuned_model(folder: str | Path) -> bool:
+def is_finetuned_model(folder: Path) -> bool:
     """Whether a folder is a fine-tuning run's, or the export of one."""
-    folder = Path(folder).expanduser()
     return (folder / TRAININGS).is_dir() or (folder / TASK_FILE).is_file() or find_head(folder) is not None
 
 
@@ -86,13 +85,12 @@ def hash_export(folder: Path) -> str:
     return hash_values({each: hash_file(folder / each) for each in found if INT8 not in each.split("/")})
 
 
-def find_export(folder: str | Path) -> Path:
+def find_export(folder: Path) -> Path:
     """Return the folder of a fine-tuned model: an export, or that of a fine-tuning run.
 
     Raises:
         RunError: it holds no fine-tuned model, or half an export.
     """
-    folder = Path(folder).expanduser()
     if (folder / TRAININGS).is_dir():
         folder /= "export"
         if not folder.is_dir():
@@ -100,18 +98,17 @@ def find_export(folder: str | Path) -> Path:
             raise RunError(f"{folder} is missing: {cause}; give its own command again, with --export true.")
     if not (folder / TASK_FILE).is_file() and find_head(folder) is None:
         raise RunError(f"{folder} holds no fine-tuned model; give the export of a fine-tuning run.")
-    check_whole(folder)
+    check_whole(Place(folder))
     return folder
 
 
-def holds_graphs(folder: str | Path) -> bool:
+def holds_graphs(folder: Path) -> bool:
     """Whether a folder is an ONNX folder: of one model, or of a task of several."""
-    folder = Path(folder).expanduser()
     return is_graph(folder) or ((folder / TASK_FILE).is_file() and any(map(is_graph, folder.iterdir())))
 
 
 def load_exported(
-    folder: str | Path,
+    folder: Path,
     device: torch.device,
     batch_tokens: int = PREDICTION_TOKENS,
     *,

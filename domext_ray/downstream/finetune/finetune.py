@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,11 +43,11 @@ from domext_ray.files import read_json
 from domext_ray.runs.run_directory import lock_run, write_config, write_run
 from domext_ray.runtime.ray_cluster import describe_hold, list_nodes, resolve_gpu, resolve_precision, start_ray
 from domext_ray.runtime.tasks import Task, run_tasks
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import Place, write_json, write_text
 from domext_ray.training.pretrain import check_shared_storage
 
 
-def run_finetuning(config: FinetuneConfig) -> Path:
+def run_finetuning(config: FinetuneConfig) -> Place:
     """Carry a fine-tuning run from labelled files to scores, report and export.
 
     Args:
@@ -95,7 +94,7 @@ def _carry_out(plan: FinetunePlan, against: FinetunePlan | None = None) -> None:
         write_run(plan.folder, identity=plan.identity)
         write_files(plan.folder, plan.loaded.files)
         check_shared_storage(plan.folder)
-        plan.trainings.mkdir(exist_ok=True)
+        plan.trainings.local().mkdir(exist_ok=True)
         if against is not None and not is_finished(against):
             print(f"{against.start.name}, which {plan.start.name} is compared with:", flush=True)
             _carry_out(against)

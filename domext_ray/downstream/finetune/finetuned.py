@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from domext_ray.experiment.runner import Ledger, Trial
 from domext_ray.files import Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_identity
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Place
 
 _SUMMARY: dict[str, Kind] = {
     **{name: dict for name in ("best.point", "restarts.dev", "parameters", "set", "model", "train", "dev", "test")},
@@ -35,9 +34,9 @@ _SUMMARY: dict[str, Kind] = {
 }
 
 
-def open_ledger(trainings: Path) -> Ledger:
+def open_ledger(trainings: Place) -> Ledger:
     """Return the records of a run's trainings, given their folder."""
-    return Ledger(Place(trainings), "delete it: the same command trains this point of the grid again")
+    return Ledger(trainings, "delete it: the same command trains this point of the grid again")
 
 
 def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) -> StagedTask:
@@ -59,7 +58,7 @@ def restore_stages(
     start: StartModel,
     task: StagedTask,
     config: FinetuneConfig,
-    trainings: Path,
+    trainings: Place,
     point: Point,
     device: torch.device,
 ) -> dict[str, Fitted]:
@@ -102,7 +101,7 @@ class FinetunedModel:
         summary: content of summary.json.
     """
 
-    folder: Path
+    folder: Place
     config: FinetuneConfig
     start: StartModel
     loaded: LoadedSet
@@ -111,7 +110,7 @@ class FinetunedModel:
     summary: dict[str, Any]
 
 
-def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", model: str = "") -> FinetunedModel:
+def rebuild_finetuned(folder: Place, device: torch.device, *, data: str = "", model: str = "") -> FinetunedModel:
     """Make the best model of a fine-tuning run that has ended again, to predict with it.
 
     Args:
@@ -149,7 +148,7 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
     return FinetunedModel(folder, config, start, loaded, task, fitted, summary)
 
 
-def _read_run(folder: Path) -> tuple[FinetuneConfig, Mapping[str, Any], dict[str, Any]]:
+def _read_run(folder: Place) -> tuple[FinetuneConfig, Mapping[str, Any], dict[str, Any]]:
     if (folder / "checkpoints").is_dir():
         raise RunError(f"{folder} is a run of pre-training; give the directory of a fine-tuning run.")
     if not all((folder / name).is_file() for name in ("summary.json", RUN, CONFIG)):
@@ -160,17 +159,17 @@ def _read_run(folder: Path) -> tuple[FinetuneConfig, Mapping[str, Any], dict[str
     return read_config(folder, FinetuneConfig), identity, summary
 
 
-def read_finetune_summary(folder: Where) -> dict[str, Any]:
+def read_finetune_summary(folder: Place) -> dict[str, Any]:
     """Read the summary.json of a fine-tuning run that has ended.
 
     Raises:
         RunError: it is missing or damaged.
     """
     remedy = "delete it and run the job again, which writes it anew"
-    return read_json(Place(folder) / "summary.json", remedy, _SUMMARY)
+    return read_json(folder / "summary.json", remedy, _SUMMARY)
 
 
-def read_result(trainings: Path, point: Point) -> dict[str, Any]:
+def read_result(trainings: Place, point: Point) -> dict[str, Any]:
     """Return what a training that has ended has reached.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from domext_ray.downstream.finetune.comparison import (
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
+from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.labelled.readers.label_counts import count_labels, list_label_rows
@@ -37,7 +37,7 @@ from domext_ray.report.page import (
 from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, Picture, draw_legend, new_picture
 from domext_ray.report.tables import NONE, format_text, list_figures
 from domext_ray.runs.run_directory import TRAININGS
-from domext_ray.storage import write_text
+from domext_ray.storage import Place, write_text
 from domext_ray.training.metrics import read_metrics
 
 MAX_BARS = 24
@@ -254,12 +254,13 @@ def _show_restarts(restarts: Mapping[str, Any], split: str) -> str:
     return f"{restarts[split]['mean']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def write_finetune_report(folder: Path) -> Path:
+def write_finetune_report(folder: Place) -> Place:
     """Write report.html and scores.png into the directory of a run that has its summary.json; return the page."""
     summary = read_finetune_summary(folder)
     progress = {
-        path.name.removesuffix(".progress.jsonl"): read_metrics(path)
-        for path in sorted((folder / TRAININGS).glob("*.progress.jsonl"))
+        name.removesuffix(PROGRESS): read_metrics(folder / TRAININGS / name)
+        for name in (folder / TRAININGS).list_names()
+        if name.endswith(PROGRESS)
     }
     with new_picture(folder / "scores.png", (12.4, 4.4)) as picture:
         left, right = picture.subplots(1, 2)
@@ -290,11 +291,11 @@ def write_finetune_report(folder: Path) -> Path:
         format_section("What it took", format_html(("", ""), list_figures(figures), "pairs")),
         format_section("Options", format_settings((folder / "config.yaml").read_text(encoding="utf-8"))),
     ]
-    write_text(folder / "report.html", fill_page(folder.resolve().name, parts))
+    write_text(folder / "report.html", fill_page(folder.name, parts))
     return folder / "report.html"
 
 
-def _format_pair(folder: Path) -> str:
+def _format_pair(folder: Place) -> str:
     """The comparison with the model of --against: the difference, and what every restart of both reached."""
     pair = read_finetuned(folder / AGAINST), read_finetuned(folder)
     table = tabulate_finetuned(pair, lines := compare_pair(*pair))

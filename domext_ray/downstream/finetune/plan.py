@@ -7,7 +7,6 @@ started or written; the run's directory is only looked at.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig, PlaceConfig
@@ -25,6 +24,7 @@ from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import TRAININGS, check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
+from domext_ray.storage import Place
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FinetunePlan:
     start: StartModel  # the encoder that all trainings start from
     loaded: LoadedSet
     task: StagedTask  # with its set
-    folder: Path  # the run's directory
+    folder: Place  # the run's directory
     identity: dict[str, Any]  # what makes the run this one; see `identity_of`
     counts: dict[str, tuple[int, int]]  # trained and all parameters of each stage's model
     cpus: float = 1.0  # of a training
@@ -43,7 +43,7 @@ class FinetunePlan:
     parallel: int = 1  # trainings at once
 
     @property
-    def trainings(self) -> Path:
+    def trainings(self) -> Place:
         """The run's folder of trainings."""
         return self.folder / TRAININGS
 
@@ -108,7 +108,7 @@ def plan_finetuning(config: FinetuneConfig) -> list[FinetunePlan]:
 def _load_other(config: FinetuneConfig, start: StartModel) -> StartModel:
     """Return the model of --against, which is another one than the start model, and not fine-tuned here."""
     named = f"--against {config.against!r}"
-    if is_finetuned(Path(config.against).expanduser()):
+    if is_finetuned(Place(config.against)):
         raise ConfigError(
             f"{named} is a fine-tuned run; give the model that it started from, which is then trained like --model, or "
             "compare the two runs with domext compare_runs."
@@ -119,7 +119,7 @@ def _load_other(config: FinetuneConfig, start: StartModel) -> StartModel:
     return other
 
 
-def _plan_model(config: FinetuneConfig, root: Path, start: StartModel, loaded: LoadedSet) -> FinetunePlan:
+def _plan_model(config: FinetuneConfig, root: Place, start: StartModel, loaded: LoadedSet) -> FinetunePlan:
     task = make_set_task(config, start, loaded)
     default_name = f"{loaded.data.name}-{start.name}".replace("/", "-")  # names of the hub have an owner
     folder = root / (config.run.name or default_name)
@@ -137,7 +137,7 @@ def _plan_model(config: FinetuneConfig, root: Path, start: StartModel, loaded: L
     return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))
 
 
-def require_data(folder: Path, config: FinetuneConfig, loaded: LoadedSet) -> None:
+def require_data(folder: Place, config: FinetuneConfig, loaded: LoadedSet) -> None:
     """Refuse labelled files that are not those of a run, as far as this knows them.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,11 @@ import numpy as np
 from domext_ray.downstream.finetune.grid import gather_results, list_overtaken
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.experiment.runner import Outcome, Trial, Watch
+from domext_ray.storage import Place
 from domext_ray.training.metrics import read_metrics
+
+PROGRESS = ".progress.jsonl"
+"""How the name of a file ends that says how a training goes on; before it stands the training's."""
 
 
 class FinetuneWatch(Watch):
@@ -25,7 +28,7 @@ class FinetuneWatch(Watch):
         keep_all: keep all tensors; else those of trainings that may still be chosen.
     """
 
-    def __init__(self, folder: Path, stages: Sequence[str], outcomes: Sequence[Outcome], *, keep_all: bool) -> None:
+    def __init__(self, folder: Place, stages: Sequence[str], outcomes: Sequence[Outcome], *, keep_all: bool) -> None:
         self.folder, self.stages, self.keep_all = folder, stages, keep_all
         self.place: list[Any] = []
         self.outcomes = {each.trial.name: each if each.has_ended else Outcome(each.trial) for each in outcomes}
@@ -65,4 +68,4 @@ class FinetuneWatch(Watch):
         return f"{self.num_ended} of {self.number} trainings ended"
 
     def _read(self, name: str) -> list[dict[str, Any]]:
-        return read_metrics(self.folder / f"{name}.progress.jsonl")
+        return read_metrics(self.folder / f"{name}{PROGRESS}")

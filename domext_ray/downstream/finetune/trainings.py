@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from safetensors.torch import save_file
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.finetuned import read_result, restore_stages
 from domext_ray.downstream.finetune.plan import FinetunePlan
+from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.downstream.tasks.stages import StagedResult, evaluate_stages, score_baselines
 from domext_ray.errors import TrainingError, name_file
@@ -33,7 +33,7 @@ from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.runtime.cpu_kernels import TRAINING
 from domext_ray.runtime.device import prepare_device
 from domext_ray.runtime.tasks import Pool
-from domext_ray.storage import new_file, open_to_others, write_json, write_text
+from domext_ray.storage import Place, new_file, open_to_others, write_json, write_text
 
 MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"
 
@@ -68,8 +68,8 @@ def train_point(plan: FinetunePlan, point: Point) -> Step:
 
 def _train_point(plan: FinetunePlan, point: Point) -> Step:
     device = _prepare_process(plan)
-    path = plan.trainings / f"{point.key}.progress.jsonl"
-    with path.open("w", encoding="utf-8") as progress:
+    path = plan.trainings / f"{point.key}{PROGRESS}"
+    with path.local().open("w", encoding="utf-8") as progress:
 
         def report(record: dict[str, Any]) -> None:
             with name_file(path):
@@ -78,7 +78,7 @@ def _train_point(plan: FinetunePlan, point: Point) -> Step:
 
         fitted = fit_stages(plan.start, plan.task, plan.config, point, device, report)
     result = evaluate_stages(plan.task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))
-    (plan.trainings / point.key).mkdir(exist_ok=True)
+    (plan.trainings / point.key).local().mkdir(exist_ok=True)
     for name, each in fitted.items():
         with new_file(plan.trainings / point.key / f"{name}.safetensors") as temporary:
             save_file(each.tensors, temporary)
@@ -110,7 +110,7 @@ def score(plan: FinetunePlan, item: tuple[Point, bool]) -> Step:
     return baselines
 
 
-def _score_point(plan: FinetunePlan, point: Point, export: Path | None, baselines: dict[str, Any]) -> None:
+def _score_point(plan: FinetunePlan, point: Point, export: Place | None, baselines: dict[str, Any]) -> None:
     """Score a training, whose tensors are kept, on test, unless that was done; where a folder is given, export it."""
     is_due = bool(plan.task.data.test) and not (plan.trainings / point.key / "test.json").exists()
     if not is_due and export is None:

@@ -37,7 +37,7 @@ from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker
 from domext_ray.runtime.device import autocast
-from domext_ray.storage import new_file
+from domext_ray.storage import Place, new_file
 from domext_ray.training.objective import pad_batch
 from domext_ray.training.step import move_batch
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer
@@ -290,7 +290,7 @@ def _predict_or_read(config: ForgettingConfig, masks: MaskSet, asked: AskedModel
     fingerprint = fingerprint_tokenizer(asked.tokenizer)
     question = f"{asked.sha256} {masks.hash_rows(fingerprint)}" + (" routed" if config.route else "")
     key = hashlib.sha256(question.encode()).hexdigest()
-    path = Path(config.output) / PREDICTED / f"{key[:32]}.npy"
+    path = Place(config.output) / PREDICTED / f"{key[:32]}.npy"
     if path.is_file():
         try:
             with name_file(path):

@@ -7,7 +7,6 @@ over texts, and the points that each model lost against the first one; of each c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -21,7 +20,7 @@ from domext_ray.options.places import hide_places
 from domext_ray.report.compare import Line, draw_lines, tabulate
 from domext_ray.report.plots import DASHED, MUTED, ORANGE, VIOLET, new_picture
 from domext_ray.report.tables import format_markdown
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import Place, write_json, write_text
 
 SCALED = "scales"
 """Of results.json: figures of runs by the scale of what they added."""
@@ -37,7 +36,7 @@ def write_forgetting(
         result: of general text; None: there was none.
         curves: of runs, by what the user called them.
     """
-    folder, curves = Path(config.output), curves or {}
+    folder, curves = Place(config.output), curves or {}
     parts = ([format_forgetting(result)] if result else []) + ([format_curves(curves)] if curves else [])
     text = "\n".join(parts)
     values = to_results(result) if result else {}
@@ -45,7 +44,7 @@ def write_forgetting(
     write_text(folder / "forgetting.md", text)
     compared, scaled = folder / "forgetting.png", folder / "scales.png"
     for picture in (compared, scaled):  # one of an earlier call would show other figures
-        picture.unlink(missing_ok=True)
+        picture.delete()
     if result:
         draw_forgetting(result, compared)
     if curves:
@@ -166,13 +165,13 @@ def _describe_model(model: ModelFigures) -> dict[str, Any]:
     }
 
 
-def draw_forgetting(result: Forgetting, path: Path) -> None:
+def draw_forgetting(result: Forgetting, path: Place) -> None:
     """Draw accuracies, and points lost against the first model, with their intervals as a PNG."""
     title, figure = "Masked words of general text", "predicted (%)"
     draw_lines(_compare(result, ACCURACY), path, title, figure, ".2f", change=_name_change(result))
 
 
-def draw_curves(curves: Mapping[str, ScaleCurve], path: Path) -> None:
+def draw_curves(curves: Mapping[str, ScaleCurve], path: Place) -> None:
     """Draw each run's gain above its loss by scale, and where the loss passes what may be lost, as a PNG."""
     with new_picture(path, (1 + 4 * len(curves), 4.4)) as figure:
         panels = figure.subplots(2, len(curves), sharex=True, sharey="row", squeeze=False)

@@ -98,7 +98,7 @@ class MeasuredRun:
     """
 
     name: str
-    folder: Path
+    folder: Place
     sets: Evaluations
 
 
@@ -118,9 +118,10 @@ def find_runs(config: ForgettingConfig, models: Sequence[AskedModel]) -> list[Me
     for name, place in config.named_models:
         if place not in tokenizers:
             continue
-        found = _find_sets(Path(place).expanduser(), tokenizers[place])
+        folder = Place(place).resolve()
+        found = _find_sets(folder, tokenizers[place])
         if isinstance(found, Evaluations):
-            runs.append(MeasuredRun(name, Path(place).expanduser(), found))
+            runs.append(MeasuredRun(name, folder, found))
         elif config.has_corpus:
             print(f"note: {name} {found}, so that only general text is asked for at each scale.", flush=True)
         else:
@@ -131,9 +132,9 @@ def find_runs(config: ForgettingConfig, models: Sequence[AskedModel]) -> list[Me
     return runs
 
 
-def _find_sets(folder: Path, tokenizer: Any) -> Evaluations | str:
+def _find_sets(folder: Place, tokenizer: Any) -> Evaluations | str:
     """Return what a run's evaluations score; or why there is nothing, as what follows its name."""
-    if not is_run(folder):
+    if not is_run(folder.local()):
         return "is no run's directory"
     config = read_run_config(folder)
     if config.objective.kind != "masked":
@@ -148,12 +149,12 @@ def _find_sets(folder: Path, tokenizer: Any) -> Evaluations | str:
     return sets if is_asked else "has no word to ask for in its held-out text, or in the sentences of its general probe"
 
 
-def _find_corpora(folder: Path, config: PretrainConfig) -> Place:
+def _find_corpora(folder: Place, config: PretrainConfig) -> Place:
     """The folder of prepared corpora of a run, wherever that was moved to with the runs beside it."""
-    return Place(config.prepare.cache_dir or folder.resolve().parent / ".corpora")
+    return Place(config.prepare.cache_dir or folder.parent / ".corpora")
 
 
-def _find_text(folder: Path, config: PretrainConfig) -> Manifest | None:
+def _find_text(folder: Place, config: PretrainConfig) -> Manifest | None:
     """The prepared text that a run's evaluations are of; None: it has gone.
 
     Raises:

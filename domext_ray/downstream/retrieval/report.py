@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from domext_ray.config.retrieval import RetrievalConfig
@@ -12,15 +11,14 @@ from domext_ray.downstream.retrieval.retrieval import FIGURES, SearchFigures
 from domext_ray.intervals import Estimate
 from domext_ray.options.places import hide_places
 from domext_ray.report.compare import Line, tabulate
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import Place, write_json, write_text
 
 _TITLES = {name: name.replace("ndcg", "nDCG").replace("_at_", "@").replace("_", " ") for name in FIGURES}
 
 
 def write_retrieval(config: RetrievalConfig, collection: Collection, models: Sequence[SearchFigures]) -> str:
     """Write results.json and retrieval.md into the output folder; return the Markdown."""
-    folder = Path(config.output)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Place(config.output)
     text = format_retrieval(config, collection, models)
     write_json(folder / "results.json", to_results(config, collection, models))
     write_text(folder / "retrieval.md", text)

@@ -41,7 +41,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextMod
 from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import has_bf16
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.storage import require_readable
+from domext_ray.storage import Place, require_readable
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
@@ -188,7 +188,7 @@ def load_start_model(
     card: Path | None = folder
     wrong_rules = ""
     if is_run(folder):
-        run = rebuild_run(folder, step)
+        run = rebuild_run(Place(folder), step)
         network, method = cast(nn.Module, run.model), run.config.method
         no_scale = refuse_scale(network, method)
         if scale != 1 and not no_scale:

@@ -18,6 +18,7 @@ from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.model.pooling import mean_layers, pool_states
 from domext_ray.runtime.device import autocast
+from domext_ray.storage import Place
 from domext_ray.training.objective import to_tensors
 from domext_ray.training.start import read_run_config
 from domext_ray.training.step import move_batch
@@ -41,7 +42,7 @@ def choose_pooling(model: str, asked: PoolingChoice) -> Pooling:
     if asked != "auto":
         return asked
     if is_run(folder):
-        return read_run_config(folder).objective.pooling
+        return read_run_config(Place(folder)).objective.pooling
     return read_pooling(folder)
 
 

@@ -16,7 +16,7 @@ from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.downstream.tasks.state import TEXTS, check_state
 from domext_ray.errors import RunError
 from domext_ray.files import newest_format, read_json
-from domext_ray.storage import hash_file, hash_values, write_json
+from domext_ray.storage import Place, hash_file, hash_values, write_json
 
 FORMAT = newest_format("task")
 TASK_FILE, CATALOGUE_FILE = "task.json", "catalogue.json"
@@ -44,9 +44,9 @@ def write_task_file(folder: Path, content: TaskFile) -> None:
     Raises:
         StorageError: the disk refuses.
     """
-    terms = content.description.catalogue
+    terms, place = content.description.catalogue, Place(folder)
     if terms:
-        write_json(folder / CATALOGUE_FILE, {"terms": list(terms)})
+        write_json(place / CATALOGUE_FILE, {"terms": list(terms)})
     task = replace(content.description, catalogue=()).to_json()
     values = {
         "format": FORMAT,
@@ -55,7 +55,7 @@ def write_task_file(folder: Path, content: TaskFile) -> None:
         "stages": dict(content.stages),
         "catalogue": hash_file(folder / CATALOGUE_FILE) if terms else None,
     }
-    write_json(folder / TASK_FILE, values)
+    write_json(place / TASK_FILE, values)
 
 
 def read_task_file(folder: Path) -> TaskFile:
@@ -64,24 +64,24 @@ def read_task_file(folder: Path) -> TaskFile:
     Raises:
         RunError: it is missing, damaged, changed or of another version.
     """
-    path = folder / TASK_FILE
+    place = Place(folder)
+    path = place / TASK_FILE
     values = read_json(path, _REMEDY, {"sha256": str, "task": dict, "stages": dict}, "task")
     if hash_values(values["task"]) != values["sha256"]:
         raise RunError(f"{path} differs from its sha256, so it is damaged or was changed; {_REMEDY}.")
     try:
         description = TaskDescription.from_json(values["task"])
-        stages = {name: _check_place(place) for name, place in values["stages"].items()}
+        stages = {name: _check_place(at) for name, at in values["stages"].items()}
     except ValueError as error:
         raise RunError(f"{path} is damaged ({error}); {_REMEDY}.") from error
     if values.get("catalogue") is not None:
-        description = replace(description, catalogue=_read_catalogue(folder, values["catalogue"]))
+        description = replace(description, catalogue=_read_catalogue(place / CATALOGUE_FILE, values["catalogue"]))
     return TaskFile(description, stages)
 
 
-def _read_catalogue(folder: Path, sha256: str) -> tuple[str, ...]:
-    path = folder / CATALOGUE_FILE
+def _read_catalogue(path: Place, sha256: str) -> tuple[str, ...]:
     values = read_json(path, _REMEDY)
-    if hash_file(path) != sha256:
+    if hash_file(path.local()) != sha256:
         raise RunError(f"{path} differs from the sha256 in {TASK_FILE}; {_REMEDY}.")
     try:
         check_state(values, {"terms": TEXTS})

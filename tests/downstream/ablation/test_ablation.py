@@ -57,6 +57,7 @@ from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.layers_domext import AdapterPlace
 from domext_ray.options.build import dump_yaml
 from domext_ray.runs.run_directory import TRAININGS, write_run
+from domext_ray.storage import Place
 
 SIZES = (80, 40, 20)
 DESCRIPTIONS = {
@@ -160,10 +161,10 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def finetune_here(config: FinetuneConfig) -> Path:
     """Fill a run's directory as `run_finetuning` does, in this process; the grid has one point."""
     (plan,) = plan_finetuning(replace(config, scale=TrainingScaleConfig(use_gpu=False)))
-    folder = plan.folder
+    folder = Path(plan.folder)
     (folder / TRAININGS).mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_yaml(plan.config), encoding="utf-8")
-    write_run(folder, identity=plan.identity)
+    write_run(plan.folder, identity=plan.identity)
     for trial in plan.trials:
         plan.ledger.write(Outcome(trial, (train(plan, (trial, 0)),), "complete"))
     results, points = gather_results(plan.ledger.list()), list_points(plan.config)
@@ -207,7 +208,7 @@ def test_every_span_is_scored_and_the_model_is_as_before(run_dir: Path, tmp_path
 
 def test_all_layers_with_their_norms_are_the_model_without_its_adapter(run_dir: Path, tmp_path: Path) -> None:
     study = study_spans(prepare_spans(choose(run_dir, tmp_path, remove_norms=True)))
-    fitted = rebuild_finetuned(run_dir, CPU).fitted["model"]
+    fitted = rebuild_finetuned(Place(run_dir), CPU).fitted["model"]
     fitted.model.bert.detach_adapter("task")
     dev = fitted.task.data.dev
     assert study.spans[(0, 1)].value == fitted.task.score(dev, fitted.predict(dev)).get(study.metric)
@@ -253,7 +254,7 @@ def copy_record(run_dir: Path, folder: Path, change: Callable[[FinetuneConfig], 
     folder.mkdir()
     for name in ("run.json", "summary.json"):
         (folder / name).write_bytes((run_dir / name).read_bytes())
-    config = rebuild_finetuned(run_dir, CPU).config
+    config = rebuild_finetuned(Place(run_dir), CPU).config
     (folder / "config.yaml").write_text(dump_yaml(change(config)), encoding="utf-8")
     return folder
 
@@ -336,8 +337,8 @@ def test_the_table_has_single_layers_halves_and_all(tmp_path: Path) -> None:
     assert rows == ["removed", "nothing", *(f"layer {i}" for i in range(4)), *halves, "(majority baseline)"]
     assert "| lower half (0 to 1) | -2.5 % | 0.780 | -0.020 | -0.030 to -0.010 |" in table
     assert "-0.6 % on average" in table and "all layers by -10.0 %" in table
-    assert "| layer 0 |" in write_spans(make_study(1), tmp_path)
-    draw_spans(make_study(24), tmp_path / "24.png")
+    assert "| layer 0 |" in write_spans(make_study(1), Place(tmp_path))
+    draw_spans(make_study(24), Place(tmp_path / "24.png"))
     assert (tmp_path / "24.png").stat().st_size > (tmp_path / "spans.png").stat().st_size > 3000
 
 
@@ -381,8 +382,8 @@ def test_a_sweep_varies_one_thing(size_config: AblateConfig) -> None:
 def test_a_sweep_becomes_table_and_picture(size_config: AblateConfig, tmp_path: Path) -> None:
     chosen = replace(size_config, sizes="4", run=replace(size_config.run, name="here", dir=str(tmp_path)))
     entries = [each for each in plan_sweep(chosen) if each.name in ("here-size4", "here-full")]
-    results = tuple(SweepResult(each, read_finetuned(finetune_here(each.config))) for each in entries)
-    table = write_sweep(Sweep("size", results, results[1]), tmp_path)
+    results = tuple(SweepResult(each, read_finetuned(Place(finetune_here(each.config)))) for each in entries)
+    table = write_sweep(Sweep("size", results, results[1]), Place(tmp_path))
     assert table.index("| here-full |") < table.index("| here-size4 |") and "here-size4 0.02" in table
     record = json.loads((tmp_path / "size.json").read_text(encoding="utf-8"))
     small, full = record["runs"]
@@ -400,7 +401,7 @@ def test_a_sweep_becomes_table_and_picture(size_config: AblateConfig, tmp_path: 
         SweepResult(SweepEntry("bottlenecks", sigma, each.entry.config), each.run)
         for sigma, each in zip((1e-7, 1e-2), results, strict=True)
     )
-    write_sweep(Sweep("sigma", sigmas, sigmas[1]), tmp_path)
+    write_sweep(Sweep("sigma", sigmas, sigmas[1]), Place(tmp_path))
     assert (tmp_path / "sigma.png").stat().st_size > 5000 and (tmp_path / "sigma.md").exists()
 
 

@@ -41,6 +41,7 @@ from domext_ray.files import read_json
 from domext_ray.intervals import Sample
 from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.labelled.set_families import FAMILIES
+from domext_ray.storage import Place
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def run_dir(config: FinetuneConfig) -> Path:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    return read_json(folder / "summary.json", "")
+    return read_json(Place(folder / "summary.json"), "")
 
 
 def test_both_are_trained_alike(config: FinetuneConfig) -> None:
@@ -103,7 +104,7 @@ def test_both_are_trained_alike(config: FinetuneConfig) -> None:
 
 
 def test_a_pair_is_one_run_with_a_page(run_dir: Path, config: FinetuneConfig) -> None:
-    summary, pair = read_summary(run_dir), [read_finetuned(run_dir / "against"), read_finetuned(run_dir)]
+    summary, pair = read_summary(run_dir), [read_finetuned(Place(run_dir / "against")), read_finetuned(Place(run_dir))]
     assert [each.summary["model"]["name"] for each in pair] == ["other-bert", "tiny-bert"]
     assert pair[0].summary["restarts"]["seeds"] == pair[1].summary["restarts"]["seeds"] == [0, 1]
     assert [each.name for each in pair] == ["pair/against", "pair"], "what compare_runs calls them"
@@ -120,7 +121,7 @@ def test_a_pair_is_one_run_with_a_page(run_dir: Path, config: FinetuneConfig) ->
     assert f"{found['difference']:+.3f}" in page
     assert not (run_dir / "against" / "export").exists()
     assert len(load_exported(run_dir, CPU).tokenizer) and (run_dir / "export" / "config.json").is_file()
-    exported = read_json(run_dir / "export" / "config.json", "")
+    exported = read_json(Place(run_dir / "export" / "config.json"), "")
     assert exported["max_position_embeddings"] == 128, "--model's, not --against's"
 
 
@@ -143,7 +144,7 @@ def test_a_model_may_be_compared_later(
     alone = Path(shutil.copytree(run_dir, tmp_path / "pair"))
     shutil.move(alone / "against", tmp_path / "against")
     for name, part in (("summary.json", "against"), ("run.json", "identity")):
-        values = read_json(alone / name, "")
+        values = read_json(Place(alone / name), "")
         kept = values[part] if part == "identity" else values
         for each in ("against", "against_sha256"):
             kept.pop(each, None)

@@ -40,6 +40,7 @@ from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.options.build import describe_difference, identity_of
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import lock_run
+from domext_ray.storage import Place
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def config(ner: Path, tiny_base_folder: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def run_dir(config: FinetuneConfig, local_ray: None) -> Path:
-    return run_finetuning(config)
+    return Path(run_finetuning(config))
 
 
 def read_json(path: Path) -> Any:
@@ -190,7 +191,7 @@ def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
     assert f"warning: 4 of the 4 trainings behind the figures in {folder} are not in this grid, so new" in shown
     summary = read_json(folder / "summary.json")
     assert summary["best"]["point"]["lr"] == 1e-6 and summary["failed"] == [] and len(summary["trainings"]) == 1
-    first, second = read_finetuned(run_dir), read_finetuned(folder)
+    first, second = read_finetuned(Place(run_dir)), read_finetuned(Place(folder))
     check_comparable([first, second])
     lines = compare_finetuned([first, second])
     paired = lines[1].difference
@@ -210,7 +211,7 @@ def test_a_training_that_stops_early_has_ended(
 ) -> None:
     patient = with_grid(config, lr="6e-3", epochs="40", restarts=1, patience=1)
     patient = replace(patient, export=False, run=replace(config.run, name="patient"))
-    folder = run_finetuning(patient)
+    folder = Path(run_finetuning(patient))
     summary, shown = read_json(folder / "summary.json"), capsys.readouterr().out
     (training,) = summary["trainings"]
     last, best = training["last_epoch"]["model"], training["best_epoch"]["model"]
@@ -241,7 +242,7 @@ def test_a_damaged_record_is_named(run_dir: Path, config: FinetuneConfig, tmp_pa
 
 
 def test_a_second_job_is_refused(run_dir: Path, config: FinetuneConfig) -> None:
-    with lock_run(run_dir), pytest.raises(RunError, match="another job is working in"):
+    with lock_run(Place(run_dir)), pytest.raises(RunError, match="another job is working in"):
         run_finetuning(with_grid(config, restarts=3))
 
 
@@ -381,7 +382,7 @@ def test_the_time_left_counts_all_steps_of_a_task(tmp_path: Path, capsys: pytest
     trial = Trial("lr0.001", {})
     record = {"stage": "relations", "step": 1, "steps": 2, "loss": 1.0, "tokens_per_second": 10.0}
     (tmp_path / f"{trial.name}.progress.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    watch = FinetuneWatch(tmp_path, ("entities", "relations"), [Outcome(trial)], keep_all=False)
+    watch = FinetuneWatch(Place(tmp_path), ("entities", "relations"), [Outcome(trial)], keep_all=False)
     watch.line = StatusLine()
     watch.line.started -= 99  # three quarters of the work took 99 seconds
     assert watch.look([trial]) == watch.look([trial]) == [("relations", 1)]

@@ -236,14 +236,14 @@ def test_the_card_says_where_its_figures_prove_little(start: StartModel) -> None
 
 def test_only_an_earlier_export_of_a_fine_tuned_model_is_replaced(start: StartModel, tmp_path: Path) -> None:
     (task, fitted), folder = fit(start, "ner", FULL), tmp_path / "export"
-    export_stages(start, task, fitted, folder)
+    export_stages(start, task, fitted, Place(folder))
     figures = {task.metric: 0.25, "intervals": {task.metric: [0.2, 0.3]}, "examples": 8}
-    export_stages(start, task, fitted, folder, {"dev": figures})
+    export_stages(start, task, fitted, Place(folder), {"dev": figures})
     assert "| dev | 0.250 |" in (folder / "README.md").read_text(encoding="utf-8")
     (folder / "notes.txt").touch()
     for place, reason in ((folder, "/notes.txt: "), (Path(start.id), "what the export is made from")):
         with pytest.raises(RunError, match=reason):
-            export_stages(start, task, fitted, place)
+            export_stages(start, task, fitted, Place(place))
     assert "| dev | 0.250 |" in (folder / "README.md").read_text(encoding="utf-8")
 
 
@@ -251,7 +251,7 @@ def test_half_an_export_of_several_models_predicts_nothing(
     start: StartModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (task, fitted), folder, real = fit(start, "relation_extraction", FULL), tmp_path / "export", Place.put
-    export_stages(start, task, fitted, folder)
+    export_stages(start, task, fitted, Place(folder))
     assert load_exported(folder, CPU).fitted.keys() == task.stages.keys()
 
     def put(self: Place, *args: Any, **settings: Any) -> str:
@@ -261,7 +261,7 @@ def test_half_an_export_of_several_models_predicts_nothing(
 
     monkeypatch.setattr(Place, "put", put)
     with pytest.raises(RunError, match="killed"):
-        export_stages(start, task, fitted, folder)
+        export_stages(start, task, fitted, Place(folder))
     with pytest.raises(RunError, match="half an export"):
         load_exported(folder, CPU)
 

@@ -27,6 +27,7 @@ from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import is_plain
 from domext_ray.labelled.examples import LabelledSet
+from domext_ray.storage import Place
 
 HEADS, UNITS, BOTTLENECK = {"heads": 1}, {"ffn_units": 6}, {"bottleneck_size": 4}
 # The gates are so wide open that step 0 is nearly the base.
@@ -84,7 +85,7 @@ def fit(start: StartModel, task: Task, method: MethodConfig) -> Fitted:
 
 
 def export(start: StartModel, fitted: Fitted, folder: Path) -> None:
-    export_stages(start, fitted.task, {"model": fitted}, folder)
+    export_stages(start, fitted.task, {"model": fitted}, Place(folder))
 
 
 def compute_logits(model: Any, task: Task) -> torch.Tensor:

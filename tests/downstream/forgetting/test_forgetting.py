@@ -34,6 +34,7 @@ from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
+from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NEW_WORD = "gluconate"
@@ -283,7 +284,7 @@ def test_a_run_and_its_export_are_one_model(tiny_base_folder: Path, tmp_path: Pa
                 param.fill_(0.05)
     run_dir = make_run(tmp_path / "run", config, model, base)
     load_tokenizer(tiny_base_folder).save_pretrained(run_dir / "tokenizer")
-    exported = export_run(run_dir, run_dir / "export")
+    exported = export_run(Place(run_dir), Place(run_dir / "export"))
     hashes = {hash_model(load_masked_lm(str(each))[0]) for each in (run_dir, exported)}
     assert len(hashes) == 1
     assert hashes != {hash_model(load_masked_lm(str(tiny_base_folder))[0])}

@@ -9,6 +9,7 @@ from matplotlib.image import imread
 
 from domext_ray.downstream.forgetting.report import draw_curves, format_curves
 from domext_ray.downstream.forgetting.scales import ScaleCurve
+from domext_ray.storage import Place
 
 CURVE = ScaleCurve((0.0, 0.5, 0.75, 1.0), (3.0, 2.4, 2.2, 2.0), (0.40, 0.40, 0.394, 0.38))
 SENTENCE = (
@@ -37,6 +38,6 @@ def test_the_table_and_the_picture_say_it(tmp_path: Path) -> None:
     text = format_curves({"af": CURVE, "lora": CURVE})
     assert text.count(SENTENCE) == 2 and "### lora\n" in text
     assert "| 0.75 | 2.200 | 0.800 | 39.4 | 0.6 |\n" in text
-    draw_curves({"af": CURVE}, tmp_path / "one.png")
-    draw_curves({"af": CURVE, "lora": CURVE}, tmp_path / "two.png")
+    draw_curves({"af": CURVE}, Place(tmp_path / "one.png"))
+    draw_curves({"af": CURVE, "lora": CURVE}, Place(tmp_path / "two.png"))
     assert imread(tmp_path / "two.png").shape[1] > imread(tmp_path / "one.png").shape[1]

@@ -27,6 +27,7 @@ from domext_ray.model.build import build_model, scale_extensions
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import identify_run, plan_run
 from domext_ray.runs.run_directory import write_config, write_run
+from domext_ray.storage import Place
 from domext_ray.training.evaluate import Scores, measure_bits
 from domext_ray.training.metrics import read_metrics
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -77,9 +78,9 @@ def runs(
             sets = worker.evaluations
             characters, general = (Scores.add_up(worker.score(each)) for each in (sets.characters, sets.general))
             half = measure_bits(characters, sets.characters), general.accuracy
-            write_config(own, run.config)
-            write_run(own, identity=identify_run(run))
-            first, *_, last = read_metrics(own / "metrics.jsonl")
+            write_config(Place(own), run.config)
+            write_run(Place(own), identity=identify_run(run))
+            first, *_, last = read_metrics(Place(own / "metrics.jsonl"))
             start, end = ((each[FIGURES[0]], each[FIGURES[1]]) for each in (first, last))
             found[name] = Trained(own, (start, half, end))
     return found
@@ -130,7 +131,7 @@ def test_a_scale_is_a_model_of_its_own(
 ) -> None:
     """It is the very model that `export_hf --scale` writes; a base that comes first stays as it is."""
     run, whole, half = runs[name].folder, tmp_path / "whole", tmp_path / "half"
-    export_run(run, half, scale=0.5)
+    export_run(Place(run), Place(half), scale=0.5)
     asked = ask(general, tmp_path / "out", 0.5, base=tiny_base_folder, run=run)
     found = measure_forgetting(asked)
     assert [each.name for each in found.models] == ["base", "run", "run at 0.5"]
@@ -143,7 +144,7 @@ def test_a_scale_is_a_model_of_its_own(
     assert exported.models[1].sha256 == found.models[2].sha256
     assert "half: predicted before" in capsys.readouterr().err
     if name == "af":  # an export of LoRA has it in the base's matrices
-        export_run(run, whole)
+        export_run(Place(run), Place(whole))
         hashes = {each.name: each.sha256 for each in read_models(ask("", tmp_path, 0.5, whole=whole, half=half))}
         assert hashes["whole at 0.5"] == hashes["half"]
         assert hashes["half at 0.5"] == read_models(ask("", tmp_path, 0.25, run=run))[1].sha256
@@ -171,7 +172,7 @@ def test_what_has_no_scale_is_refused_or_what_others_are_held_against(
         rule: make_untrained(tmp_path / f"run{i}", tiny_base_folder, each)
         for i, (rule, each) in enumerate(rules.items())
     }
-    export_run(runs["lora"].folder, tmp_path / "lora")
+    export_run(Place(runs["lora"].folder), Place(tmp_path / "lora"))
     places["with a model that has no adapter, such as a base or an export of LoRA"] = tmp_path / "lora"
     cure = "give it first, as what the others are held against, or leave it out"
     for rule, place in places.items():
@@ -196,7 +197,7 @@ def test_text_that_has_gone_is_told(
     (moved := tmp_path / "moved").symlink_to(runs["af"].folder)
     linked = ask("", tmp_path, 0.5, af=moved)
     assert find_runs(linked, read_models(linked)), "a link leads to the same text"
-    exported = export_run(runs["af"].folder, tmp_path / "exported")
+    exported = Path(export_run(Place(runs["af"].folder), Place(tmp_path / "exported")))
     (alone := tmp_path / "alone").mkdir()
     for each in ("checkpoints", "tokenizer", "config.yaml", "run.json"):
         (alone / each).symlink_to(runs["af"].folder / each)

@@ -26,6 +26,7 @@ from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import LAYOUT_DEFAULTS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import LAYOUTS
+from domext_ray.storage import Place
 from domext_ray.training.rebuild import RebuiltRun
 
 PLAIN = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -218,7 +219,7 @@ def test_pefts_folder_loads_beside_transformers_own_model(folders: dict[str, Pat
     )
     model = augment(base, method)
     run_steps(model)
-    export_peft(rebuild(model, base, method), tmp_path / "export")
+    export_peft(rebuild(model, base, method), Place(tmp_path / "export"))
     theirs = AutoModelForMaskedLM.from_pretrained(folders[kind], dtype=torch.float32)
     loaded = PeftModel.from_pretrained(theirs, str(tmp_path / "export")).eval()
     torch.testing.assert_close(score(loaded), score(model), atol=1e-5, rtol=0)
@@ -264,7 +265,7 @@ def test_what_a_layout_lacks_is_refused(folders: dict[str, Path], tmp_path: Path
         augment(base, next_sentence=True)
     lora = MethodConfig(heads=0, ffn_units=0, lora_rank=2)
     with pytest.raises(RunError, match="the format of peft is not written for bases of the kind ModernBert; take the"):
-        export_peft(rebuild(augment(base, lora), base, lora), tmp_path / "peft")
+        export_peft(rebuild(augment(base, lora), base, lora), Place(tmp_path / "peft"))
     method = MethodConfig(heads=0, ffn_units=0, bottleneck_size=4)
     with pytest.raises(RunError, match="the format of adapterhub is not written for bases of the kind ModernBert"):
-        export_adapterhub(rebuild(augment(base, method), base, method), "domain", tmp_path / "hub")
+        export_adapterhub(rebuild(augment(base, method), base, method), "domain", Place(tmp_path / "hub"))
