@@ -246,7 +246,7 @@ def load(place: Where | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     from domext_ray.model.build import merge_extensions
     from domext_ray.runs.run_directory import TRAININGS
     from domext_ray.training.checkpoint import list_steps
-    from domext_ray.training.rebuild import rebuild_run
+    from domext_ray.training.start import rebuild_run
 
     export = folder / "export"
     if (folder / TRAININGS).is_dir():

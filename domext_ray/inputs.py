@@ -300,13 +300,6 @@ def _describe_manifest(manifest: Manifest, prepare: PrepareConfig) -> str:
     return "\n".join(lines)
 
 
-def count_words(tokenizer_dir: Path) -> tuple[int, int]:
-    """Words of the base, and new ones, in a run's tokenizer."""
-    extension = load_extension(tokenizer_dir)
-    num_new = 0 if extension is None else len(extension.words)
-    return len(load_tokenizer(tokenizer_dir)) - num_new, num_new
-
-
 def get_or_build_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path:
     """The run's tokenizer, in the run's directory: the base's own, with new words or without, or a learned one.
 

@@ -23,23 +23,14 @@ from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_reco
 from domext_ray.export.model_folder import export_run
 from domext_ray.inputs import (
     check_texts,
-    count_words,
     get_or_build_tokenizer,
     get_or_prepare_texts,
     require_same_texts,
 )
 from domext_ray.model.budget import TOLERANCE
-from domext_ray.model.counts import ParameterCounts
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.places import hide_places
-from domext_ray.plan import (
-    count_run,
-    describe_run,
-    identify_run,
-    plan_run,
-    resolve_workers,
-    warn_of_rate,
-    warn_of_rules,
-)
+from domext_ray.plan import identify_run, plan_run, resolve_workers, warn_of_rate, warn_of_rules
 from domext_ray.report.compare import write_index
 from domext_ray.report.examples import make_examples
 from domext_ray.report.figures import describe_times, format_summary
@@ -93,11 +84,12 @@ def run_pretraining(config: PretrainConfig, preset: str = "", started: float | N
     if not config.dry_run and is_finished(run_dir, run.config):
         _say_finished(run)
         return run_dir
-    samples = check_texts(run.config, run.base)
+    base = run.spec.base
+    samples = check_texts(run.config, base)
     run = replace(run, goes_on_from=_look_back(run_dir))
-    warn_of_rules(run.base)
-    if run.base is not None:
-        warn_of_rate(run.config.optim, run.base, "--optim.lr")
+    warn_of_rules(base)
+    if base is not None:
+        warn_of_rate(run.config.optim, base, "--optim.lr")
     if config.dry_run:
         print(_forecast(run, samples))
         return run_dir
@@ -127,20 +119,18 @@ def prepare_run(run: Run) -> Run:
         DomextError: the text gave another vocabulary than a budget was solved for, the run that this one starts from
             has other words, or the corpus is not the run's.
     """
-    config, base, paths = run.config, run.base, run.paths
+    config, base, paths = run.config, run.spec.base, run.paths
     require_same_texts(config, paths)
     tokenizer_dir = get_or_build_tokenizer(config, base, paths)
-    vocab_size, num_new_words = count_words(tokenizer_dir)
-    shape = describe_run(config, base, run.earlier, num_new_words, vocab_size)
-    counts = count_run(config, base, shape)
-    _check_budget(config, counts, num_new_words)
+    spec = run.spec.with_tokenizer(tokenizer_dir)
+    _check_budget(config, spec)
     if run.start is not None and run.goes_on_from is None:
         check_vocabulary(run.start, tokenizer_dir)
     inputs = get_or_prepare_texts(config, base, tokenizer_dir, paths)
     inputs = replace(inputs, tokenizer=paths.run / "tokenizer")  # which workers on all nodes see
     if config.train.epochs or not config.train.max_steps:
         config = resolve_schedule(resolve_max_steps(config, [own for own, *_ in inputs.texts]), paths.run)
-    run = replace(run, config=config, shape=shape, counts=counts, prepared=inputs)
+    run = replace(run, config=config, spec=spec, prepared=inputs)
     check_identity(paths.run, identify_run(run))
     return run
 
@@ -203,17 +193,17 @@ def publish_run(run: Run) -> None:
 
 def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
     """What the run's page says of its text and of what trains."""
-    counts, manifest = run.counts, run.inputs.domain
+    spec, counts, manifest = run.spec, run.spec.counts, run.inputs.domain
     return describe_origin(
         run.paths.run,
-        base_sha256=run.base_sha256,
-        wrong_rules=hide_places(run.base.wrong_rules) if run.base else "",
+        base_sha256=spec.base_sha256,
+        wrong_rules=hide_places(spec.base.wrong_rules) if spec.base else "",
         preset=run.preset,
         parameters={
             "total": counts.total,
             "trainable": counts.trainable,
             "trainable_frac": counts.trainable_frac,
-            "kinds": count_trained(counts, run.config.method),
+            "kinds": count_trained(spec),
             **({"decoder": counts.decoder} if counts.decoder else {}),
         },
         corpus={
@@ -235,11 +225,9 @@ def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
 
 def _forecast(run: Run, samples: Sequence[Sample | None]) -> str:
     """What a dry run says; the model is timed for a moment."""
-    config = run.config
-    model = make_dry_run_model(config, run.base, config.vocab.size, run.shape.extension_vocab_size, run.earlier)
-    memory = estimate_memory(model)
-    forecast = make_forecast(config, run.base, samples, run.counts, lambda: measure_step_cost(model))
-    return describe_plan(config, run.paths, run.counts, memory, forecast)
+    model = make_dry_run_model(run.config, run.spec)
+    forecast = make_forecast(run.config, run.spec, samples, lambda: measure_step_cost(model))
+    return describe_plan(run, estimate_memory(model), forecast)
 
 
 def is_finished(run_dir: Place, config: PretrainConfig) -> bool:
@@ -291,13 +279,13 @@ def _look_back(run_dir: Place) -> Checkpoint | None:
     return found
 
 
-def _check_budget(config: PretrainConfig, counts: ParameterCounts, num_new_words: int) -> None:
+def _check_budget(config: PretrainConfig, spec: ModelSpec) -> None:
     """Refuse a budget that was solved for a vocabulary of another size than the text gave."""
-    budget = config.method.trainable_budget
-    if budget and abs(counts.trainable_frac - budget) > TOLERANCE * budget:
+    budget, num_new_words = config.method.trainable_budget, len(spec.new_words)
+    if budget and abs(spec.counts.trainable_frac - budget) > TOLERANCE * budget:
         raise ConfigError(
             f"--vocab.size is {config.vocab.size} and the text gave {num_new_words}, so that the method trains "
-            f"{counts.trainable_frac:.2%} instead of --method.trainable_budget {budget:g}; give --vocab.size "
+            f"{spec.counts.trainable_frac:.2%} instead of --method.trainable_budget {budget:g}; give --vocab.size "
             f"{num_new_words}."
         )
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import GENERAL
 from domext_ray.config.pretrain import OptimConfig, PretrainConfig
 from domext_ray.corpus.shards import identify_corpus
@@ -20,10 +19,8 @@ from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import Base, describe_base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
-from domext_ray.model.budget import solve_budget
-from domext_ray.model.build import Extensions, describe_shape
-from domext_ray.model.counts import ParameterCounts, count_parameters
-from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.build import Extensions
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import (
     RunPaths,
@@ -36,7 +33,6 @@ from domext_ray.runs.run_directory import (
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.storage import Place, hash_values
 from domext_ray.training.checkpoint import find_latest
-from domext_ray.training.decoder import count_decoder
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.run import Run, Start
 from domext_ray.training.start import find_start
@@ -60,10 +56,9 @@ def plan_run(config: PretrainConfig) -> Run:
     if base and config.objective.reads_words and not base.has_mlm_head:
         print(f"note: the base {config.base!r} has no masked-LM head, so a fresh one is made and trains.", flush=True)
     read_probe(config.train.general_probe)
-    base_sha256 = base.sha256 if base else "none"
-    start = _find_start(config, base_sha256, paths.run) if config.init_from else None
-    config, shape = size_run(config, base, start.checkpoint.extensions if start else None)
-    run = Run(config, paths, base_sha256, shape, count_run(config, base, shape), base, start)
+    start = _find_start(config, base, paths.run) if config.init_from else None
+    config, spec = size_run(config, base, start.checkpoint.extensions if start else None)
+    run = Run(config, paths, spec, start)
     check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths)})
     return run
 
@@ -87,9 +82,9 @@ def warn_of_rules(base: Base | None) -> None:
 
 def identify_run(run: Run) -> dict[str, Any]:
     """Return what makes a run this one and no other, as far as it is known."""
-    identity = {**identity_of(run.config), "base_sha256": run.base_sha256}
-    if run.base is not None:
-        identity["base_shape"] = describe_base(run.base.config)
+    identity = {**identity_of(run.config), "base_sha256": run.spec.base_sha256}
+    if run.spec.base is not None:
+        identity["base_shape"] = describe_base(run.spec.base.config)
     if run.start is not None:
         identity["init_sha256"] = run.start.sha256
     if run.prepared is not None:
@@ -149,57 +144,19 @@ def load_run_base(config: PretrainConfig) -> Base | None:
     return base
 
 
-def size_run(
-    config: ConfigT, base: Base | None, earlier: Extensions | None = None, num_new_words: int | None = None
-) -> tuple[ConfigT, DomextConfig]:
+def size_run(config: ConfigT, base: Base | None, earlier: Extensions | None = None) -> tuple[ConfigT, ModelSpec]:
     """Return a run with the sizes that its method's trainable budget asks for, and its model.
 
     Args:
         config: the run.
         base: its base; None for random weights.
         earlier: extensions that the model has beside the method's own.
-        num_new_words: words beside the base's, where they are known; None: as options tell.
 
     Raises:
         ConfigError: the method does not fit the base, no size meets the budget, or given words do not fit.
     """
-    number = count_planned_words(config, base) if num_new_words is None else num_new_words
-
-    def count(method: MethodConfig) -> ParameterCounts:
-        sized = replace(config, method=method)
-        return count_run(sized, base, describe_run(sized, base, earlier, number))
-
-    if base is not None:
-        heads, width = base.config.num_attention_heads, base.config.hidden_size
-        config = replace(config, method=solve_budget(config.method, count, num_heads=heads, hidden_size=width))
-    return config, describe_run(config, base, earlier, number)
-
-
-def describe_run(
-    config: PretrainConfig,
-    base: Base | None,
-    earlier: Extensions | None,
-    num_new_words: int,
-    vocab_size: int | None = None,
-) -> DomextConfig:
-    """Describe the model of a run whose sizes are solved; `vocab_size` is its tokenizer's where there is no base."""
-    return describe_shape(
-        base,
-        config.shape,
-        config.method,
-        vocab_size=config.vocab.size if vocab_size is None else vocab_size,
-        num_new_words=num_new_words,
-        next_sentence=config.objective.next_sentence,
-        earlier=earlier,
-    )
-
-
-def count_run(config: PretrainConfig, base: Base | None, shape: DomextConfig) -> ParameterCounts:
-    """Count the parameters of a run's model, and of what trains beside it."""
-    heads, next_sentence = base.heads if base else (), config.objective.next_sentence
-    reads_words = config.objective.reads_words
-    counts = count_parameters(shape, config.method, heads, next_sentence=next_sentence, reads_words=reads_words)
-    return replace(counts, decoder=count_decoder(config.objective, shape.hidden_size, config.train.lengths[-1]))
+    spec = ModelSpec.of(config, base, earlier, count_planned_words(config, base)).solve()
+    return replace(config, method=spec.method), spec
 
 
 def count_planned_words(config: PretrainConfig, base: Base | None) -> int:
@@ -214,7 +171,7 @@ def read_run_vocabulary(config: PretrainConfig, base: Base) -> BaseVocabulary:
     return read_base_vocabulary(config.base, base.tokenizer_folder, base.config.vocab_size)
 
 
-def _find_start(config: PretrainConfig, base_sha256: str, run_dir: Place) -> Start:
+def _find_start(config: PretrainConfig, base: Base | None, run_dir: Place) -> Start:
     """Where a run starts; one that has checkpoints does not look at the earlier run again."""
     folder, stored = Place(config.init_from).resolve(), read_identity(run_dir)
     own = find_latest(run_dir / "checkpoints", hashes=False, provisional=True)
@@ -222,7 +179,7 @@ def _find_start(config: PretrainConfig, base_sha256: str, run_dir: Place) -> Sta
         return Start(folder, own, str(stored["init_sha256"]))
     if not folder.is_dir():
         raise ConfigError(f"--init_from is {config.init_from!r}, which does not exist; give the directory of a run.")
-    return find_start(folder, base_sha256)
+    return find_start(folder, base.sha256 if base else "none")
 
 
 def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str]:

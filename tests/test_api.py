@@ -34,8 +34,8 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import BaseModelError, ConfigError, DomextError, RunError, StorageError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.spec import ModelSpec
 from domext_ray.runtime.stopping import Stopped
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import list_steps
@@ -227,8 +227,7 @@ def make_moved_run(folder: Path, base_folder: Path, step: int) -> None:
     """Save a checkpoint whose extensions have moved away from their zero start."""
     base, generator = load_base(str(base_folder)), torch.Generator().manual_seed(step)
     config = PretrainConfig(base=str(base_folder), method=MethodConfig(heads=1, ffn_units=8))
-    size = base.config.vocab_size
-    model = build_model(base, config.shape, config.method, vocab_size=size, pad_token_id=0, dropout=0.0, seed=0)
+    model = ModelSpec(base, config.method).build()
     with torch.no_grad():
         for param in model.parameters():
             if param.requires_grad:

@@ -54,8 +54,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.options.places import hide_places
 from domext_ray.options.submitted import find_input, find_output
 from domext_ray.storage import NEW, Place, Where, hash_values, write_text
-from domext_ray.training.rebuild import rebuild_run
-from domext_ray.training.start import read_run_config
+from domext_ray.training.start import read_run_config, rebuild_run
 
 FORMAT = newest_format("adapter bank")
 BANK, ADAPTERS, BASE_FOLDER, DESCRIPTION = "bank.json", "adapters", ".base_folder", "adapter.json"
@@ -90,6 +89,7 @@ class AdapterBank:
         is_folder = base != SHIPPED_BASE and local.is_dir()
         base_id = str(local.resolve()) if is_folder else base
         bank = cls(place, base_id, loaded.sha256, describe_shape(loaded.config))
+        bank.base = loaded
         shown = hide_places(base_id)  # a bank is passed on
         try:
             _put_new(place / BANK, {"base": shown, "base_sha256": bank.base_sha256, "shape": bank.shape})

@@ -57,7 +57,7 @@ def _export_run(config: ExportConfig, run: Place) -> Place:
     from domext_ray.export.adapter_folders import export_adapterhub, export_peft
     from domext_ray.export.folder import check_target
     from domext_ray.export.model_folder import export_run
-    from domext_ray.training.rebuild import rebuild_run
+    from domext_ray.training.start import rebuild_run
 
     folder = Place(config.output) if config.output else run / config.folder_name
     if config.format == "huggingface":

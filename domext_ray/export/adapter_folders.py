@@ -27,7 +27,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import Layout, find_layout
 from domext_ray.storage import Place, write_json
-from domext_ray.training.rebuild import RebuiltRun
+from domext_ray.training.start import RebuiltRun
 
 ADAPTERS_VERSION = "1.3.0"
 """Version of AdapterHub's library whose format is written; without one it takes "gelu" for the tanh approximation."""
@@ -149,12 +149,12 @@ def _write_card(
 
 def _open_run(run: RebuiltRun, form: str) -> tuple[Base, Layout]:
     """Return a model's base and layout; refuse one whose layers the format's library does not know by BERT's names."""
-    if run.base is None:
+    if run.spec.base is None:
         raise RunError(f"{run.name} was trained without a base, so there is no adapter to export; {_INSTEAD[form]}.")
     layout = find_layout(cast(DomextConfig, run.model.config))
     if form not in layout.formats:
         raise RunError(f"the format of {form} is not written for bases of the kind {layout.family}; {_INSTEAD[form]}.")
-    return run.base, layout
+    return run.spec.base, layout
 
 
 def _refuse(others: list[str], run: RebuiltRun, form: str) -> None:

@@ -24,13 +24,12 @@ from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS
 from domext_ray.files import ASSETS, split_paths
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.build import has_router
-from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.options.places import hide_places
 from domext_ray.report.figures import ROUTED, list_figures
 from domext_ray.report.tables import format_markdown
-from domext_ray.training.rebuild import RebuiltRun
 from domext_ray.training.router import describe_router
+from domext_ray.training.start import RebuiltRun
 
 _BERT = """@inproceedings{devlin2019bert,
   title = {{BERT}: Pre-training of Deep Bidirectional Transformers for Language Understanding},
@@ -123,7 +122,7 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) 
     return render_card(
         run.name,
         config.base,
-        read_terms(run.base.folder) if run.base else Terms(),
+        read_terms(run.spec.base.folder) if run.spec.base else Terms(),
         {
             "library_name": "sentence-transformers" if makes_vectors else "transformers",
             "pipeline_tag": "sentence-similarity" if makes_vectors else "fill-mask",
@@ -149,14 +148,8 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) 
 
 def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
     """Return how a model was made, by name; what it does not have is empty."""
-    config, method, shape = run.config, run.config.method, cast(DomextConfig, run.model.config)
-    counts = count_parameters(
-        shape,
-        method,
-        run.base.heads if run.base else (),
-        next_sentence=config.objective.next_sentence,
-        reads_words=config.objective.reads_words,
-    )
+    config, counts = run.config, run.spec.counts
+    method, shape = config.method, cast(DomextConfig, run.model.config)
     said = {each: each.describe(shape, method) for each in EXTENSIONS if not isinstance(each, AdapterPart)}
     added = [text for each, text in said.items() if text and not each.is_merged]
     added += [_describe_adapter(name, adapter) for name, adapter in shape.adapters.items()]
@@ -171,7 +164,7 @@ def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
     is_reversible = added and method.trains != "all" and not (method.train_heads or merged or config.init_from)
     return {
         "Base": "none (random weights)" if config.base == "none" else f"`{name_base(config.base)}`",
-        "Base's sha256 (fp32 tensors and their names)": f"`{run.base_sha256}`",
+        "Base's sha256 (fp32 tensors and their names)": f"`{run.spec.base_sha256}`",
         "Added to the base": "; ".join(added),
         "Merged into the base": merged,
         "Without what was added": "the base again, bit for bit" if is_reversible else "",

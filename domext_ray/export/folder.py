@@ -19,7 +19,7 @@ from pathlib import Path
 from domext_ray.errors import RunError
 from domext_ray.files import Kind, newest_format, read_json
 from domext_ray.storage import Place, hash_file, open_to_others, write_json
-from domext_ray.training.rebuild import RebuiltRun
+from domext_ray.training.start import RebuiltRun
 
 FORMAT = newest_format("export")
 MARKER = "domext_export.json"

@@ -33,7 +33,7 @@ from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.layouts import find_layout
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place
-from domext_ray.training.rebuild import RebuiltRun, rebuild_run
+from domext_ray.training.start import RebuiltRun, rebuild_run
 from domext_ray.vocabulary.tokenizer import check_fit, fingerprint_tokenizer, load_tokenizer
 
 CODE_FILES = tuple(sorted(each.name for each in Path(code_room.__path__[0]).glob("*_domext.py")))
@@ -101,7 +101,7 @@ def export_model(
 ) -> None:
     """Write a run's model, its LoRA merged; `summary` and `scale` are told on its card. See `export_run`."""
     config, record = cast(DomextConfig, run.model.config), ExportRecord.of(HUGGINGFACE, run)
-    with new_export(folder, record, run.base.folder if run.base else None) as temporary:
+    with new_export(folder, record, run.spec.base.folder if run.spec.base else None) as temporary:
         save_tokenizer(run.tokenizer, temporary, config.vocab_size)
         save_model(run.model, temporary, dtype)
         write_vector_layout(temporary, config, run.config.objective.pooling)

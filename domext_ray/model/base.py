@@ -1,7 +1,8 @@
 """A base checkpoint -> its tensors in memory, under Hugging Face BERT's names.
 
 A base is a checkpoint of one of `layouts.LAYOUTS`, as a folder or a hub id. A layout maps names to
-BERT's, and `build.detach` maps them back.
+BERT's, and `build.detach` maps them back. A process reads a base once: `load_base` returns the one that somebody
+there still holds, and a base goes to another process without its tensors, which that one reads from its own disk.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 from safetensors.torch import load_file
@@ -19,7 +22,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 
-from domext_ray.errors import BaseModelError, CorpusError, find_storage_error
+from domext_ray.errors import BaseModelError, CorpusError, RunError, find_storage_error
 from domext_ray.model.base_folder import SHIPPED_BASE, find_local_base
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
@@ -39,18 +42,28 @@ HEADS = MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER = "cls.predictions.", "cls.seq_rela
 
 
 @dataclass(frozen=True)
-class Base:
-    """A base checkpoint in memory."""
+class BaseFiles:
+    """What a process has read of a base."""
 
-    id: str  # what the user called it
-    folder: Path  # where its files are
-    config: DomextConfig  # shape, without extensions
+    folder: Path  # where its files are, the tokenizer's among them
     tensors: dict[str, Tensor]  # fp32, by internal name; tied copies are left out
     # name in the checkpoint, by internal name; of matrices that it has in one tensor, in its order, the same name
     original_names: dict[str, str]
-    sha256: str  # `hash_tensors` of `tensors`
-    tokenizer_folder: Path
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a base checkpoint is, and, in a process that asks for them, its files."""
+
+    id: str  # what the user called it
+    config: DomextConfig  # shape, without extensions
+    heads: tuple[str, ...]  # those of `HEADS` that it brings; a model gets the others fresh
+    sha256: str  # `hash_tensors` of its tensors
     wrong_rules: str = ""  # what `find_wrong_rules` says of its tokenizer; empty: its rules fit its entries
+    read: BaseFiles | None = field(default=None, repr=False, compare=False)  # None: by another process; see `files`
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"read": None}
 
     @property
     def has_mlm_head(self) -> bool:
@@ -58,13 +71,52 @@ class Base:
         return MLM_HEAD in self.heads
 
     @property
-    def heads(self) -> tuple[str, ...]:
-        """Those of `HEADS` that the checkpoint brings; a model gets the others fresh."""
-        return tuple(head for head in HEADS if any(name.startswith(head) for name in self.tensors))
+    def files(self) -> BaseFiles:
+        """Its files as this process has read them, now if it has not yet.
+
+        Raises:
+            BaseModelError: they are not to be had here.
+            RunError: they are others than those of the process that this base comes from.
+        """
+        return self.read or cast(BaseFiles, self._here.read)
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are on this machine."""
+        return self.files.folder
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where its tokenizer is on this machine."""
+        return self.files.folder
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors, fp32, by internal name."""
+        return self.files.tensors
+
+    @property
+    def original_names(self) -> dict[str, str]:
+        """Names in the checkpoint, by internal name."""
+        return self.files.original_names
+
+    @cached_property
+    def _here(self) -> Base:
+        here = load_base(self.id, next_sentence=NEXT_SENTENCE_HEAD in self.heads)
+        if here.sha256 != self.sha256:
+            raise RunError(
+                f"the base {self.id!r} on this node has sha256 {here.sha256[:12]}, the run was made with "
+                f"{self.sha256[:12]}; give all nodes the same base."
+            )
+        return here
+
+
+_held: WeakValueDictionary[tuple[Any, ...], Base] = WeakValueDictionary()
+"""The bases that somebody in this process holds, by what they were read from."""
 
 
 def load_base(base: str, *, next_sentence: bool = False) -> Base:
-    """Read a base checkpoint.
+    """Read a base checkpoint, or return the one that was read from these files and is still held.
 
     Args:
         base: "general-mini" (ships with the package), a folder, the directory of a run that trained all weights, or a
@@ -75,7 +127,11 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
         BaseModelError: it does not exist, is of another architecture, its files are not what its config says, or its
             tokenizer is missing or another model's.
     """
-    folder = find_local_base(base) or _fetch(base, SMALL_FILES)  # of a hub id: a wrong one costs no download
+    local = find_local_base(base)
+    folder = local or _fetch(base, SMALL_FILES)  # of a hub id: a wrong one costs no download
+    source = base, next_sentence, _stamp(folder)
+    if (held := _held.get(source)) is not None:
+        return held
     if not (folder / "config.json").is_file():
         raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a model.")
     config, layout = _read_config(folder, base)
@@ -104,8 +160,17 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
             raise BaseModelError(
                 f"--base {base!r} has nan or infinite values in {names[name]}; save its weights again, or give another."
             )
+    heads = tuple(head for head in HEADS if any(name.startswith(head) for name in tensors))
     wrong_rules = find_wrong_rules(tokenizer, base, folder)
-    return Base(base, folder, config, tensors, names, hash_tensors(tensors), folder, wrong_rules)
+    found = Base(base, config, heads, hash_tensors(tensors), wrong_rules, BaseFiles(folder, tensors, names))
+    _held[source if local else (base, next_sentence, _stamp(folder))] = found  # the hub's weights are there now
+    return found
+
+
+def _stamp(folder: Path) -> tuple[Any, ...]:
+    """Return what changes when a file of a folder does."""
+    stats = [(each, each.stat()) for each in sorted(folder.iterdir()) if each.is_file()]
+    return tuple((str(each), stat.st_ino, stat.st_size, stat.st_mtime_ns) for each, stat in stats)
 
 
 @contextlib.contextmanager

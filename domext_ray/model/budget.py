@@ -8,18 +8,33 @@ stay as they are. Parameters grow linearly with every size, so a model is counte
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import EXTENSIONS
-from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.declare import MANY
 
 TOLERANCE = 0.01
 """How far, relative to the budget, the share of a solved method may be from it."""
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Parameters of an augmented model."""
+
+    total: int  # the MLM head included, tied ones once
+    trainable: int  # those that the method trains
+    encoder: int  # base and extensions, pooler in, MLM head out: the denominator of the papers' shares
+    kinds: Mapping[str, int] = field(default_factory=dict)  # of those that train, by the class of `extensions.table`
+    decoder: int = 0  # what trains beside the model and no export has, see `model.decoder`
+
+    @property
+    def trainable_frac(self) -> float:
+        """Trainable share of base + extension; of everything, where more than these trains."""
+        return self.trainable / (self.encoder if self.trainable <= self.encoder else self.total)
 
 
 def solve_budget(

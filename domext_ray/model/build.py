@@ -1,11 +1,10 @@
-"""A base -> the augmented model; which parameters train; the base back, bit for bit."""
+"""What a method adds to a base's configuration and model; which parameters train; the base back, bit for bit."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -13,20 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ShapeConfig
-from domext_ray.errors import BaseModelError, ConfigError
+from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_extension
-from domext_ray.model.base import HEADS, MLM_HEAD, POOLER, Base
+from domext_ray.model.base import HEADS, MLM_HEAD, POOLER
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, complete_adapter
 from domext_ray.model.domext.layers_domext import VARLEN, AdapterPlace, DeltaProjection, ExtensionModule, NormShift
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import HeadShift, PredictionHead, WordShift
 from domext_ray.model.layouts import find_layout
 from domext_ray.runtime.device import has_bf16
 
 _LAYER_NORM = re.compile(r"bert\..*LayerNorm\.(weight|bias)")
 _BIAS = re.compile(r"bert\.(embeddings|encoder)\..*bias")
-_NOT_SHAPE = ("transformers_version", "model_type")
 _BASE_LAYER = ".base_layer."  # within the name of a matrix that peft has wrapped
 
 
@@ -50,67 +47,10 @@ def has_router(config: DomextConfig) -> bool:
     return any(each.router_words for each in config.adapters.values())
 
 
-def describe_shape(
-    base: Base | None,
-    shape: ShapeConfig,
-    method: MethodConfig,
-    *,
-    vocab_size: int,
-    num_new_words: int = 0,
-    next_sentence: bool = False,
-    causal: bool = False,
-    pad_token_id: int = 0,
-    earlier: Extensions | None = None,
-) -> DomextConfig:
-    """Return the configuration of the augmented model.
-
-    Args:
-        base: the base, or None for random weights of `shape`.
-        shape: encoder to make when there is no base.
-        method: its extensions are added to the base.
-        vocab_size: rows of the word embedding table when there is no base.
-        num_new_words: extension words beside the base's.
-        next_sentence: the model also predicts whether the second text follows the first, so it needs a pooler.
-        causal: tokens attend to those before them only.
-        pad_token_id: id of [PAD] when there is no base.
-        earlier: extensions of the run that this one goes on from; they stand beside the method's own.
-
-    Raises:
-        ConfigError: an extension module does not fit the base's number of heads, a layer is not in the encoder, an
-            adapter's name is taken or unknown, the base has one segment type and `next_sentence` needs two, or it has
-            no biases and these should train.
-    """
-    if base is None:
-        config = DomextConfig(
-            vocab_size=vocab_size,
-            pad_token_id=pad_token_id,
-            num_hidden_layers=shape.num_hidden_layers,
-            hidden_size=shape.hidden_size,
-            num_attention_heads=shape.num_attention_heads,
-            intermediate_size=shape.intermediate_size,
-            max_position_embeddings=shape.max_position_embeddings,
-        )
-    else:
-        values = base.config.to_dict().items()
-        config = DomextConfig(**{name: each for name, each in values if name not in _NOT_SHAPE})
-    describe_method(config, method, earlier or Extensions())
-    config.causal = causal
-    config.extension_vocab_size = num_new_words
-    config.vocab_size += num_new_words
-    if next_sentence:
-        if config.type_vocab_size < 2:
-            raise ConfigError(
-                f"--objective.next_sentence is True; the base {base.id if base else 'none'!r} has "
-                f"{config.type_vocab_size} segment type and pairs need two, so it must be false."
-            )
-        config.has_pooler = True
-    return config
-
-
 def describe_method(
     config: DomextConfig, method: MethodConfig, earlier: Extensions, option: str = "--init_from"
 ) -> None:
-    """Describe in a configuration what a model has already and what a method adds; ConfigError: see `describe_shape`.
+    """Describe in a configuration what a model has already and what a method adds; ConfigError: see `ModelSpec`.
 
     `option` named what the model goes on from, for messages.
     """
@@ -167,131 +107,6 @@ def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions
         )
     config.module_hidden_size, config.module_ffn_size = sizes if sizes[0] else before
     config.gate_bias = method.gate_bias
-
-
-def build_model(
-    base: Base | None,
-    shape: ShapeConfig,
-    method: MethodConfig,
-    *,
-    vocab_size: int,
-    new_words: Sequence[Sequence[int]] = (),
-    next_sentence: bool = False,
-    causal: bool = False,
-    reads_words: bool = True,
-    pad_token_id: int = 0,
-    earlier: Extensions | None = None,
-    dropout: float,
-    seed: int,
-) -> DomextForMaskedLM:
-    """Make the augmented model, with `requires_grad` set by the method's rule.
-
-    Args:
-        base: the base, or None for random weights of `shape`.
-        shape: encoder to make when there is no base.
-        method: extensions, and the rule that says what trains.
-        vocab_size: words that the tokenizer has, the new ones not counted.
-        new_words: the base's pieces of every extension word, for `method.word_init` (`training.distillation` goes on
-            from their mean).
-        next_sentence: make a `DomextForPreTraining`.
-        causal: tokens attend to those before them only.
-        reads_words: the objective reads the MLM head; else nothing of it trains.
-        pad_token_id: id of [PAD].
-        earlier: extensions of the run that this one goes on from.
-        dropout: of hidden states and attention weights.
-        seed: of everything that starts at random; torch's own generator is left as it was.
-
-    Raises:
-        BaseModelError: the tokenizer has more entries than the base has rows.
-    """
-    config = describe_shape(
-        base,
-        shape,
-        method,
-        vocab_size=vocab_size,
-        num_new_words=len(new_words),
-        next_sentence=next_sentence,
-        causal=causal,
-        pad_token_id=pad_token_id,
-        earlier=earlier,
-    )
-    if vocab_size > config.base_vocab_size:
-        raise BaseModelError(
-            f"the tokenizer has ids up to {vocab_size - 1}, the base {config.base_vocab_size} embeddings."
-        )
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every GPU
-        model = (DomextForPreTraining if next_sentence else DomextForMaskedLM)(config)
-        after_model = torch.random.get_rng_state()
-    if base is not None:
-        missing, unexpected = model.load_state_dict(base.tensors, strict=False)
-        assert not unexpected, unexpected
-        assert all(is_extension(name) or name.startswith(HEADS) for name in missing), missing
-        if method.word_init in ("subword_mean", "distill") and new_words:
-            _start_from_pieces(model, new_words)
-    elif shape.position_init == "sinusoidal" and model.bert.embeddings.position_embeddings is not None:
-        _start_from_sinusoids(model.bert.embeddings.position_embeddings.weight, config.initializer_range)
-    with torch.random.fork_rng(devices=[]):
-        torch.random.set_rng_state(after_model)
-        attach_extensions(cast(nn.Module, model), method)
-    names = trainable_names(model, method, base.heads if base else (), reads_words=reads_words)
-    for name, param in model.named_parameters():
-        param.requires_grad_(name in names)
-    return model
-
-
-def build_base(
-    base: Base, device: torch.device, *, causal: bool = False, bf16: bool = False, is_narrow: bool = False
-) -> DomextForMaskedLM:
-    """Make a model of the base alone, frozen.
-
-    Args:
-        base: the base.
-        device: where it is to be.
-        causal: tokens attend to those before them only.
-        bf16: it is asked under autocast.
-        is_narrow: its matrices are stored in bf16.
-    """
-    model = build_model(
-        base,
-        ShapeConfig(),
-        MethodConfig(name="base", trains="layer_norms", heads=0, ffn_units=0),
-        vocab_size=base.config.vocab_size,
-        causal=causal,
-        pad_token_id=base.config.pad_token_id,
-        dropout=0.0,
-        seed=0,
-    )
-    cast(nn.Module, model).requires_grad_(False)
-    prepare_for_device(model, device, bf16=bf16)
-    cast(nn.Module, model).to(device)
-    if is_narrow:
-        store_base(model, torch.bfloat16)
-    return model
-
-
-def _start_from_sinusoids(table: Tensor, scale: float) -> None:
-    """Fill a learned position table with sinusoids of root mean square `scale` (Vaswani et al. 2017, section 3.5).
-
-    From random positions a small model stays at word frequencies for millions of tokens, because "the next token" must
-    be learned for every place on its own; between sinusoids it is one linear map.
-    """
-    places = torch.arange(table.shape[0], dtype=torch.float32)[:, None]
-    width = table.shape[1] + table.shape[1] % 2
-    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / table.shape[1]))
-    waves = torch.stack([torch.sin(places * rates), torch.cos(places * rates)], dim=-1).flatten(1)
-    with torch.no_grad():
-        table.copy_(waves[:, : table.shape[1]] * scale * math.sqrt(2.0))
-
-
-def _start_from_pieces(model: DomextForMaskedLM, new_words: Sequence[Sequence[int]]) -> None:
-    """Start each new word's embedding from the mean of the base's pieces of it."""
-    extension, known = model.bert.embeddings.extension, model.bert.embeddings.word_embeddings.weight
-    assert extension is not None
-    with torch.no_grad():
-        for row, pieces in enumerate(new_words):
-            extension.weight[row] = known[torch.tensor(pieces)].float().mean(dim=0)
 
 
 def trainable_names(

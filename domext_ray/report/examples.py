@@ -21,8 +21,7 @@ from domext_ray.data.sentences import split_sentences
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest
-from domext_ray.training.rebuild import RebuiltRun, rebuild_run
-from domext_ray.training.start import apply_start, build_run_model
+from domext_ray.training.start import RebuiltRun, apply_start, rebuild_run
 from domext_ray.vocabulary.tokenizer import group_pieces, make_backend
 
 NUM_EXAMPLES = 8
@@ -85,7 +84,7 @@ def make_examples(run_dir: Place, manifest: Manifest) -> list[Example]:
 
 def _rebuild_start(run: RebuiltRun, run_dir: Place) -> Any | None:
     """The model before the first step; None if it started from a run that has gone or trained on."""
-    model = build_run_model(run.config, run.base, (run_dir / "tokenizer").local(), 0.0, run.extensions)
+    model = run.spec.build()
     if run.config.init_from:
         folder = Place(run.config.init_from)
         found = find_latest(folder / "checkpoints")

@@ -1,6 +1,6 @@
 """What a run will take, before it starts: rows, steps, epochs, hours and disk.
 
-Enters: a configuration, its base and its counts. Leaves: a `Forecast`, which a dry run prints. Rows are estimated from
+Enters: a configuration and its model. Leaves: a `Forecast`, which a dry run prints. Rows are estimated from
 a sample of the text, hours from a rate that is given or measured here; nothing is prepared, and Ray is not started.
 """
 
@@ -25,15 +25,15 @@ from domext_ray.corpus.sampler import count_rows
 from domext_ray.corpus.shards import make_settings
 from domext_ray.corpus.unknown import describe_unknown, find_unknown
 from domext_ray.data.sample import Sample
-from domext_ray.model.base import Base, load_base
+from domext_ray.files import ASSETS
 from domext_ray.model.base_folder import SHIPPED_BASE
-from domext_ray.model.counts import ParameterCounts
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
-from domext_ray.runs.run_directory import RunPaths
 from domext_ray.runtime.machine import find_free_disk, find_free_memory, is_cluster
 from domext_ray.training.cost import StepCost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
+from domext_ray.training.run import Run
 from domext_ray.training.writing import estimate_written
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -94,22 +94,18 @@ class Forecast:
 
 
 def make_forecast(
-    config: PretrainConfig,
-    base: Base | None,
-    samples: Sequence[Sample | None],
-    counts: ParameterCounts,
-    measure: Callable[[], StepCost],
+    config: PretrainConfig, spec: ModelSpec, samples: Sequence[Sample | None], measure: Callable[[], StepCost]
 ) -> Forecast:
     """Estimate what a run will take.
 
     Args:
         config: the run, its method's sizes solved.
-        base: its base; None where words and weights are still to be learned: rows are those of the base that ships.
+        spec: its model; without a base words are still to be learned, and rows are those of the base that ships.
         samples: of `config.texts`; None: text that the base is going to write.
-        counts: its parameters.
         measure: measures one worker; called unless `train.tokens_per_second` is given.
     """
-    tokenizer = load_tokenizer((base or load_base(SHIPPED_BASE)).tokenizer_folder)
+    base, counts = spec.base, spec.counts
+    tokenizer = load_tokenizer(base.tokenizer_folder if base else ASSETS / SHIPPED_BASE)
     pairs = config.objective.next_sentence
 
     def estimate(sample: Sample | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:
@@ -237,13 +233,12 @@ def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
     return [*lines, ("training time", time)]
 
 
-def describe_plan(
-    config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, memory: Mapping[str, int], forecast: Forecast
-) -> str:
+def describe_plan(run: Run, memory: Mapping[str, int], forecast: Forecast) -> str:
     """Return what a dry run prints: whether the run fits, and from what that follows.
 
     With `--dry_run full` the resolved configuration follows, as YAML that `--config` reads.
     """
+    config, paths, counts = run.config, run.paths, run.spec.counts
     decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
     corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
     held = {**{name.replace("_", " "): value for name, value in memory.items() if value}, "sum": sum(memory.values())}
@@ -251,7 +246,7 @@ def describe_plan(
     device = ", on a CPU (--scale.use_gpu true: on a GPU)" if config.scale.use_gpu == "auto" else ""
     parts = "\n".join(f"  {name:<22}{value / 2**20:>10,.1f} MiB" for name, value in held.items())
     return (
-        f"{_describe_answer(config, paths, held['sum'], forecast)}\n\n"
+        f"{_describe_answer(run, held['sum'], forecast)}\n\n"
         f"run directory: {paths.run}\n{corpora}"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
@@ -262,8 +257,9 @@ def describe_plan(
     )
 
 
-def _describe_answer(config: PretrainConfig, paths: RunPaths, memory: int, forecast: Forecast) -> str:
+def _describe_answer(run: Run, memory: int, forecast: Forecast) -> str:
     """Whether a run fits here, how long it takes, and how much it holds; what other machines have is not known here."""
+    config, paths = run.config, run.paths
     workers, disk = config.scale.most_workers, forecast.num_bytes
     takes = f"{forecast.num_steps:,} steps" if forecast.num_steps else "steps that the text decides"
     takes += f" in {format_seconds(forecast.seconds)}" if forecast.seconds else ", for a time that is not known"

@@ -17,11 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, Kind, check_values, read_json
-from domext_ray.model.counts import ParameterCounts
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.places import hide_places
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.events import measure_times
@@ -99,8 +98,9 @@ def _describe_processor() -> str:
     return platform.machine()
 
 
-def count_trained(counts: ParameterCounts, method: MethodConfig) -> dict[str, int]:
-    """Return how many parameters a method trains by kind, as the page names it."""
+def count_trained(spec: ModelSpec) -> dict[str, int]:
+    """Return how many parameters of a model train by kind, as the page names it."""
+    method, counts = spec.method, spec.counts
     whole = {"all": "every parameter", "top_layers": f"the top {method.top_layers} layers", "layer_norms": "LayerNorms"}
     if name := {**whole, "biases": "biases"}.get(method.trains):
         return {name: counts.trainable}

@@ -19,7 +19,7 @@ from domext_ray.inputs import check_texts
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.options.build import identity_of
-from domext_ray.plan import count_run, load_run_base, resolve_files, size_run, warn_of_rules
+from domext_ray.plan import load_run_base, resolve_files, size_run, warn_of_rules
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.search.results import TRIALS
@@ -42,8 +42,7 @@ class Prepared:
     """What pre-training reads, made once for all trials that agree in it."""
 
     inputs: Inputs
-    base_sha256: str  # of the base's tensors, or "none"
-    num_new_words: int  # that the tokenizer has beside the base's
+    base: Base | None  # None: random weights
 
 
 @dataclass(frozen=True)
@@ -196,6 +195,5 @@ def _count_bytes(plan: SweepPlan) -> int:
         with contextlib.suppress(DomextError):
             pretrain = configure(plan.config, plan.space, point).pretrain
             base = load_run_base(pretrain)
-            sized, shape = size_run(pretrain, base)
-            largest = max(largest, count_run(sized, base, shape).trainable)
+            largest = max(largest, size_run(pretrain, base)[1].counts.trainable)
     return 3 * 4 * largest * plan.config.run.keep_checkpoints

@@ -15,7 +15,7 @@ from typing import Any
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.experiment.on_tune import run_trials
 from domext_ray.experiment.runner import Rules, Trial
-from domext_ray.inputs import count_words, get_or_prepare_inputs, require_same_text
+from domext_ray.inputs import get_or_prepare_inputs, require_same_text
 from domext_ray.plan import load_run_base, pin_corpus
 from domext_ray.runs.run_directory import (
     check_identity,
@@ -93,7 +93,7 @@ def prepare_sweep(plan: SweepPlan) -> SweepPlan:
         DomextError: a text or base is not the sweep's, or cannot be prepared.
     """
     config, folder = plan.config, plan.folder
-    prepared, stored = dict[str, Prepared](), read_identity(folder) or {}
+    prepared, stored, identity = dict[str, Prepared](), read_identity(folder) or {}, {**plan.identity}
     for point in plan.space.list_preparations():
         pretrain = configure(config, plan.space, point).pretrain
         name = name_preparation(pretrain)
@@ -110,9 +110,8 @@ def prepare_sweep(plan: SweepPlan) -> SweepPlan:
             pinned = pin_corpus(placed, paths.run).corpus
             require_same_text(paths, known, pinned, placed.prepare, f"the sweep in {folder}")
         inputs = get_or_prepare_inputs(placed, base, paths)
-        num_new_words = count_words(inputs.tokenizer.local())[1]
-        prepared[name] = Prepared(inputs, base.sha256 if base else "none", num_new_words)
-    identity = {**plan.identity, **{f"base_sha256.{name}": each.base_sha256 for name, each in prepared.items()}}
+        prepared[name] = Prepared(inputs, base)
+        identity[f"base_sha256.{name}"] = base.sha256 if base else "none"
     identity |= {f"corpus_fingerprint.{name}": each.inputs.domain.fingerprint for name, each in prepared.items()}
     check_identity(folder, take_trials(identity, folder))
     write_config(folder, config)

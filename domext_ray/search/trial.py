@@ -29,7 +29,7 @@ from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED, Sample, average
 from domext_ray.labelled.metrics.scores import Score
 from domext_ray.labelled.readers.loading import LoadedSet
-from domext_ray.plan import count_run, load_run_base, size_run
+from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
@@ -62,15 +62,15 @@ class Trial:
         uses_fp32 = not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16)
         self.device = prepare_device(plan.config.scale.uses_gpu, round(plan.cpus), TRAINING, uses_fp32=uses_fp32)
         self.prepared = plan.prepared[name_preparation(pretrain)]
-        base = load_run_base(pretrain)
-        sized, self.shape = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
-        self.counts = count_run(sized, base, self.shape)
+        spec = ModelSpec.of(pretrain, self.prepared.base).with_tokenizer(self.prepared.inputs.tokenizer.local())
+        self.spec = spec.solve()
         # What a trial scores the sweep's driver hands to all of them: see `watching.SweepWatch`.
-        trackers = tuple(each for each in sized.run.trackers if each == "tensorboard")
+        trackers = tuple(each for each in pretrain.run.trackers if each == "tensorboard")
         pretrain = replace(
-            sized,
-            run=replace(sized.run, name=folder.name, dir=str(folder.parent), trackers=trackers),
-            scale=replace(sized.scale, cpus_per_worker=plan.cpus),
+            pretrain,
+            method=self.spec.method,
+            run=replace(pretrain.run, name=folder.name, dir=str(folder.parent), trackers=trackers),
+            scale=replace(pretrain.scale, cpus_per_worker=plan.cpus),
         )
         if not (folder / "tokenizer" / LAST_FILE).is_file():
             with replace_folder(folder / "tokenizer") as temporary:
@@ -84,7 +84,7 @@ class Trial:
         if config.method.word_init == "distill":
             choose_snippets(inputs, config.seed)
         paths = RunPaths(supersede(folder), inputs.domain.folder.parent, folder.local())
-        run = Run(config, paths, self.prepared.base_sha256, self.shape, self.counts, prepared=inputs)
+        run = Run(config, paths, self.spec, prepared=inputs)
         return PretrainWorker(run, device=self.device)
 
     def _plan(self, config: PretrainConfig) -> PretrainConfig:
@@ -141,7 +141,7 @@ class Trial:
             "steps": steps,
             **score_sets(start, self.plan, self.finetune, self.device),
             **self._read_pretraining(),
-            "trainable": self.counts.trainable,
+            "trainable": self.spec.counts.trainable,
             "ended": time.time(),
             "seconds": {
                 "train": self.worker.seconds - trained,

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from domext_ray.config.jobs import StudyConfig, check_limits
-from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
+from domext_ray.config.method import KNOWN_METHODS, list_names
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import SIZES
 from domext_ray.model.base import Base
-from domext_ray.model.counts import ParameterCounts
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import from_dict, merge_options, to_dict
 from domext_ray.options.declare import require
-from domext_ray.plan import count_run, size_run
+from domext_ray.plan import size_run
 
 _SECTIONS = ("method", "optim", "vocab", "objective", "train", "replay", "init_from")  # what a preset may say
 _KEEPING = ("keep", "keep_weight")
@@ -33,8 +33,7 @@ class Arm:
     name: str  # the preset's; with --budgets PRESET@BUDGET
     preset: str
     config: PretrainConfig  # its runs, without seed, name and limits
-    sized: MethodConfig  # its method, the sizes solved from the budget
-    counts: ParameterCounts
+    spec: ModelSpec  # its model, the sizes solved from the budget
 
 
 def choose_presets(config: StudyConfig) -> dict[str, dict[str, Any]]:
@@ -114,8 +113,8 @@ def plan_arms(
         configs = make_configs(config, preset, options)
         for name, each in configs.items():
             try:
-                sized, shape = size_run(each, base)
-                arms[name] = Arm(name, preset, each, sized.method, count_run(sized, base, shape))
+                _, spec = size_run(each, base)
+                arms[name] = Arm(name, preset, each, spec)
             except ConfigError as error:
                 refused[name] = error
         if len(refused) == len(configs):
@@ -130,12 +129,13 @@ def describe_arms(arms: Mapping[str, Arm], *, tunes: bool) -> str:
     width = max(6, *map(len, arms))
     lines = [f"{'method':<{width}}{'trained':>14}{'share':>8}{'rate':>10}  sizes"]
     for name, arm in arms.items():
-        parts = [f"{part} {getattr(arm.sized, part)}" for part in _PARTS if getattr(arm.sized, part)]
+        counts = arm.spec.counts
+        parts = [f"{part} {getattr(arm.spec.method, part)}" for part in _PARTS if getattr(arm.spec.method, part)]
         parts += [f"{arm.config.vocab.size:,} new words"] if arm.config.vocab.size else []
         parts += [f"{arm.config.replay.frac:.0%} general rows"] if arm.config.replay.corpus else []
         parts += [] if arm.config.method.trainable_budget else ["no budget"]
         rate = "tuned" if tunes else f"{arm.config.optim.lr:g}"
         lines.append(
-            f"{name:<{width}}{arm.counts.trainable:>14,}{arm.counts.trainable_frac:>8.1%}{rate:>10}  {', '.join(parts)}"
+            f"{name:<{width}}{counts.trainable:>14,}{counts.trainable_frac:>8.1%}{rate:>10}  {', '.join(parts)}"
         )
     return "\n".join(lines)

@@ -129,7 +129,8 @@ def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths)
     tried = f" and {num_tried} that try rates" if num_tried else ""
     tuned = count_trainings(config, len(arms))
     follows = f"; {tuned} fine-tunings follow" if tuned else ""
-    kept = [3 * each.counts.trainable * config.run.keep_checkpoints + each.counts.total for each in arms.values()]
+    counts = [each.spec.counts for each in arms.values()]
+    kept = [3 * each.trainable * config.run.keep_checkpoints + each.total for each in counts]
     disk = f"checkpoints and exports take about {4 * config.seeds * sum(kept) / 1e9:.2f} GB of disk"
     return "\n".join(
         [

@@ -62,11 +62,11 @@ class CapturedPasses:
             own.copy_(given)
         pairs = [*zip(self._params, self._gradients, strict=True)]
         # Of the pass before, in the same step, gradients may stand where the graph will write.
-        earlier = [param.grad.clone() if own is not None and param.grad is own else param.grad for param, own in pairs]
+        earlier = [own.clone() if own is not None and param.grad is own else param.grad for param, own in pairs]
         self._launch()
-        for (param, own), before in zip(pairs, earlier, strict=True):
-            if own is not None:
-                param.grad = own if before is None else before.add_(own)
+        for (param, gradient), before in zip(pairs, earlier, strict=True):
+            if gradient is not None:
+                param.grad = gradient if before is None else before.add_(gradient)
         return self._sums
 
     def _capture(self, fields: dict[str, Any], factors: Tensor) -> Callable[[], None]:

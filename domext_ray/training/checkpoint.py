@@ -40,6 +40,7 @@ from torch import Tensor
 from domext_ray.errors import DomextError, RunError, StorageError, TrainingError, name_file
 from domext_ray.files import describe_format, newest_format
 from domext_ray.model.build import Extensions
+from domext_ray.model.decoder import DECODER
 from domext_ray.storage import Place, hash_file, hash_values, open_to_others, parse_json, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
@@ -95,6 +96,12 @@ class Checkpoint:
         stored = self._map_tensors()
         values = [name for name in stored if name.partition("/")[0] not in MOMENTS]
         return {name: stored[name].clone() for name in values if f"{MOMENTS[0]}/{name}" not in stored}
+
+    @property
+    def changed(self) -> dict[str, Tensor]:
+        """Every tensor of the model that may differ from the base, trained in its run or before."""
+        trained = {name: each.param for name, each in self.state.tensors.items() if not name.startswith(DECODER)}
+        return trained | self.fixed
 
     def _map_tensors(self) -> dict[str, Tensor]:
         """All tensors by name; the moments of a parameter are `exp_avg/NAME` and `exp_avg_sq/NAME`."""

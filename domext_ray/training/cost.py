@@ -43,19 +43,17 @@ from domext_ray.config.pretrain import (
 from domext_ray.corpus.batching import find_sequences, round_up
 from domext_ray.corpus.views import make_full_views
 from domext_ray.extensions.table import is_extension
-from domext_ray.model.base import Base
-from domext_ray.model.build import Extensions, build_model, prepare_for_device, store_base
+from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.fused import fuse
 from domext_ray.model.joined import JoinedLinear, join_products
+from domext_ray.model.spec import META, ModelSpec
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.runtime.machine import is_cluster
-from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
 from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_loss, make_vector_loss, needs_teacher
 from domext_ray.training.objective import DistillRows, MaskedBatch, ViewBatch, to_batch, to_tensors
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
-META = torch.device("meta")
 COUNTED_TOKENS = 1024
 """Tokens, about, of the rows whose operations are counted."""
 TIMED_SECONDS, NUM_TIMED = 2.0, 10
@@ -262,46 +260,26 @@ class DryRunModel:
     objective: Objective
     batches: Sequence[MaskedBatch | ViewBatch]  # one per length phase, on the CPU
     device: torch.device  # of the model
-    num_words: int  # of the base
-    base: Base | None
+    spec: ModelSpec
 
 
-def make_dry_run_model(
-    config: PretrainConfig, base: Base | None, vocab_size: int, num_new_words: int, earlier: Extensions | None = None
-) -> DryRunModel:
+def make_dry_run_model(config: PretrainConfig, spec: ModelSpec) -> DryRunModel:
     """Make a run's model and micro batches of random tokens; no Ray, no text.
 
     Args:
         config: the run, its sizes solved. On a machine without a GPU, what a GPU would train is made on the CPU.
-        base: its base; None for random weights.
-        vocab_size: rows of the word embedding table when there is no base.
-        num_new_words: words beside the base's.
-        earlier: extensions that the model has beside the method's own.
+        spec: its model.
     """
     is_for_gpu = config.scale.use_gpu is True
     device = torch.device("cuda" if is_for_gpu and torch.cuda.is_available() else "cpu")
-    num_words = vocab_size if base is None else base.config.vocab_size
-    model = build_model(
-        base,
-        config.shape,
-        config.method,
-        vocab_size=num_words,
-        new_words=[[0]] * num_new_words,
-        next_sentence=config.objective.next_sentence,
-        causal=config.objective.is_causal,
-        reads_words=config.objective.reads_words,
-        pad_token_id=0,
-        earlier=earlier,
-        dropout=config.train.dropout,
-        seed=config.seed,
-    )
-    attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
+    # A GPU's fused attention keeps no weights with dropout either; a CPU's has no dropout, so it is left out.
+    if is_for_gpu and device.type == "cpu":
+        spec = replace(spec, attention_dropout=0.0)
+    model = spec.build()
+    spec.attach_decoder(model)
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
     prepare_for_device(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.uses_bf16)
-    # A GPU's fused attention keeps no weights with dropout either; a CPU's has no dropout, so it is left out.
-    is_thought_of = is_for_gpu and device.type == "cpu"
-    cast(Any, model.config).attention_probs_dropout_prob = 0.0 if is_thought_of else config.train.attention_dropout_prob
     network = cast(nn.Module, model).to(device).train()
     fuse(network, device, is_asked=config.engine.fused)
     if config.engine.joins_products(on_gpu=is_for_gpu):
@@ -310,8 +288,8 @@ def make_dry_run_model(
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else masked
     objective = loss(network, device, bf16=config.engine.uses_bf16)
     sizes = zip(config.train.lengths, _list_rows(config), strict=True)
-    batches = [make_full_batch(config, num_words, *each) for each in sizes]
-    return DryRunModel(config, objective, batches, device, num_words, base)
+    batches = [make_full_batch(config, spec.shape.base_vocab_size, *each) for each in sizes]
+    return DryRunModel(config, objective, batches, device, spec)
 
 
 def _list_rows(config: PretrainConfig) -> list[int]:
@@ -349,10 +327,10 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
     """
     config, length, flops_per_token = model.config, model.config.train.seq_length, 0.0
     network, bf16 = model.objective.model, config.engine.uses_bf16
-    loss = make_loss(config, model.base, network, (), model.device)
+    loss = make_loss(config, model.spec.base, network, (), model.device)
     if not config.objective.makes_vectors:  # whose two views of a row differ in length
         whole = loss(network, model.device, bf16=bf16, num_chunks=1)
-        flops_per_token = count_step(config, whole, model.num_words, length).flops_per_token
+        flops_per_token = count_step(config, whole, model.spec.shape.base_vocab_size, length).flops_per_token
     has_no_gpu = config.scale.use_gpu is True and model.device.type != "cuda"
     if config.train.teraflops or has_no_gpu or is_cluster():
         return StepCost(flops_per_token, 0.0)

@@ -30,10 +30,11 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.corpus.views import pad_infonce, pad_tsdae
 from domext_ray.model.base import Base
-from domext_ray.model.build import build_base, bypass_extensions, count_base_layers
+from domext_ray.model.build import bypass_extensions, count_base_layers
+from domext_ray.model.decoder import DECODER
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.pooling import pool_states
-from domext_ray.training.decoder import DECODER
+from domext_ray.model.spec import build_base
 from domext_ray.training.objective import NO_LABEL, DistillRows, ViewBatch, pad_batch, to_batch
 
 MAX_SCORES = 2**28

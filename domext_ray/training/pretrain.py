@@ -109,7 +109,7 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
     with RunProgress(metrics, config.train, "starting the workers", describe_waiting, note_evaluation):
         try:
             with fit_beside(replace(run, config=config)) as own, save_first(*_plan_save(attempt)):
-                _train_to_the_end(replace(own, base=None), attempt)
+                _train_to_the_end(own, attempt)
         except KeyboardInterrupt:
             with contextlib.suppress(RunError, StorageError, OSError):  # another job has the run, or it is gone
                 attempt.shut_out_workers()  # a step under way shall not be saved behind the sentence

@@ -272,7 +272,7 @@ def get_or_train_routers(run: Run, listen: Callable[[], None] = lambda: None) ->
     Raises:
         RunError: routers of the earlier run are damaged.
     """
-    config, base, run_dir = run.config, run.base, run.paths.run
+    config, base, run_dir = run.config, run.spec.base, run.paths.run
     known = read_routers(run_dir)
     routers = {**(read_routers(run.start.run_dir) if run.start else {}), **known}
     if wants_router(config) and config.method.adapter not in known:

@@ -1,7 +1,7 @@
 """A pre-training run, as everything from its plan to its export has it.
 
 `plan.plan_run` makes a `Run`, `pipeline.prepare_run` adds what only its texts tell, and it travels to the workers as it
-is, but for its base, of which each loads its own.
+is.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from dataclasses import dataclass, replace
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.model.base import Base
-from domext_ray.model.build import Extensions
-from domext_ray.model.counts import ParameterCounts
-from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import Checkpoint
@@ -49,10 +46,7 @@ class Run:
 
     config: PretrainConfig  # its paths are absolute, sizes solved, the schedule fixed as far as it is known
     paths: RunPaths
-    base_sha256: str  # of the base's tensors, or "none"
-    shape: DomextConfig  # until the texts are prepared it has as many new words as options tell
-    counts: ParameterCounts
-    base: Base | None = None  # the driver's copy; None for random weights, and on workers
+    spec: ModelSpec  # of its model; until the texts are prepared it has as many new words as options tell
     start: Start | None = None
     goes_on_from: Checkpoint | None = None  # its own, as the driver chose; None: it begins
     prepared: Inputs | None = None  # None before that is prepared
@@ -64,11 +58,6 @@ class Run:
         """What it reads."""
         assert self.prepared is not None, "prepare_run comes first"
         return self.prepared
-
-    @property
-    def earlier(self) -> Extensions | None:
-        """Extensions that the model has beside the method's own."""
-        return self.start.checkpoint.extensions if self.start else None
 
     def at(self, run_dir: Place) -> Run:
         """Return the run in another directory, or as the attempt has it that works on it."""

@@ -1,4 +1,4 @@
-"""What a run's model starts from: the base, the tokenizer's new words and, for a second stage, an earlier run.
+"""A run's model, as its first step finds it and as a checkpoint has it.
 
 exBERT's second stage trains every parameter, going on from a first stage that trained the extension alone (section
 3.3); BERT's second phase goes on with longer rows. Either is a run of its own with `--init_from RUN`: it starts from
@@ -8,26 +8,28 @@ the newest checkpoint of RUN, with fresh moments and a schedule of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import find_frequent_words
 from domext_ray.errors import RunError
-from domext_ray.model.base import Base
-from domext_ray.model.build import Extensions, build_model
+from domext_ray.model.base import load_base, name_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import WordShift
+from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import Checkpoint, find_latest, wait_for_checkpoint
-from domext_ray.training.decoder import DECODER
+from domext_ray.training.router import attach_routers
 from domext_ray.training.run import Run, Start
-from domext_ray.vocabulary.extension import base_token_ids, check_appended, load_extension
+from domext_ray.vocabulary.extension import check_appended, load_extension
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
@@ -40,43 +42,6 @@ def read_run_config(run_dir: Place) -> PretrainConfig:
         RunError: `run_dir` is no run directory, or its config.yaml is damaged.
     """
     return read_config(run_dir, PretrainConfig)
-
-
-def build_run_model(
-    config: PretrainConfig,
-    base: Base | None,
-    tokenizer_dir: Path,
-    dropout: float,
-    earlier: Extensions | None = None,
-) -> DomextForMaskedLM:
-    """Make the model of a run as it is before its first step, the tensors of an earlier run (`init_from`) not counted.
-
-    Args:
-        config: the run's configuration.
-        base: its base; None for random weights.
-        tokenizer_dir: the run's tokenizer, with its extension words.
-        dropout: of hidden states and attention weights.
-        earlier: extensions of the run that this one goes on from, or of its own checkpoint.
-    """
-    tokenizer, extension = load_tokenizer(tokenizer_dir), load_extension(tokenizer_dir)
-    new_words: list[list[int]] = []
-    if extension is not None:
-        assert base is not None, "extension words stand beside a base"
-        new_words = base_token_ids(load_tokenizer(base.tokenizer_folder), extension.words)
-    return build_model(
-        base,
-        config.shape,
-        config.method,
-        vocab_size=max(tokenizer.get_vocab().values()) + 1 - len(new_words),
-        new_words=new_words,
-        next_sentence=config.objective.next_sentence,
-        causal=config.objective.is_causal,
-        reads_words=config.objective.reads_words,
-        pad_token_id=tokenizer.pad_token_id,
-        earlier=earlier,
-        dropout=dropout,
-        seed=config.seed,
-    )
 
 
 def find_start(run_dir: Place, base_sha256: str) -> Start:
@@ -134,7 +99,7 @@ def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Place) -> 
     """
     own = _name_tensors(model)
     with torch.no_grad():
-        for name, value in changed_tensors(start).items():
+        for name, value in start.changed.items():
             param = own.get(name)
             if param is not None and name in NEW_WORD_TENSORS and param.shape[0] > value.shape[0]:
                 param[: value.shape[0]].copy_(value)
@@ -148,12 +113,6 @@ def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Place) -> 
                 param.copy_(value)
 
 
-def changed_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return every tensor of a checkpoint's model that may differ from the base, trained in its run or before."""
-    trained = {name: each.param for name, each in checkpoint.state.tensors.items() if not name.startswith(DECODER)}
-    return trained | checkpoint.fixed
-
-
 def pick_fixed(model: DomextForMaskedLM, names: Iterable[str]) -> dict[str, Tensor]:
     """Return copies of those tensors that do not train: checkpoints must carry what was changed of them."""
     own = _name_tensors(model)
@@ -165,7 +124,7 @@ def begin(run: Run, model: DomextForMaskedLM, fit_words: Callable[[], None]) -> 
 
     Args:
         run: the run.
-        model: as `build_run_model` makes it.
+        model: as `ModelSpec.build` makes it.
         fit_words: fits its new words, for `--method.word_init distill`; not called where an earlier run has them all.
 
     Returns:
@@ -177,7 +136,7 @@ def begin(run: Run, model: DomextForMaskedLM, fit_words: Callable[[], None]) -> 
     method, adapter, earlier = run.config.method, run.config.method.adapter, dict[str, Tensor]()
     if run.start is not None:
         start = wait_for_checkpoint(run.start.run_dir / "checkpoints", run.start.checkpoint)
-        earlier = changed_tensors(start)
+        earlier = start.changed
     changed, words = {*earlier}, NEW_WORD_TENSORS[0]
     if method.word_init == "distill" and len(earlier.get(words, ())) < len(_name_tensors(model)[words]):
         fit_words()
@@ -185,13 +144,59 @@ def begin(run: Run, model: DomextForMaskedLM, fit_words: Callable[[], None]) -> 
     if run.start is not None:
         apply_start(model, start, run.start.run_dir)
     shifts = model.bert.embeddings.adapters
-    if adapter in shifts and adapter not in (run.earlier or Extensions()).adapters:
+    if adapter in shifts and adapter not in run.spec.earlier.adapters:
         rows = cast(WordShift, shifts[adapter]).rows
         if rows is not None:  # it shifts some of the base's words: those that the corpus has most often
             size = cast(DomextConfig, model.config).base_vocab_size
             rows.copy_(torch.from_numpy(find_frequent_words(run.inputs.domain, size, len(rows))))
             changed.add(f"bert.embeddings.adapters.{adapter}.rows")
     return pick_fixed(model, changed)
+
+
+@dataclass(frozen=True)
+class RebuiltRun:
+    """The model of one of a run's checkpoints, and what it was made from."""
+
+    name: str  # the run's
+    config: PretrainConfig
+    spec: ModelSpec  # its `earlier`: all extensions of the model, as the checkpoint describes them
+    model: DomextForMaskedLM  # LoRA's updates beside the base's matrices
+    tokenizer: PreTrainedTokenizerBase
+    step: int  # optimiser steps made
+    checkpoint_sha256: str  # what the checkpoint's tensors are recognised by
+
+
+def rebuild_run(run_dir: Place, step: int = 0) -> RebuiltRun:
+    """Rebuild the model of one of a run's checkpoints: its base, with what was trained put over it.
+
+    Args:
+        run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/).
+        step: the checkpoint's step; 0: the newest.
+
+    Raises:
+        RunError: no run, no usable checkpoint, or one that was made with another base or model.
+        BaseModelError: the base is not to be had.
+    """
+    config = read_run_config(run_dir)
+    checkpoint = find_latest(run_dir / "checkpoints", step)
+    if checkpoint is None:
+        asked = f" of step {step}" if step else ""
+        raise RunError(f"{run_dir / 'checkpoints'} holds no usable checkpoint{asked}; run the training job again.")
+    with name_base(f"{run_dir}: the base"):
+        base = None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
+    path, expected, found = checkpoint.path, checkpoint.run_info["base_sha256"], base.sha256 if base else "none"
+    if found != expected:
+        raise RunError(
+            f"{path} was made with a base of sha256 {expected[:12]}, and {config.base!r} now has {found[:12]}; "
+            "bring the original base back."
+        )
+    tokenizer_dir, own = (run_dir / "tokenizer").local(), base.config if base else DomextConfig()
+    spec = ModelSpec.of(config, base, checkpoint.extensions).with_tokenizer(tokenizer_dir)
+    spec = replace(spec, dropout=own.hidden_dropout_prob, attention_dropout=None)
+    model = spec.load(checkpoint.changed, path)
+    attach_routers(model, run_dir)
+    tokenizer, sha256 = load_tokenizer(tokenizer_dir), checkpoint.tensors_sha256
+    return RebuiltRun(run_dir.name, config, spec, model, tokenizer, checkpoint.step, sha256)
 
 
 def _name_tensors(model: DomextForMaskedLM) -> dict[str, Tensor]:

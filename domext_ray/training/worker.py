@@ -23,7 +23,6 @@ from torch import nn
 from domext_ray.config.pretrain import count_passes, resolve_warmup_steps
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.errors import DivergenceError, RunError, TrainingError
-from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import BASE_NAME, DomextForMaskedLM
@@ -49,7 +48,6 @@ from domext_ray.training.checkpoint import (
 )
 from domext_ray.training.choices import describe_choices
 from domext_ray.training.cost import Roofline, count_step, measure_peak_memory, time_matmuls
-from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import (
@@ -70,7 +68,7 @@ from domext_ray.training.passages import EvalSet
 from domext_ray.training.phases import BatchMaker, count_epochs, make_phases
 from domext_ray.training.router import attach_routers, read_records, wants_router
 from domext_ray.training.run import Run
-from domext_ray.training.start import NEW_WORD_TENSORS, begin, build_run_model
+from domext_ray.training.start import NEW_WORD_TENSORS, begin
 from domext_ray.training.step import StepFigures
 from domext_ray.training.tracking import list_tracked_options
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -119,8 +117,7 @@ class PretrainWorker:
         """Why this rank saves and ends, one of those of `training.notices`; empty: it goes on."""
         self._enter_phase("loading the model", LOADING)
         inputs = run.inputs
-        self.manifest, self.tokenizer_dir = inputs.domain, inputs.tokenizer.local()
-        self.tokenizer = load_tokenizer(self.tokenizer_dir)
+        self.manifest, self.tokenizer = inputs.domain, load_tokenizer(inputs.tokenizer.local())
         self.checkpoint = agree_on_checkpoint(
             self.run_dir / "checkpoints",
             run.goes_on_from,
@@ -138,7 +135,7 @@ class PretrainWorker:
         maker = BatchMaker(self.config, self.phases, self.tokenizer, general_tokenizer)
         # Reading starts now: its first batches are there when the model is.
         self.batches = Prefetch(maker.make(self.step, rank=rank, world_size=world_size))
-        self.base = None if self.config.base == "none" else _load_checked_base(run)
+        self.base = run.spec.base
         self.engine = self._build_engine()
         tokenizers = [general_tokenizer if part.keep else self.tokenizer for part in self.config.parts]
         shortest = zip(inputs.texts[0][1:], tokenizers, strict=True)
@@ -177,16 +174,14 @@ class PretrainWorker:
 
     def _build_engine(self) -> Engine:
         config = self.config
-        model = build_run_model(config, self.base, self.tokenizer_dir, config.train.dropout, self.plan.earlier)
-        own = cast(DomextConfig, model.config)
-        own.attention_probs_dropout_prob = config.train.attention_dropout_prob
-        self.extensions = describe_extensions(own)
+        model = self.plan.spec.build()
+        self.extensions = describe_extensions(cast(DomextConfig, model.config))
         if self.checkpoint is None:
             self.fixed = begin(self.plan, model, lambda: self._distill_words(model))
         else:
             self.fixed = self.checkpoint.fixed
             model.load_state_dict(self.fixed, strict=False)
-        attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
+        self.plan.spec.attach_decoder(model)
         if config.engine.has_narrow_base:
             store_base(model, torch.bfloat16)
         prepare_for_device(model, self.device, bf16=config.engine.uses_bf16)
@@ -629,7 +624,7 @@ class PretrainWorker:
             trainer_state=trainer_state,
             run_info={
                 "base": self.config.base,
-                "base_sha256": self.plan.base_sha256,
+                "base_sha256": self.plan.spec.base_sha256,
                 "corpus_fingerprint": self.manifest.fingerprint,
                 "tokenizer_fingerprint": self.manifest.tokenizer_fingerprint,
                 "extensions": asdict(self.extensions),
@@ -653,13 +648,3 @@ class PretrainWorker:
         waited = time.perf_counter() - started
         if waited >= SAID_SECONDS and self.rank == 0:
             notify_driver(self.run_dir, f"waited {waited:.1f} s for the checkpoint of step {step:,} to be written")
-
-
-def _load_checked_base(run: Run) -> Base:
-    base = load_base(run.config.base, next_sentence=run.config.objective.next_sentence)
-    if base.sha256 != run.base_sha256:
-        raise RunError(
-            f"the base {run.config.base!r} on this node has sha256 {base.sha256[:12]}, the run was made with "
-            f"{run.base_sha256[:12]}; give all nodes the same base."
-        )
-    return base

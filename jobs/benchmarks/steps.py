@@ -56,10 +56,11 @@ from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig
 from domext_ray.corpus.batching import MaskedRows, pad_masked
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import is_extension
-from domext_ray.model.base import Base
-from domext_ray.model.build import build_model, detach, prepare_for_device, store_base
+from domext_ray.model.base import MLM_HEAD, Base, BaseFiles
+from domext_ray.model.build import detach, prepare_for_device, store_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import LAYOUTS
+from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec
 from domext_ray.training.cost import count_flops, make_full_batch, time_matmuls
 from domext_ray.training.engine import Engine, join_alone, leave_alone
 from domext_ray.training.losses import MaskedLoss
@@ -167,16 +168,16 @@ def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
             max_position_embeddings=max(8192, longest),
         )
         config = LAYOUTS[options.layout].describe(found)
-        base = Base("random", Path(), config, detach(DomextForMaskedLM(config)), {}, "", Path())
-    model = build_model(
+        files = BaseFiles(Path(), detach(DomextForMaskedLM(config)), {})
+        base = Base("random", config, (MLM_HEAD,), "", read=files)
+    model = ModelSpec(
         base,
-        shape,
         describe_method(options, method),
-        vocab_size=VOCAB_SIZE if base is None else base.config.vocab_size,
-        new_words=[[0]] * options.new_words if method == "exbert" else [],
+        shape,
+        vocab_size=VOCAB_SIZE if base is None else 0,
+        new_words=[UNKNOWN_WORD] * options.new_words if method == "exbert" else [],
         dropout=options.dropout,
-        seed=0,
-    )
+    ).build()
     prepare_for_device(model, torch.device(options.device), bf16=options.precision == "bf16")
     # Without a base its heads would train too; a real base brings them.
     for name, param in model.named_parameters():

@@ -62,6 +62,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
 from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.layouts import find_layout
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
 from domext_ray.runs.events import Event, EventReader
@@ -73,7 +74,7 @@ from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.objective import to_batch
 from domext_ray.training.optimizer import compute_learning_rate
 from domext_ray.training.phases import make_sampler, resolve_max_steps
-from domext_ray.training.start import build_run_model, read_run_config
+from domext_ray.training.start import read_run_config
 from domext_ray.training.step import move_batch
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -347,7 +348,7 @@ def run_bare_loop(run_dir: Path, cache: str, options: argparse.Namespace) -> Ite
         config.train.global_batch_size,
     )
     reader = BatchReader(corpora, sampler, (masker,), (), slice(0, num_rows), num_rows)
-    model = build_run_model(config, load_base(config.base), run_dir / "tokenizer", config.train.dropout).train()
+    model = ModelSpec.of(config, load_base(config.base)).with_tokenizer(run_dir / "tokenizer").build().train()
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
     prepare_for_device(model, CPU, bf16=config.engine.uses_bf16)

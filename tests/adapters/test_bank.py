@@ -42,9 +42,9 @@ from domext_ray.downstream.tasks.description import TaskDescription, describe_ta
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import BaseModelError, ConfigError, RunError, StorageError
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import build_model
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_adapter
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -117,8 +117,7 @@ def make_run(
 ) -> DomextForMaskedLM:
     """Write a run's directory as a training job leaves it, and return its model."""
     config = PretrainConfig(base=str(base.folder), method=method, objective=objective or ObjectiveConfig())
-    vocab_size = base.config.vocab_size
-    model = build_model(base, config.shape, method, vocab_size=vocab_size, dropout=0.1, seed=0).eval()
+    model = ModelSpec(base, method, dropout=0.1).build().eval()
     with torch.no_grad():
         for param in model.parameters():
             if param.requires_grad:
@@ -397,14 +396,13 @@ def test_a_model_that_is_not_base_and_adapter_is_refused(bank: AdapterBank, base
         change(model)
         with pytest.raises(RunError, match=message):
             bank.add("law", model, "own")
-    shape, size = PretrainConfig().shape, base.config.vocab_size
     for method, new_words, message in (
         ({"module_hidden_size": 8, "module_ffn_size": 8}, [], "has extension modules of width 8"),
         ({}, [[7], [8, 9]], "has 2 new words"),
         ({"lora_rank": 2}, [], "has LoRA"),
     ):
         settings = MethodConfig(adapter="own", ffn_units=4, **method)
-        model = build_model(base, shape, settings, vocab_size=size, new_words=new_words, dropout=0.0, seed=0)
+        model = ModelSpec(base, settings, new_words=new_words).build()
         with pytest.raises(RunError, match=message):
             bank.add("law", model, "own")
     with pytest.raises(RunError, match="does not hold a DomextModel"):
@@ -415,14 +413,15 @@ def test_a_model_that_is_not_base_and_adapter_is_refused(bank: AdapterBank, base
 
 
 def test_another_base_is_refused(bank: AdapterBank, base: Base, headless_folder: Path, tmp_path: Path) -> None:
-    other = replace(base, tensors={name: each + 0.01 for name, each in base.tensors.items()})
+    moved = replace(base.files, tensors={name: each + 0.01 for name, each in base.tensors.items()})
+    other = replace(base, read=moved)
     bank.add("law", make_model(base), "own")
     with pytest.raises(RunError, match="is not as in the bank's base"):
         bank.add("art", make_model(other), "own")
     with pytest.raises(RunError, match="is not as in the bank's base"):
         bank.attach(make_plain(other), "law")
     lora = MethodConfig(heads=0, ffn_units=0, lora_rank=2)
-    wrapped = build_model(base, PretrainConfig().shape, lora, vocab_size=base.config.vocab_size, dropout=0.0, seed=0)
+    wrapped = ModelSpec(base, lora).build()
     with pytest.raises(RunError, match="merge LoRA first"):
         bank.attach(wrapped, "law")
     opened = AdapterBank.open(bank.folder, str(headless_folder))

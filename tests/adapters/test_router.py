@@ -28,14 +28,13 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
-from domext_ray.plan import count_run, size_run
+from domext_ray.plan import size_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
 from domext_ray.training import router as router_room
 from domext_ray.training.checkpoint import Checkpoint
-from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.router import (
     RouterRecord,
     attach_routers,
@@ -49,6 +48,7 @@ from domext_ray.training.router import (
     save_routers,
 )
 from domext_ray.training.run import Inputs, Run, Start
+from domext_ray.training.start import rebuild_run
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 OWN, COMMON, OTHER = range(60, 100), range(100, 180), range(180, 220)
@@ -184,9 +184,7 @@ def plan_fit(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None],
     paths = RunPaths(Place(run_dir), domain.folder.parent, run_dir)
     inputs = Inputs(Place(run_dir / "tokenizer"), ((domain, general) if general else (domain,),))
     started = Start(Place(start), Checkpoint(Place(start), 1, 1, {}, {}, {}), "") if start else None
-    shape = size_run(config, base)[1]
-    sizes = shape, count_run(config, base, shape)
-    return Run(config, paths, base.sha256, *sizes, base=base, start=started, prepared=inputs)
+    return Run(config, paths, size_run(config, base)[1], start=started, prepared=inputs)
 
 
 def test_it_is_fitted_while_the_run_trains_and_what_is_there_stays(

@@ -20,7 +20,7 @@ from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
+from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place
 from domext_ray.vocabulary.extension import read_base_vocabulary, save_extension
@@ -35,8 +35,7 @@ def run(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A run with a checkpoint, a tokenizer and an export."""
     base, folder = load_base(str(tiny_base_folder)), tmp_path_factory.mktemp("verify") / "af"
     config = PretrainConfig(base=str(tiny_base_folder), method=MethodConfig(heads=1, ffn_units=8))
-    size = base.config.vocab_size
-    model = build_model(base, config.shape, config.method, vocab_size=size, pad_token_id=0, dropout=0.0, seed=0)
+    model = ModelSpec(base, config.method).build()
     make_run(folder, config, model, base)
     write_run(Place(folder), identity={"base": "tiny"})
     shutil.copytree(tiny_base_folder, folder / "tokenizer", ignore=shutil.ignore_patterns("*.safetensors"))

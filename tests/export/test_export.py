@@ -37,13 +37,13 @@ from domext_ray.export.folder import ExportRecord, list_exported, new_export, re
 from domext_ray.export.model_folder import CODE_FILES, export_model, export_run
 from domext_ray.extensions.table import Units
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import build_model
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest
-from domext_ray.training.rebuild import RebuiltRun
+from domext_ray.training.start import RebuiltRun
 from domext_ray.vocabulary.extension import base_token_ids, read_base_vocabulary
 from domext_ray.vocabulary.learn import import_words
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
@@ -105,7 +105,7 @@ def make_rebuilt(
     tokenizer = load_tokenizer(tokenizer_folder or base.tokenizer_folder)  # type: ignore[union-attr]
     size = base.config.vocab_size if base else len(tokenizer)
     options = {"vocab_size": size, "dropout": 0.1, "seed": config.seed, **options}
-    model = build_model(base, config.shape, config.method, **options)
+    model = ModelSpec(base, config.method, config.shape, **options).build()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for param in model.parameters():
@@ -372,7 +372,8 @@ def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None
         assert header["license"] == terms.license and "license_name" not in header
         assert (tmp_path / name / "README.md").read_text().count("this base comes from is free of terms.") == 1
         assert read_terms(tmp_path / name) == terms
-        run = replace(run, base=replace(shipped, folder=tmp_path / name))
+        moved = replace(shipped, read=replace(shipped.files, folder=tmp_path / name))
+        run = replace(run, spec=replace(run.spec, base=moved))
     assert read_terms(tmp_path) == Terms()
     readme = (REPOSITORY / "README.md").read_text()
     assert "base that ships ([general-mini]" in readme and "are under [Apache-2.0](LICENSE)" in readme

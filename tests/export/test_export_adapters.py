@@ -22,15 +22,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
 from domext_ray.export.adapter_folders import ADAPTERS_VERSION, export_adapterhub, export_peft, find_reduction_factor
 from domext_ray.export.folder import MARKER
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
-from domext_ray.training.rebuild import RebuiltRun
+from domext_ray.training.start import RebuiltRun
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 BASES = ("tiny_base_folder", "tiny_roberta_folder")
@@ -81,8 +81,7 @@ def make_model(base_folder: Path, new_words: Sequence[list[int]] = (), **method:
     """A model whose extensions have moved far from their start."""
     base = load_base(str(base_folder))
     settings = MethodConfig(adapter="task", **method)
-    own = {"vocab_size": base.config.vocab_size, "new_words": new_words}
-    model = build_model(base, ShapeConfig(), settings, **own, dropout=0.1, seed=0)
+    model = ModelSpec(base, settings, new_words=new_words, dropout=0.1).build()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for param in model.parameters():

@@ -17,14 +17,15 @@ from transformers import AutoModelForMaskedLM
 
 from domext_ray import load
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.export.onnx_graph import OnnxModel
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model, merge_extensions, scale_extensions
+from domext_ray.model.build import merge_extensions, scale_extensions
+from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
-from domext_ray.training.rebuild import rebuild_run
+from domext_ray.training.start import rebuild_run
 
 TEXTS = ["the old house was warm .", "a river"]
 METHODS: dict[str, dict[str, Any]] = {
@@ -46,7 +47,7 @@ def make(tiny_base_folder: Path, tmp_path: Path) -> Make:
         base = load_base(str(tiny_base_folder))
         own = MethodConfig(**{"heads": 0, "ffn_units": 0, **method})
         config = PretrainConfig(base=str(tiny_base_folder), method=own)
-        model = build_model(base, ShapeConfig(), own, vocab_size=base.config.vocab_size, dropout=0.0, seed=0)
+        model = ModelSpec(base, own).build()
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for param in model.parameters():
@@ -193,7 +194,7 @@ def test_lora_at_a_scale_is_merged(make: Make) -> None:
     model: Any = rebuilt.model
     scale_extensions(model, rebuilt.config.method, 0.0)
     merge_extensions(model)
-    assert rebuilt.base is not None
+    assert rebuilt.spec.base is not None
     tensors = dict(model.named_parameters())
     assert not any(map(is_extension, tensors))
-    assert all(torch.equal(tensors[name], each) for name, each in rebuilt.base.tensors.items())
+    assert all(torch.equal(tensors[name], each) for name, each in rebuilt.spec.base.tensors.items())

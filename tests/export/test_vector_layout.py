@@ -21,7 +21,7 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.export.card import build_card
 from domext_ray.export.model_folder import export_model
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
+from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -37,7 +37,7 @@ def export(base_folder: Path, method: MethodConfig, pooling: Pooling, folder: Pa
     """Export a model whose trained tensors have moved."""
     base = load_base(str(base_folder))
     config = PretrainConfig(base=str(base_folder), method=method, objective=ObjectiveConfig(pooling=pooling))
-    model: Any = build_model(base, config.shape, method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0)
+    model: Any = ModelSpec(base, method, dropout=0.1).build()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for param in model.parameters():
@@ -67,7 +67,7 @@ def test_the_card_of_a_model_of_vectors_says_how_to_get_them(tiny_base_folder: P
     summary = {"domain": domain, "train": {"tokens": 1000}}
     for method, code in (("heads", ", trust_remote_code=True"), ("full", "")):
         config = PretrainConfig(base=str(tiny_base_folder), method=METHODS[method], objective=objective)
-        model = build_model(base, config.shape, config.method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0)
+        model = ModelSpec(base, config.method, dropout=0.1).build()
         run = as_rebuilt(model, base, load_tokenizer(tiny_base_folder), config)
         card = build_card(run, summary)
         assert f'SentenceTransformer("PATH_OF_THIS_FOLDER"{code})' in card

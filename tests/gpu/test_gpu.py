@@ -35,6 +35,7 @@ from method_runs import (
     Built,
     Places,
     build,
+    describe_model,
     draw_rows,
     make_config,
     make_engine,
@@ -73,7 +74,6 @@ from domext_ray.training.engine import compile_layers, join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import to_batch
-from domext_ray.training.start import build_run_model
 from domext_ray.training.step import move_batch
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -116,9 +116,10 @@ def step_packed(places: Places, device: torch.device) -> list[float]:
     """Losses of rows that hold several texts, whose attention ends at each."""
     row, objective = find_row("AF"), ObjectiveConfig(mask_prob=0.3)
     base = load_base(str(places.base_of(row)))
-    model = build_run_model(replace(make_config(row, places), objective=objective), base, places.tokenizer_of(row), 0.0)
+    config = replace(make_config(row, places), objective=objective)
+    spec = describe_model(config, base, places.tokenizer_of(row), dropout=0.0)
     masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), objective, 3, packed=True)
-    engine, losses = make_engine(row, places, Built(model, base, {}), device=device), []
+    engine, losses = make_engine(row, places, Built(spec.build(), spec, {}), device=device), []
     for step in range(CUT):
         rows = masker.mask(draw_rows(row, places, step), epoch=0)
         batches = [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)]

@@ -17,7 +17,7 @@ import torch
 from card import Card, Wait, register_card
 from finetuned_models import BOTTLENECK, fit
 from made_banks import add_drawn, make_bank
-from method_runs import MICRO_BATCH, OPTIM, Built, Places, build, draw_batches, draw_rows, make_config
+from method_runs import MICRO_BATCH, OPTIM, Built, Places, build, describe_model, draw_batches, draw_rows, make_config
 from methods import Row, find_row
 from torch import nn
 from torch.nn.attention import varlen
@@ -40,7 +40,6 @@ from domext_ray.storage import Place
 from domext_ray.training import engine as engine_module
 from domext_ray.training import worker as worker_module
 from domext_ray.training.checkpoint import save_checkpoint
-from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.engine import Engine, TensorState, TrainState, join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.losses import make_loss
@@ -48,7 +47,6 @@ from domext_ray.training.notices import Notices
 from domext_ray.training.objective import to_batch
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
-from domext_ray.training.start import build_run_model
 from domext_ray.training.step import SingleProcessTrainer, list_trainables, move_batch
 from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -111,11 +109,12 @@ def run_objective(
     """Steps of another objective, or of packed rows."""
     row = find_row("AF")
     config, base = replace(make_config(row, places), objective=objective), load_base(str(places.base_of(row)))
-    model = build_run_model(config, base, places.tokenizer_of(row), dropout)
-    attach_decoder(model, objective, 48, seed=0)
+    spec = describe_model(config, base, places.tokenizer_of(row), dropout)
+    model = spec.build()
+    replace(spec, seed=0).attach_decoder(model)
     masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), objective, 3, packed=packed)
     rows = masker.mask(draw_rows(row, places, 0), epoch=0)
-    return run_steps(config, Built(model, base, {}), [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)])
+    return run_steps(config, Built(model, spec, {}), [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)])
 
 
 def run_varlen(run: Callable[[], dict[str, Waits]]) -> dict[str, Waits]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.model.base import Base
 from domext_ray.model.build import describe_extensions
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
-from domext_ray.training.rebuild import RebuiltRun
+from domext_ray.training.start import RebuiltRun
 
 
 def make_run(
@@ -47,4 +49,18 @@ def make_run(
 def as_rebuilt(
     model: Any, base: Base | None, tokenizer: PreTrainedTokenizerBase, config: PretrainConfig, name: str = "tiny"
 ) -> RebuiltRun:
-    return RebuiltRun(name, config, base, model, tokenizer, 3, describe_extensions(model.config), "0" * 64)
+    """A run with a model; its spec has the options' own adapter, whatever the model has of that name."""
+    known, method = describe_extensions(model.config), config.method
+    own = [method.adapter] if method.has_adapter else []
+    others = {name: each for name, each in known.adapters.items() if name not in own}
+    spec = ModelSpec(
+        base,
+        method,
+        vocab_size=0 if base else model.config.base_vocab_size,
+        new_words=[UNKNOWN_WORD] * model.config.extension_vocab_size,
+        next_sentence=model.predicts_next_sentence,
+        causal=model.config.causal,
+        reads_words=config.objective.reads_words,
+        earlier=replace(known, adapters=others),
+    )
+    return RebuiltRun(name, config, spec, model, tokenizer, 3, "0" * 64)

@@ -13,6 +13,7 @@ from conftest import FEW_SENTENCES
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig, RunConfig, TrainConfig
+from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.attempts import supersede
 from domext_ray.storage import Place
 from domext_ray.training.engine import join_alone
@@ -48,7 +49,9 @@ def attempts() -> Iterator[Begin]:
 
     def begin(run: Run, folder: Path, **parts: Any) -> PretrainWorker:
         folder.mkdir(exist_ok=True)
-        made = replace(run.at(supersede(Place(folder))), config=replace(run.config, **parts))
+        config = replace(run.config, **parts)
+        spec = ModelSpec.of(config, run.spec.base, run.spec.earlier).with_tokenizer(run.inputs.tokenizer.local())
+        made = replace(run.at(supersede(Place(folder))), config=config, spec=spec)
         workers.append(PretrainWorker(made, device=torch.device("cpu")))
         return workers[-1]
 

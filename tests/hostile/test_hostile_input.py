@@ -51,7 +51,7 @@ from domext_ray.export.vector_layout import read_pooling
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_description
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import dump_yaml, from_dict, to_dict
 from domext_ray.options.kinds import list_options, list_sections
 from domext_ray.report.figures import measure_run
@@ -160,8 +160,7 @@ def take_attempt(folder: Path) -> None:
 def make_adapted(folder: Path, base: Path) -> Any:
     loaded = load_base(str(base))
     config = PretrainConfig(base=str(base), method=MethodConfig(heads=1, ffn_units=8))
-    size = loaded.config.vocab_size
-    model = build_model(loaded, config.shape, config.method, vocab_size=size, pad_token_id=0, dropout=0.0, seed=0)
+    model = ModelSpec(loaded, config.method).build()
     return make_run(folder, config, model, loaded)
 
 

@@ -23,7 +23,7 @@ from tiny_layouts import TINY_LAYOUTS
 from domext_ray.config.inference import InferenceScaleConfig, PredictConfig
 from domext_ray.config.jobs import ExportConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.finetune.exported import hash_export, load_exported
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import load_start_model
@@ -36,7 +36,8 @@ from domext_ray.inference.predict import PredictPlan, plan_prediction
 from domext_ray.inference.predictors import load_task_model
 from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model, merge_extensions
+from domext_ray.model.build import merge_extensions
+from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -258,7 +259,7 @@ def test_every_layout_is_a_graph(name: str, kind: str, tmp_path: Path) -> None:
     deep = {"modernbert": {"num_hidden_layers": 5}}
     base = load_base(str(TINY_LAYOUTS[kind].save(tmp_path / "base", **deep.get(kind, {}))))
     method = MethodConfig(**{"heads": 0, "ffn_units": 0, **EXTENSIONS[name]})  # type: ignore[arg-type]
-    model = build_model(base, ShapeConfig(), method, vocab_size=base.config.vocab_size, dropout=0.0, seed=0)
+    model = ModelSpec(base, method).build()
     write_graph(move(model), tmp_path / GRAPH)
     assert measure(model, tmp_path) < TOLERANCE
 

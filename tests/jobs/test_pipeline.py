@@ -29,6 +29,7 @@ from pretrain_jobs import (
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError, ReportError, RunError
 from domext_ray.inputs import get_or_build_tokenizer
+from domext_ray.model import base as base_module
 from domext_ray.model.base import load_base
 from domext_ray.pipeline import is_finished
 from domext_ray.runs.events import EVENTS, STAGES
@@ -57,6 +58,10 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
     return write_command("af", base, corpus, runs, name, f"{options} --method.ffn_units 16", *flags)
 
 
+BASE_READS = list[Path]()
+"""The folders from which this process read a base while the undisturbed run was made."""
+
+
 @pytest.fixture(scope="module")
 def undisturbed(
     local_ray: None, tiny_base_folder: Path, corpus_file: Path, tmp_path_factory: pytest.TempPathFactory
@@ -66,8 +71,22 @@ def undisturbed(
     That a run with dropout goes on exactly is in the matrix (test_methods.py) and in test_engine.py.
     """
     runs = tmp_path_factory.mktemp("runs")
-    train_here(build_command(tiny_base_folder, corpus_file, runs, "plain"))
+    real = base_module.read_weights
+
+    def read_weights(folder: Path, base: str) -> dict[str, Any]:
+        BASE_READS.append(folder)
+        return real(folder, base)
+
+    base_module._held.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base_module, "read_weights", read_weights)
+        train_here(build_command(tiny_base_folder, corpus_file, runs, "plain"))
     return runs / "plain"
+
+
+def test_a_job_reads_its_base_once(undisturbed: Path, tiny_base_folder: Path) -> None:
+    """For its plan, and not again for the report and the export; its worker, another process, reads it, too."""
+    assert [tiny_base_folder] == BASE_READS
 
 
 def test_a_run_leaves_everything_and_says_when_it_is_finished(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
-from domext_ray.training.decoder import DECODER
+from domext_ray.model.decoder import DECODER
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 NUM_STEPS = 16

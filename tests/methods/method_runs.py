@@ -34,7 +34,6 @@ from domext_ray.config.pretrain import (
 from domext_ray.corpus.batching import MaskedRows, Masker, join_rows
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.build import (
-    Extensions,
     describe_extensions,
     detach,
     name_unwrapped,
@@ -42,6 +41,7 @@ from domext_ray.model.build import (
     store_base,
 )
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
 from domext_ray.training import engine as engine_module
@@ -55,8 +55,6 @@ from domext_ray.training.losses import make_loss
 from domext_ray.training.objective import MaskedBatch, to_batch
 from domext_ray.training.start import (
     apply_start,
-    build_run_model,
-    changed_tensors,
     check_vocabulary,
     find_start,
     pick_fixed,
@@ -147,26 +145,39 @@ class Built:
     """A row's model before its first step, and what of an earlier run stays in it."""
 
     model: DomextForMaskedLM
-    base: Base
+    spec: ModelSpec
     fixed: dict[str, Tensor]
+
+    @property
+    def base(self) -> Base:
+        assert self.spec.base is not None, "every row has one"
+        return self.spec.base
 
 
 def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpoint | None = None) -> Built:
     """Build a row's model as a worker of a job does: fresh, after an earlier run, or from the row's own checkpoint."""
     config = make_config(row, places)
     base = load_base(config.base, next_sentence=row.pairs)
+    start = find_start(Place(config.init_from), base.sha256) if row.after and checkpoint is None else None
+    before = checkpoint or (start.checkpoint if start else None)
+    spec = describe_model(config, base, places.tokenizer_of(row), dropout, before)
+    model = spec.build()
     if checkpoint is not None:
-        earlier: Extensions | None = Extensions(**checkpoint.run_info["extensions"])
-        model = build_run_model(config, base, places.tokenizer_of(row), dropout, earlier)
         model.load_state_dict(checkpoint.fixed, strict=False)
-        return Built(model, base, checkpoint.fixed)
-    if not row.after:
-        return Built(build_run_model(config, base, places.tokenizer_of(row), dropout), base, {})
-    start = find_start(Place(Path(config.init_from)), base.sha256)
+        return Built(model, spec, checkpoint.fixed)
+    if start is None:
+        return Built(model, spec, {})
     check_vocabulary(start, places.tokenizer_of(row))
-    model = build_run_model(config, base, places.tokenizer_of(row), dropout, start.checkpoint.extensions)
     apply_start(model, start.checkpoint, start.run_dir)
-    return Built(model, base, pick_fixed(model, changed_tensors(start.checkpoint)))
+    return Built(model, spec, pick_fixed(model, start.checkpoint.changed))
+
+
+def describe_model(
+    config: PretrainConfig, base: Base, tokenizer: Path, dropout: float, before: Checkpoint | None = None
+) -> ModelSpec:
+    """Return the model of a run whose tokenizer is in a folder; `before`: the checkpoint that it goes on from."""
+    spec = ModelSpec.of(config, base, before.extensions if before else None)
+    return replace(spec.with_tokenizer(tokenizer), dropout=dropout, attention_dropout=None)
 
 
 def make_engine(

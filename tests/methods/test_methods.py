@@ -25,19 +25,19 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, hash_tensors, load_base
-from domext_ray.model.budget import solve_budget
-from domext_ray.model.build import Extensions, build_base, build_model, describe_extensions, describe_shape, detach
-from domext_ray.model.counts import ParameterCounts, count_parameters
+from domext_ray.model.budget import ParameterCounts, solve_budget
+from domext_ray.model.build import Extensions, describe_extensions, detach
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec, build_base
 from domext_ray.plan import size_run
 from domext_ray.storage import Place
 from domext_ray.training.evaluate import read_probe
-from domext_ray.training.rebuild import rebuild_run
+from domext_ray.training.start import rebuild_run
 from domext_ray.training.step import StepFigures
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -160,7 +160,7 @@ def test_gradients_are_where_it_trains(row: Row, runs: dict[str, Any]) -> None:
 def test_counts_are_those_of_the_tensors(row: Row, places: Places, runs: dict[str, Any]) -> None:
     take(runs, row.slug)
     built = build(row, places)
-    counts = count_parameters(built.model.config, row.make_method(), built.base.heads, next_sentence=row.pairs)
+    counts = built.spec.counts
     params = dict(built.model.named_parameters())
     assert counts.total == sum(each.numel() for each in params.values())
     assert counts.trainable == sum(each.numel() for each in params.values() if each.requires_grad)
@@ -187,11 +187,11 @@ def test_starts_at_the_base(row: Row, places: Places, runs: dict[str, Any]) -> N
 def test_the_base_comes_back_from_a_checkpoint(row: Row, places: Places, runs: dict[str, Any]) -> None:
     take(runs, row.slug)
     run = rebuild_run(Place(places.run_of(row)))
-    assert run.base is not None and run.step == STEPS
-    names = {name: name for name in run.base.original_names}
+    assert run.spec.base is not None and run.step == STEPS
+    names = {name: name for name in run.spec.base.original_names}
     tensors = detach(run.model, names)
-    assert (hash_tensors(tensors) == run.base.sha256) == keeps_base(row)
-    assert all(torch.equal(each, run.base.tensors[name]) for name, each in tensors.items() if not row.trains(name))
+    assert (hash_tensors(tensors) == run.spec.base.sha256) == keeps_base(row)
+    assert all(torch.equal(each, run.spec.base.tensors[name]) for name, each in tensors.items() if not row.trains(name))
 
 
 @pytest.mark.usefixtures("own_modules")
@@ -294,9 +294,7 @@ def solve(base: Base, method: dict[str, Any], budget: float, num_new_words: int 
     config = PretrainConfig(
         base=base.id, method=MethodConfig(**{"heads": 0, "ffn_units": 0, **method}, trainable_budget=budget)
     )
-    solved = size_run(config, base, num_new_words=num_new_words)[0].method
-    shape = describe_shape(base, config.shape, solved, vocab_size=base.config.vocab_size, num_new_words=num_new_words)
-    counts = count_parameters(shape, solved, base.heads)
+    counts = ModelSpec.of(config, base, num_new_words=num_new_words).solve().counts
     assert counts.trainable <= counts.encoder
     return counts.trainable / counts.encoder
 
@@ -370,10 +368,8 @@ def test_a_mistake_is_one_sentence() -> None:
     for says, (values, law) in MISTAKES.items():
         with pytest.raises(ConfigError, match=re.escape(says)) as caught:
             config = PretrainConfig(base=base.id, method=MethodConfig(**values))
-            method, size = size_run(config, base)[0].method, base.config.vocab_size
-            describe_shape(
-                base, ShapeConfig(), method, vocab_size=size, earlier=Extensions({"law": law}) if law else None
-            )
+            method = size_run(config, base)[0].method
+            ModelSpec(base, method, earlier=Extensions({"law": law} if law else {}))
         message = str(caught.value)
         assert message.startswith("--") and message.endswith(".") and "\n" not in message and ". " not in message
 
@@ -396,20 +392,12 @@ PLACES_IN_TABLE = {
 """The tests that stand behind each column; a cell of which one failed says so."""
 
 
-def describe_shipped(row: Row) -> tuple[DomextConfig, ParameterCounts]:
-    """Return a row's model on the shipped base, and its counts."""
-    base, method = load_shipped(), row.make_method(shipped=True)
-    earlier = describe_extensions(describe_shipped(find_row(row.after))[0]) if row.after else None
-    config = describe_shape(
-        base,
-        ShapeConfig(),
-        method,
-        vocab_size=base.config.vocab_size,
-        num_new_words=NUM_SHIPPED_WORDS if row.new_words else 0,
-        next_sentence=row.pairs,
-        earlier=earlier,
-    )
-    return config, count_parameters(config, method, base.heads, next_sentence=row.pairs)
+def describe_shipped(row: Row) -> ModelSpec:
+    """Return a row's model on the shipped base."""
+    earlier = describe_extensions(describe_shipped(find_row(row.after)).shape) if row.after else Extensions()
+    words = [UNKNOWN_WORD] * NUM_SHIPPED_WORDS if row.new_words else []
+    method = row.make_method(shipped=True)
+    return ModelSpec(load_shipped(), method, new_words=words, next_sentence=row.pairs, earlier=earlier)
 
 
 @torch.no_grad()
@@ -419,7 +407,7 @@ def measure_start(row: Row) -> float:
     batch = load_tokenizer(base.tokenizer_folder)(read_probe("")[:16], padding=True, return_tensors="pt")
     ids, mask = batch["input_ids"], batch["attention_mask"]
     size, method = base.config.vocab_size, row.make_method(shipped=True)
-    own = build_model(base, ShapeConfig(), method, vocab_size=size, new_words=words, dropout=0.0, seed=0)
+    own = ModelSpec(base, method, new_words=words).build()
     expected, found = (
         each.eval()(ids, attention_mask=mask).logits[mask.bool()] for each in (build_base(base, CPU), own)
     )
@@ -450,7 +438,7 @@ class Collector:
     def _format_cell(self, row: Row, column: str) -> str:
         if not all(self.passed.get((row.slug, test), False) for test in PLACES_IN_TABLE[column]):
             return "**fails**"
-        counts = describe_shipped(row)[1]
+        counts = describe_shipped(row).counts
         return {
             "Trains": f"{counts.trainable:,} ({counts.trainable_frac:.1%})",
             "Start": "exact" if row.exact_start else f"{measure_start(row):.1e}",

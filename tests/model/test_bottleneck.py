@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import build_model
-from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.layers_domext import Layer
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
+from domext_ray.model.spec import ModelSpec
 
 HEADS = ("cls.predictions.", "bert.pooler.")
 
@@ -38,9 +36,7 @@ def make_encoder(**adapters: dict[str, Any]) -> DomextModel:
 
 def build(base: Base, **method: object) -> DomextForMaskedLM:
     values = {"heads": 0, "ffn_units": 0, "bottleneck_size": 6, **method}
-    return build_model(
-        base, ShapeConfig(), MethodConfig(**values), vocab_size=base.config.vocab_size, dropout=0.0, seed=0
-    ).eval()
+    return ModelSpec(base, MethodConfig(**values)).build().eval()
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +108,7 @@ def test_every_variant_is_counted_starts_at_the_base_and_trains_alone(base: Base
         with torch.no_grad():
             assert torch.equal(model(ids).logits, expected), variant
         method = MethodConfig(heads=0, ffn_units=0, bottleneck_size=6, **variant)
-        counts = count_parameters(model.config, method, base.heads)
+        counts = ModelSpec(base, method).counts
         places, layers, m, d = len(PLACES[variant["bottleneck_place"]]), 2, 6, 32
         one = 2 * m * d + d + m + 2 * d + (2 * d if variant["bottleneck_layer_norm"] else 0)
         assert counts.trainable == layers * places * one, variant
@@ -124,11 +120,10 @@ def test_every_variant_is_counted_starts_at_the_base_and_trains_alone(base: Base
 
 
 def test_bert_base_with_64_in_12_layers() -> None:
-    method = MethodConfig(heads=0, ffn_units=0, bottleneck_size=64)
-    adapters = {"domain": {"bottleneck_size": 64}}
-    assert count_parameters(DomextConfig(adapters=adapters), method, HEADS).trainable == 2_379_264 + 36_864
-    adapters["domain"]["layer_norms"] = False
-    assert count_parameters(DomextConfig(adapters=adapters), method, HEADS).trainable == 2_379_264
+    base = Base("bert", DomextConfig(), HEADS, "")
+    for layer_norms, expected in ((True, 2_379_264 + 36_864), (False, 2_379_264)):
+        method = MethodConfig(heads=0, ffn_units=0, bottleneck_size=64, bottleneck_norms=layer_norms)
+        assert ModelSpec(base, method).counts.trainable == expected
 
 
 def test_zero_start_is_the_base_exactly_and_the_papers_start_is_near(base: Base) -> None:

@@ -37,11 +37,11 @@ from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError
 from domext_ray.model import base_folder, build
 from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
-from domext_ray.model.build import build_model, describe_shape, detach, store_base
-from domext_ray.model.counts import count_parameters
+from domext_ray.model.build import detach, store_base
 from domext_ray.model.domext import layers_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.spec import ModelSpec
 
 AF = MethodConfig(heads=1, ffn_units=6)
 
@@ -67,7 +67,7 @@ SIZES: dict[str, Any] = {
 
 def augment(base: Base | None, method: MethodConfig = AF, **values: Any) -> DomextForMaskedLM:
     size = 70 if base is None else base.config.vocab_size
-    return build_model(base, SHAPE, method, **{"vocab_size": size, "dropout": 0.0, "seed": 0, **values}).eval()
+    return ModelSpec(base, method, SHAPE, **{"vocab_size": size, **values}).build().eval()
 
 
 def save(model_class: Any, config: Any, folder: Path, **values: Any) -> Path:
@@ -255,7 +255,7 @@ def test_a_sentence_encoder_gets_a_head_that_trains(tmp_path: Path) -> None:
         assert trainable == {*head, "cls.predictions.bias"}
         assert not model.cls.predictions.decoder.weight.requires_grad, "tied to the frozen word embeddings"
         own = sum(each.numel() for each in model.parameters() if each.requires_grad)
-        assert count_parameters(model.config, AF, base.heads).trainable == own
+        assert ModelSpec(base, AF).counts.trainable == own
         assert set(detach(model, base.original_names)) == set(base.original_names.values())
 
 
@@ -284,19 +284,16 @@ def test_the_seed_decides_and_torch_is_left_alone(bert: Base) -> None:
 def test_counts_of_the_paper() -> None:
     """AF Adapter: 1 head and 1,024 units on Chinese RoBERTa-wwm-ext-base, 17.2 % of base + extension."""
     method = MethodConfig(adapter="medicine")
-    config = DomextConfig(
-        vocab_size=21128, has_pooler=True, adapters={"medicine": {"heads": method.heads, "ffn_units": method.ffn_units}}
-    )
-    counts = count_parameters(config, method, HEADS)
+    counts = ModelSpec(Base("bert", DomextConfig(vocab_size=21128, has_pooler=True), HEADS, ""), method).counts
     assert counts.trainable == 21_266_688
     assert round(100 * counts.trainable_frac, 1) == 17.2
     assert round(100 * counts.trainable / (counts.encoder - counts.trainable), 1) == 20.8
 
 
-def test_describe_shape_equals_the_built_model(bert: Base) -> None:
-    config = describe_shape(bert, SHAPE, AF, vocab_size=bert.config.vocab_size)
-    assert config.adapters == augment(bert).config.adapters
-    assert count_parameters(config, AF, HEADS).total == sum(each.numel() for each in augment(bert).parameters())
+def test_a_spec_has_the_shape_of_what_it_builds(bert: Base) -> None:
+    spec = ModelSpec(bert, AF)
+    assert spec.shape.adapters == augment(bert).config.adapters
+    assert spec.counts.total == sum(each.numel() for each in augment(bert).parameters())
     assert bert.config.adapters == {}, "the base's own configuration is left as it was"
 
 

@@ -16,14 +16,12 @@ from torch.nn import functional
 from transformers import BertConfig, BertForPreTraining, BertModel, RobertaConfig, RobertaForMaskedLM
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import HEADS, Base, load_base
-from domext_ray.model.build import build_model
-from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
+from domext_ray.model.spec import ModelSpec
 
 Tensors = dict[str, Tensor]
 
@@ -49,8 +47,7 @@ def base(tiny_base_folder: Path) -> Base:
 
 
 def augment(base: Base, method: MethodConfig = EXBERT, **values: Any) -> DomextForMaskedLM:
-    values = {"vocab_size": base.config.vocab_size, "new_words": NEW_WORDS, "dropout": 0.0, "seed": 0, **values}
-    return build_model(base, ShapeConfig(), method, **values).eval()
+    return ModelSpec(base, method, **{"new_words": NEW_WORDS, **values}).build().eval()
 
 
 def stir(model: torch.nn.Module) -> None:
@@ -143,11 +140,11 @@ def test_sizes_of_the_paper() -> None:
     ):
         sizes = {"module_hidden_size": width, "module_ffn_size": units}
         method = MethodConfig(heads=0, ffn_units=0, **sizes)
-        counts = count_parameters(DomextConfig(num_hidden_layers=1, **sizes), method, HEADS)
+        counts = ModelSpec(Base("one", DomextConfig(num_hidden_layers=1), HEADS, ""), method).counts
         assert counts.trainable == expected + 768 + 1
         assert round(100 * expected / 7_087_872, 1) == share
         if width == 252:
-            assert count_parameters(DomextConfig(**sizes), method, HEADS).trainable == 28_249_980
+            assert ModelSpec(Base("all", DomextConfig(), HEADS, ""), method).counts.trainable == 28_249_980
 
 
 def test_counts_are_those_of_the_tensors(base: Base) -> None:
@@ -156,7 +153,7 @@ def test_counts_are_those_of_the_tensors(base: Base) -> None:
     ):
         own = replace(method, trains=trains, train_heads=train_heads)
         model = augment(base, own, next_sentence=next_sentence)
-        counts = count_parameters(model.config, own, base.heads, next_sentence=next_sentence)
+        counts = ModelSpec(base, own, new_words=NEW_WORDS, next_sentence=next_sentence).counts
         assert counts.total == sum(each.numel() for each in model.parameters()), own
         assert counts.trainable == sum(each.numel() for each in model.parameters() if each.requires_grad), own
         assert counts.encoder == sum(each.numel() for each in model.bert.parameters()), own

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from transformers import BertLMHeadModel
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
+from domext_ray.model.spec import ModelSpec
 
 EVERYTHING: dict[str, Any] = {
     "adapters": {"law": {"heads": 1, "ffn_units": 6, "bottleneck_size": 4}, "art": {"heads": 2}},
@@ -74,8 +73,8 @@ def test_it_is_transformers_own_decoder(tiny_base_folder: Path) -> None:
     base = load_base(str(tiny_base_folder))
     decoder = BertLMHeadModel.from_pretrained(tiny_base_folder, is_decoder=True).eval()
     expected = decoder(IDS, attention_mask=MASK, use_cache=False).logits[MASK.bool()]
-    method, size = MethodConfig(trains="all", heads=0, ffn_units=0), base.config.vocab_size
-    model = build_model(base, ShapeConfig(), method, vocab_size=size, causal=True, dropout=0.0, seed=0).eval()
+    method = MethodConfig(trains="all", heads=0, ffn_units=0)
+    model = ModelSpec(base, method, causal=True).build().eval()
     for implementation in ("sdpa", "eager"):
         model.set_attn_implementation(implementation)
         torch.testing.assert_close(model(IDS, attention_mask=MASK).logits[MASK.bool()], expected, atol=1e-5, rtol=0)

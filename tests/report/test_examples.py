@@ -15,7 +15,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, TrainConfig
 from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
+from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import dump_yaml
 from domext_ray.report.examples import NUM_EXAMPLES, NUM_GUESSES, choose_sentences, make_examples, predict
 from domext_ray.runs.run_directory import write_run
@@ -42,10 +42,7 @@ def config(tiny_base_folder: Path) -> PretrainConfig:
 
 def build(config: PretrainConfig, method: MethodConfig | None = None) -> torch.nn.Module:
     base = load_base(config.base)
-    size = base.config.vocab_size
-    return build_model(
-        base, config.shape, method or config.method, vocab_size=size, pad_token_id=0, dropout=0.0, seed=0
-    )
+    return ModelSpec(base, method or config.method).build()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from domext_ray.corpus.shards import make_settings, prepare_corpus
 from domext_ray.data.files import find_files
 from domext_ray.data.sample import check_corpus, read_sample
 from domext_ray.model.base import load_base
-from domext_ray.model.counts import ParameterCounts
+from domext_ray.model.spec import ModelSpec
 from domext_ray.report.forecast import describe_forecast, make_forecast
 from domext_ray.storage import Place
 from domext_ray.training.cost import StepCost, make_dry_run_model, measure_step_cost
@@ -38,7 +38,9 @@ from domext_ray.training.phases import count_limited_steps, count_phase_steps
 from domext_ray.training.step import SingleProcessTrainer, StepFigures
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-COUNTS = ParameterCounts(total=1000, trainable=100, encoder=900)
+
+def describe_model(config: PretrainConfig) -> ModelSpec:
+    return ModelSpec.of(config, load_base(config.base))
 
 
 def test_steps_come_from_the_first_limit() -> None:
@@ -86,19 +88,17 @@ def test_a_forecast_says_steps_hours_and_disk(tiny_base_folder: Path, tmp_path: 
     corpus = str(write_corpus(tmp_path / "corpus.txt", 2000))
     train = TrainConfig(max_steps=0, epochs=3, global_batch_size=8, seq_length=32, tokens_per_second=100)
     config = PretrainConfig(base=str(tiny_base_folder), corpus=corpus, train=train, run=RunConfig(keep_checkpoints=2))
-    base, samples = load_base(config.base), [check_corpus(corpus, config.prepare, to_end=True)]
+    spec, samples = describe_model(config), [check_corpus(corpus, config.prepare, to_end=True)]
 
     def never() -> StepCost:
         raise AssertionError("the rate is given")
 
-    forecast = make_forecast(config, base, samples, COUNTS, never)
-    (text,) = forecast.texts
+    forecast = make_forecast(config, spec, samples, never)
+    (text,), counts = forecast.texts, spec.counts
     assert text.num_epochs == pytest.approx(3, rel=0.02)
     assert forecast.seconds == text.num_tokens / 100
-    assert (forecast.checkpoint_bytes, forecast.export_bytes) == (100 * 4 * 3 * 2, 1000 * 4)
-    short = make_forecast(
-        replace(config, train=replace(train, max_seconds=forecast.seconds / 2)), base, samples, COUNTS, never
-    )
+    assert (forecast.checkpoint_bytes, forecast.export_bytes) == (counts.trainable * 4 * 3 * 2, counts.total * 4)
+    short = make_forecast(replace(config, train=replace(train, max_seconds=forecast.seconds / 2)), spec, samples, never)
     assert short.seconds == forecast.seconds / 2 and short.num_steps == forecast.num_steps // 2
     assert short.texts[0].num_epochs == pytest.approx(text.num_epochs * short.num_steps / forecast.num_steps)
     printed = describe_forecast(forecast, config)
@@ -116,9 +116,9 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
         mixture=MixtureConfig(parts={"web": {"corpus": texts["web"], "weight": {0: 0, 0.5: 2}}}),
         train=TrainConfig(max_steps=100, global_batch_size=8, seq_length=32, tokens_per_second=100),
     )
-    base = load_base(config.base)
+    spec = describe_model(config)
     samples = [check_corpus(each, config.prepare, to_end=True) for each in texts.values()]
-    forecast = make_forecast(config, base, samples, COUNTS, lambda: StepCost(0.0, 0.0))
+    forecast = make_forecast(config, spec, samples, lambda: StepCost(0.0, 0.0))
     estimate = forecast.estimates[0]
     assert estimate is not None
     assert [(each.title, each.num_rows) for each in forecast.texts] == [
@@ -131,13 +131,13 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
     printed = describe_forecast(forecast, config)
     assert f"  web                   200 rows, {forecast.texts[2].num_tokens:,} tokens, " in printed
     half = replace(config, train=replace(config.train, max_seconds=forecast.seconds / 2))
-    shorter = make_forecast(half, base, samples, COUNTS, lambda: StepCost(0.0, 0.0))
+    shorter = make_forecast(half, spec, samples, lambda: StepCost(0.0, 0.0))
     assert [each.num_rows for each in shorter.texts] == [300, 100, 0]
 
 
 def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:
     config = PretrainConfig(base=str(tiny_base_folder), train=TrainConfig(seq_length=32, global_batch_size=8))
-    rate = measure_step_cost(make_dry_run_model(config, load_base(config.base), 0, num_new_words=3))
+    rate = measure_step_cost(make_dry_run_model(config, ModelSpec.of(config, load_base(config.base), num_new_words=3)))
     assert rate.tokens_per_second > 0 and rate.flops_per_token > 0
 
 
@@ -159,7 +159,7 @@ def test_steps_that_ask_the_base_are_timed_as_such(
         method=MethodConfig(trains=trains, **({} if trains == "extensions" else {"heads": 0, "ffn_units": 0})),
         train=TrainConfig(seq_length=32, global_batch_size=8),
     )
-    measure_step_cost(make_dry_run_model(config, load_base(config.base), 0, num_new_words=0))
+    measure_step_cost(make_dry_run_model(config, ModelSpec.of(config, load_base(config.base))))
     assert made[-1].distill_loss > 0 and made[-1].loss > 0
 
 
@@ -171,7 +171,7 @@ def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
         train=TrainConfig(max_steps=100, seq_length=32, global_batch_size=8, teraflops=0.5),
     )
     samples = [check_corpus(config.corpus, config.prepare, to_end=True)]
-    forecast = make_forecast(config, load_base(config.base), samples, COUNTS, lambda: StepCost(2e6, 7.0))
+    forecast = make_forecast(config, describe_model(config), samples, lambda: StepCost(2e6, 7.0))
     assert forecast.rate.tokens_per_second == pytest.approx(2 * 0.5e12 / 2e6)
     assert forecast.seconds == pytest.approx(forecast.texts[0].num_tokens / 500_000)
     printed = describe_forecast(forecast, config)
@@ -189,7 +189,7 @@ def test_a_rate_beside_other_work_says_so_and_rows_lack_new_words(tiny_base_fold
     samples = [check_corpus(config.corpus, config.prepare, to_end=True)]
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
     try:
-        forecast = make_forecast(config, load_base(config.base), samples, COUNTS, lambda: StepCost(2e6, 7.0))
+        forecast = make_forecast(config, describe_model(config), samples, lambda: StepCost(2e6, 7.0))
     finally:
         for other in others:
             other.kill()

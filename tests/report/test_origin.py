@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
-from domext_ray.model.build import describe_shape
-from domext_ray.model.counts import count_parameters
+from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec
 from domext_ray.report import summary
 from domext_ray.report.summary import count_trained, describe_command, describe_origin, find_commit, read_origin
 from domext_ray.runs.run_directory import add_versions, list_versions, write_run
@@ -69,7 +67,6 @@ def test_what_trains_is_counted_by_kind(tiny_base_folder: Path) -> None:
         (MethodConfig(heads=0, ffn_units=0, module_hidden_size=16, module_ffn_size=16), 7, {"modules", "new words"}),
     ):
         base = load_base(str(tiny_base_folder))
-        shape = describe_shape(base, ShapeConfig(), method, vocab_size=base.config.vocab_size, num_new_words=num_words)
-        counts = count_parameters(shape, method, base.heads)
-        found = count_trained(counts, method)
-        assert found.keys() == kinds and sum(found.values()) == counts.trainable
+        spec = ModelSpec(base, method, new_words=[UNKNOWN_WORD] * num_words)
+        found = count_trained(spec)
+        assert found.keys() == kinds and sum(found.values()) == spec.counts.trainable

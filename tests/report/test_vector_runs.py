@@ -116,15 +116,15 @@ def test_a_dry_run_counts_the_decoder(tiny_base_folder: Path, tmp_path: Path) ->
     config = replace(
         config, run=replace(config.run, dir=str(tmp_path)), train=TrainConfig(seq_length=16, long_seq_length=32)
     )
-    counts = plan_run(config).counts
+    run = plan_run(config)
+    counts = run.spec.counts
     # Positions, last norm, and two layers of two norms, 13 matrices of d x d and their biases.
     assert counts.decoder == 32 * 32 + 2 * 32 + 2 * (4 * 32 + 13 * 32**2 + 10 * 32)
-    masked = plan_run(replace(config, objective=ObjectiveConfig())).counts
+    masked = plan_run(replace(config, objective=ObjectiveConfig())).spec.counts
     assert replace(counts, decoder=0) == masked, "the model's own counts, hence sizes for a budget, stay"
-    memory = estimate_memory(make_dry_run_model(config, load_base(config.base), 0, 0))
+    memory = estimate_memory(make_dry_run_model(run.config, run.spec))
     assert memory["trainable_weights"] == 4 * (masked.trainable + counts.decoder)
-    forecast = Forecast(())
-    said = describe_plan(config, plan_run(config).paths, counts, memory, forecast)
+    said = describe_plan(run, memory, Forecast(()))
     assert f", and {counts.decoder:,} of a decoder, which no export has\n" in said
 
 

@@ -22,7 +22,7 @@ from domext_ray.export.model_folder import save_model
 from domext_ray.inference.predictors import TaskPredictor, find_model, load_predictor, load_task_model
 from domext_ray.labelled.examples import LabelledSet, TaggedSentence
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
+from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.run_directory import write_config
 from domext_ray.serving.engine import Engine, ServedRow
 from domext_ray.serving.served_model import find_single_model, open_served
@@ -102,9 +102,7 @@ def test_an_export_fills_masks_as_predict_does(
     from domext_ray.serving.serve import place_bank
 
     base = load_base(str(request.getfixturevalue(base_folder)))
-    model: Any = build_model(
-        base, PretrainConfig().shape, method, vocab_size=base.config.vocab_size, dropout=0.0, seed=0
-    )
+    model: Any = ModelSpec(base, method).build()
     with torch.no_grad():
         for param in model.parameters():
             if param.requires_grad:

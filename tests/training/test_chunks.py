@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, ShapeConfig, TrainConfig, VocabConfig
+from domext_ray.model.spec import ModelSpec
 from domext_ray.training import losses
 from domext_ray.training.cost import estimate_memory, make_dry_run_model
 from domext_ray.training.losses import make_loss
@@ -122,8 +123,8 @@ def test_the_forecast_of_a_large_vocabulary_has_no_whole_scores(monkeypatch: pyt
         train=TrainConfig(seq_length=128, global_batch_size=256, micro_batch_size=256),
         engine=EngineConfig(precision="fp32"),
     )
-    chunks = estimate_memory(make_dry_run_model(config, None, 250_002, 0))["activations"]
+    chunks = estimate_memory(make_dry_run_model(config, ModelSpec.of(config, None)))["activations"]
     monkeypatch.setattr(losses, "MAX_SCORES", 2**40)
-    whole = estimate_memory(make_dry_run_model(config, None, 250_002, 0))["activations"]
+    whole = estimate_memory(make_dry_run_model(config, ModelSpec.of(config, None)))["activations"]
     scores = 0.15 * 256 * 128 * 250_002 * 4
     assert chunks < 4 * 4 * WHOLE < 2 * scores < whole

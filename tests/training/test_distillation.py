@@ -28,6 +28,7 @@ from domext_ray.corpus.snippets import SnippetRequest, find_snippets, get_or_fin
 from domext_ray.errors import CorpusError, OptionError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.spec import ModelSpec
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import plan_run
 from domext_ray.runs.attempts import supersede
@@ -37,7 +38,7 @@ from domext_ray.training.distillation import choose_snippets, distill_new_words,
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.pretrain import pretrain
 from domext_ray.training.run import Run
-from domext_ray.training.start import NEW_WORD_TENSORS, build_run_model
+from domext_ray.training.start import NEW_WORD_TENSORS
 from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -75,7 +76,7 @@ class Prepared:
         """The run's model at its start."""
         values = {**vars(self.config.method), **method, "word_init": word_init}
         config = replace(self.config, method=MethodConfig(**values))
-        return build_run_model(config, self.base, self.tokenizer_dir, dropout=0.1)
+        return ModelSpec.of(config, self.base).with_tokenizer(self.tokenizer_dir).build()
 
     def distill(self, model: DomextForMaskedLM, seed: int = 0, tell: Any = lambda text: None) -> dict[str, Tensor]:
         """Fit a model's new words; return all of its tensors."""

@@ -18,14 +18,14 @@ from torch import nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.corpus.pairs import PAIR_SCHEMA, build_pairs
 from domext_ray.corpus.rows import SCHEMA, RowSettings
 from domext_ray.errors import CorpusError
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
+from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
@@ -134,22 +134,16 @@ def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTr
     assert all((each.input_ids != tokenizer.mask_token_id).all() for each in found.domain.batches)
 
 
-def make_model(base_folder: Path, vocab_size: int, next_sentence: bool = False) -> nn.Module:
-    return build_model(
-        load_base(str(base_folder)),
-        ShapeConfig(),
-        MethodConfig(heads=1, ffn_units=8),
-        vocab_size=vocab_size,
-        next_sentence=next_sentence,
-        dropout=0.1,
-        seed=0,
-    )
+def make_model(base_folder: Path, next_sentence: bool = False) -> nn.Module:
+    return ModelSpec(
+        load_base(str(base_folder)), MethodConfig(heads=1, ffn_units=8), next_sentence=next_sentence, dropout=0.1
+    ).build()
 
 
 def test_scores_are_the_models(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (25,))
     asked = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=25, batch_size=4)
-    model, batches = make_model(tiny_base_folder, len(tokenizer)), asked.batches
+    model, batches = make_model(tiny_base_folder), asked.batches
     scores = Scores.add_up(evaluate(make_lone_engine(model), asked))
     loss, correct, count = 0.0, 0, 0
     model.eval()
@@ -290,7 +284,7 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path
 ) -> None:
     characters = build_characters(write_texts(tmp_path), tokenizer, 20, 64, batch_size=4)
-    model = make_model(tiny_base_folder, len(tokenizer))
+    model = make_model(tiny_base_folder)
     with torch.no_grad():
         for name, each in model.named_parameters():
             if each.shape[:1] == (len(tokenizer),):  # the word embeddings, tied to the output, and its bias
@@ -334,7 +328,7 @@ def test_scores_of_pairs_are_the_models(
 ) -> None:
     manifest = write_pairs(tmp_path, tokenizer)
     asked = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=60, batch_size=8)
-    model, batches = make_model(tiny_base_folder, len(tokenizer), next_sentence=True), asked.batches
+    model, batches = make_model(tiny_base_folder, next_sentence=True), asked.batches
     rows = evaluate(make_lone_engine(model), asked)
     scores, sets = Scores.add_up(rows), Evaluations(asked)
     assert np.array_equal(unpack_scores(pack_scores({"domain": rows}, sets), sets)["domain"], rows[:, :3])

@@ -20,8 +20,9 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, ReplayConfig, VocabConfig
 from domext_ray.corpus.batching import MaskedRows, join_rows, pad_masked
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import build_model, count_base_layers
+from domext_ray.model.build import count_base_layers
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.spec import ModelSpec
 from domext_ray.training.losses import MaskedLoss, make_loss
 from domext_ray.training.objective import MaskedBatch, pad_batch, to_batch
 from domext_ray.training.step import move_batch
@@ -50,10 +51,7 @@ def make_config(base: Base, *, keep: Any = "kl", **method: Any) -> PretrainConfi
 
 def build(base: Base, config: PretrainConfig, *, dropout: float = 0.0, start: str = "moved") -> DomextForMaskedLM:
     """A model whose trained parameters are not at their start."""
-    size = base.config.vocab_size
-    model = build_model(
-        base, config.shape, config.method, vocab_size=size, new_words=NEW_WORDS, dropout=dropout, seed=1
-    )
+    model = ModelSpec(base, config.method, new_words=NEW_WORDS, dropout=dropout, seed=1).build()
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for param in cast(nn.Module, model).parameters():

@@ -26,6 +26,7 @@ from domext_ray.config.pretrain import (
 from domext_ray.model.base import load_base
 from domext_ray.model.build import store_base
 from domext_ray.model.joined import join_products
+from domext_ray.model.spec import ModelSpec
 from domext_ray.training.cost import (
     Sharding,
     StepMemory,
@@ -93,7 +94,8 @@ def test_recomputed_activations_are_those_of_one_layer() -> None:
     )
     recomputed = replace(config, engine=replace(config.engine, activation_checkpointing=True))
     plain, one = (
-        estimate_memory(make_dry_run_model(each, None, 100, 0))["activations"] for each in (config, recomputed)
+        estimate_memory(make_dry_run_model(each, ModelSpec.of(each, None)))["activations"]
+        for each in (config, recomputed)
     )
     assert one < 0.4 * plain
 
@@ -146,7 +148,7 @@ def test_a_dry_run_plans_the_longest_rows_and_a_gpu_without_one(tiny_base_folder
     base = load_base(config.base)
 
     def plan(config: PretrainConfig) -> dict[str, int]:
-        return estimate_memory(make_dry_run_model(config, base, 0, 0))
+        return estimate_memory(make_dry_run_model(config, ModelSpec.of(config, base)))
 
     short = plan(replace(config, train=replace(config.train, long_seq_length=0)))
     assert plan(config)["activations"] > 1.5 * short["activations"]
@@ -160,7 +162,7 @@ def test_a_dry_run_plans_the_longest_rows_and_a_gpu_without_one(tiny_base_folder
 def test_a_copy_of_the_base_is_counted(tiny_base_folder: Path) -> None:
     config = PretrainConfig(base=str(tiny_base_folder), method=MethodConfig(trains="all", heads=0, ffn_units=0))
     config = replace(config, replay=replace(config.replay, corpus="general.txt"), train=TrainConfig(seq_length=16))
-    trial = make_dry_run_model(config, load_base(config.base), 0, 0)
+    trial = make_dry_run_model(config, ModelSpec.of(config, load_base(config.base)))
     parts = estimate_memory(trial)
     assert parts["copy_of_the_base"] == parts["trainable_weights"] // 2, "in bf16, as it computes"
     assert isinstance(trial.objective, nn.Module)

@@ -16,8 +16,9 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ReplayConfig, ShapeConfig, TrainConfig
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model, prepare_for_device, store_base
+from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.domext.layers_domext import VARLEN
+from domext_ray.model.spec import ModelSpec
 from domext_ray.training.cost import (
     Roofline,
     count_flops,
@@ -41,7 +42,7 @@ PLAIN = MethodConfig(name="none", heads=0, ffn_units=0)
 
 def count(method: MethodConfig) -> Roofline:
     """Count a step of a model without a base, of which the extensions train, or all."""
-    model = build_model(None, SHAPE, method, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
+    model = ModelSpec(None, method, SHAPE, vocab_size=VOCAB).build()
     prepare_for_device(model, CPU, bf16=False)
     for name, param in model.named_parameters():
         param.requires_grad_(method.trains == "all" or ".adapters." in name)
@@ -78,9 +79,7 @@ def test_every_layout_is_counted(tmp_path: Path) -> None:
         objective = ObjectiveConfig(kind=kind, whole_word=kind == "masked", next_sentence=False)
         base = load_base(str(layout.save(tmp_path / kind / name)))
         config = PretrainConfig(objective=objective, train=TrainConfig(seq_length=LENGTH))
-        model = build_model(
-            base, SHAPE, MethodConfig(), causal=kind != "masked", vocab_size=0, new_words=[], dropout=0.0, seed=0
-        )
+        model = ModelSpec(base, MethodConfig(), causal=kind != "masked").build()
         prepare_for_device(model, CPU, bf16=False)
         batch = make_full_batch(config, base.config.vocab_size, LENGTH, ROWS)
         assert count_flops(MaskedLoss(model, CPU, bf16=False), batch).backward > 0, (name, kind)
@@ -105,10 +104,7 @@ def test_what_the_base_computes_is_counted(
     base, train = load_base(str(tiny_base_folder)), TrainConfig(seq_length=LENGTH)
     method = replace(PLAIN, trains=trains, ffn_units=0 if trains == "all" else 48, layers=layers)
     keeping = PretrainConfig(base="b", method=method, train=train, objective=ObjectiveConfig(keep="kl"), **general)
-    plain, model = (
-        build_model(base, ShapeConfig(), each, vocab_size=0, new_words=[], dropout=0.0, seed=0)
-        for each in (PLAIN, method)
-    )
+    plain, model = (ModelSpec(base, each).build() for each in (PLAIN, method))
     batch = make_full_batch(keeping, base.config.vocab_size, LENGTH)
     asked = count_flops(MaskedLoss(plain.requires_grad_(), CPU, bf16=False), batch).forward
     if layers:
@@ -149,7 +145,7 @@ def test_bounds_of_rows_change_nothing_of_what_is_counted() -> None:
     batch = make_full_batch(PretrainConfig(), VOCAB, LENGTH, ROWS)
     assert isinstance(batch, MaskedBatch) and batch.cu_seq_lens is not None
     assert batch.cu_seq_lens.tolist() == [*range(0, TOKENS + 1, LENGTH)] and batch.max_length == LENGTH
-    model = build_model(None, SHAPE, MethodConfig(), vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
+    model = ModelSpec(None, MethodConfig(), SHAPE, vocab_size=VOCAB).build()
     found = []
     for attention in ("sdpa", VARLEN):  # a card's own kernel, which has no products
         model.set_attn_implementation(attention)
@@ -162,7 +158,7 @@ def test_a_base_that_is_stored_in_bf16_counts_as_one_in_fp32(tiny_base_folder: P
     batch = make_full_batch(PretrainConfig(train=TrainConfig(seq_length=LENGTH)), base.config.vocab_size, LENGTH, ROWS)
     found = {}
     for narrow, bf16 in product((False, True), repeat=2):
-        model = build_model(base, SHAPE, MethodConfig(), vocab_size=0, new_words=[], dropout=0.0, seed=0)
+        model = ModelSpec(base, MethodConfig()).build()
         if narrow:
             store_base(model, torch.bfloat16)
         found[narrow, bf16] = count_flops(MaskedLoss(model, CPU, bf16=bf16), batch)
@@ -170,7 +166,7 @@ def test_a_base_that_is_stored_in_bf16_counts_as_one_in_fp32(tiny_base_folder: P
 
 
 def test_all_hidden_states_that_a_base_asks_for_are_not_kept() -> None:
-    model = build_model(None, SHAPE, PLAIN, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
+    model = ModelSpec(None, PLAIN, SHAPE, vocab_size=VOCAB).build()
     model.config.output_hidden_states = True
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
     batch = replace(make_full_batch(config, VOCAB, LENGTH, ROWS), token_indices=torch.arange(TOKENS))

@@ -13,12 +13,11 @@ from lone_engine import make_lone_engine
 from torch import nn
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.corpus.batching import MaskedRows, pad_masked
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
+from domext_ray.model.spec import ModelSpec
 from domext_ray.training.evaluate import evaluate, evaluate_routed
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import EvalSet
@@ -33,8 +32,7 @@ SIZES = [11, 11, 9, 14, 11, 8, 12, 11, 20, 10]
 def model(tiny_base_folder: Path) -> nn.Module:
     base = load_base(str(tiny_base_folder))
     method = MethodConfig(heads=1, ffn_units=8)
-    size = base.config.vocab_size
-    made = build_model(base, ShapeConfig(), method, vocab_size=size, causal=False, pad_token_id=0, dropout=0.0, seed=0)
+    made = ModelSpec(base, method).build()
     generator = torch.Generator().manual_seed(1)
     for name, each in made.named_parameters():
         if ".adapters." in name:

@@ -29,9 +29,9 @@ from domext_ray.config.pretrain import (
 from domext_ray.corpus.views import Viewer
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_base, build_model, detach
-from domext_ray.model.counts import count_parameters
-from domext_ray.training.decoder import DECODER, attach_decoder
+from domext_ray.model.build import detach
+from domext_ray.model.decoder import DECODER
+from domext_ray.model.spec import ModelSpec, build_base
 from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.losses import make_vector_loss
 from domext_ray.training.objective import ViewBatch, to_batch
@@ -84,16 +84,11 @@ def make_engine(
 ) -> Engine:
     join_alone()
     base = load_base(str(folder))
-    model: Any = build_model(
-        base,
-        PretrainConfig().shape,
-        method,
-        vocab_size=base.config.vocab_size,
-        reads_words=objective.reads_words,
-        dropout=dropout,
-        seed=0,
-    )
-    attach_decoder(model, objective, 32, seed=0)
+    layers = objective.decoder_layers if objective.kind == "tsdae" else 0
+    sizes: dict[str, Any] = {"decoder_layers": layers, "decoder_length": 32, "dropout": dropout}
+    spec = ModelSpec(base, method, reads_words=objective.reads_words, **sizes)
+    model: Any = spec.build()
+    spec.attach_decoder(model)
     return Engine(
         model,
         engine=EngineConfig(precision="fp32"),
@@ -248,7 +243,7 @@ def test_what_trains_has_a_gradient_and_is_counted(tiny_base_folder: Path) -> No
         engine._deepspeed.module(**batch)[0].backward()
         for name, param in model.named_parameters():
             assert (param.grad is not None) == param.requires_grad, (name, *case)
-        counts = count_parameters(model.config, method, base.heads, reads_words=objective.reads_words)
+        counts = ModelSpec(base, method, reads_words=objective.reads_words).counts
         own = {name: each.numel() for name, each in engine._trainables.items()}
         assert counts.trainable == sum(size for name, size in own.items() if not name.startswith(DECODER)), case
         assert any(name.startswith(DECODER) for name in own) == (objective is DENOISE), case

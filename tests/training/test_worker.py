@@ -474,7 +474,7 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, t
     measured = measure_run(records)
     loss, share = (measured["domain"][f"{kind}_{name}"] for name in ("loss", "accuracy"))
     assert loss["after"] < loss["before"] and 0 <= share["after"] <= 1
-    counts = made.counts
+    counts = made.spec.counts
     trained = sum(each.numel() for each in worker.model.parameters() if each.requires_grad)
     assert counts.trainable + counts.decoder == trained and (counts.decoder > 0) == (kind == "tsdae")
 

@@ -31,8 +31,7 @@ from domext_ray.storage import Place
 from domext_ray.training.evaluate import Evaluations, LoneEvaluator, Scores, build_evaluations, evaluate, measure_bits
 from domext_ray.training.losses import MaskedLoss, count_chunks
 from domext_ray.training.passages import EvalSet
-from domext_ray.training.rebuild import rebuild_run
-from domext_ray.training.start import read_run_config
+from domext_ray.training.start import read_run_config, rebuild_run
 
 MAX_LOST = 0.003
 """Share of general words that may be lost at the scale that is marked."""

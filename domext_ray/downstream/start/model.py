@@ -42,7 +42,7 @@ from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import has_bf16
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, require_readable
-from domext_ray.training.rebuild import rebuild_run
+from domext_ray.training.start import rebuild_run
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
 _ENCODER = "bert."
@@ -194,7 +194,7 @@ def load_start_model(
         if scale != 1 and not no_scale:
             scale_extensions(network, method, scale)
         kind, config, tokenizer, step = "run", cast(DomextConfig, run.model.config), run.tokenizer, run.step
-        tensors, card = take_tensors(run.model), run.base.folder if run.base else None
+        tensors, card = take_tensors(run.model), run.spec.base.folder if run.spec.base else None
     elif is_export(folder):
         kind, (config, tensors) = "export", _read_export(model, folder, option, scale)
         no_scale, tokenizer = _refuse_scale(config), load_tokenizer(folder)
@@ -202,7 +202,8 @@ def load_start_model(
     else:
         with name_base(option):
             base = load_base(model)
-        kind, config, tensors, folder = "base", base.config, base.tensors, base.folder
+        kind, tensors, folder = "base", base.tensors, base.folder
+        config = copy.deepcopy(base.config)  # a model changes its own, and others may hold the base
         wrong_rules = base.wrong_rules.replace("--base", option)
         card, tokenizer, no_scale = folder, load_tokenizer(folder), _NO_ADAPTER
     if scale != 1 and no_scale:

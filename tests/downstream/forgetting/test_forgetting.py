@@ -33,7 +33,7 @@ from domext_ray.downstream.forgetting.report import format_forgetting, to_result
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model
+from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
@@ -277,7 +277,7 @@ def test_a_run_and_its_export_are_one_model(tiny_base_folder: Path, tmp_path: Pa
     method = MethodConfig(name="lora", trains="extensions", heads=0, ffn_units=0, lora_rank=2)
     config = PretrainConfig(base=str(tiny_base_folder), method=method)
     base = load_base(str(tiny_base_folder))
-    model = build_model(base, config.shape, method, vocab_size=base.config.vocab_size, dropout=0.0, seed=0)
+    model = ModelSpec(base, method).build()
     with torch.no_grad():
         for name, param in model.named_parameters():
             if "lora_B" in name:

@@ -23,7 +23,8 @@ from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
-from domext_ray.model.build import build_model, scale_extensions
+from domext_ray.model.build import scale_extensions
+from domext_ray.model.spec import ModelSpec
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import identify_run, plan_run
 from domext_ray.runs.run_directory import write_config, write_run
@@ -152,7 +153,7 @@ def test_a_scale_is_a_model_of_its_own(
 
 def make_untrained(folder: Path, base_folder: Path, method: MethodConfig) -> Path:
     base, config = load_base(str(base_folder)), PretrainConfig(base=str(base_folder), method=method)
-    model = build_model(base, config.shape, method, vocab_size=base.config.vocab_size, dropout=0.0, seed=0)
+    model = ModelSpec(base, method).build()
     make_run(folder, config, model, base)
     load_tokenizer(base_folder).save_pretrained(folder / "tokenizer")
     return folder

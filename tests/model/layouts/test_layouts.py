@@ -16,18 +16,18 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export.adapter_folders import export_adapterhub, export_peft
 from domext_ray.export.model_folder import save_model, save_with_code
 from domext_ray.model.base import Base, describe_base, load_base
-from domext_ray.model.build import build_model, detach
-from domext_ray.model.counts import count_parameters
+from domext_ray.model.build import detach
 from domext_ray.model.domext.configuration_domext import LAYOUT_DEFAULTS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import LAYOUTS
+from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
-from domext_ray.training.rebuild import RebuiltRun
+from domext_ray.training.start import RebuiltRun
 
 PLAIN = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 
@@ -81,8 +81,7 @@ def rebuild(model: Any, base: Base, method: MethodConfig) -> RebuiltRun:
 
 
 def augment(base: Base, method: MethodConfig = PLAIN, **values: Any) -> DomextForMaskedLM:
-    arguments = {"vocab_size": base.config.vocab_size, "dropout": 0.0, "seed": 0, **values}
-    return build_model(base, ShapeConfig(), method, **arguments).eval()
+    return ModelSpec(base, method, **values).build().eval()
 
 
 def make_rows(padded: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -196,7 +195,7 @@ def test_counts_are_those_of_the_tensors(folders: dict[str, Path], kind: str) ->
     for values in COUNTED:
         method = MethodConfig(**{**NOTHING, **values})
         model = augment(base, method, new_words=[[7]] * 3)
-        counts = count_parameters(model.config, method, base.heads)
+        counts = ModelSpec(base, method, new_words=[[7]] * 3).counts
         params = dict(model.named_parameters())
         assert counts.total == sum(each.numel() for each in params.values()), values
         assert counts.trainable == sum(each.numel() for each in params.values() if each.requires_grad), values

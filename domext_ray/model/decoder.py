@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 
 DECODER = "denoiser"
 """Its name beside the model; its tensors are in checkpoints, and in nothing else."""
@@ -62,36 +59,3 @@ class DecoderLayer(nn.Module):
         states = states + self.dropout(self.out(mixed))
         states = states + self.dropout(self.cross(vectors))[:, None]
         return states + self.dropout(self.down(F.gelu(self.up(self.norms[1](states)))))
-
-
-def count_decoder(objective: ObjectiveConfig, width: int, longest: int) -> int:
-    """Count the parameters of an objective's decoder; 0 where it has none.
-
-    Args:
-        objective: the run's.
-        width: d, of the model.
-        longest: tokens of its longest row.
-    """
-    if objective.kind != "tsdae":
-        return 0
-    with torch.device("meta"):
-        decoder = Decoder(width, 1, objective.decoder_layers, longest, 0.0)
-    return sum(each.numel() for each in decoder.parameters())
-
-
-def attach_decoder(model: DomextForMaskedLM, objective: ObjectiveConfig, longest: int, seed: int) -> None:
-    """Put a decoder beside a model's encoder and head, where the objective needs one; it trains.
-
-    Args:
-        model: the model.
-        objective: the run's.
-        longest: tokens of its longest row.
-        seed: of the decoder's start.
-    """
-    if objective.kind != "tsdae":
-        return
-    config = cast(Any, model.config)
-    sizes = config.hidden_size, config.num_attention_heads, objective.decoder_layers, longest
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
-        setattr(model, DECODER, Decoder(*sizes, config.hidden_dropout_prob))
