@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import WORDS
 from made_tokenizers import MAKERS, PROSE, save_xlm_roberta
 from tokenizers import Tokenizer
 

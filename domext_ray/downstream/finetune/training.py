@@ -208,7 +208,7 @@ def fit_task(
     """
     rows = task.encode(task.data.train, is_training=True)
     dev_rows = task.encode(task.data.dev, is_training=False)
-    batches = _draw_batches(start, task, config, point, rows)
+    batches = draw_batches(start, task, config, point, rows)
     epoch_steps = math.ceil(len(rows) / point.batch_size)
     num_steps = max(1, round(point.epochs * epoch_steps))
     fitted = prepare_task(start, task, config, point, device, num_steps)
@@ -237,7 +237,7 @@ def fit_task(
     return fitted
 
 
-def _draw_batches(
+def draw_batches(
     start: StartModel, task: Task, config: FinetuneConfig, point: Point, rows: Sequence[Row]
 ) -> Iterator[list[Row]]:
     """Yield the rows of the batches of one epoch after another, without end.

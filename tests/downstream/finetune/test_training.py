@@ -15,9 +15,17 @@ import torch
 from conftest import WORDS
 from finetuned_models import BOTTLENECK, CPU, FP32, FULL
 
-from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig
+from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
-from domext_ray.downstream.finetune.training import CPU_TOKENS, Fitted, Point, collate_passes, fit_task, restore_task
+from domext_ray.downstream.finetune.training import (
+    CPU_TOKENS,
+    Fitted,
+    Point,
+    collate_passes,
+    draw_batches,
+    fit_task,
+    restore_task,
+)
 from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
 from domext_ray.downstream.tasks.task import TaskOptions
@@ -237,6 +245,56 @@ def test_the_seed_decides_everything(start: StartModel, task: ClassificationTask
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first if name.endswith("dense.weight"))
+
+
+class ReadTask(ClassificationTask):
+    """Keeps what is read, epochs by another vocabulary included: copies of a task share the list."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.read: list[list[list[int]]] = []
+
+    def encode(self, examples: Sequence[Any], *, is_training: bool) -> list[Any]:
+        rows = super().encode(examples, is_training=is_training)
+        self.read.append([row.input_ids.tolist() for row in rows])
+        return rows
+
+
+def test_each_epoch_may_do_without_some_words(start: StartModel, task: ClassificationTask) -> None:
+    point = replace(POINT, epochs=3.0)
+    read, trained, cases = [], [], []
+    for seed, share in ((5, 0.0), (5, 0.4), (5, 0.4), (6, 0.4)):
+        own = ReadTask(task.data, start.tokenizer, task.options)
+        config = replace(CONFIG, labelled=LabelledConfig(max_length=32, stride=8, word_dropout=share))
+        trained.append(fit_task(start, own, config, replace(point, seed=seed), CPU, ignore))
+        read.append(own.read)
+        cases.append((own.notes, own.cases))
+    whole, dropped, again, other = read
+    train, dev = whole
+    assert [dropped[:2], len(dropped)] == [whole, 5], "dev and the first count of rows are by the whole vocabulary"
+    assert dropped == again and not any(mine == its for mine, its in zip(dropped[2:], other[2:], strict=True))
+    lengths = [sum(map(len, each)) for each in (train, *dropped[2:])]
+    assert len({str(each) for each in (train, *dropped[2:])}) == 4 and min(lengths[1:]) > lengths[0]
+    assert cases[0] == cases[1]
+    assert [each.steps for each in trained] == [24] * 4 and trained[1].dev_scores == trained[2].dev_scores
+    same = [torch.equal(each, trained[2].tensors[name]) for name, each in trained[1].tensors.items()]
+    assert all(same) and not torch.equal(
+        trained[0].tensors["classifier.weight"], trained[1].tensors["classifier.weight"]
+    )
+
+
+def test_new_words_are_dropped_at_a_chance_of_their_own(start: StartModel, task: ClassificationTask) -> None:
+    """Here the last third of the vocabulary stands for new words."""
+    config = copy.deepcopy(start.config)
+    config.extension_vocab_size = config.vocab_size // 3
+    first_new, extended = config.base_vocab_size, replace(start, config=config)
+    own = ReadTask(task.data, start.tokenizer, task.options)
+    labelled = LabelledConfig(max_length=32, stride=8, new_word_dropout=0.9)
+    rows = own.encode(task.data.train, is_training=True)
+    next(draw_batches(extended, own, replace(CONFIG, labelled=labelled), POINT, rows))
+    whole, dropped = (np.concatenate([np.array(row) for row in each]) for each in own.read)
+    assert {*dropped[dropped >= first_new]} < {*whole[whole >= first_new]}
+    assert {*whole[whole < first_new]} <= {*dropped[dropped < first_new]}
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(start: StartModel, task: ClassificationTask) -> None:
