@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.data.sources import require_files
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
+from domext_ray.downstream.finetune.word_dropout import DROPPING, name_model
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
@@ -29,7 +30,6 @@ from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.options.declare import require
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_identity
 from domext_ray.storage import Place, Where
-from domext_ray.vocabulary.word_dropout import DROPPING, name_model
 
 _SUMMARY: dict[str, Kind] = {
     **{name: dict for name in ("best.point", "restarts.dev", "parameters", "set", "model", "train", "dev", "test")},

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import CARD_TOKENS, OptimConfig
 from domext_ray.downstream.finetune.batches import batch_by_length, plan_epoch
+from domext_ray.downstream.finetune.word_dropout import WordDropout, drop_words
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
 from domext_ray.downstream.tasks.task import Prediction, Row, StagedTask, Task, TaskBatch
@@ -31,7 +32,6 @@ from domext_ray.model.build import merge_extensions, prepare_for_device
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Objective
 from domext_ray.training.step import SingleProcessTrainer, move_batch
-from domext_ray.vocabulary.word_dropout import WordDropout, drop_words
 
 CPU_TOKENS = 1024
 """Tokens of a forward pass of training on a CPU, padding counted: a step's rows are passed from short to long."""
