@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import CARD_TOKENS, OptimConfig
 from domext_ray.downstream.finetune.batches import batch_by_length, plan_epoch
-from domext_ray.downstream.finetune.word_dropout import WordDropout, drop_words
+from domext_ray.downstream.finetune.word_dropout import WordDropout, make_readers, read_anew
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
 from domext_ray.downstream.tasks.task import Prediction, Row, StagedTask, Task, TaskBatch
@@ -242,14 +242,14 @@ def draw_batches(
 ) -> Iterator[list[Row]]:
     """Yield the rows of the batches of one epoch after another, without end.
 
-    With dropout of words each epoch reads the examples by a vocabulary of its own, and some of them may need more rows.
+    With dropout of words each epoch reads the examples anew, and some of them may need more rows than before.
     """
     labelled = config.labelled
     dropout = WordDropout(labelled.word_dropout, labelled.new_word_dropout, start.config.base_vocab_size)
+    readers = make_readers(task, dropout, point.seed) if dropout.known or dropout.new else []
     for epoch in itertools.count():
-        if labelled.word_dropout or labelled.new_word_dropout:
-            backend = drop_words(task.backend, dropout, point.seed, epoch)
-            rows = task.read_by(backend).encode(task.data.train, is_training=True)
+        if readers:
+            rows = read_anew(readers, point.seed, epoch)
         for places in plan_epoch(len(rows), point.batch_size, point.seed, epoch):
             yield [rows[i] for i in places]
 

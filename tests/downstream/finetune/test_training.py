@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,12 @@ from domext_ray.downstream.finetune.training import (
     collate_passes,
     draw_batches,
     fit_task,
+    predict_examples,
     restore_task,
 )
 from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
-from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
 from domext_ray.labelled.examples import LabelledSet, LabelledText
@@ -247,39 +249,32 @@ def test_the_seed_decides_everything(start: StartModel, task: ClassificationTask
     assert not any(torch.equal(first[name], other[name]) for name in first if name.endswith("dense.weight"))
 
 
-class ReadTask(ClassificationTask):
-    """Keeps what is read, epochs by another vocabulary included: copies of a task share the list."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        self.read: list[list[list[int]]] = []
-
-    def encode(self, examples: Sequence[Any], *, is_training: bool) -> list[Any]:
-        rows = super().encode(examples, is_training=is_training)
-        self.read.append([row.input_ids.tolist() for row in rows])
-        return rows
+def drop_words(share: float, new_share: float = 0.0) -> FinetuneConfig:
+    labelled = LabelledConfig(max_length=32, stride=8, word_dropout=share, new_word_dropout=new_share)
+    return replace(CONFIG, labelled=labelled)
 
 
-def test_each_epoch_may_do_without_some_words(start: StartModel, task: ClassificationTask) -> None:
-    point = replace(POINT, epochs=3.0)
-    read, trained, cases = [], [], []
-    for seed, share in ((5, 0.0), (5, 0.4), (5, 0.4), (6, 0.4)):
-        own = ReadTask(task.data, start.tokenizer, task.options)
-        config = replace(CONFIG, labelled=LabelledConfig(max_length=32, stride=8, word_dropout=share))
-        trained.append(fit_task(start, own, config, replace(point, seed=seed), CPU, ignore))
-        read.append(own.read)
-        cases.append((own.notes, own.cases))
-    whole, dropped, again, other = read
-    train, dev = whole
-    assert [dropped[:2], len(dropped)] == [whole, 5], "dev and the first count of rows are by the whole vocabulary"
-    assert dropped == again and not any(mine == its for mine, its in zip(dropped[2:], other[2:], strict=True))
-    lengths = [sum(map(len, each)) for each in (train, *dropped[2:])]
-    assert len({str(each) for each in (train, *dropped[2:])}) == 4 and min(lengths[1:]) > lengths[0]
-    assert cases[0] == cases[1]
-    assert [each.steps for each in trained] == [24] * 4 and trained[1].dev_scores == trained[2].dev_scores
-    same = [torch.equal(each, trained[2].tensors[name]) for name, each in trained[1].tensors.items()]
-    assert all(same) and not torch.equal(
-        trained[0].tensors["classifier.weight"], trained[1].tensors["classifier.weight"]
+def read_epochs(start: StartModel, task: Task, config: FinetuneConfig, seed: int, number: int = 3) -> list[list[str]]:
+    """The rows of each of the first epochs as texts, sorted."""
+    rows = task.encode(task.data.train, is_training=True)
+    batches = draw_batches(start, task, config, replace(POINT, seed=seed), rows)
+    epoch_steps = math.ceil(len(rows) / POINT.batch_size)
+    epochs = ([row for _ in range(epoch_steps) for row in next(batches)] for _ in range(number))
+    return [sorted(" ".join(start.tokenizer.convert_ids_to_tokens(row.input_ids)) for row in each) for each in epochs]
+
+
+def test_each_epoch_may_read_without_some_words(start: StartModel, task: ClassificationTask) -> None:
+    whole, dropped, again, other = (
+        read_epochs(start, task, drop_words(share), seed) for share, seed in ((0.0, 5), (0.4, 5), (0.4, 5), (0.4, 6))
+    )
+    assert dropped == again and whole[0] == whole[1] == whole[2]
+    epochs = [whole[0], *dropped, *other]
+    assert len({str(each) for each in epochs}) == 7, "no two are read alike"
+    texts = [sorted(row.replace(" ##", "") for row in each) for each in epochs]
+    assert all(each == texts[0] for each in texts), "all of every text is read"
+    # In one epoch some examples are read with a word that others are read without.
+    assert any(
+        f" {word} " in " ".join(dropped[0]) for word in WORDS[:60] if f" {word[0]} ##{word[1]}" in str(dropped[0])
     )
 
 
@@ -287,14 +282,24 @@ def test_new_words_are_dropped_at_a_chance_of_their_own(start: StartModel, task:
     """Here the last third of the vocabulary stands for new words."""
     config = copy.deepcopy(start.config)
     config.extension_vocab_size = config.vocab_size // 3
-    first_new, extended = config.base_vocab_size, replace(start, config=config)
-    own = ReadTask(task.data, start.tokenizer, task.options)
-    labelled = LabelledConfig(max_length=32, stride=8, new_word_dropout=0.9)
-    rows = own.encode(task.data.train, is_training=True)
-    next(draw_batches(extended, own, replace(CONFIG, labelled=labelled), POINT, rows))
-    whole, dropped = (np.concatenate([np.array(row) for row in each]) for each in own.read)
-    assert {*dropped[dropped >= first_new]} < {*whole[whole >= first_new]}
-    assert {*whole[whole < first_new]} <= {*dropped[dropped < first_new]}
+    entries = start.tokenizer.convert_ids_to_tokens(range(config.vocab_size))
+    known, new = {*entries[: config.base_vocab_size]}, {*entries[config.base_vocab_size :]}
+    extended = replace(start, config=config)
+    (whole,), (dropped,) = (read_epochs(extended, task, drop_words(0.0, share), 5, 1) for share in (0.0, 0.9))
+    counts = [
+        [sum(each in own for each in " ".join(rows).split()) for own in (known, new)] for rows in (whole, dropped)
+    ]
+    assert 0 < counts[1][1] < counts[0][1] / 2
+    assert {*" ".join(whole).split()} & known <= {*" ".join(dropped).split()}
+
+
+def test_dev_is_read_as_ever(start: StartModel, task: ClassificationTask) -> None:
+    few, whole = (fit_task(start, task, drop_words(share), POINT, CPU, ignore) for share in (0.4, 0.0))
+    assert few.steps == whole.steps and few.tokens > whole.tokens
+    assert not torch.equal(few.tensors["classifier.weight"], whole.tensors["classifier.weight"])
+    assert few.predict(task.data.dev) == predict_examples(few, task.data.dev)
+    again = fit_task(start, task, drop_words(0.4), POINT, CPU, ignore)
+    assert all(torch.equal(each, again.tensors[name]) for name, each in few.tensors.items())
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(start: StartModel, task: ClassificationTask) -> None:
