@@ -65,6 +65,9 @@ class LabelledConfig:
     # examples to learn from, in whole documents; dev shrinks in proportion, to 50 at least; 0: all
     num_examples: CountOrZero = later(0)
     examples_seed: NonNegativeInt = later(0)  # of the order in which they are taken
+    # share of the vocabulary that training does without, by chance: its words are read in smaller pieces
+    word_dropout: ShareOrZero = later(0.0)
+    new_word_dropout: ShareOrZero = later(0.0)  # the same share of the words that are new beside the base
     repair: bool = free(False)  # ner: tags that their scheme forbids, such as a stray I-, are mended and counted
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.data.sources import require_files
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
+from domext_ray.downstream.finetune.word_dropout import DROPPING, name_model
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
@@ -25,6 +26,7 @@ from domext_ray.errors import RunError, name_file
 from domext_ray.experiment.runner import Ledger, Trial
 from domext_ray.files import Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
+from domext_ray.options.declare import require
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_identity
 from domext_ray.storage import Place
 
@@ -43,14 +45,19 @@ def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) 
     """Make the task of a configuration's set for the tokenizer of its start model.
 
     Raises:
-        ConfigError: a rule of the family's is broken, or it has no such loss.
+        ConfigError: a rule of the family's is broken, it has no such loss, or the tokenizer cannot do without words.
     """
     labelled = config.labelled
+    for name in ("word_dropout", "new_word_dropout"):
+        kind, value = name_model(start.tokenizer), getattr(labelled, name)
+        require(not value or kind in DROPPING, f"labelled.{name}", value, f"0 with a tokenizer that is a {kind} model")
     options = TaskOptions(labelled.max_length, labelled.stride, labelled.context)
     metric = labelled.metric or loaded.metric
     embed = TextEmbedding(start) if labelled.embedding_recall else None
     task = make_task(loaded.family, loaded.data, start.tokenizer, options, metric, embed)
     set_loss(task, LossOptions(labelled.class_weights, config.optim.label_smoothing))
+    if labelled.new_word_dropout and not start.config.extension_vocab_size:
+        task.keep_note(f"{start.name} has no new words, so --labelled.new_word_dropout changes nothing.")
     return task
 
 

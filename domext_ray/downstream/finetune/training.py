@@ -8,9 +8,10 @@ it. BERT section A.3; Houlsby section 3.1.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import CARD_TOKENS, OptimConfig
 from domext_ray.downstream.finetune.batches import batch_by_length, plan_epoch
+from domext_ray.downstream.finetune.word_dropout import WordDropout, make_readers, read_anew
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
 from domext_ray.downstream.tasks.task import Prediction, Row, StagedTask, Task, TaskBatch
@@ -206,19 +208,17 @@ def fit_task(
     """
     rows = task.encode(task.data.train, is_training=True)
     dev_rows = task.encode(task.data.dev, is_training=False)
+    batches = draw_batches(start, task, config, point, rows)
     epoch_steps = math.ceil(len(rows) / point.batch_size)
     num_steps = max(1, round(point.epochs * epoch_steps))
     fitted = prepare_task(start, task, config, point, device, num_steps)
     stopping = EarlyStopping(config.grid.patience)
     reported = 0.0
     for step in range(num_steps):
-        epoch, place = divmod(step, epoch_steps)
-        if place == 0:
-            batches = plan_epoch(len(rows), point.batch_size, point.seed, epoch)
-        loss = _train_step(fitted, [rows[i] for i in batches[place]], config.grid.micro_batch_size, point)
+        loss = _train_step(fitted, next(batches), config.grid.micro_batch_size, point)
         record: dict[str, Any] = {"step": step + 1, "steps": num_steps, "loss": loss}
         record["tokens_per_second"] = fitted.tokens / fitted.seconds
-        if step + 1 == num_steps or (place + 1 == epoch_steps and config.grid.score_every_epoch):
+        if step + 1 == num_steps or ((step + 1) % epoch_steps == 0 and config.grid.score_every_epoch):
             fitted.dev_scores.append(_score_dev(fitted, dev_rows))
             fitted.last_epoch = (step + 1) / epoch_steps
             record |= {"epoch": fitted.last_epoch, "dev": fitted.dev_scores[-1]}
@@ -235,6 +235,23 @@ def fit_task(
         merge_extensions(fitted.model)
         _score_dev(fitted, dev_rows)  # thresholds and predictions are those of the model that is exported
     return fitted
+
+
+def draw_batches(
+    start: StartModel, task: Task, config: FinetuneConfig, point: Point, rows: Sequence[Row]
+) -> Iterator[list[Row]]:
+    """Yield the rows of the batches of one epoch after another, without end.
+
+    With dropout of words each epoch reads the examples anew, and some of them may need more rows than before.
+    """
+    labelled = config.labelled
+    dropout = WordDropout(labelled.word_dropout, labelled.new_word_dropout, start.config.base_vocab_size)
+    readers = make_readers(task, dropout, point.seed) if dropout.known or dropout.new else []
+    for epoch in itertools.count():
+        if readers:
+            rows = read_anew(readers, point.seed, epoch)
+        for places in plan_epoch(len(rows), point.batch_size, point.seed, epoch):
+            yield [rows[i] for i in places]
 
 
 def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, point: Point) -> float:

@@ -11,12 +11,13 @@ one by one on labels, never on each other's predictions. Any other task is its o
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -273,6 +274,13 @@ class Task(StagedTask):
     def backend(self) -> Tokenizer:
         """See `make_backend`; made once, as that takes longer than to tokenise a text."""
         return make_backend(self.tokenizer)
+
+    def read_by(self, backend: Tokenizer) -> Self:
+        """Return this task with another engine that cuts texts into pieces; its notes and cases are its own."""
+        other = copy.copy(self)
+        other.__dict__["backend"] = backend
+        other.notes, other.cases = [], Counter()
+        return other
 
     @property
     @abstractmethod

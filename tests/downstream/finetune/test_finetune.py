@@ -15,6 +15,7 @@ import yaml
 from finetuned_models import CPU, FP32, FULL
 from job_calls import call_job
 from labelled_fixtures import write_ner
+from made_tokenizers import save_xlm_roberta
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
 from domext_ray.config.method import MethodConfig
@@ -26,11 +27,13 @@ from domext_ray.downstream.finetune.comparison import (
 )
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.finetune import run_finetuning
+from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.grid import GridResults, choose_point, list_overtaken
 from domext_ray.downstream.finetune.output import get_figure
 from domext_ray.downstream.finetune.plan import plan_finetuning
 from domext_ray.downstream.finetune.progress import FinetuneWatch
 from domext_ray.downstream.finetune.training import Point, at_stage
+from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.tasks.losses import ClassTask
 from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.downstream.tasks.task import ONLY_STAGE
@@ -41,6 +44,7 @@ from domext_ray.options.build import describe_difference, identity_of
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import lock_run
 from domext_ray.storage import Place
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -376,6 +380,19 @@ def test_weights_and_smoothing_reach_the_loss_and_are_part_of_the_run(config: Fi
         "labelled.class_weights: 'none' -> 'balanced'",
         "optim.label_smoothing: 0.0 -> 0.1",
     ]
+
+
+def test_what_cannot_do_without_words(config: FinetuneConfig, tmp_path: Path) -> None:
+    start = load_start_model(config.model)
+    few = replace(config, labelled=replace(config.labelled, new_word_dropout=0.5))
+    loaded = load_labelled(few)
+    (note,) = make_set_task(few, start, loaded).notes
+    assert note == f"{start.name} has no new words, so --labelled.new_word_dropout changes nothing."
+    assert not make_set_task(replace(few, labelled=replace(few.labelled, new_word_dropout=0.0)), start, loaded).notes
+    unigram = replace(start, tokenizer=load_tokenizer(save_xlm_roberta(tmp_path / "pieces")))
+    message = r"--labelled\.new_word_dropout is 0\.5; it must be 0 with a tokenizer that is a Unigram model"
+    with pytest.raises(ConfigError, match=message):
+        make_set_task(few, unigram, loaded)
 
 
 def test_the_time_left_counts_all_steps_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,21 @@ import torch
 from conftest import WORDS
 from finetuned_models import BOTTLENECK, CPU, FP32, FULL
 
-from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig
+from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
-from domext_ray.downstream.finetune.training import CPU_TOKENS, Fitted, Point, collate_passes, fit_task, restore_task
+from domext_ray.downstream.finetune.training import (
+    CPU_TOKENS,
+    Fitted,
+    Point,
+    collate_passes,
+    draw_batches,
+    fit_task,
+    predict_examples,
+    restore_task,
+)
 from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
-from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
 from domext_ray.labelled.examples import LabelledSet, LabelledText
@@ -237,6 +247,56 @@ def test_the_seed_decides_everything(start: StartModel, task: ClassificationTask
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first if name.endswith("dense.weight"))
+
+
+def drop_words(share: float, new_share: float = 0.0) -> FinetuneConfig:
+    labelled = LabelledConfig(max_length=32, stride=8, word_dropout=share, new_word_dropout=new_share)
+    return replace(CONFIG, labelled=labelled)
+
+
+def read_epochs(start: StartModel, task: Task, config: FinetuneConfig, seed: int, number: int = 3) -> list[list[str]]:
+    """The rows of each of the first epochs as texts, sorted."""
+    rows = task.encode(task.data.train, is_training=True)
+    batches = draw_batches(start, task, config, replace(POINT, seed=seed), rows)
+    epoch_steps = math.ceil(len(rows) / POINT.batch_size)
+    epochs = ([row for _ in range(epoch_steps) for row in next(batches)] for _ in range(number))
+    return [sorted(" ".join(start.tokenizer.convert_ids_to_tokens(row.input_ids)) for row in each) for each in epochs]
+
+
+def test_each_epoch_may_read_without_some_words(start: StartModel, task: ClassificationTask) -> None:
+    whole, dropped, again, other = (
+        read_epochs(start, task, drop_words(share), seed) for share, seed in ((0.0, 5), (0.4, 5), (0.4, 5), (0.4, 6))
+    )
+    assert dropped == again and whole[0] == whole[1] == whole[2]
+    epochs = [whole[0], *dropped, *other]
+    assert len({str(each) for each in epochs}) == 7, "no two are read alike"
+    texts = [sorted(row.replace(" ##", "") for row in each) for each in epochs]
+    assert all(each == texts[0] for each in texts), "all of every text is read"
+    read = " ".join(dropped[0])
+    both = [each for each in WORDS[:60] if f" {each} " in read and f" {' ##'.join(each)} " in read]
+    assert both, "in one epoch some examples are read with a word that others are read without"
+
+
+def test_new_words_are_dropped_at_a_chance_of_their_own(start: StartModel, task: ClassificationTask) -> None:
+    """Here the last third of the vocabulary stands for new words."""
+    config = copy.deepcopy(start.config)
+    config.extension_vocab_size = config.vocab_size // 3
+    entries = start.tokenizer.convert_ids_to_tokens(range(config.vocab_size))
+    known, new = {*entries[: config.base_vocab_size]}, {*entries[config.base_vocab_size :]}
+    extended = replace(start, config=config)
+    (whole,), (dropped,) = (read_epochs(extended, task, drop_words(0.0, share), 5, 1) for share in (0.0, 0.9))
+    before, after = (" ".join(each).split() for each in (whole, dropped))
+    assert 0 < sum(each in new for each in after) < sum(each in new for each in before) / 2
+    assert {*before} & known <= {*after}
+
+
+def test_dev_is_read_as_ever(start: StartModel, task: ClassificationTask) -> None:
+    few, whole = (fit_task(start, task, drop_words(share), POINT, CPU, ignore) for share in (0.4, 0.0))
+    assert few.steps == whole.steps and few.tokens > whole.tokens
+    assert not torch.equal(few.tensors["classifier.weight"], whole.tensors["classifier.weight"])
+    assert few.predict(task.data.dev) == predict_examples(few, task.data.dev)
+    again = fit_task(start, task, drop_words(0.4), POINT, CPU, ignore)
+    assert all(torch.equal(each, again.tensors[name]) for name, each in few.tensors.items())
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(start: StartModel, task: ClassificationTask) -> None:
