@@ -222,7 +222,9 @@ class Trainer(ABC):
         # gradient's norm, the one figure on which all ranks agree whether to make the step.
         poisoned = torch.where(loss_sums.detach().isfinite(), factors, torch.nan)
         self._backward((loss_sums * poisoned).sum())
-        return torch.cat([loss_sums.detach(), outputs[-1]]) if self._num_watched else loss_sums.detach()
+        # Without parts, as in a dry run, one zero is watched for all of them.
+        watched = [outputs[-1].expand(self._num_watched)] if self._num_watched else []
+        return torch.cat([loss_sums.detach(), *watched])
 
     @abstractmethod
     def _micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:

@@ -80,6 +80,7 @@ def test_a_run_says_what_it_chose_for_a_card(
         "products: joined (CUDA)",
         "compile: off (not asked)",
         "fused kernels: on (asked; rotary positions)",
+        "capture: off (not asked)",
         "micro batch: 256, then 64 rows (CUDA)",
     ]
     without = replace(config, train=replace(train, attention_dropout=0.0))
@@ -91,9 +92,9 @@ def test_a_run_says_what_it_chose_for_a_card(
     )
     said = describe_choices(asked, CARD, "off (not asked)")
     assert said[1].startswith(f"precision: {other}") and f"(as asked; {says.partition('(')[2]}" in said[1]
-    own = "fused kernels: off (not asked)"
+    own = ("fused kernels: off (not asked)", "capture: off (not asked)")
     products = "products: as written (--engine.compile true)"
-    assert said[2:] == [products, "compile: on (asked)", own, "micro batch: 8, then 2 rows (asked)"]
+    assert said[2:] == [products, "compile: on (asked)", *own, "micro batch: 8, then 2 rows (asked)"]
 
 
 @pytest.mark.parametrize("flags", ["avx2", "avx2 avx512_bf16"])
@@ -112,7 +113,7 @@ def test_a_run_says_what_it_chose_for_a_cpu(flags: str, tmp_path: Path, monkeypa
     said = describe_choices(config, CPU, "off (asked; they run on GPUs)")
     fused = "fused kernels: off (asked; they run on GPUs)"
     products = "products: as written (CPU)"
-    rest = [products, "compile: off (not asked)", fused, "micro batch: 32 rows (CPU)"]
+    rest = [products, "compile: off (not asked)", fused, "capture: off (not asked)", "micro batch: 32 rows (CPU)"]
     assert said == [*expected[config.engine.precision], *rest]
     for engine, expected_products in (
         (EngineConfig(joined=True), "joined (asked)"),
@@ -120,6 +121,10 @@ def test_a_run_says_what_it_chose_for_a_cpu(flags: str, tmp_path: Path, monkeypa
         (EngineConfig(zero_stage=3), "as written (--engine.zero_stage 3)"),
     ):
         assert f"products: {expected_products}" in describe_choices(replace(config, engine=engine), CPU, "")
+    captured = replace(config.engine, capture=True, fixed_shapes=True)
+    packed = replace(config.prepare, packed=True), replace(config.objective, keep="none"), ScaleConfig()
+    names = dict(zip(("prepare", "objective", "scale"), packed, strict=True))
+    assert "capture: on (asked)" in describe_choices(replace(config, engine=captured, **names), CPU, "")
 
 
 def test_a_card_takes_rows_by_their_tokens() -> None:
