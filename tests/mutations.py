@@ -54,7 +54,7 @@ def run(number: int, mutation: Mutation) -> str:
         text = (copy / mutation.file).read_text(encoding="utf-8")
         assert text.count(mutation.old) == 1, f"{mutation.file} has not once {mutation.old!r}"
         (copy / mutation.file).write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", mutation.test, "-n", "0", "-x", "-q", "--durations=0"]
+        command = [sys.executable, "-m", "pytest", mutation.test, "-n", "0", "-x", "-q", "--durations=0", "-m", ""]
         environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     failed = next((line.split(" - ")[0] for line in ended.stdout.splitlines() if line.startswith("FAILED")), "")

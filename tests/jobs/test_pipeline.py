@@ -242,6 +242,7 @@ def test_another_identity_is_refused(undisturbed: Path, tiny_base_folder: Path, 
         start_again(undisturbed, tiny_base_folder, corpus_file, "--method.heads", "2")
 
 
+@pytest.mark.jobs
 def test_killed_worker_and_killed_job_leave_the_same_losses(
     undisturbed: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:

@@ -217,6 +217,7 @@ def test_resume_is_exact(row: Row, runs: dict[str, Any]) -> None:
     assert measure_distance(found, expected) == 0.0
 
 
+@pytest.mark.slow
 @each_row
 def test_zero_3_on_two_workers(row: Row, runs: dict[str, Any], sharded: dict[str, Any]) -> None:
     check_sharded(row, 3, runs, sharded)
