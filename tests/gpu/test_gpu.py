@@ -74,6 +74,7 @@ from domext_ray.training.engine import compile_layers, join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import to_batch
+from domext_ray.training.passages import EvalSet
 from domext_ray.training.step import move_batch
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -134,11 +135,12 @@ def step_evaluating(places: Places, device: torch.device) -> list[float]:
     row = find_row("AF")
     engine = make_engine(row, places, build(row, places), 3, device=device)
     masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), row.make_objective(), 3)
-    held_out = masker.collate(masker.mask(draw_rows(row, places, STEPS), epoch=0), MICRO_BATCH)
+    rows = masker.mask(draw_rows(row, places, STEPS), epoch=0)
+    held_out = EvalSet(rows, lambda own: [to_batch(each) for each in masker.collate(own, MICRO_BATCH)])
     losses = []
     for step in range(CUT):
         losses += [each.loss for each in train(engine, row, places, step, step + 1)]
-        evaluate(engine, [to_batch(each) for each in held_out])
+        evaluate(engine, held_out)
     return losses
 
 
