@@ -47,8 +47,7 @@ class WordDropout:
 
 def name_model(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the kind of model that a fast tokenizer has, such as WordPiece."""
-    kind: str = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
-    return kind
+    return type(tokenizer.backend_tokenizer.model).__name__
 
 
 def make_readers(task: TaskT, dropout: WordDropout, seed: int) -> list[TaskT]:
