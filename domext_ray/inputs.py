@@ -85,7 +85,7 @@ def _plan_tokenizer(config: PretrainConfig, base: Base | None) -> PreTrainedToke
     if base is None or (config.vocab.extends_base and not config.vocab.words):
         return None
     if not config.vocab.words:
-        return load_tokenizer(base.tokenizer_folder)
+        return load_tokenizer(base.folder)
     known = read_run_vocabulary(config, base)
     return extend_tokenizer(known, read_given(config.vocab, known))
 
@@ -251,7 +251,7 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
         return None
     start_ray(config.scale.wait_seconds)
     is_own = base is not None and not config.vocab.extends_base
-    tokenizer_dir = base.tokenizer_folder if base and is_own else get_or_build_tokenizer(config, base, paths)
+    tokenizer_dir = base.folder if base and is_own else get_or_build_tokenizer(config, base, paths)
     inputs = get_or_prepare_texts(config, base, tokenizer_dir, paths)
     for own in zip(*inputs.texts, strict=True):
         print("\n".join(_describe_manifest(each, config.prepare) for each in own))
@@ -270,7 +270,7 @@ def _describe_sources(
     if base is not None:
         tokenizer = _plan_tokenizer(config, base)
         owner = "the tokenizer" if tokenizer is not None else "the base's tokenizer, without new words"
-        settings = make_settings(tokenizer or load_tokenizer(base.tokenizer_folder), config.prepare, 0)
+        settings = make_settings(tokenizer or load_tokenizer(base.folder), config.prepare, 0)
         for text, sample in zip(config.texts, samples, strict=False):
             if sample is not None:
                 found = find_unknown(count_sample(sample, settings)[0].pack(), config.prepare_for(text))
@@ -330,7 +330,7 @@ def _keep(folder: Path, place: Place) -> None:
 
 def _copy_tokenizer(base: Base, folder: Place) -> Place:
     """The base's tokenizer in a folder of the run's, which all nodes see."""
-    tokenizer = load_tokenizer(base.tokenizer_folder)
+    tokenizer = load_tokenizer(base.folder)
     with contextlib.suppress(CorpusError, FileNotFoundError):  # one that cannot be loaded is replaced
         if fingerprint_tokenizer(load_tokenizer(folder.local())) == fingerprint_tokenizer(tokenizer):
             return folder

@@ -168,7 +168,7 @@ def count_planned_words(config: PretrainConfig, base: Base | None) -> int:
 
 def read_run_vocabulary(config: PretrainConfig, base: Base) -> BaseVocabulary:
     """The vocabulary that a run's new words stand beside."""
-    return read_base_vocabulary(config.base, base.tokenizer_folder, base.config.vocab_size)
+    return read_base_vocabulary(config.base, base.folder, base.config.vocab_size)
 
 
 def _find_start(config: PretrainConfig, base: Base | None, run_dir: Place) -> Start:

@@ -151,7 +151,7 @@ def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
         return load_start_model(config.model), choose_pooling(config.model, config.pooling)
     bank, name = found
     model: Any = bank.load(name)
-    tokenizer = load_tokenizer(bank.base.tokenizer_folder)
+    tokenizer = load_tokenizer(bank.base.folder)
     start = StartModel(config.model, "adapter", model.config, pick_tensors(take_tensors(model)), tokenizer)
     return start, bank.describe(name).pooling if config.pooling == "auto" else config.pooling
 

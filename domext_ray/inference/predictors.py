@@ -174,7 +174,7 @@ def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDIC
     bank, name = found
     description = bank.describe(name).task
     assert description is not None, "of an adapter that does a task"
-    tokenizer = load_tokenizer(bank.base.tokenizer_folder)
+    tokenizer = load_tokenizer(bank.base.folder)
     task = make_described_task(description, tokenizer)
     ((stage, own),) = task.stages.items()
     fitted = Fitted.place(own, cast(nn.Module, bank.load(name)).requires_grad_(False), device, bf16=has_bf16(device))
@@ -233,4 +233,4 @@ def _load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerB
             f"--model {model!r} fills no masks; leave --task out or, if the bank does not know its task, add it again "
             "from its fine-tuning run."
         )
-    return cast(DomextForMaskedLM, bank.load(name)), load_tokenizer(bank.base.tokenizer_folder)
+    return cast(DomextForMaskedLM, bank.load(name)), load_tokenizer(bank.base.folder)

@@ -82,12 +82,7 @@ class Base:
 
     @property
     def folder(self) -> Path:
-        """Where its files are on this machine."""
-        return self.files.folder
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        """Where its tokenizer is on this machine."""
+        """Where its files are on this machine, the tokenizer's among them."""
         return self.files.folder
 
     @property

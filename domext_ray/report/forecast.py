@@ -105,7 +105,7 @@ def make_forecast(
         measure: measures one worker; called unless `train.tokens_per_second` is given.
     """
     base, counts = spec.base, spec.counts
-    tokenizer = load_tokenizer(base.tokenizer_folder if base else ASSETS / SHIPPED_BASE)
+    tokenizer = load_tokenizer(base.folder if base else ASSETS / SHIPPED_BASE)
     pairs = config.objective.next_sentence
 
     def estimate(sample: Sample | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:

@@ -116,7 +116,7 @@ class ServedBank(ServedModel):
     def text_side(self) -> TextSide:  # type: ignore[override]
         """See `TextSide`."""
         base = AdapterBank.open(self.bank.folder, self.bank.base_id).base  # its tensors are let go with this object
-        return TextSide(load_tokenizer(base.tokenizer_folder), base.config.max_row_length, base.has_mlm_head)
+        return TextSide(load_tokenizer(base.folder), base.config.max_row_length, base.has_mlm_head)
 
     def list_files(self) -> dict[str, frozenset[str]]:
         """Return what the bank has, listed once."""

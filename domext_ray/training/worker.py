@@ -232,7 +232,7 @@ class PretrainWorker:
             model,
             self.manifest,
             self.tokenizer,
-            load_tokenizer(self.base.tokenizer_folder),
+            load_tokenizer(self.base.folder),
             self.config.objective,
             seed=self.config.seed,
             device=self.device,

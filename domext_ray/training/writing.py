@@ -40,7 +40,7 @@ FORMAT = 1
 
 def get_or_write_text(base: Base, cache_dir: Place) -> Place:
     """Return the file of text, beside prepared corpora, that a base writes, written now where it is not there yet."""
-    tokenizer = load_tokenizer(base.tokenizer_folder)
+    tokenizer = load_tokenizer(base.folder)
     settings = {"rows": NUM_ROWS, "length": LENGTH, "format": FORMAT}
     name = hash_values({"base": base.sha256, "tokenizer": fingerprint_tokenizer(tokenizer), **settings})[:16]
     path = cache_dir / f"written-{name}.jsonl"
@@ -74,7 +74,7 @@ class Writer:
         self.bf16 = has_bf16_units()
         self.model = build_base(base, torch.device("cpu"), bf16=self.bf16, is_narrow=self.bf16)
         cast(nn.Module, self.model).eval()
-        self.tokenizer = load_tokenizer(base.tokenizer_folder)
+        self.tokenizer = load_tokenizer(base.folder)
         self.length = min(LENGTH, base.config.max_row_length)
 
     def write_rows(self, number: int) -> np.ndarray:

@@ -311,7 +311,7 @@ def _make_bank(folder: Path, base: str, num_adapters: int) -> AdapterBank:
 @torch.no_grad()
 def _make_load(bank: AdapterBank, options: argparse.Namespace) -> Load:
     """Draw texts, and compute each adapter's probabilities of each; too close to be told apart is a `RunError`."""
-    tokenizer = load_tokenizer(bank.base.tokenizer_folder)
+    tokenizer = load_tokenizer(bank.base.folder)
     words = sorted(each for each in tokenizer.get_vocab() if each.isascii() and each.isalpha() and len(each) > 2)
     draw = random.Random(0)
     sizes = [draw.randint(max(1, options.words // 2), options.words + options.words // 2) for _ in range(options.texts)]
@@ -396,7 +396,7 @@ def _make_rival(folder: str, options: argparse.Namespace) -> Any:
     class Multiplexed:
         def __init__(self) -> None:
             self._bank = AdapterBank.open(folder)
-            self._tokenizer = load_tokenizer(self._bank.base.tokenizer_folder)
+            self._tokenizer = load_tokenizer(self._bank.base.folder)
             self._thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(options.threads,))
 
         @serve.multiplexed(max_num_models_per_replica=options.adapters)

@@ -124,7 +124,7 @@ def make_run(
                 param.add_(0.3 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
     changed = {} if change is None else {name: dict(model.named_parameters())[name] for name in [change(model)]}
     write_run(run_dir, config, model, base, step=7, changed=changed)
-    load_tokenizer(base.tokenizer_folder).save_pretrained(run_dir / "tokenizer")
+    load_tokenizer(base.folder).save_pretrained(run_dir / "tokenizer")
     return model
 
 

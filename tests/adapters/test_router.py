@@ -86,7 +86,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Manifest]
 
 
 def fit(base: Base, texts: tuple[Manifest, Manifest], seed: int = 0) -> tuple[torch.Tensor, RouterRecord]:
-    return fit_router(*texts, load_tokenizer(base.tokenizer_folder), base.config.vocab_size, seed)
+    return fit_router(*texts, load_tokenizer(base.folder), base.config.vocab_size, seed)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_the_threshold_keeps_a_share_of_the_domain_and_more_where_it_stands_apar
 def test_beside_written_text_rows_that_the_base_refilled_are_general_and_the_domain_sets_the_threshold(
     base: Base, texts: tuple[Manifest, Manifest], fitted: tuple[torch.Tensor, RouterRecord]
 ) -> None:
-    tokenizer, num_words = load_tokenizer(base.tokenizer_folder), base.config.vocab_size
+    tokenizer, num_words = load_tokenizer(base.folder), base.config.vocab_size
     table, record = fit_router(*texts, tokenizer, num_words, 0, base)
     assert (record.written, fitted[1].written) == (True, False) and record.kept >= 0.9
     assert record.threshold > fitted[1].threshold, "general text that stands apart lowers it, written text does not"
@@ -163,7 +163,7 @@ def test_shares_are_those_of_texts_that_cannot_be_told_apart(
 def test_special_and_unknown_words_do_not_count(base: Base, fitted: tuple[torch.Tensor, RouterRecord]) -> None:
     table = fitted[0]
     num_words = base.config.vocab_size
-    specials = load_tokenizer(base.tokenizer_folder).all_special_ids
+    specials = load_tokenizer(base.folder).all_special_ids
     assert (table[:num_words] == ROUTER_SKIPS).nonzero().flatten().tolist() == sorted(specials)
     router = Router(AdapterConfig(router_words=num_words))
     router.weight.copy_(table)
@@ -237,7 +237,7 @@ def test_a_fit_is_broken_off_with_its_run(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit_router(*texts, load_tokenizer(base.tokenizer_folder), base.config.vocab_size, 0, base, listen)
+        fit_router(*texts, load_tokenizer(base.folder), base.config.vocab_size, 0, base, listen)
     assert len(asked) == 3, "between batches of rows that the base writes"
 
 

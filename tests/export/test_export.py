@@ -102,7 +102,7 @@ def make_rebuilt(
 ) -> RebuiltRun:
     """A run whose trained tensors have moved away from their start."""
     config = replace(config, base=str(base.folder)) if base else config
-    tokenizer = load_tokenizer(tokenizer_folder or base.tokenizer_folder)  # type: ignore[union-attr]
+    tokenizer = load_tokenizer(tokenizer_folder or base.folder)  # type: ignore[union-attr]
     size = base.config.vocab_size if base else len(tokenizer)
     options = {"vocab_size": size, "dropout": 0.1, "seed": config.seed, **options}
     model = ModelSpec(base, config.method, config.shape, **options).build()
@@ -164,9 +164,9 @@ def test_exports_load_alone_and_give_equal_logits(base: Base, tiny_roberta_folde
     roberta = load_base(str(tiny_roberta_folder))
     (tmp_path / "words.txt").write_text("gardenhouse\n##house\n")
     size = roberta.config.vocab_size
-    known = read_base_vocabulary("tiny", roberta.tokenizer_folder, size)
+    known = read_base_vocabulary("tiny", roberta.folder, size)
     made = import_words(VocabConfig(words=str(tmp_path / "words.txt")), known, tmp_path / "vocab")
-    pieces = base_token_ids(load_tokenizer(roberta.tokenizer_folder), made.words)
+    pieces = base_token_ids(load_tokenizer(roberta.folder), made.words)
     words = make_rebuilt(roberta, tokenizer_folder=made.folder, new_words=pieces)
     export_model(words, Place(tmp_path / "words"))
     again = AutoTokenizer.from_pretrained(tmp_path / "words")
@@ -414,7 +414,7 @@ def test_a_run_from_random_weights_is_exported(base: Base, tmp_path: Path) -> No
         shape=replace(usual.shape, max_position_embeddings=32, **shape),
         train=replace(usual.train, seq_length=32),
     )
-    run = make_rebuilt(None, config, tokenizer_folder=base.tokenizer_folder, pad_token_id=0)
+    run = make_rebuilt(None, config, tokenizer_folder=base.folder, pad_token_id=0)
     run_dir = make_run(tmp_path / "run", config, run.model, None)
     run.tokenizer.save_pretrained(run_dir / "tokenizer")
     folder = export_run(Place(run_dir), Place(tmp_path / "export"))

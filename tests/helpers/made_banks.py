@@ -58,7 +58,7 @@ def make_bank(folder: Path, base: str) -> AdapterBank:
     bank = AdapterBank.create(folder, base)
     from transformers import AutoTokenizer
 
-    gene = AutoTokenizer.from_pretrained(bank.base.tokenizer_folder).convert_tokens_to_ids("gene")
+    gene = AutoTokenizer.from_pretrained(bank.base.folder).convert_tokens_to_ids("gene")
     for number in (1, 2):
         routed = gene if number == 1 else -1
         add_drawn(bank, f"fills{number}", "masked_lm", number, routed_id=routed)

@@ -96,9 +96,7 @@ def test_more_fills_than_entries_are_all_entries(tiny_base_folder: Path) -> None
 def test_a_router_says_who_reads_a_text_unless_it_is_told_not_to(tiny_base_folder: Path, tmp_path: Path) -> None:
     base = load_base(str(tiny_base_folder))
     model = make_bank(tmp_path / "bank", str(tiny_base_folder)).load("fills1")  # its router knows the word gene
-    export_model(
-        as_rebuilt(model, base, load_tokenizer(base.tokenizer_folder), PretrainConfig()), Place(tmp_path / "routed")
-    )
+    export_model(as_rebuilt(model, base, load_tokenizer(base.folder), PretrainConfig()), Place(tmp_path / "routed"))
     texts = ["the gene [MASK] a", "water [MASK] the patient"]
     alone = fill(load(tiny_base_folder), texts)
     adapted = fill(load(tmp_path / "routed", router=False), texts)

@@ -101,7 +101,7 @@ def server(bank: AdapterBank) -> Iterator[Server]:
 
 @torch.no_grad()
 def compute_classes(bank: AdapterBank) -> dict[tuple[str, str], dict[str, float]]:
-    tokenizer = AutoTokenizer.from_pretrained(bank.base.tokenizer_folder)
+    tokenizer = AutoTokenizer.from_pretrained(bank.base.folder)
     found = {}
     for name in ("sorts1", "sorts2"):
         model = bank.load(name)

@@ -405,7 +405,7 @@ def describe_shipped(row: Row) -> ModelSpec:
 def measure_start(row: Row) -> float:
     """How far the logits of a row's model on the shipped base are from the base's before its first step."""
     base, words = load_shipped(), [[7]] * NUM_SHIPPED_WORDS if row.new_words else []
-    batch = load_tokenizer(base.tokenizer_folder)(read_probe("")[:16], padding=True, return_tensors="pt")
+    batch = load_tokenizer(base.folder)(read_probe("")[:16], padding=True, return_tensors="pt")
     ids, mask = batch["input_ids"], batch["attention_mask"]
     size, method = base.config.vocab_size, row.make_method(shipped=True)
     own = ModelSpec(base, method, new_words=words).build()

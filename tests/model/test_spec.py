@@ -131,7 +131,7 @@ def test_options_become_one_value(tiny_base_folder: Path) -> None:
     spec.attach_decoder(model)
     decoder = sum(each.numel() for name, each in model.named_parameters() if name.startswith(DECODER))
     assert decoder == spec.counts.decoder > 0 == replace(spec, decoder_layers=0).counts.decoder
-    known = spec.with_tokenizer(base.tokenizer_folder)
+    known = spec.with_tokenizer(base.folder)
     assert (known.new_words, known.vocab_size <= base.config.vocab_size) == ([], True)
     method = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
     plain = PretrainConfig(base="none", vocab=VocabConfig(size=70), method=method)

@@ -104,7 +104,7 @@ def test_what_no_router_knows_is_answered_with_the_fields_of_those_that_chose(
     empty = {"label": None, "labels": [], "probabilities": {}, "value": None}
     for names in (["multilabel"], ["regression"], [*kinds]):
         bank = AdapterBank.create(tmp_path / "-".join(names), str(tiny_base_folder))
-        gene = load_tokenizer(bank.base.tokenizer_folder).convert_tokens_to_ids("gene")
+        gene = load_tokenizer(bank.base.folder).convert_tokens_to_ids("gene")
         add_drawn(bank, "idle", "sequence_classification", 3, CLASSES)
         for name in names:
             problem, labels = kinds[name]

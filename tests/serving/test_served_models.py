@@ -107,7 +107,7 @@ def test_an_export_fills_masks_as_predict_does(
         for param in model.parameters():
             if param.requires_grad:
                 param.add_(0.3 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
-    tokenizer = load_tokenizer(base.tokenizer_folder)
+    tokenizer = load_tokenizer(base.folder)
     folder = tmp_path / "clinic" / "export"
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)

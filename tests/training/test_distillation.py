@@ -81,7 +81,7 @@ class Prepared:
     def distill(self, model: DomextForMaskedLM, seed: int = 0, tell: Any = lambda text: None) -> dict[str, Tensor]:
         """Fit a model's new words; return all of its tensors."""
         choose_snippets(self.run.inputs, seed)
-        tokenizers = load_tokenizer(self.tokenizer_dir), load_tokenizer(self.base.tokenizer_folder)
+        tokenizers = load_tokenizer(self.tokenizer_dir), load_tokenizer(self.base.folder)
         distill_new_words(model, self.manifest, *tokenizers, ObjectiveConfig(), seed=seed, device=CPU, tell=tell)
         return copy_tensors(model)
 
@@ -117,7 +117,7 @@ def prepare(base_folder: Path, new_words: list[str], folder: Path) -> Prepared:
 @torch.no_grad()
 def measure_distance(prepared: Prepared, model: DomextForMaskedLM, *words: str) -> float:
     """Mean squared difference of the new words' states from the mean of their pieces', after the first layer of two."""
-    tokenizer, base_tokenizer = load_tokenizer(prepared.tokenizer_dir), load_tokenizer(prepared.base.tokenizer_folder)
+    tokenizer, base_tokenizer = load_tokenizer(prepared.tokenizer_dir), load_tokenizer(prepared.base.folder)
     cast(nn.Module, model).eval()
     total = 0.0
     for word in (*COMMON[:3], *words):

@@ -76,7 +76,7 @@ def load(folders: dict[str, Path], kind: str) -> Base:
 
 
 def rebuild(model: Any, base: Base, method: MethodConfig) -> RebuiltRun:
-    tokenizer = AutoTokenizer.from_pretrained(base.tokenizer_folder)
+    tokenizer = AutoTokenizer.from_pretrained(base.folder)
     return as_rebuilt(model, base, tokenizer, PretrainConfig(base=base.id, method=method))
 
 
