@@ -43,6 +43,7 @@ from domext_ray.adapters.entry import (
     name_own,
     put_adapter,
 )
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
@@ -53,8 +54,9 @@ from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.options.places import hide_places
 from domext_ray.options.submitted import find_input, find_output
+from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import NEW, Place, Where, hash_values, write_text
-from domext_ray.training.start import read_run_config, rebuild_run
+from domext_ray.training.start import rebuild_run
 
 FORMAT = newest_format("adapter bank")
 BANK, ADAPTERS, BASE_FOLDER, DESCRIPTION = "bank.json", "adapters", ".base_folder", "adapter.json"
@@ -261,7 +263,7 @@ class AdapterBank:
         place = Place(run_dir)
         if place.is_local and is_finetuned_model(place.local()):
             return self._add_finetuned(name, place.local())
-        config = read_run_config(place)
+        config = read_config(place, PretrainConfig)
         if config.objective.next_sentence:
             raise RunError(
                 f"the run {place} also trained next-sentence prediction, which a bank does not hold; give a run "

@@ -18,12 +18,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatusOverview, LoggingConfig
 
 from domext_ray.adapters.bank import AdapterBank
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import name_base
 from domext_ray.progress import StatusLine
-from domext_ray.runs.run_directory import CONFIG
+from domext_ray.runs.run_directory import CONFIG, read_config
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.runtime.ray_cluster import (
     ask_waiting,
@@ -44,7 +45,6 @@ from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.deployment import APP, build_application
 from domext_ray.serving.served_model import find_single_model, name_adapter, open_served
 from domext_ray.storage import Place
-from domext_ray.training.start import read_run_config
 
 LOOK_SECONDS = 0.2
 STATUS_SECONDS = 5.0
@@ -82,7 +82,7 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
         return
     run_dir = Path(config.model)
     is_run = (run_dir / CONFIG).is_file() and not is_finetuned_model(run_dir)
-    run = read_run_config(Place(run_dir)) if is_run else None
+    run = read_config(Place(run_dir), PretrainConfig) if is_run else None
     has_adapter = run is not None and run.method.has_adapter
     if not has_adapter and (found := find_single_model(config.model)):
         yield replace(config, model=str(found.folder))

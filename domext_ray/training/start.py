@@ -35,15 +35,6 @@ from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenize
 NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
 
 
-def read_run_config(run_dir: Place) -> PretrainConfig:
-    """Return the configuration of a run.
-
-    Raises:
-        RunError: `run_dir` is no run directory, or its config.yaml is damaged.
-    """
-    return read_config(run_dir, PretrainConfig)
-
-
 def find_start(run_dir: Place, base_sha256: str) -> Start:
     """Find the checkpoint of an earlier run that another run starts from.
 
@@ -55,7 +46,7 @@ def find_start(run_dir: Place, base_sha256: str) -> Start:
         RunError: it is no run, has no usable checkpoint, or is of another base.
     """
     try:
-        read_run_config(run_dir)
+        read_config(run_dir, PretrainConfig)
     except RunError as error:
         raise RunError(f"--init_from {str(run_dir)!r}: {error}") from error
     latest = find_latest(run_dir / "checkpoints")
@@ -177,7 +168,7 @@ def rebuild_run(run_dir: Place, step: int = 0) -> RebuiltRun:
         RunError: no run, no usable checkpoint, or one that was made with another base or model.
         BaseModelError: the base is not to be had.
     """
-    config = read_run_config(run_dir)
+    config = read_config(run_dir, PretrainConfig)
     checkpoint = find_latest(run_dir / "checkpoints", step)
     if checkpoint is None:
         asked = f" of step {step}" if step else ""

@@ -66,7 +66,7 @@ from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
 from domext_ray.runs.events import Event, EventReader
-from domext_ray.runs.run_directory import read_identity, resolve_schedule
+from domext_ray.runs.run_directory import read_config, read_identity, resolve_schedule
 from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import Place, hash_values, write_json
@@ -74,7 +74,6 @@ from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.objective import to_batch
 from domext_ray.training.optimizer import compute_learning_rate
 from domext_ray.training.phases import make_sampler, resolve_max_steps
-from domext_ray.training.start import read_run_config
 from domext_ray.training.step import move_batch
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -335,7 +334,7 @@ def _paused(job: psutil.Popen) -> Iterator[None]:
 def run_bare_loop(run_dir: Path, cache: str, options: argparse.Namespace) -> Iterator[tuple[float, float]]:
     """Train the run's model on the run's batches without Ray or DeepSpeed; yield seconds and loss of each step."""
     place = Place(run_dir)
-    config = read_run_config(place)
+    config = read_config(place, PretrainConfig)
     if options.as_worker:
         configure_kernels(TRAINING, uses_fp32=not config.engine.uses_bf16)
     identity = read_identity(place, {"corpus_fingerprint": str})

@@ -27,12 +27,13 @@ from domext_ray.runs.run_directory import (
     describe_other,
     keep_precision,
     lock_run,
+    read_config,
     resolve_schedule,
     write_config,
     write_run,
 )
 from domext_ray.storage import Place
-from domext_ray.training.start import find_start, read_run_config
+from domext_ray.training.start import find_start
 
 CONFIG = PretrainConfig(seed=7, train=TrainConfig(max_steps=12))
 
@@ -46,7 +47,7 @@ def lay_out(run: Path, config: PretrainConfig = CONFIG) -> Path:
 
 
 def test_config_comes_back(tmp_path: Path) -> None:
-    assert read_run_config(Place(lay_out(tmp_path / "new"))) == CONFIG
+    assert read_config(Place(lay_out(tmp_path / "new")), PretrainConfig) == CONFIG
 
 
 def test_a_run_goes_on_in_its_own_precision(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_config_of_something_else_is_one_sentence(tmp_path: Path) -> None:
     ):
         path.write_text(content)
         with pytest.raises(RunError, match=message) as raised:
-            read_run_config(Place(tmp_path))
+            read_config(Place(tmp_path), PretrainConfig)
         assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -177,7 +178,7 @@ def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=says):
             check_identity(Place(run), identity_of(CONFIG))
         with pytest.raises(RunError, match=says):  # options that this version does not have are explained by it
-            read_run_config(Place(run))
+            read_config(Place(run), PretrainConfig)
 
 
 def test_a_damaged_record_is_one_sentence(tmp_path: Path) -> None:

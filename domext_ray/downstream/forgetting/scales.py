@@ -25,13 +25,13 @@ from domext_ray.downstream.forgetting.forgetting import AskedModel
 from domext_ray.downstream.start.model import is_run
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.build import prepare_for_device, scale_extensions, store_base
-from domext_ray.runs.run_directory import read_identity
+from domext_ray.runs.run_directory import read_config, read_identity
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.storage import Place
 from domext_ray.training.evaluate import Evaluations, LoneEvaluator, Scores, build_evaluations, evaluate, measure_bits
 from domext_ray.training.losses import MaskedLoss, count_chunks
 from domext_ray.training.passages import EvalSet
-from domext_ray.training.start import read_run_config, rebuild_run
+from domext_ray.training.start import rebuild_run
 
 MAX_LOST = 0.003
 """Share of general words that may be lost at the scale that is marked."""
@@ -135,7 +135,7 @@ def _find_sets(folder: Place, tokenizer: Any) -> Evaluations | str:
     """Return what a run's evaluations score; or why there is nothing, as what follows its name."""
     if not is_run(folder.local()):
         return "is no run's directory"
-    config = read_run_config(folder)
+    config = read_config(folder, PretrainConfig)
     if config.objective.kind != "masked":
         return f"was trained with --objective.kind {config.objective.kind}, which asks for no masked word"
     if (probe := config.train.general_probe) and not Path(probe).is_file():

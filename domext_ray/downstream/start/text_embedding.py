@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.vectors import Pooling, PoolingChoice
 from domext_ray.corpus.batching import find_sequences
 from domext_ray.downstream.start.model import StartModel, build_encoder, is_run
 from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.model.pooling import mean_layers, pool_states
+from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.device import autocast
 from domext_ray.storage import Place
 from domext_ray.training.objective import to_tensors
-from domext_ray.training.start import read_run_config
 from domext_ray.training.step import move_batch
 
 BATCH_TEXTS = 64
@@ -42,7 +43,7 @@ def choose_pooling(model: str, asked: PoolingChoice) -> Pooling:
     if asked != "auto":
         return asked
     if is_run(folder):
-        return read_run_config(Place(folder)).objective.pooling
+        return read_config(Place(folder), PretrainConfig).objective.pooling
     return read_pooling(folder)
 
 
