@@ -10,12 +10,9 @@ from tiny_models import LENGTH, VOCAB
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from trained_methods import DROPOUT, make_trainable
+from trained_methods import DROPOUT, make_method_engine, make_trainable
 
-from domext_ray.config.pretrain import EngineConfig, OptimConfig
-from domext_ray.model.build import store_base
-from domext_ray.training.engine import Engine, join_alone
-from domext_ray.training.losses import MaskedLoss
+from domext_ray.config.pretrain import EngineConfig
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.step import StepFigures
 
@@ -79,22 +76,9 @@ def train_captured(
     method: str, device: torch.device, *, capture: bool, **engine: Any
 ) -> tuple[list[StepFigures], dict[str, Tensor], int]:
     """Return the figures of steps of two micro batches, what trained, and how often Python computed a forward."""
-    join_alone()
     model = make_trainable(method, **DROPOUT).to(device)
     config = EngineConfig(**({"precision": "fp32", "fixed_shapes": capture, "capture": capture} | engine))
-    if config.has_narrow_base:
-        store_base(model, torch.bfloat16)
-    trainer = Engine(
-        model,
-        engine=config,
-        optim=OptimConfig(lr=5e-3, decay_steps=2 * STEPS, eps=1e-5),
-        warmup_steps=2,
-        micro_batch_size=3,
-        accumulation_steps=2,
-        seed=0,
-        device=device,
-        objective=lambda *given, **named: MaskedLoss(*given, num_words=VOCAB, **named),
-    )
+    trainer = make_method_engine(model, config, STEPS, device)
     figures, num_calls = list[StepFigures](), 0
 
     def count(*_: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,19 +12,19 @@ from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.training.engine import Engine, TrainState, join_alone
 
 
-def make_lone_engine(model: nn.Module) -> Engine:
+def make_lone_engine(model: nn.Module, **settings: Any) -> Engine:
     """Put an engine around a model, on the CPU and in fp32; one group for all, for DeepSpeed keeps the first one."""
     join_alone()
-    return Engine(
-        model,
-        engine=EngineConfig(precision="fp32"),
-        optim=OptimConfig(decay_steps=10),
-        warmup_steps=1,
-        micro_batch_size=4,
-        accumulation_steps=1,
-        seed=0,
-        device=torch.device("cpu"),
-    )
+    usual: dict[str, Any] = {
+        "engine": EngineConfig(precision="fp32"),
+        "optim": OptimConfig(decay_steps=10),
+        "warmup_steps": 1,
+        "micro_batch_size": 4,
+        "accumulation_steps": 1,
+        "seed": 0,
+        "device": torch.device("cpu"),
+    }
+    return Engine(model, **{**usual, **settings})
 
 
 def gather_whole(engine: Engine) -> TrainState:

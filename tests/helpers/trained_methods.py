@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from tiny_models import ADAPTERS, MODERN, make_model
+from lone_engine import make_lone_engine
+from tiny_models import ADAPTERS, MODERN, VOCAB, make_model
 from torch import Tensor, nn
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.model.build import attach_extensions
+from domext_ray.config.pretrain import EngineConfig, OptimConfig
+from domext_ray.model.build import attach_extensions, store_base
+from domext_ray.training.engine import Engine
+from domext_ray.training.losses import MaskedLoss
+
+CPU = torch.device("cpu")
 
 DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -44,6 +51,22 @@ def make_trainable(method: str, **values: Any) -> Any:
         if ".lora_B." in name:
             nn.init.normal_(param, std=0.1)
     return model
+
+
+def make_method_engine(model: nn.Module, engine: EngineConfig, steps: int, device: torch.device = CPU) -> Engine:
+    """Put an engine around such a model, for steps of two micro batches at a rate that moves it."""
+    if engine.has_narrow_base:
+        store_base(model, torch.bfloat16)
+    return make_lone_engine(
+        model,
+        engine=engine,
+        optim=OptimConfig(lr=5e-3, decay_steps=2 * steps, eps=1e-5),
+        warmup_steps=2,
+        micro_batch_size=3,
+        accumulation_steps=2,
+        device=device,
+        objective=partial(MaskedLoss, num_words=VOCAB),
+    )
 
 
 def measure_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import LENGTH, VOCAB, make_rows
-from trained_methods import DROPOUT, LAYOUTS, METHODS, make_trainable
+from trained_methods import CPU, DROPOUT, LAYOUTS, METHODS, make_method_engine, make_trainable
 
-from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig
-from domext_ray.model.build import store_base
+from domext_ray.config.pretrain import EngineConfig, PretrainConfig
 from domext_ray.model.joined import JoinedLinear, join_products
 from domext_ray.training.cost import count_flops, make_full_batch
-from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import MaskedBatch
 
 STEPS = 20
-CPU = torch.device("cpu")
 
 
 def draw_batch(step: int) -> MaskedBatch:
@@ -33,22 +29,8 @@ def draw_batch(step: int) -> MaskedBatch:
 
 def train(method: str, *, joined: bool, layout: str = "bert", dropout: bool = False, **engine: Any) -> list[Any]:
     """The figures of steps; each has two micro batches."""
-    join_alone()
     model = make_trainable(method, **LAYOUTS[layout], **(DROPOUT if dropout else {}))
-    config = EngineConfig(**({"precision": "fp32", "joined": joined} | engine))
-    if config.has_narrow_base:
-        store_base(model, torch.bfloat16)
-    trainer = Engine(
-        model,
-        engine=config,
-        optim=OptimConfig(lr=5e-3, decay_steps=2 * STEPS, eps=1e-5),
-        warmup_steps=2,
-        micro_batch_size=3,
-        accumulation_steps=2,
-        seed=0,
-        device=CPU,
-        objective=partial(MaskedLoss, num_words=VOCAB),
-    )
+    trainer = make_method_engine(model, EngineConfig(**({"precision": "fp32", "joined": joined} | engine)), STEPS)
     assert any(isinstance(each, JoinedLinear) for each in model.modules()) == joined
     figures = []
     for step in range(STEPS):
