@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunOptions, SettledConfig
 from domext_ray.corpus.estimate import require_both_splits
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
@@ -24,19 +25,30 @@ from domext_ray.data.sample import Sample, check_corpus, tell_owners
 from domext_ray.data.sources import require_files, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
+from domext_ray.model.budget import TOLERANCE
+from domext_ray.model.spec import ModelSpec
 from domext_ray.plan import (
     count_planned_words,
     load_run_base,
-    name_fingerprints,
     pin_corpus,
     read_run_vocabulary,
     warn_of_rules,
 )
-from domext_ray.runs.run_directory import RUN, RunPaths, read_identity, resolve_paths
+from domext_ray.runs.run_directory import (
+    RUN,
+    RunPaths,
+    check_identity,
+    read_identity,
+    resolve_paths,
+    resolve_schedule,
+)
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
+from domext_ray.training.checkpoint import Checkpoint
 from domext_ray.training.losses import needs_teacher
-from domext_ray.training.run import Inputs
+from domext_ray.training.phases import resolve_max_steps
+from domext_ray.training.run import Inputs, Plan, Run, name_fingerprints
+from domext_ray.training.start import check_vocabulary
 from domext_ray.training.writing import get_or_write_text, prepare_written
 from domext_ray.vocabulary.extension import ExtensionVocabulary, extend_tokenizer, format_statistics, load_extension
 from domext_ray.vocabulary.learn import import_words, learn_extension, measure_extension, read_given
@@ -54,7 +66,7 @@ if TYPE_CHECKING:
 SHOWN_WORDS = 10
 
 
-def check_texts(config: PretrainConfig, base: Base | None) -> list[Sample | None]:
+def check_texts(config: RunOptions, base: Base | None) -> list[Sample | None]:
     """Read and return a sample of each of a run's texts, before Ray starts; None: the base is going to write it.
 
     Raises:
@@ -80,7 +92,7 @@ def check_texts(config: PretrainConfig, base: Base | None) -> list[Sample | None
     return samples
 
 
-def _plan_tokenizer(config: PretrainConfig, base: Base | None) -> PreTrainedTokenizerBase | None:
+def _plan_tokenizer(config: RunOptions, base: Base | None) -> PreTrainedTokenizerBase | None:
     """The run's tokenizer; None: it is still to be learned, or words of it are."""
     if base is None or (config.vocab.extends_base and not config.vocab.words):
         return None
@@ -90,7 +102,45 @@ def _plan_tokenizer(config: PretrainConfig, base: Base | None) -> PreTrainedToke
     return extend_tokenizer(known, read_given(config.vocab, known))
 
 
-def require_same_texts(config: PretrainConfig, paths: RunPaths) -> None:
+def prepare_run(plan: Plan, goes_on_from: Checkpoint | None = None) -> Run:
+    """Provide a run's tokenizer and corpora, and settle what depends on them; its directory is held, Ray initialised.
+
+    Args:
+        plan: the run.
+        goes_on_from: the checkpoint of its own that it goes on from; None: it begins.
+
+    Raises:
+        DomextError: the text gave another vocabulary than a budget was solved for, the run that this one starts from
+            has other words, or the corpus is not the run's.
+    """
+    config, base, paths = plan.config, plan.spec.base, plan.paths
+    require_same_texts(config, paths)
+    tokenizer_dir = get_or_build_tokenizer(config, base, paths)
+    spec = plan.spec.with_tokenizer(tokenizer_dir)
+    _check_budget(config, spec)
+    if plan.start is not None and goes_on_from is None:
+        check_vocabulary(plan.start, tokenizer_dir)
+    inputs = get_or_prepare_texts(config, base, tokenizer_dir, paths)
+    inputs = replace(inputs, tokenizer=paths.run / "tokenizer")  # which workers on all nodes see
+    if config.train.epochs or not config.train.max_steps:
+        config = resolve_schedule(resolve_max_steps(config, [own for own, *_ in inputs.texts]), paths.run)
+    run = Run(config, paths, spec, inputs, plan.start, goes_on_from, plan.preset)
+    check_identity(paths.run, run.identity)
+    return run
+
+
+def _check_budget(config: SettledConfig, spec: ModelSpec) -> None:
+    """Refuse a budget that was solved for a vocabulary of another size than the text gave."""
+    budget, num_new_words = config.method.trainable_budget, len(spec.new_words)
+    if budget and abs(spec.counts.trainable_frac - budget) > TOLERANCE * budget:
+        raise ConfigError(
+            f"--vocab.size is {config.vocab.size} and the text gave {num_new_words}, so that the method trains "
+            f"{spec.counts.trainable_frac:.2%} instead of --method.trainable_budget {budget:g}; give --vocab.size "
+            f"{num_new_words}."
+        )
+
+
+def require_same_texts(config: SettledConfig, paths: RunPaths) -> None:
     """Refuse a run whose texts are not those that it began with, before anything is made of them.
 
     Raises:
@@ -135,7 +185,7 @@ def get_or_prepare_inputs(config: PretrainConfig, base: Base | None, paths: RunP
     return get_or_prepare_texts(config, base, get_or_build_tokenizer(config, base, paths), paths)
 
 
-def get_or_prepare_texts(config: PretrainConfig, base: Base | None, tokenizer_dir: Path, paths: RunPaths) -> Inputs:
+def get_or_prepare_texts(config: RunOptions, base: Base | None, tokenizer_dir: Path, paths: RunPaths) -> Inputs:
     """Prepare a run's texts for every length phase, or find them prepared; Ray is initialised."""
     general: Place | None = None
     if base is not None and needs_teacher(config) and config.vocab.extends_base:  # which the base could not read
@@ -219,7 +269,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     return vocabulary
 
 
-def _provide_extension(config: PretrainConfig, base: Base, folder: Path, cache_dir: Place) -> ExtensionVocabulary:
+def _provide_extension(config: RunOptions, base: Base, folder: Path, cache_dir: Place) -> ExtensionVocabulary:
     """The tokenizer over base and new words, in `folder`."""
     known = read_run_vocabulary(config, base)
     if config.vocab.words:
@@ -258,9 +308,7 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     return inputs.domain
 
 
-def _describe_sources(
-    config: PretrainConfig, base: Base | None, samples: Sequence[Sample | None], paths: RunPaths
-) -> str:
+def _describe_sources(config: RunOptions, base: Base | None, samples: Sequence[Sample | None], paths: RunPaths) -> str:
     """Return what a dry run of the preparation prints: the files, their size, and what of them is unknown."""
     sources, known = resolve_sources(config.corpus, config.prepare), []
     files = sources.files
@@ -300,7 +348,7 @@ def _describe_manifest(manifest: Manifest, prepare: PrepareConfig) -> str:
     return "\n".join(lines)
 
 
-def get_or_build_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path:
+def get_or_build_tokenizer(config: RunOptions, base: Base | None, paths: RunPaths) -> Path:
     """The run's tokenizer, in the run's directory: the base's own, with new words or without, or a learned one.
 
     Of a run in a bucket there is one in the run and one at a local path, which is returned.

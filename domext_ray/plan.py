@@ -1,27 +1,24 @@
 """A run's plan: everything that can be known, and refused, before its texts are prepared.
 
-Enters: a `PretrainConfig`. Leaves: a `Run`, which preparation, training, report and export read and nobody makes again.
-Nothing is started or written; the run's directory is only looked at.
+Enters: a `PretrainConfig`. Leaves: a `Plan`. Nothing is started or written; the run's directory is only looked at.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from domext_ray.config.mixture import GENERAL
-from domext_ray.config.pretrain import OptimConfig, PretrainConfig
+from domext_ray.config.pretrain import OptimConfig, PretrainConfig, RunOptions, SettledConfig
 from domext_ray.corpus.shards import identify_corpus
 from domext_ray.data.files import pin_entries
 from domext_ray.data.package_docs import count_wanted
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError
-from domext_ray.model.base import Base, describe_base, load_base
+from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.build import Extensions
 from domext_ray.model.spec import ModelSpec
-from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import (
     RunPaths,
     check_identity,
@@ -34,33 +31,37 @@ from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.storage import Place, hash_values
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.evaluate import read_probe
-from domext_ray.training.run import Run, Start
+from domext_ray.training.run import Plan, Start
 from domext_ray.training.start import find_start
 from domext_ray.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.vocabulary.learn import count_new_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
+ConfigT = TypeVar("ConfigT", bound=RunOptions)
 
 
-def plan_run(config: PretrainConfig) -> Run:
-    """Check a run and solve all that its options leave open.
+def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
+    """Check a run and settle all that its options leave open; one that goes on keeps what it began with.
+
+    Args:
+        asked: the run.
+        preset: the name of the one that its options stand on; empty: the defaults.
 
     Raises:
         DomextError: any mistake of the user's that shows before the corpus is read.
     """
-    paths = resolve_paths(config)
-    config = resolve_schedule(resolve_files(resolve_workers(keep_precision(config, paths.run))), paths.run)
-    config = pin_corpus(config, paths.run)
+    paths = resolve_paths(asked)
+    config = resolve_files(resolve_workers(keep_precision(SettledConfig.of(asked), paths.run)))
+    config = pin_corpus(resolve_schedule(config, paths.run), paths.run)
     base = load_run_base(config)
     if base and config.objective.reads_words and not base.has_mlm_head:
         print(f"note: the base {config.base!r} has no masked-LM head, so a fresh one is made and trains.", flush=True)
     read_probe(config.train.general_probe)
     start = _find_start(config, base, paths.run) if config.init_from else None
-    config, spec = size_run(config, base, start.checkpoint.extensions if start else None)
-    run = Run(config, paths, spec, start)
-    check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths)})
-    return run
+    spec = size_model(config, base, start.checkpoint.extensions if start else None)
+    plan = Plan(asked, replace(config, method=spec.method), paths, spec, start, preset)
+    check_identity(paths.run, {**plan.identity, **_find_moved_corpus(config, paths)})
+    return plan
 
 
 def warn_of_rate(optim: OptimConfig, base: Base, option: str) -> None:
@@ -80,25 +81,6 @@ def warn_of_rules(base: Base | None) -> None:
         print(f"warning: {base.wrong_rules}", flush=True)
 
 
-def identify_run(run: Run) -> dict[str, Any]:
-    """Return what makes a run this one and no other, as far as it is known."""
-    identity = {**identity_of(run.config), "base_sha256": run.spec.base_sha256}
-    if run.spec.base is not None:
-        identity["base_shape"] = describe_base(run.spec.base.config)
-    if run.start is not None:
-        identity["init_sha256"] = run.start.sha256
-    if run.prepared is not None:
-        prepared = zip(name_fingerprints(run.config), run.prepared.texts[0], strict=True)
-        identity |= {name: manifest.fingerprint for name, manifest in prepared}
-    return identity
-
-
-def name_fingerprints(config: PretrainConfig) -> list[str]:
-    """Return what an identity calls the fingerprints of a run's prepared texts, in the order of these."""
-    names = {GENERAL: "replay_fingerprint"}
-    return ["corpus_fingerprint", *(names.get(part.name, f"part_fingerprint.{part.name}") for part in config.parts)]
-
-
 def resolve_files(config: ConfigT) -> ConfigT:
     """Make the paths absolute that workers read: they run in folders of their own."""
     base, probe = Path(config.base).expanduser(), config.train.general_probe
@@ -115,12 +97,12 @@ def pin_corpus(config: ConfigT, run_dir: Place) -> ConfigT:
     return replace(config, corpus=pin_entries(config.corpus, known, count_wanted(config)))
 
 
-def resolve_workers(config: PretrainConfig) -> PretrainConfig:
+def resolve_workers(config: ConfigT) -> ConfigT:
     """Settle `--scale.use_gpu auto` and `--engine.precision auto` once it is known; before Ray starts it may not be."""
     return resolve_precision(resolve_gpu(config, config.scale.least_workers, "--scale.num_workers"))
 
 
-def load_run_base(config: PretrainConfig) -> Base | None:
+def load_run_base(config: RunOptions) -> Base | None:
     """Load a run's base, None for random weights, and refuse options that do not fit it.
 
     Raises:
@@ -144,8 +126,8 @@ def load_run_base(config: PretrainConfig) -> Base | None:
     return base
 
 
-def size_run(config: ConfigT, base: Base | None, earlier: Extensions | None = None) -> tuple[ConfigT, ModelSpec]:
-    """Return a run with the sizes that its method's trainable budget asks for, and its model.
+def size_model(config: RunOptions, base: Base | None, earlier: Extensions | None = None) -> ModelSpec:
+    """Return a run's model, with the sizes that its method's trainable budget asks for.
 
     Args:
         config: the run.
@@ -155,23 +137,22 @@ def size_run(config: ConfigT, base: Base | None, earlier: Extensions | None = No
     Raises:
         ConfigError: the method does not fit the base, no size meets the budget, or given words do not fit.
     """
-    spec = ModelSpec.of(config, base, earlier, count_planned_words(config, base)).solve()
-    return replace(config, method=spec.method), spec
+    return ModelSpec.of(config, base, earlier, count_planned_words(config, base)).solve()
 
 
-def count_planned_words(config: PretrainConfig, base: Base | None) -> int:
+def count_planned_words(config: RunOptions, base: Base | None) -> int:
     """New words that a run will have, as far as options tell: a learned vocabulary may find fewer."""
     if base is None or not config.vocab.extends_base:
         return 0
     return count_new_words(config.vocab, read_run_vocabulary(config, base))
 
 
-def read_run_vocabulary(config: PretrainConfig, base: Base) -> BaseVocabulary:
+def read_run_vocabulary(config: RunOptions, base: Base) -> BaseVocabulary:
     """The vocabulary that a run's new words stand beside."""
     return read_base_vocabulary(config.base, base.folder, base.config.vocab_size)
 
 
-def _find_start(config: PretrainConfig, base: Base | None, run_dir: Place) -> Start:
+def _find_start(config: SettledConfig, base: Base | None, run_dir: Place) -> Start:
     """Where a run starts; one that has checkpoints does not look at the earlier run again."""
     folder, stored = Place(config.init_from).resolve(), read_identity(run_dir)
     own = find_latest(run_dir / "checkpoints", hashes=False, provisional=True)
@@ -182,7 +163,7 @@ def _find_start(config: PretrainConfig, base: Base | None, run_dir: Place) -> St
     return find_start(folder, base.sha256 if base else "none")
 
 
-def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str]:
+def _find_moved_corpus(config: SettledConfig, paths: RunPaths) -> dict[str, str]:
     """The fingerprint that a run's corpus has under another name; nothing where it is called as before or is another.
 
     It is known before the corpus is prepared: the run has its tokenizer already.

@@ -44,6 +44,7 @@ ROOMS = (
     "serving",
     "plan",
     "inputs",
+    "standing",
     "pipeline",
     "study",
     "search",

@@ -43,7 +43,7 @@ from domext_ray.adapters.entry import (
     name_own,
     put_adapter,
 )
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
@@ -263,7 +263,7 @@ class AdapterBank:
         place = Place(run_dir)
         if place.is_local and is_finetuned_model(place.local()):
             return self._add_finetuned(name, place.local())
-        config = read_config(place, PretrainConfig)
+        config = read_config(place, SettledConfig)
         if config.objective.next_sentence:
             raise RunError(
                 f"the run {place} also trained next-sentence prediction, which a bank does not hold; give a run "

@@ -11,7 +11,7 @@ from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import BankEntry
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.downstream.start.model import is_export, is_run
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
@@ -68,7 +68,7 @@ def _add_run(folder: Place, config: BankConfig) -> BankEntry:
     if (folder / BANK).is_file():
         return AdapterBank.open(folder, config.base).add_run(config.name, run)
     is_tuned = run.is_local and is_finetuned_model(run.local())
-    own = config.base or (find_base(config.add) if is_tuned else read_config(run, PretrainConfig).base)
+    own = config.base or (find_base(config.add) if is_tuned else read_config(run, SettledConfig).base)
     bank = AdapterBank.create(folder, own)
     try:
         return bank.add_run(config.name, run)
@@ -90,5 +90,5 @@ def find_base(model: str) -> str:
         return model
     if (folder / TRAININGS).is_dir():
         return find_base(read_config(Place(folder), FinetuneConfig).model)
-    config = read_config(Place(folder), PretrainConfig)
+    config = read_config(Place(folder), SettledConfig)
     return config.base if config.method.has_adapter else str(folder)

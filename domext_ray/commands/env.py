@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from domext_ray.config.jobs import EnvConfig
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig, resolve_micro_batch_sizes
 from domext_ray.errors import DomextError, RunError
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.fused import find_fault
@@ -59,11 +59,12 @@ def run_env(config: EnvConfig) -> None:
 
 def _list_choices(device: torch.device) -> dict[str, str]:
     """What a run says at its start of the device that it trains on."""
-    on_gpu, plain = device.type == "cuda", PretrainConfig()
+    on_gpu, plain = device.type == "cuda", SettledConfig()
     has_units = has_bf16(device) if on_gpu else has_bf16_units()
     engine = replace(plain.engine, precision="bf16" if has_units else "fp32")
     scale = replace(plain.scale, use_gpu=on_gpu)
-    lines = describe_choices(replace(plain, engine=engine, scale=scale), device, "off (not asked)")
+    plain = replace(plain, engine=engine, scale=scale)
+    lines = describe_choices(plain, device, "off (not asked)", resolve_micro_batch_sizes(plain))
     kernels = {"products of fp32": "oneDNN" if prefers_onednn() else "torch"}
     if on_gpu:
         kernels = {"fused kernels": find_fault(device) or "they can run, with --engine.fused true"}

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import VerifyConfig
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.corpus.manifest import MANIFEST, SPLITS, describe_fault, list_hashes, read_manifest
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.errors import DomextError, RunError, StorageError, name_file
@@ -110,7 +110,7 @@ def _check_corpus(place: Place) -> Iterator[Finding]:
 def _check_run(place: Place) -> Iterator[Finding]:
     is_tuned = (place / TRAININGS).is_dir()
     kind = "options of fine-tuning" if is_tuned else "options of pre-training"
-    yield _look(CONFIG, kind, read_config, place, FinetuneConfig if is_tuned else PretrainConfig)
+    yield _look(CONFIG, kind, read_config, place, FinetuneConfig if is_tuned else SettledConfig)
     yield _look(RUN, "what it is recognised by", read_run, place)
     for path, found in check_all(place / "checkpoints"):
         if isinstance(found, Checkpoint):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -460,8 +460,8 @@ Corpus = Texts[Annotated[str, filled("package-docs, or at least one file or fold
 
 
 @option_group
-class PretrainConfig:
-    """Everything that a pre-training run is made from."""
+class RunOptions:
+    """The options of a pre-training run, and what they decide together, whether some are left open or none."""
 
     # general-mini (ships with the package), a folder, a hub id, or none (random weights)
     base: Main[Base] = "general-mini"
@@ -632,6 +632,35 @@ class PretrainConfig:
         return any(part.keep for part in self.parts)
 
 
+@option_group
+class PretrainConfig(RunOptions):
+    """Everything that a pre-training run is made from, as a user asks for it: `auto` and 0 leave something open."""
+
+
+@option_group
+class SettledConfig(RunOptions):
+    """The options of a run as it trains, which its config.yaml keeps: paths are absolute and nothing is left open.
+
+    Before a run's texts are prepared, its steps may be open (0), and before Ray runs on a cluster, what its machines
+    are (auto).
+    """
+
+    @classmethod
+    def of(cls, options: RunOptions) -> SettledConfig:
+        """Return options that whoever calls this has settled."""
+        return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
+
+    def with_horizon(self, decay_steps: int) -> SettledConfig:
+        """Return the run with a schedule that ends at a step, and the warm-up that follows from it."""
+        most = 100 if self.optim.schedule == "wsd" else 1000  # a budget of seconds has no horizon in steps to go by
+        warmup_steps = self.optim.warmup_steps or min(most, decay_steps // 10)
+        return replace(self, optim=replace(self.optim, decay_steps=decay_steps, warmup_steps=warmup_steps))
+
+    def with_steps(self, max_steps: int) -> SettledConfig:
+        """Return the run with a limit of some steps."""
+        return replace(self, train=replace(self.train, max_steps=max_steps))
+
+
 def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
     """Refuse more workers than rows of a batch, and micro batches that no worker fills.
 
@@ -647,50 +676,47 @@ def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
         require(getattr(train, name) <= share, f"train.{name}", getattr(train, name), rule)
 
 
-def find_largest_share(config: PretrainConfig, num_workers: int = 0) -> int:
+def find_largest_share(config: RunOptions, num_workers: int = 0) -> int:
     """Return the rows of a global batch that a worker has at most; `num_workers` 0: of as many as the run may have."""
     group, number = config.objective.inseparable_rows, num_workers or config.scale.most_workers
     return group * -(-(config.train.global_batch_size // group) // number)
 
 
-def count_passes(config: PretrainConfig, micro_batch_size: int, num_workers: int = 0) -> int:
+def count_passes(config: RunOptions, micro_batch_size: int, num_workers: int = 0) -> int:
     """Return the forward passes of a step, on every worker: as many as its largest share takes."""
     return -(-find_largest_share(config, num_workers) // micro_batch_size)
 
 
-def resolve_micro_batch_size(config: PretrainConfig) -> int:
-    """Return the rows of one forward pass on one worker."""
-    return config.train.micro_batch_size or _choose_rows(config, _count_rows(config, config.train.seq_length))
+def resolve_micro_batch_sizes(config: RunOptions, num_workers: int = 0) -> list[int]:
+    """Return the rows of one forward pass on one worker, of each length phase.
+
+    Args:
+        config: the run.
+        num_workers: that it has; 0: as many as it may have.
+    """
+    train = config.train
+    first = train.micro_batch_size or _choose_rows(config, _count_rows(config, train.seq_length), num_workers)
+    if not train.long_seq_length:
+        return [first]
+    rows = max(first * train.seq_length // train.long_seq_length, 1)  # by default as many tokens as in the first phase
+    if config.scale.use_gpu is True and not train.micro_batch_size:
+        rows = _count_rows(config, train.long_seq_length)
+    return [first, train.long_micro_batch_size or _choose_rows(config, rows, num_workers)]
 
 
-def _count_rows(config: PretrainConfig, length: int) -> int:
+def _count_rows(config: RunOptions, length: int) -> int:
     """The rows that a device computes at once: a GPU waits for its launches below so many tokens."""
     return max(CARD_TOKENS // length, 1) if config.scale.use_gpu is True else 32
 
 
-def _choose_rows(config: PretrainConfig, at_most: int) -> int:
+def _choose_rows(config: RunOptions, at_most: int, num_workers: int) -> int:
     """The rows of a pass that cut no group of rows, in passes of about one size, as few as a number of rows allows."""
     group = config.objective.inseparable_rows
-    groups, most = find_largest_share(config) // group, max(at_most // group, 1)
+    groups, most = find_largest_share(config, num_workers) // group, max(at_most // group, 1)
     passes = -(-groups // most)
     return group * -(-groups // passes)
 
 
-def resolve_long_micro_batch_size(config: PretrainConfig) -> int:
-    """Return the rows of one forward pass in the second phase: by default as many tokens as in the first, at most."""
-    train, length = config.train, max(config.train.long_seq_length, 1)
-    rows = max(resolve_micro_batch_size(config) * train.seq_length // length, 1)
-    if config.scale.use_gpu is True and not train.micro_batch_size:
-        rows = _count_rows(config, length)
-    return train.long_micro_batch_size or _choose_rows(config, rows)
-
-
-def resolve_first_long_step(config: PretrainConfig) -> int:
-    """Return the first step of the second phase, given a configuration whose `optim.decay_steps` is resolved."""
-    return config.optim.decay_steps - round(config.optim.decay_steps * config.train.long_frac)
-
-
-def resolve_warmup_steps(config: PretrainConfig) -> int:
-    """Return the warm-up's length, given a configuration whose `optim.decay_steps` is resolved."""
-    most = 100 if config.optim.schedule == "wsd" else 1000  # a budget of seconds has no horizon in steps to go by
-    return config.optim.warmup_steps or min(most, config.optim.decay_steps // 10)
+def find_first_long_step(config: RunOptions, decay_steps: int) -> int:
+    """Return the first step of the second phase, given the schedule's horizon."""
+    return decay_steps - round(decay_steps * config.train.long_frac)

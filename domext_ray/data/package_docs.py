@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import RunOptions
 from domext_ray.data.files import PACKAGE_DOCS, SourceFile
 from domext_ray.errors import AccessError
 from domext_ray.storage import Place, find_cache, hash_values
@@ -72,7 +72,7 @@ def _index_distributions() -> dict[str, tuple[str, tuple[str, ...]]]:
     return dict(sorted(index.items()))
 
 
-def count_wanted(config: PretrainConfig) -> int | None:
+def count_wanted(config: RunOptions) -> int | None:
     """Return the megabytes of prose that a run can use, up to its horizon; None: all, as where words are learned."""
     train, held_out_frac = config.train, config.prepare.held_out_frac
     longest = train.lengths[-1]

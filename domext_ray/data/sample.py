@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from domext_ray.config.mixture import DOMAIN, TextPart
-from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
+from domext_ray.config.pretrain import PrepareConfig, RunOptions
 from domext_ray.data.documents import read_grouped, require_fields
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import LOCAL, PACKAGE_DOCS, SourceFile, find_files
@@ -118,7 +118,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     return sample
 
 
-def tell_owners(sample: Sample, config: PretrainConfig, part: TextPart, *, is_begun: bool = False) -> None:
+def tell_owners(sample: Sample, config: RunOptions, part: TextPart, *, is_begun: bool = False) -> None:
     """Tell which field of a run's text seems to say whose a row is, where no option does: see `tell_groups`.
 
     Args:

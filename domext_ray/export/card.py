@@ -18,7 +18,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from jinja2 import Environment
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.extensions.base import AdapterPart
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS
 from domext_ray.files import ASSETS, split_paths
@@ -196,7 +196,7 @@ def _describe_adapter(name: str, adapter: AdapterConfig) -> str:
     return f"as the adapter `{name}`, {' and '.join(added)}" + (f" ({papers})" if papers else "")
 
 
-def _describe_objective(config: PretrainConfig) -> str:
+def _describe_objective(config: SettledConfig) -> str:
     if config.objective.is_causal:
         return "predicting the next token from those before it"
     if config.objective.kind == "tsdae":
@@ -213,7 +213,7 @@ def _describe_objective(config: PretrainConfig) -> str:
     return f"{text}, also on {further}" if further else text
 
 
-def _describe_masking(config: PretrainConfig) -> str:
+def _describe_masking(config: SettledConfig) -> str:
     objective = config.objective
     if objective.is_causal:
         return "none; a token attends to those before it only"

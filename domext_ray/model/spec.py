@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
+from domext_ray.config.pretrain import RunOptions, ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.extensions.table import EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, Base
@@ -95,7 +95,7 @@ class ModelSpec:
 
     @classmethod
     def of(
-        cls, config: PretrainConfig, base: Base | None, earlier: Extensions | None = None, num_new_words: int = 0
+        cls, config: RunOptions, base: Base | None, earlier: Extensions | None = None, num_new_words: int = 0
     ) -> ModelSpec:
         """Return the model of a run whose tokenizer is not there yet.
 

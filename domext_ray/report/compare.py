@@ -17,7 +17,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import PercentFormatter
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
 from domext_ray.intervals import LEVEL, Estimate, Sample, compare, correct_holm
 from domext_ray.options.places import hide_places
@@ -284,7 +284,7 @@ def _list_cells(run_dir: Place) -> tuple[str, ...]:
 
 
 def _describe_run(run_dir: Place) -> tuple[str, ...]:
-    started, config = read_origin(run_dir)["started"], run_directory.read_config(run_dir, PretrainConfig)
+    started, config = read_origin(run_dir)["started"], run_directory.read_config(run_dir, SettledConfig)
     step, path = find_last_step(run_dir / "metrics.jsonl"), run_dir / SUMMARY
     measured, steps = read_summary(path) if path.is_file() else {}, f"{step:,}"
     if not measured or measured["train"]["steps"] != step:  # it trains, or goes on

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
+from domext_ray.config.pretrain import PrepareConfig, RunOptions, SettledConfig
 from domext_ray.corpus.estimate import (
     RESEMBLANCE,
     SHINGLE_WORDS,
@@ -31,9 +31,9 @@ from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.runtime.machine import find_free_disk, find_free_memory, is_cluster
-from domext_ray.training.cost import StepCost
+from domext_ray.training.cost import StepCost, estimate_memory, make_dry_run_model, measure_step_cost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
-from domext_ray.training.run import Run
+from domext_ray.training.run import Plan
 from domext_ray.training.writing import estimate_written
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -93,8 +93,15 @@ class Forecast:
         return self.corpus_bytes + self.checkpoint_bytes + self.export_bytes
 
 
+def forecast_run(plan: Plan, samples: Sequence[Sample | None]) -> str:
+    """Return what a dry run prints of a run, given a sample of each of its texts; its model is timed for a moment."""
+    model = make_dry_run_model(plan.config, plan.spec)
+    forecast = make_forecast(plan.config, plan.spec, samples, lambda: measure_step_cost(model))
+    return describe_plan(plan, estimate_memory(model), forecast)
+
+
 def make_forecast(
-    config: PretrainConfig, spec: ModelSpec, samples: Sequence[Sample | None], measure: Callable[[], StepCost]
+    config: SettledConfig, spec: ModelSpec, samples: Sequence[Sample | None], measure: Callable[[], StepCost]
 ) -> Forecast:
     """Estimate what a run will take.
 
@@ -122,8 +129,7 @@ def make_forecast(
     rate, origin = _find_rate(config, measure, known[0] if known else None)
     if len(known) == len(estimates[0]):
         num_steps = count_limited_steps(config, [(each.num_rows, each.num_tokens) for each in known])
-        horizon = config.optim.decay_steps or num_steps
-        config = replace(config, optim=replace(config.optim, decay_steps=horizon))
+        config = config.with_horizon(config.optim.decay_steps or num_steps)
         read = _count_read(config, num_steps, estimates)
         num_tokens, limit = sum(each.num_tokens for each in read), config.train.max_seconds
         seconds = num_tokens / rate.tokens_per_second if rate.tokens_per_second else 0.0
@@ -138,9 +144,7 @@ def make_forecast(
     return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates, unknown)
 
 
-def _find_rate(
-    config: PretrainConfig, measure: Callable[[], StepCost], rows: RowEstimate | None
-) -> tuple[StepCost, str]:
+def _find_rate(config: RunOptions, measure: Callable[[], StepCost], rows: RowEstimate | None) -> tuple[StepCost, str]:
     """The rate of all workers together, as it is given or measured, and where it is from.
 
     Full rows are measured. A row with padding has fewer tokens, and takes as long where padding is computed, too.
@@ -164,7 +168,7 @@ def _find_rate(
 
 
 def _count_read(
-    config: PretrainConfig, num_steps: int, estimates: Sequence[Sequence[RowEstimate | None]]
+    config: SettledConfig, num_steps: int, estimates: Sequence[Sequence[RowEstimate | None]]
 ) -> list[TextForecast]:
     """Count what a run's first steps read of each text, given its estimates by phase; one without them is left out."""
     rows_by_phase, first_step = [], 0
@@ -183,7 +187,7 @@ def _count_read(
     return texts
 
 
-def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
+def describe_forecast(forecast: Forecast, config: RunOptions) -> str:
     """Return the lines of a dry run."""
     lines = []
     for estimate, length in zip(forecast.estimates, config.train.lengths, strict=False):
@@ -233,12 +237,12 @@ def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
     return [*lines, ("training time", time)]
 
 
-def describe_plan(run: Run, memory: Mapping[str, int], forecast: Forecast) -> str:
+def describe_plan(plan: Plan, memory: Mapping[str, int], forecast: Forecast) -> str:
     """Return what a dry run prints: whether the run fits, and from what that follows.
 
     With `--dry_run full` the resolved configuration follows, as YAML that `--config` reads.
     """
-    config, paths, counts = run.config, run.paths, run.spec.counts
+    config, paths, counts = plan.config, plan.paths, plan.spec.counts
     decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
     corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
     held = {**{name.replace("_", " "): value for name, value in memory.items() if value}, "sum": sum(memory.values())}
@@ -246,7 +250,7 @@ def describe_plan(run: Run, memory: Mapping[str, int], forecast: Forecast) -> st
     device = ", on a CPU (--scale.use_gpu true: on a GPU)" if config.scale.use_gpu == "auto" else ""
     parts = "\n".join(f"  {name:<22}{value / 2**20:>10,.1f} MiB" for name, value in held.items())
     return (
-        f"{_describe_answer(run, held['sum'], forecast)}\n\n"
+        f"{_describe_answer(plan, held['sum'], forecast)}\n\n"
         f"run directory: {paths.run}\n{corpora}"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
@@ -257,9 +261,9 @@ def describe_plan(run: Run, memory: Mapping[str, int], forecast: Forecast) -> st
     )
 
 
-def _describe_answer(run: Run, memory: int, forecast: Forecast) -> str:
+def _describe_answer(plan: Plan, memory: int, forecast: Forecast) -> str:
     """Whether a run fits here, how long it takes, and how much it holds; what other machines have is not known here."""
-    config, paths = run.config, run.paths
+    config, paths = plan.config, plan.paths
     workers, disk = config.scale.most_workers, forecast.num_bytes
     takes = f"{forecast.num_steps:,} steps" if forecast.num_steps else "steps that the text decides"
     takes += f" in {format_seconds(forecast.seconds)}" if forecast.seconds else ", for a time that is not known"

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from domext_ray.config.presets import find_preset, list_presets
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.corpus.unknown import describe_unknown
 from domext_ray.errors import RunError
 from domext_ray.files import read_json
@@ -104,7 +104,7 @@ def write_report(run_dir: Place, state: State = "finished", examples: Sequence[E
     records = read_metrics(run_dir / "metrics.jsonl")
     if not records:
         raise RunError(f"{run_dir / 'metrics.jsonl'} is missing or empty; run the job again to fill it.")
-    origin, config = read_origin(run_dir), read_config(run_dir, PretrainConfig)
+    origin, config = read_origin(run_dir), read_config(run_dir, SettledConfig)
     summary, router = measure_run(records), read_records(run_dir).get(config.method.adapter)
     evaluated = [each["step"] for each in records if find_losses(each, DOMAIN)]
     after = "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
@@ -140,7 +140,7 @@ def write_report(run_dir: Place, state: State = "finished", examples: Sequence[E
     return run_dir / "report.html"
 
 
-def _describe_state(run_dir: Place, config: PretrainConfig, records: Sequence[Mapping[str, Any]], state: State) -> str:
+def _describe_state(run_dir: Place, config: SettledConfig, records: Sequence[Mapping[str, Any]], state: State) -> str:
     """How far a run is, and when that was: the time of its newest figure."""
     step, info = f"step {records[-1]['step']:,}", (run_dir / "metrics.jsonl").info()
     moment = f"{datetime.fromtimestamp(info.modified if info else time.time(), UTC):%Y-%m-%d %H:%M} UTC"
@@ -162,16 +162,16 @@ def _list_words(run_dir: Place) -> tuple[int, Sequence[Sequence[Any]]]:
     return statistics["num_new"], statistics["top_words"]
 
 
-def _list_changed(config: PretrainConfig, origin: Mapping[str, Any]) -> tuple[str, list[tuple[str, str, str]]]:
+def _list_changed(config: SettledConfig, origin: Mapping[str, Any]) -> tuple[str, list[tuple[str, str, str]]]:
     """The options that are not those of the preset that they stand on: its name, and the rows option, here, there.
 
     Sizes that a budget was solved for are among them, and the schedule that the corpus decided.
     """
     named = origin.get("preset", config.method.name)  # version 0.1.0 did not record it
     preset = named if named in list_presets() else ""
-    layers = [read_file(PretrainConfig, find_preset(preset), "the preset")] if preset else []
+    layers = [read_file(SettledConfig, find_preset(preset), "the preset")] if preset else []
     rows = []
-    for name, default in list_values(PretrainConfig, layers).items():
+    for name, default in list_values(SettledConfig, layers).items():
         if (value := attrgetter(name)(config)) != default:
             rows.append((name, _show(value), _show(default)))
     return (f"preset {preset}" if preset else "default"), rows
@@ -184,7 +184,7 @@ def _show(value: Any) -> str:
 
 
 def list_facts(
-    config: PretrainConfig,
+    config: SettledConfig,
     about: Mapping[str, Any],
     records: Sequence[Mapping[str, Any]],
     router: Mapping[str, float] | None = None,
@@ -240,7 +240,7 @@ def _find_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return next((each[name] for each in reversed(records) if name in each), None)
 
 
-def _describe_replay(config: PretrainConfig, epochs: float | None) -> str:
+def _describe_replay(config: SettledConfig, epochs: float | None) -> str:
     """Say which general text a run reads, what it is for, and how often it was read; empty: there is none."""
     if not config.replay.corpus:
         return ""
@@ -251,7 +251,7 @@ def _describe_replay(config: PretrainConfig, epochs: float | None) -> str:
     return f"{source}: {config.replay.frac:.0%} of all rows, {use}{read}"
 
 
-def _describe_mixture(config: PretrainConfig) -> str:
+def _describe_mixture(config: SettledConfig) -> str:
     """Say which further texts a run reads, and with which weights; empty: there are none."""
     said = []
     for part in config.mixture.list_parts():
@@ -263,7 +263,7 @@ def _describe_mixture(config: PretrainConfig) -> str:
     return f"{'; '.join(said)}; the text above: weight {config.mixture.weight:g}" if said else ""
 
 
-def _suggest_next(run_dir: Place, config: PretrainConfig) -> str:
+def _suggest_next(run_dir: Place, config: SettledConfig) -> str:
     """Commands that take a run as their model, from the folder above that of all runs."""
     above, name = run_dir.parent.name, run_dir.name
     run, tuned = f"{above}/{name}", shlex.quote(f"{name}-ner")

@@ -12,12 +12,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
+from domext_ray.corpus.unknown import find_unknown
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, Kind, check_values, read_json
 from domext_ray.model.spec import ModelSpec
@@ -30,7 +32,9 @@ from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, li
 from domext_ray.storage import Place, write_json
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.metrics import read_metrics
+from domext_ray.training.phases import Phase
 from domext_ray.training.router import read_records
+from domext_ray.training.run import Run
 
 SUMMARY = "summary.json"
 _ORIGIN = {"started": str, "command": str, "commit": str, "parameters": dict, "corpus": dict, "machine": str}
@@ -44,15 +48,48 @@ _SECONDS = 5.0
 """Git is given up after so long: its disk may hang."""
 
 
-def describe_origin(run_dir: Place, **facts: Any) -> dict[str, Any]:
-    """Return what run.json says of a start, beside facts without paths; the first start's time stays. Ray is there."""
+def describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
+    """Return what run.json says of a start, without paths; the first start's time stays. Ray is there."""
+    spec, counts, manifest = run.spec, run.spec.counts, run.inputs.domain
+    parameters = {
+        "total": counts.total,
+        "trainable": counts.trainable,
+        "trainable_frac": counts.trainable_frac,
+        "kinds": count_trained(spec),
+        **({"decoder": counts.decoder} if counts.decoder else {}),
+    }
+    corpus = {
+        "sources": hide_places(run.config.corpus),
+        "documents": manifest.num_documents,
+        "dropped": manifest.dropped,
+        "rows": manifest.num_rows("train"),
+        "tokens": manifest.num_tokens("train"),
+        "held_out_rows": manifest.num_rows("held_out"),
+        "overlaps": list(run.inputs.overlaps),
+        "unknown": {
+            text.name: find_unknown(own.unknown, run.config.prepare_for(text))
+            for text, own in zip(run.config.texts, run.inputs.texts[0], strict=True)
+        },
+        "phases": [[each.first_step, each.end_step, each.steps_per_epoch] for each in phases],
+    }
+    return {
+        **describe_start(run.paths.run),
+        "base_sha256": spec.base_sha256,
+        "wrong_rules": hide_places(spec.base.wrong_rules) if spec.base else "",
+        "preset": run.preset,
+        "parameters": parameters,
+        "corpus": corpus,
+    }
+
+
+def describe_start(run_dir: Place) -> dict[str, str]:
+    """Return when a run was started first, and by which command, commit and machine it is started now."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {
         "started": read_run(run_dir).get("origin", {}).get("started", now),
         "command": describe_command(sys.argv),
         "commit": find_commit(),
         "machine": f"{describe_nodes(list_nodes())} ({', '.join([_describe_processor(), *list_accelerators()])})",
-        **facts,
     }
 
 
@@ -112,7 +149,7 @@ def count_trained(spec: ModelSpec) -> dict[str, int]:
     return {name: number for name, number in kinds.items() if number}
 
 
-def write_summary(run_dir: Place, config: PretrainConfig) -> dict[str, Any]:
+def write_summary(run_dir: Place, config: SettledConfig) -> dict[str, Any]:
     """Write summary.json from the metrics of a run and its run.json, and return it."""
     measured, origin = measure_run(read_metrics(run_dir / "metrics.jsonl")), read_origin(run_dir)
     if "train" not in measured or find_latest(run_dir / "checkpoints") is None:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
+from domext_ray.config.pretrain import RunOptions, SettledConfig
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.files import Kind, check_values, describe_format, newest_format, read_json, read_text
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict, list_differences, show_value
@@ -55,7 +55,7 @@ class RunPaths:
     scratch: Path  # of what libraries write by themselves: of a run in a bucket each machine's own
 
 
-def resolve_paths(config: PretrainConfig) -> RunPaths:
+def resolve_paths(config: RunOptions) -> RunPaths:
     """Say where a run lives."""
     root = resolve_root(config.run.dir)
     run = root / (config.run.name or config.method.name)
@@ -79,7 +79,7 @@ def resolve_root(directory: str) -> Place:
     return root
 
 
-def resolve_schedule(config: PretrainConfig, run_dir: Place) -> PretrainConfig:
+def resolve_schedule(config: SettledConfig, run_dir: Place) -> SettledConfig:
     """Fix the schedule's horizon: the option's, or the one that the run started with, or its first limit.
 
     Beyond it the learning rate is 0, so no run goes there, whatever its limit on tokens or seconds. While
@@ -91,9 +91,8 @@ def resolve_schedule(config: PretrainConfig, run_dir: Place) -> PretrainConfig:
     decay_steps = config.optim.decay_steps or (stored["optim"]["decay_steps"] if stored else config.train.max_steps)
     if config.train.max_steps > decay_steps:
         _check_steps(config, decay_steps, run_dir if stored else None)
-        config = replace(config, train=replace(config.train, max_steps=decay_steps))
-    resolved = replace(config, optim=replace(config.optim, decay_steps=decay_steps))
-    return replace(resolved, optim=replace(resolved.optim, warmup_steps=resolve_warmup_steps(resolved)))
+        config = config.with_steps(decay_steps)
+    return config.with_horizon(decay_steps)
 
 
 def keep_precision(config: ConfigT, run_dir: Place) -> ConfigT:
@@ -107,7 +106,7 @@ def keep_precision(config: ConfigT, run_dir: Place) -> ConfigT:
     return replace(config, engine=engine)
 
 
-def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Place | None) -> None:
+def _check_steps(config: RunOptions, decay_steps: int, run_dir: Place | None) -> None:
     """Refuse steps beyond the schedule, unless another limit may end the run before."""
     steps = config.train.max_steps
     options = "--train.max_steps and epochs make" if config.train.epochs else "--train.max_steps is"
@@ -125,7 +124,7 @@ def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Place | None
         )
 
 
-def describe_continuation(config: PretrainConfig, place: Place, options: str = "") -> str:
+def describe_continuation(config: RunOptions, place: Place, options: str = "") -> str:
     """Return how the weights of a run whose schedule has ended train on, as a part of a sentence."""
     run = f"{place if place.is_local else f'COPY-OF-{place.name}'}"
     start = f"--init_from {run}" if config.base != "none" else f"--base {run}/export"
@@ -295,7 +294,7 @@ def read_config(run_dir: Place, config_class: type[ConfigT]) -> ConfigT:
     try:
         return from_dict(config_class, values, is_stored=True)
     except Exception as error:  # of the decoder's many kinds
-        if config_class is PretrainConfig and (run_dir / TRAININGS).is_dir():
+        if config_class is SettledConfig and (run_dir / TRAININGS).is_dir():
             export = run_dir / "export"
             raise RunError(
                 f"{run_dir} is a fine-tuned run, whose model is its export ({export}); give a run of pre-training here."

@@ -19,7 +19,7 @@ from domext_ray.inputs import check_texts
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.options.build import identity_of
-from domext_ray.plan import load_run_base, resolve_files, size_run, warn_of_rules
+from domext_ray.plan import load_run_base, resolve_files, size_model, warn_of_rules
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.search.results import TRIALS
@@ -146,7 +146,7 @@ def _check_point(
     if key not in bases:
         bases[key] = load_run_base(pretrain)
         warn_of_rules(bases[key])
-    size_run(pretrain, bases[key])
+    size_model(pretrain, bases[key])
     return configs
 
 
@@ -195,5 +195,5 @@ def _count_bytes(plan: SweepPlan) -> int:
         with contextlib.suppress(DomextError):
             pretrain = configure(plan.config, plan.space, point).pretrain
             base = load_run_base(pretrain)
-            largest = max(largest, size_run(pretrain, base)[1].counts.trainable)
+            largest = max(largest, size_model(pretrain, base).counts.trainable)
     return 3 * 4 * largest * plan.config.run.keep_checkpoints

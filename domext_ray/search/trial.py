@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.training import Point as FinetunePoint
 from domext_ray.downstream.finetune.training import fit_stages
@@ -66,8 +66,8 @@ class Trial:
         self.spec = spec.solve()
         # What a trial scores the sweep's driver hands to all of them: see `watching.SweepWatch`.
         trackers = tuple(each for each in pretrain.run.trackers if each == "tensorboard")
-        pretrain = replace(
-            pretrain,
+        settled = replace(
+            SettledConfig.of(pretrain),
             method=self.spec.method,
             run=replace(pretrain.run, name=folder.name, dir=str(folder.parent), trackers=trackers),
             scale=replace(pretrain.scale, cpus_per_worker=plan.cpus),
@@ -75,19 +75,19 @@ class Trial:
         if not (folder / "tokenizer" / LAST_FILE).is_file():
             with replace_folder(folder / "tokenizer") as temporary:
                 shutil.copytree(self.prepared.inputs.tokenizer, temporary, dirs_exist_ok=True)
-        self.config = self._plan(pretrain)
+        self.config = self._plan(settled)
         write_config(folder, self.config)
         self.worker = self._make_worker(self.config, folder)
 
-    def _make_worker(self, config: PretrainConfig, folder: Place) -> PretrainWorker:
+    def _make_worker(self, config: SettledConfig, folder: Place) -> PretrainWorker:
         inputs = replace(self.prepared.inputs, tokenizer=folder / "tokenizer")
         if config.method.word_init == "distill":
             choose_snippets(inputs, config.seed)
         paths = RunPaths(supersede(folder), inputs.domain.folder.parent, folder.local())
-        run = Run(config, paths, self.spec, prepared=inputs)
+        run = Run(config, paths, self.spec, inputs)
         return PretrainWorker(run, device=self.device)
 
-    def _plan(self, config: PretrainConfig) -> PretrainConfig:
+    def _plan(self, config: SettledConfig) -> SettledConfig:
         """Turn the budget into steps, once: a trial that goes on keeps its horizon."""
         path = self.folder / "plan.json"
         if path.exists():
@@ -95,11 +95,9 @@ class Trial:
         else:
             steps = self._count_steps(config)
             write_json(path, {"steps": steps})
-        return replace(
-            config, train=replace(config.train, max_steps=steps), optim=replace(config.optim, decay_steps=steps)
-        )
+        return config.with_steps(steps).with_horizon(steps)
 
-    def _count_steps(self, config: PretrainConfig) -> int:
+    def _count_steps(self, config: SettledConfig) -> int:
         budget = self.plan.config.budget
         if budget.steps:
             return budget.steps
@@ -110,12 +108,8 @@ class Trial:
         pilot = self.folder / "pilot"
         pilot.local().mkdir(exist_ok=True)
         shutil.copytree(self.folder / "tokenizer", pilot / "tokenizer", dirs_exist_ok=True)
-        timed = replace(
-            config,
-            train=replace(config.train, max_steps=PILOT_STEPS),
-            optim=replace(config.optim, decay_steps=PILOT_STEPS),
-            run=replace(config.run, trackers=()),
-        )
+        timed = config.with_steps(PILOT_STEPS).with_horizon(PILOT_STEPS)
+        timed = replace(timed, run=replace(timed.run, trackers=()))
         worker = self._make_worker(timed, pilot)
         seconds = worker.time_steps(PILOT_STEPS)
         worker.close()

@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatusOverview, LoggingConfig
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
@@ -82,7 +82,7 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
         return
     run_dir = Path(config.model)
     is_run = (run_dir / CONFIG).is_file() and not is_finetuned_model(run_dir)
-    run = read_config(Place(run_dir), PretrainConfig) if is_run else None
+    run = read_config(Place(run_dir), SettledConfig) if is_run else None
     has_adapter = run is not None and run.method.has_adapter
     if not has_adapter and (found := find_single_model(config.model)):
         yield replace(config, model=str(found.folder))

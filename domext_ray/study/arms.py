@@ -19,7 +19,7 @@ from domext_ray.model.base import Base
 from domext_ray.model.spec import ModelSpec
 from domext_ray.options.build import from_dict, merge_options, to_dict
 from domext_ray.options.declare import require
-from domext_ray.plan import size_run
+from domext_ray.plan import size_model
 
 _SECTIONS = ("method", "optim", "vocab", "objective", "train", "replay", "init_from")  # what a preset may say
 _KEEPING = ("keep", "keep_weight")
@@ -113,7 +113,7 @@ def plan_arms(
         configs = make_configs(config, preset, options)
         for name, each in configs.items():
             try:
-                _, spec = size_run(each, base)
+                spec = size_model(each, base)
                 arms[name] = Arm(name, preset, each, spec)
             except ConfigError as error:
                 refused[name] = error

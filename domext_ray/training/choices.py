@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from domext_ray.config.pretrain import (
-    EngineConfig,
-    PretrainConfig,
-    resolve_long_micro_batch_size,
-    resolve_micro_batch_size,
-)
+from domext_ray.config.pretrain import EngineConfig, SettledConfig
 from domext_ray.model.build import pick_attention
 from domext_ray.model.domext.layers_domext import VARLEN
 from domext_ray.runtime.cpu_kernels import has_bf16_units
 from domext_ray.runtime.device import has_bf16
 
 
-def describe_choices(config: PretrainConfig, device: torch.device, fused: str) -> list[str]:
+def describe_choices(config: SettledConfig, device: torch.device, fused: str, rows: Sequence[int]) -> list[str]:
     """Return the lines.
 
     Args:
         config: the run; its precision and its use of GPUs are settled.
         device: of a worker.
         fused: what `model.fused.fuse` has done.
+        rows: of a forward pass, by length phase.
     """
     engine, on_gpu, bf16 = config.engine, device.type == "cuda", config.engine.uses_bf16
     where = "CUDA" if on_gpu else "CPU"
     attention, why = pick_attention(device, bf16=bf16), "fused"
     shapes = " of one shape" if engine.fixed_shapes else ""
-    rows = f"packed rows{shapes}" if config.prepare.packed else "padded rows"
+    kind = f"packed rows{shapes}" if config.prepare.packed else "padded rows"
     if attention == "eager":
         why = "bf16, for which the fused kernel is slower"
     elif attention == VARLEN and config.train.attention_dropout_prob:
@@ -41,16 +39,14 @@ def describe_choices(config: PretrainConfig, device: torch.device, fused: str) -
         reason = "this CPU has bf16 units" if has_units else "this CPU has no bf16 units"
     reason = reason if bf16 == has_units else f"as asked; {reason}"
     precision = "bf16" if bf16 else "fp32, products in TF32" if on_gpu and has_units else "fp32"
-    sizes = [resolve_micro_batch_size(config)]
-    sizes += [resolve_long_micro_batch_size(config)] if config.train.long_seq_length else []
     return [
-        f"attention: {attention} ({rows}, {why}, {where})",
+        f"attention: {attention} ({kind}, {why}, {where})",
         f"precision: {precision} ({reason})",
         f"products: {_describe_products(engine, on_gpu=on_gpu)}",
         f"compile: {'on (asked)' if engine.compile else 'off (not asked)'}",
         f"fused kernels: {fused}",
         f"capture: {'on (asked)' if engine.capture else 'off (not asked)'}",
-        f"micro batch: {', then '.join(map(str, sizes))} rows ({'asked' if config.train.micro_batch_size else where})",
+        f"micro batch: {', then '.join(map(str, rows))} rows ({'asked' if config.train.micro_batch_size else where})",
     ]
 
 

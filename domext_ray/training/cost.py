@@ -35,10 +35,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from domext_ray.config.pretrain import (
-    PretrainConfig,
+    RunOptions,
+    SettledConfig,
     count_passes,
-    resolve_long_micro_batch_size,
-    resolve_micro_batch_size,
+    resolve_micro_batch_sizes,
 )
 from domext_ray.corpus.batching import find_sequences, round_up
 from domext_ray.corpus.views import make_full_views
@@ -147,7 +147,7 @@ def count_flops(objective: Objective, batch: Any) -> Roofline:
     return Roofline(forward, backward, batch.input_ids.numel(), matmuls.found, peak)
 
 
-def count_step(config: PretrainConfig, objective: Objective, vocab_size: int, length: int) -> Roofline:
+def count_step(config: RunOptions, objective: Objective, vocab_size: int, length: int) -> Roofline:
     """Count what a run computes of full rows of some length, as `count_flops` does.
 
     The base is asked about a share of them, which need not be whole rows: a batch of which it is asked about none and
@@ -256,21 +256,22 @@ class StepCost:
 class DryRunModel:
     """A run's model and loss, and micro batches that have what the run's own have, but for their text."""
 
-    config: PretrainConfig
+    config: SettledConfig
     objective: Objective
-    batches: Sequence[MaskedBatch | ViewBatch]  # one per length phase, on the CPU
+    rows: Sequence[int]  # of a micro batch, by length phase
+    batches: Sequence[MaskedBatch | ViewBatch]  # of these, on the CPU
     device: torch.device  # of the model
     spec: ModelSpec
 
 
-def make_dry_run_model(config: PretrainConfig, spec: ModelSpec) -> DryRunModel:
+def make_dry_run_model(config: SettledConfig, spec: ModelSpec) -> DryRunModel:
     """Make a run's model and micro batches of random tokens; no Ray, no text.
 
     Args:
         config: the run, its sizes solved. On a machine without a GPU, what a GPU would train is made on the CPU.
         spec: its model.
     """
-    is_for_gpu = config.scale.use_gpu is True
+    is_for_gpu, rows = config.scale.use_gpu is True, resolve_micro_batch_sizes(config)
     device = torch.device("cuda" if is_for_gpu and torch.cuda.is_available() else "cpu")
     # A GPU's fused attention keeps no weights with dropout either; a CPU's has no dropout, so it is left out.
     if is_for_gpu and device.type == "cpu":
@@ -284,21 +285,15 @@ def make_dry_run_model(config: PretrainConfig, spec: ModelSpec) -> DryRunModel:
     fuse(network, device, is_asked=config.engine.fused)
     if config.engine.joins_products(on_gpu=is_for_gpu):
         join_products(network, torch.bfloat16 if config.engine.uses_bf16 else torch.float32)
-    masked = functools.partial(MaskedLoss, num_chunks=count_chunks(config, cast(Any, model.config).vocab_size))
+    masked = functools.partial(MaskedLoss, num_chunks=count_chunks(config, cast(Any, model.config).vocab_size, rows))
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else masked
     objective = loss(network, device, bf16=config.engine.uses_bf16)
-    sizes = zip(config.train.lengths, _list_rows(config), strict=True)
+    sizes = zip(config.train.lengths, rows, strict=True)
     batches = [make_full_batch(config, spec.shape.base_vocab_size, *each) for each in sizes]
-    return DryRunModel(config, objective, batches, device, spec)
+    return DryRunModel(config, objective, rows, batches, device, spec)
 
 
-def _list_rows(config: PretrainConfig) -> list[int]:
-    """Return the rows of a micro batch, of each length phase."""
-    first = [resolve_micro_batch_size(config)]
-    return [*first, resolve_long_micro_batch_size(config)] if config.train.long_seq_length else first
-
-
-def make_full_batch(config: PretrainConfig, vocab_size: int, length: int, num_rows: int = 0) -> MaskedBatch | ViewBatch:
+def make_full_batch(config: RunOptions, vocab_size: int, length: int, num_rows: int = 0) -> MaskedBatch | ViewBatch:
     """Return full rows of random tokens, of which the first ones are predicted; or two views of each.
 
     There are `num_rows`, or 0: those of about `COUNTED_TOKENS`.
@@ -327,7 +322,7 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
     """
     config, length, flops_per_token = model.config, model.config.train.seq_length, 0.0
     network, bf16 = model.objective.model, config.engine.uses_bf16
-    loss = make_loss(config, model.spec.base, network, (), model.device)
+    loss = make_loss(config, model.spec.base, network, (), model.device, model.rows)
     if not config.objective.makes_vectors:  # whose two views of a row differ in length
         whole = loss(network, model.device, bf16=bf16, num_chunks=1)
         flops_per_token = count_step(config, whole, model.spec.shape.base_vocab_size, length).flops_per_token
@@ -347,10 +342,10 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
             trainer.train_step([batch], batch.num_masked, len(seconds), num_distilled=batch.num_distilled)
             _wait(model.device)
             seconds.append(time.perf_counter() - start)
-    return StepCost(flops_per_token, resolve_micro_batch_size(config) * length / statistics.median(seconds[1:]))
+    return StepCost(flops_per_token, model.rows[0] * length / statistics.median(seconds[1:]))
 
 
-def _find_asked_share(config: PretrainConfig) -> float:
+def _find_asked_share(config: RunOptions) -> float:
     """Return the share of a run's rows about which the base is asked."""
     if not needs_teacher(config):
         return 0.0
@@ -399,7 +394,7 @@ def estimate_memory(model: DryRunModel) -> dict[str, int]:
     """
     config, engine, is_on_gpu = model.config, model.config.engine, model.config.scale.use_gpu is True
     plans = []
-    for batch, rows in zip(model.batches, _list_rows(config), strict=True):
+    for batch, rows in zip(model.batches, model.rows, strict=True):
         accumulates, offload = count_passes(config, rows) > 1, engine.offload and is_on_gpu
         sharding = Sharding(engine.zero_stage, config.scale.most_workers, accumulates, offload, is_on_gpu)
         plans.append(plan_memory(model.objective, batch, sharding, recomputes=engine.activation_checkpointing))

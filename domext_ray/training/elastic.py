@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorDiedError, RayError
 from ray.train import PreemptionError, TrainingFailedError, WorkerGroupError
 
-from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
+from domext_ray.config.pretrain import ScaleConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError, RunError, StorageError, TrainingError, find_user_error
 from domext_ray.runs.events import notify_driver
@@ -54,13 +54,13 @@ def count_room(nodes: list[Node], cpus: float, *, with_gpu: bool) -> int:
     return sum(max(0, each.hold(cpus, with_gpu=with_gpu, spare=READ_CPUS)) for each in nodes)
 
 
-def check_room(config: PretrainConfig) -> None:
+def check_room(scale: ScaleConfig) -> None:
     """Refuse more workers than the cluster has, or can bring, with the tasks that read for them.
 
     Raises:
         ConfigError: even the least are more.
     """
-    scale, nodes = config.scale, list_nodes()
+    nodes = list_nodes()
     if not fit_workers(scale, nodes)[0] and not (is_cluster() and is_growing()):
         shortage = find_shortage(
             nodes,
@@ -86,20 +86,20 @@ def _make_resources(scale: ScaleConfig, cpus: float) -> Resources:
     return {"CPU": cpus, **({"GPU": 1.0} if scale.uses_gpu else {})}
 
 
-def settle_workers(config: PretrainConfig) -> tuple[PretrainConfig, Resources]:
-    """Return a run with the number of workers that there is room for now, and what each of them gets.
+def count_workers(scale: ScaleConfig) -> tuple[int, Resources]:
+    """Return how many workers of a run there is room for now, and what each of them gets.
 
     On a cluster it waits for room for the least of them, and for what workers held that have just ended.
 
     Raises:
         RunError: there is no room within `scale.wait`.
     """
-    scale, started, said, before = config.scale, time.monotonic(), 0, 0
+    started, said, before = time.monotonic(), 0, 0
     while True:
         nodes = list_nodes(free=is_cluster())
         number, resources = fit_workers(scale, nodes)
         if number and (number in (scale.most_workers, before) or not is_cluster()):
-            return replace(config, scale=replace(scale, num_workers=number)), resources
+            return number, resources
         waited, before = time.monotonic() - started, number
         if not number and waited > scale.wait_seconds:
             raise RunError(

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, resolve_micro_batch_size
+from domext_ray.config.pretrain import ObjectiveConfig, SettledConfig
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest, Split, take_numbered
 from domext_ray.corpus.views import make_masker
@@ -305,13 +305,14 @@ def unpack_scores(packed: Mapping[str, Mapping[str, str]], evaluations: Evaluati
 
 
 def build_evaluations(
-    config: PretrainConfig,
+    config: SettledConfig,
     manifest: Manifest,
     tokenizer: PreTrainedTokenizerBase,
-    beside: Sequence[tuple[Manifest, PreTrainedTokenizerBase]] = (),
+    beside: Sequence[tuple[Manifest, PreTrainedTokenizerBase]],
+    batch_size: int,
 ) -> Evaluations:
     """Build what `Evaluations` holds, for a corpus and the texts beside it, each with its tokenizer."""
-    num_rows, length, batch_size = config.train.eval_rows, config.train.seq_length, resolve_micro_batch_size(config)
+    num_rows, length = config.train.eval_rows, config.train.seq_length
     options: dict[str, Any] = {"num_rows": num_rows, "batch_size": batch_size, "packed": config.prepare.packed}
     options["half"] = config.train.eval_half
     texts = ((manifest, tokenizer), *beside)

@@ -24,9 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from domext_ray.config.pretrain import (
     ObjectiveConfig,
-    PretrainConfig,
-    resolve_long_micro_batch_size,
-    resolve_micro_batch_size,
+    RunOptions,
 )
 from domext_ray.corpus.views import pad_infonce, pad_tsdae
 from domext_ray.model.base import Base
@@ -352,17 +350,30 @@ def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., VectorLoss]:
 
 
 def make_loss(
-    config: PretrainConfig, base: Base | None, model: nn.Module, fixed: Collection[str], device: torch.device
+    config: RunOptions,
+    base: Base | None,
+    model: nn.Module,
+    fixed: Collection[str],
+    device: torch.device,
+    rows: Sequence[int],
 ) -> Callable[..., Objective]:
     """Return the loss of a run, for the engine to put around its model.
 
     A frozen base in the model costs nothing beside one more forward pass of the general rows. A method that changes the
-    base, or wraps its matrices (LoRA), needs a copy; so does a run whose base an earlier one changed (`fixed`, names).
+    base, or wraps its matrices (LoRA), needs a copy; so does a run whose base an earlier one changed.
+
+    Args:
+        config: the run.
+        base: its base; None: random weights.
+        model: its model.
+        fixed: names of the base's tensors that an earlier run changed.
+        device: the model's.
+        rows: of a forward pass, by length phase.
     """
     if config.objective.makes_vectors:
         return make_vector_loss(config.objective)
     num_parts = len(config.texts) if config.parts else 0
-    num_chunks = count_chunks(config, cast(Any, model).config.vocab_size)
+    num_chunks = count_chunks(config, cast(Any, model).config.vocab_size, rows)
     loss = functools.partial(
         MaskedLoss, distill_weight=config.objective.keep_weight, num_parts=num_parts, num_chunks=num_chunks
     )
@@ -376,14 +387,13 @@ def make_loss(
     return functools.partial(loss, teacher=cast(nn.Module, teacher), num_words=base.config.vocab_size)
 
 
-def count_chunks(config: PretrainConfig, num_words: int) -> int:
-    """Return in how many chunks of positions a run scores `num_words` words (`MaskedLoss`)."""
+def count_chunks(config: RunOptions, num_words: int, rows: Sequence[int]) -> int:
+    """Return in how many chunks of positions a run scores `num_words` words (`MaskedLoss`); `rows`: see `make_loss`."""
     share = 1.0 if config.objective.is_causal else config.objective.mask_prob
-    rows = resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)
-    most = max(size * length for size, length in zip(rows, config.train.lengths, strict=False))
+    most = max(size * length for size, length in zip(rows, config.train.lengths, strict=True))
     return max(1, math.ceil(share * most * num_words / MAX_SCORES))
 
 
-def needs_teacher(config: PretrainConfig) -> bool:
+def needs_teacher(config: RunOptions) -> bool:
     """Whether the base is asked what it predicts."""
     return config.has_general_text and config.objective.keep == "kl"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.training.phases import Phase, count_epochs
 
 TOKENS = "part_tokens"
@@ -17,9 +17,7 @@ TOKENS = "part_tokens"
 class PartFigures:
     """Counts on, step after step, from what the checkpoint says that the run goes on from; nothing without parts."""
 
-    def __init__(
-        self, config: PretrainConfig, phases: Sequence[Phase], trainer_state: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, config: SettledConfig, phases: Sequence[Phase], trainer_state: Mapping[str, Any] | None) -> None:
         self.names, self._phases = [text.name for text in config.texts] if config.parts else [], phases
         self._tokens = [0 if trainer_state is None else int(trainer_state[TOKENS][name]) for name in self.names]
 

@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.mixture import GENERAL
 from domext_ray.config.pretrain import (
-    PretrainConfig,
+    RunOptions,
+    SettledConfig,
     count_passes,
-    resolve_first_long_step,
-    resolve_long_micro_batch_size,
-    resolve_micro_batch_size,
+    find_first_long_step,
+    resolve_micro_batch_sizes,
 )
 from domext_ray.corpus.batching import SPAN_TOKENS, RowLengths
 from domext_ray.corpus.draws import Purpose, hash_counters
@@ -40,6 +40,10 @@ ADDED_TO_ORDER = {
     "the text has such words, losses do not compare with those before this start",
 }
 """What a run is told whose record lacks a key of `ORDER`: its other rows and masks are what they were."""
+
+
+FEW_EPOCHS = 0.1
+"""Below this a run says how little of its corpus it reads."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +72,50 @@ class Phase:
         return float(self.sampler.rows_per_epoch(0) / own)
 
 
-def make_phases(config: PretrainConfig, texts: Sequence[Sequence[Manifest]]) -> list[Phase]:
+def make_phases(config: SettledConfig, texts: Sequence[Sequence[Manifest]], num_workers: int = 0) -> list[Phase]:
     """Return the length phases of a run (BERT appendix A.2: 90 % of the steps on short rows, then 10 % on long ones).
 
     Args:
         config: the run, its horizon resolved: phases are parts of the schedule, whatever the limits.
         texts: those of `config.texts`, prepared for each phase's length.
+        num_workers: that it has; 0: as many as it may have.
     """
-    sizes = [resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)]
-    starts = [0, resolve_first_long_step(config)] if len(texts) > 1 else [0]
+    sizes = resolve_micro_batch_sizes(config, num_workers)
+    starts = [0, find_first_long_step(config, config.optim.decay_steps)] if len(texts) > 1 else [0]
     ends: list[int] = [*starts[1:], sys.maxsize]
     return [
         Phase(own[0], make_sampler(config, own, start), start, end, size, tuple(own[1:]))
         for own, start, end, size in zip(texts, starts, ends, sizes, strict=False)
     ]
+
+
+def describe_reading(config: SettledConfig, phases: Sequence[Phase]) -> list[str]:
+    """Return what a run says of its texts before it trains, a line each: rows, tokens, epochs."""
+    limits, lines, num_epochs = config.train, list[str](), 0.0
+    is_open = config.optim.schedule == "wsd" and (limits.max_seconds > 0 or limits.max_tokens > 0)  # steps are no guess
+    for phase in phases:
+        manifest, sampler = phase.manifest, phase.sampler
+        num_steps = max(0, min(limits.max_steps, phase.end_step) - phase.first_step)
+        own, *others = sampler.count_epochs(num_steps)
+        num_epochs += own
+        lines.append(
+            f"corpus: {manifest.num_rows('train'):,} rows of {config.prepare.describe_length(manifest.seq_length)}, "
+            f"{manifest.num_tokens('train'):,} tokens for training, {manifest.num_rows('held_out'):,} rows held out; "
+            f"{num_steps / own if own else phase.steps_per_epoch:,.0f} steps an epoch"
+            + (f", {own:.2f} epochs" if not is_open else "")
+        )
+        num_rows = sampler.rows_before(num_steps)
+        for part, beside, read, number in zip(config.parts, phase.beside, others, num_rows[1:], strict=True):
+            lines.append(
+                f"{part.title}: {beside.num_rows('train'):,} rows, {beside.num_tokens('train'):,} tokens; "
+                f"{number / max(sum(num_rows), 1):.0%} of all rows" + (f", {read:.2f} epochs" if not is_open else "")
+            )
+    if num_epochs < FEW_EPOCHS and not is_open:
+        lines.append(
+            f"note: {limits.max_steps:,} steps read {num_epochs:.1%} of the corpus; --train.max_steps 0 "
+            "--train.epochs 1 reads it once."
+        )
+    return lines
 
 
 def count_epochs(phases: Sequence[Phase], step: int) -> list[float]:
@@ -90,7 +124,7 @@ def count_epochs(phases: Sequence[Phase], step: int) -> list[float]:
     return [sum(each) for each in zip(*read, strict=True)]
 
 
-def resolve_max_steps(config: PretrainConfig, manifests: Sequence[Manifest]) -> PretrainConfig:
+def resolve_max_steps(config: SettledConfig, manifests: Sequence[Manifest]) -> SettledConfig:
     """Put steps in the place of `train.epochs` and, where `train.max_steps` is 0, of `train.max_tokens`.
 
     Args:
@@ -100,10 +134,10 @@ def resolve_max_steps(config: PretrainConfig, manifests: Sequence[Manifest]) -> 
     sizes = [(each.num_rows("train"), each.num_tokens("train")) for each in manifests]
     tokens = 0 if config.train.max_steps else config.train.max_tokens
     counted = replace(config, train=replace(config.train, max_tokens=tokens))
-    return replace(config, train=replace(config.train, max_steps=count_limited_steps(counted, sizes)))
+    return config.with_steps(count_limited_steps(counted, sizes))
 
 
-def count_limited_steps(config: PretrainConfig, sizes: Sequence[tuple[int, int]]) -> int:
+def count_limited_steps(config: RunOptions, sizes: Sequence[tuple[int, int]]) -> int:
     """Return the steps until the first of `train.max_steps`, `train.epochs` and `train.max_tokens`.
 
     Args:
@@ -127,7 +161,7 @@ def count_limited_steps(config: PretrainConfig, sizes: Sequence[tuple[int, int]]
     return max(1, min(limits))
 
 
-def count_phase_steps(config: PretrainConfig, num_steps: int) -> list[int]:
+def count_phase_steps(config: RunOptions, num_steps: int) -> list[int]:
     """Return the steps of each length phase among a run's first ones, given how many there are to its horizon.
 
     Args:
@@ -137,11 +171,11 @@ def count_phase_steps(config: PretrainConfig, num_steps: int) -> list[int]:
     if not config.train.long_seq_length:
         return [num_steps]
     horizon = config.optim.decay_steps or num_steps
-    first = resolve_first_long_step(replace(config, optim=replace(config.optim, decay_steps=horizon)))
+    first = find_first_long_step(config, horizon)
     return [min(num_steps, first), max(0, num_steps - first)]
 
 
-def make_sampler(config: PretrainConfig, manifests: Sequence[Manifest], first_step: int = 0) -> Sampler:
+def make_sampler(config: SettledConfig, manifests: Sequence[Manifest], first_step: int = 0) -> Sampler:
     """Return the canonical order of a prepared corpus and of the texts beside it for this run.
 
     Args:
@@ -156,7 +190,7 @@ def make_sampler(config: PretrainConfig, manifests: Sequence[Manifest], first_st
     return Sampler(parts, config.train.global_batch_size, tuple(make_stages(config, first_step)))
 
 
-def make_stages(config: PretrainConfig, first_step: int = 0) -> list[Stage]:
+def make_stages(config: SettledConfig, first_step: int = 0) -> list[Stage]:
     """Return from which batch on a run's parts have which shares, counted from a step.
 
     Args:
@@ -170,7 +204,7 @@ def make_stages(config: PretrainConfig, first_step: int = 0) -> list[Stage]:
     ]
 
 
-def average_shares(config: PretrainConfig) -> list[Fraction]:
+def average_shares(config: RunOptions) -> list[Fraction]:
     """Return the shares of all rows that `--corpus` and the texts beside it have over the whole horizon."""
     stages = config.part_shares
     ends = [*(first for first, _ in stages[1:]), Fraction(1)]
@@ -181,7 +215,7 @@ def average_shares(config: PretrainConfig) -> list[Fraction]:
     ]
 
 
-def seed_parts(config: PretrainConfig) -> list[int]:
+def seed_parts(config: RunOptions) -> list[int]:
     """Return the seeds of the order and masks of the corpus and of each text beside it.
 
     Those of a part of the mixture depend on its name, not on its neighbours.
@@ -199,7 +233,7 @@ class BatchMaker:
 
     def __init__(
         self,
-        config: PretrainConfig,
+        config: SettledConfig,
         phases: list[Phase],
         tokenizer: PreTrainedTokenizerBase,
         general_tokenizer: PreTrainedTokenizerBase,

@@ -40,7 +40,7 @@ from domext_ray.training.elastic import (
     Resources,
     ask_autoscaler,
     check_room,
-    settle_workers,
+    count_workers,
 )
 from domext_ray.training.entry import make_heeding_callback, make_plain_policy, train_worker
 from domext_ray.training.metrics import RunProgress, find_last_step
@@ -93,10 +93,11 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
         Stopped: a signal ended the training; the step under way was saved if there was time.
     """
     # Nodes with GPUs that the job waited for at its start may have gone while its text was prepared.
-    config, run_dir = resolve_gpu(run.config, run.config.scale.least_workers, "--scale.num_workers"), run.paths.run
+    config, run_dir = run.config, run.paths.run
+    resolve_gpu(config, config.scale.least_workers, "--scale.num_workers")  # nothing is open: it waits for GPUs
     attempt = run_dir.fence
     assert isinstance(attempt, Attempt), "the run is held"
-    check_room(config)
+    check_room(config.scale)
     if (timer := find_kill_timer()) and timer.seconds < SHORT_SECONDS:
         print(
             f"note: {timer.describe()}. A stop loses the steps since the last checkpoint where a step and its "
@@ -108,7 +109,7 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
     metrics = run_dir / "metrics.jsonl"
     with RunProgress(metrics, config.train, "starting the workers", describe_waiting, note_evaluation):
         try:
-            with fit_beside(replace(run, config=config)) as own, save_first(*_plan_save(attempt)):
+            with fit_beside(run) as own, save_first(*_plan_save(attempt)):
                 _train_to_the_end(own, attempt)
         except KeyboardInterrupt:
             with contextlib.suppress(RunError, StorageError, OSError):  # another job has the run, or it is gone
@@ -126,9 +127,7 @@ def _train_to_the_end(run: Run, attempt: Attempt) -> None:
     scale, run_dir = run.config.scale, run.paths.run
     interruptions, asked_with = Interruptions(run_dir, scale), 0
     while True:
-        config, resources = settle_workers(run.config)
-        number = config.scale.num_workers
-        assert isinstance(number, int)
+        number, resources = count_workers(scale)
         check_shared_storage(run_dir, run.inputs.domain.folder.parent)
         if number != scale.num_workers:
             notify_driver(run_dir, f"{number} of {scale.num_workers} workers train.")
@@ -141,7 +140,7 @@ def _train_to_the_end(run: Run, attempt: Attempt) -> None:
         most = replace(scale, num_workers=number) if number <= asked_with else scale  # others took the room
         try:
             with Growth(most, number, resources, attempt.ask_to_end) as growth:
-                end = _launch(replace(run, config=config), attempt, resources)
+                end = _launch(run, attempt, number, resources)
         except (TrainingFailedError, ActorDiedError) as failure:
             if is_stopped():
                 return
@@ -158,15 +157,15 @@ def _train_to_the_end(run: Run, attempt: Attempt) -> None:
         attempt.shut_out_workers()  # one that was cut off may still be at work
 
 
-def _launch(run: Run, attempt: Attempt, resources: Resources) -> str:
-    """Train with a number of workers that is settled until they end; return why they did."""
+def _launch(run: Run, attempt: Attempt, number: int, resources: Resources) -> str:
+    """Train with so many workers until they end; return why they did."""
     scale = run.config.scale
     never: Any = {"max_failures": 0, "controller_failure_limit": 0, "max_preemption_failures": 0}
     trainer = _Trainer(
         cast(Any, train_worker),
         train_loop_config={"run": pickle.dumps(run), "in_cluster": is_cluster()},  # unpickled by those who train
         scaling_config=ScalingConfig(
-            num_workers=scale.most_workers,
+            num_workers=number,
             use_gpu=scale.uses_gpu,
             resources_per_worker=dict(resources),
             placement_strategy="PACK" if scale.uses_gpu else "SPREAD",  # cards of one node talk faster

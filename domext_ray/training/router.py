@@ -33,7 +33,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import RunOptions
 from domext_ray.corpus.draws import Purpose, hash_counters
 from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
 from domext_ray.errors import RunError, StorageError, name_file
@@ -208,7 +208,7 @@ def _floor(score: float) -> float:
     return float(np.floor(np.nan_to_num(score, neginf=0.0) * 1e4) / 1e4)
 
 
-def wants_router(config: PretrainConfig) -> bool:
+def wants_router(config: RunOptions) -> bool:
     """Whether a run's adapter gets a router: it has general text, and a base that other rows are left to."""
     return config.method.has_adapter and bool(config.replay.corpus) and config.base != "none"
 
@@ -328,7 +328,7 @@ def attach_routers(model: DomextForMaskedLM, run_dir: Place) -> None:
             raise RunError(f"{run_dir / ROUTERS} does not fit the run's model ({error}); {_REMEDY}.") from error
 
 
-def describe_router(config: PretrainConfig, record: Mapping[str, float] | None) -> str:
+def describe_router(config: RunOptions, record: Mapping[str, float] | None) -> str:
     """Return the sentence of a page or a card about a run's router; empty for a method without an adapter.
 
     Args:

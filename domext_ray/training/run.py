@@ -1,16 +1,20 @@
 """A pre-training run, as everything from its plan to its export has it.
 
-`plan.plan_run` makes a `Run`, `pipeline.prepare_run` adds what only its texts tell, and it travels to the workers as it
-is.
+`plan.resolve` makes a `Plan` of what a user asked for, `inputs.prepare_run` makes a `Run` of that once its texts are
+there, and a `Run` travels to the workers as it is. How many these are belongs to the attempt: each is told.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.mixture import GENERAL
+from domext_ray.config.pretrain import PretrainConfig, RunOptions, SettledConfig
 from domext_ray.corpus.manifest import Manifest
+from domext_ray.model.base import describe_base
 from domext_ray.model.spec import ModelSpec
+from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import Checkpoint
@@ -41,24 +45,53 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run."""
+class Plan:
+    """A run before its texts are prepared."""
 
-    config: PretrainConfig  # its paths are absolute, sizes solved, the schedule fixed as far as it is known
+    asked: PretrainConfig  # by the user; nobody changes it
+    config: SettledConfig  # what it comes to
     paths: RunPaths
-    spec: ModelSpec  # of its model; until the texts are prepared it has as many new words as options tell
+    spec: ModelSpec  # of its model; it has as many new words as options tell
     start: Start | None = None
-    goes_on_from: Checkpoint | None = None  # its own, as the driver chose; None: it begins
-    prepared: Inputs | None = None  # None before that is prepared
-    awaits_router: bool = False  # which the driver is fitting
     preset: str = ""  # that its options stand on, for its page; empty: the defaults
 
     @property
-    def inputs(self) -> Inputs:
-        """What it reads."""
-        assert self.prepared is not None, "prepare_run comes first"
-        return self.prepared
+    def identity(self) -> dict[str, Any]:
+        """What makes the run this one and no other, as far as options tell."""
+        return _identify(self.config, self.spec, self.start)
 
-    def at(self, run_dir: Place) -> Run:
-        """Return the run in another directory, or as the attempt has it that works on it."""
-        return replace(self, paths=replace(self.paths, run=run_dir))
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose texts are prepared, and whose directory is held."""
+
+    config: SettledConfig
+    paths: RunPaths
+    spec: ModelSpec
+    inputs: Inputs
+    start: Start | None = None
+    goes_on_from: Checkpoint | None = None  # its own, as the driver chose; None: it begins
+    preset: str = ""
+    awaits_router: bool = False  # which the driver is fitting
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes the run this one and no other, the contents of its texts included."""
+        prepared = zip(name_fingerprints(self.config), self.inputs.texts[0], strict=True)
+        own = {name: manifest.fingerprint for name, manifest in prepared}
+        return {**_identify(self.config, self.spec, self.start), **own}
+
+
+def _identify(config: SettledConfig, spec: ModelSpec, start: Start | None) -> dict[str, Any]:
+    identity = {**identity_of(config), "base_sha256": spec.base_sha256}
+    if spec.base is not None:
+        identity["base_shape"] = describe_base(spec.base.config)
+    if start is not None:
+        identity["init_sha256"] = start.sha256
+    return identity
+
+
+def name_fingerprints(config: RunOptions) -> list[str]:
+    """Return what an identity calls the fingerprints of a run's prepared texts, in the order of these."""
+    names = {GENERAL: "replay_fingerprint"}
+    return ["corpus_fingerprint", *(names.get(part.name, f"part_fingerprint.{part.name}") for part in config.parts)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.corpus.manifest import find_frequent_words
 from domext_ray.errors import RunError
 from domext_ray.model.base import load_base, name_base
@@ -46,7 +46,7 @@ def find_start(run_dir: Place, base_sha256: str) -> Start:
         RunError: it is no run, has no usable checkpoint, or is of another base.
     """
     try:
-        read_config(run_dir, PretrainConfig)
+        read_config(run_dir, SettledConfig)
     except RunError as error:
         raise RunError(f"--init_from {str(run_dir)!r}: {error}") from error
     latest = find_latest(run_dir / "checkpoints")
@@ -149,7 +149,7 @@ class RebuiltRun:
     """The model of one of a run's checkpoints, and what it was made from."""
 
     name: str  # the run's
-    config: PretrainConfig
+    config: SettledConfig
     spec: ModelSpec  # its `earlier`: all extensions of the model, as the checkpoint describes them
     model: DomextForMaskedLM  # LoRA's updates beside the base's matrices
     tokenizer: PreTrainedTokenizerBase
@@ -168,7 +168,7 @@ def rebuild_run(run_dir: Place, step: int = 0) -> RebuiltRun:
         RunError: no run, no usable checkpoint, or one that was made with another base or model.
         BaseModelError: the base is not to be had.
     """
-    config = read_config(run_dir, PretrainConfig)
+    config = read_config(run_dir, SettledConfig)
     checkpoint = find_latest(run_dir / "checkpoints", step)
     if checkpoint is None:
         asked = f" of step {step}" if step else ""

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from domext_ray.config.pretrain import count_passes, resolve_warmup_steps
+from domext_ray.config.pretrain import count_passes
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
@@ -128,7 +128,8 @@ class PretrainWorker:
         state = self.checkpoint.trainer_state if self.checkpoint else None
         self.seconds, self.tokens = (float(state["seconds"]), int(state["tokens"])) if state else (0.0, 0)
         self.clock = self.seconds  # rank 0's, as it has last told all
-        self.phases = make_phases(self.config, inputs.texts)
+        self.phases = make_phases(self.config, inputs.texts, world_size)
+        rows = [each.micro_batch_size for each in self.phases]
         self.parts = PartFigures(self.config, self.phases, state)
         general = inputs.general_tokenizer
         general_tokenizer = load_tokenizer(general.local()) if general else self.tokenizer
@@ -136,10 +137,10 @@ class PretrainWorker:
         # Reading starts now: its first batches are there when the model is.
         self.batches = Prefetch(maker.make(self.step, rank=rank, world_size=world_size))
         self.base = run.spec.base
-        self.engine = self._build_engine()
+        self.engine = self._build_engine(rows)
         tokenizers = [general_tokenizer if part.keep else self.tokenizer for part in self.config.parts]
         shortest = zip(inputs.texts[0][1:], tokenizers, strict=True)
-        self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
+        self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest], rows[0])
         self.of_base = unpack_scores(state.get(BASE_SCORES, {}) if state else {}, self.evaluations)
         """What the base has got for each row of the sets, where the run began with it and it is still known."""
         self.num_skipped = self.num_unmasked = 0  # steps in a row
@@ -157,7 +158,7 @@ class PretrainWorker:
         self._unread: Callable[[], dict[str, Any]] | None = None
         self._ahead: tuple[list[Any], list[int], float] | None = None
         self.log = self._open_log() if rank == 0 else None
-        choices = describe_choices(self.config, device, self.engine.fused)
+        choices = describe_choices(self.config, device, self.engine.fused, rows)
         for said in (*self._describe_start(), *choices) if rank == 0 else ():
             notify_driver(self.run_dir, said)
 
@@ -172,7 +173,7 @@ class PretrainWorker:
         trackers, options = self.config.run.trackers, list_tracked_options(self.config)
         return MetricsLog(self.run_dir, self.step, trackers, options, is_evaluated=self._unevaluated is None)
 
-    def _build_engine(self) -> Engine:
+    def _build_engine(self, rows: Sequence[int]) -> Engine:
         config = self.config
         model = self.plan.spec.build()
         self.extensions = describe_extensions(cast(DomextConfig, model.config))
@@ -186,15 +187,15 @@ class PretrainWorker:
             store_base(model, torch.bfloat16)
         prepare_for_device(model, self.device, bf16=config.engine.uses_bf16)
         self.model = network = cast(nn.Module, model).to(self.device)
-        loss = make_loss(config, self.base, network, self.fixed, self.device)
+        loss = make_loss(config, self.base, network, self.fixed, self.device, rows)
         self.rooflines = self._find_rooflines(loss)
         return Engine(
             network,
             engine=config.engine,
             optim=config.optim,
-            warmup_steps=resolve_warmup_steps(config),
-            micro_batch_size=self.phases[0].micro_batch_size,
-            accumulation_steps=count_passes(config, self.phases[0].micro_batch_size, self.world_size),
+            warmup_steps=config.optim.warmup_steps,
+            micro_batch_size=rows[0],
+            accumulation_steps=count_passes(config, rows[0], self.world_size),
             seed=config.seed,
             device=self.device,
             objective=loss,

@@ -39,7 +39,7 @@ from transformers import (
 from domext_ray.config import presets
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, RunConfig
+from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, RunConfig, SettledConfig
 from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.manifest import Manifest, read_manifest
 from domext_ray.corpus.overlap import read_hashes
@@ -334,7 +334,7 @@ def _paused(job: psutil.Popen) -> Iterator[None]:
 def run_bare_loop(run_dir: Path, cache: str, options: argparse.Namespace) -> Iterator[tuple[float, float]]:
     """Train the run's model on the run's batches without Ray or DeepSpeed; yield seconds and loss of each step."""
     place = Place(run_dir)
-    config = read_config(place, PretrainConfig)
+    config = read_config(place, SettledConfig)
     if options.as_worker:
         configure_kernels(TRAINING, uses_fp32=not config.engine.uses_bf16)
     identity = read_identity(place, {"corpus_fingerprint": str})
@@ -515,7 +515,7 @@ since the process was started and `bits_per_character`."""
 class Comparison:
     """What the runs of both sides have in common."""
 
-    config: PretrainConfig  # our runs, whose steps, schedule and device are settled
+    config: SettledConfig  # our runs
     job_options: tuple[str, ...]  # of our runs' command lines
     held_out: Manifest  # the corpus whose held-out text is scored
     folder: Path  # where runs are made, with the documents that train, one per line, in train.txt
@@ -580,15 +580,16 @@ def _prepare(options: argparse.Namespace, folder: Path) -> Comparison:
     from domext_ray.plan import resolve_workers
 
     job_options = (*RECIPE, "--corpus", options.text, *options.job_options)
-    config = presets.configure(PretrainConfig, "af_words", read_flags(PretrainConfig, job_options))
-    train = config.train
-    if config.objective.kind != "masked" or train.long_seq_length or train.max_tokens or train.max_seconds:
+    asked = presets.configure(PretrainConfig, "af_words", read_flags(PretrainConfig, job_options))
+    train = asked.train
+    if asked.objective.kind != "masked" or train.long_seq_length or train.max_tokens or train.max_seconds:
         raise ConfigError("the options after -- must be of a run of masked words, with steps or epochs as its limit.")
-    own = replace(config, prepare=replace(config.prepare, cache_dir=str(folder / "corpora")))
-    manifest = run_preparation(replace(own, run=replace(config.run, dir=str(folder / "prepared"))))
+    own = replace(asked, prepare=replace(asked.prepare, cache_dir=str(folder / "corpora")))
+    manifest = run_preparation(replace(own, run=replace(asked.run, dir=str(folder / "prepared"))))
     ray.shutdown()
     assert manifest is not None, "this is no dry run"
-    config = resolve_schedule(resolve_max_steps(resolve_workers(config), [manifest]), Place(folder))
+    config = resolve_workers(SettledConfig.of(asked))
+    config = resolve_schedule(resolve_max_steps(config, [manifest]), Place(folder))
     hashes = read_hashes(manifest.folder)
     assert hashes is not None, "the corpus was just prepared"
     chosen = {int(each) for each in hashes.train}

@@ -16,6 +16,7 @@ import torch
 from conftest import make_tiny_base
 from helpers.file_limits import limit_files
 from safetensors.torch import save
+from small_runs import hold
 from test_bank import make_run
 
 from domext_ray.config.method import MethodConfig
@@ -28,8 +29,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
-from domext_ray.plan import size_run
-from domext_ray.runs.attempts import supersede
+from domext_ray.plan import size_model
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
@@ -184,7 +184,7 @@ def plan_fit(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None],
     paths = RunPaths(Place(run_dir), domain.folder.parent, run_dir)
     inputs = Inputs(Place(run_dir / "tokenizer"), ((domain, general) if general else (domain,),))
     started = Start(Place(start), Checkpoint(Place(start), 1, 1, {}, {}, {}), "") if start else None
-    return Run(config, paths, size_run(config, base)[1], start=started, prepared=inputs)
+    return Run(config, paths, size_model(config, base), inputs, started)
 
 
 def test_it_is_fitted_while_the_run_trains_and_what_is_there_stays(
@@ -205,7 +205,7 @@ def test_a_fit_that_fails_shuts_the_workers_out_and_is_what_the_job_ends_with(
     base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path
 ) -> None:
     make_run(base, tmp_path, METHOD)
-    run = plan_fit(base, tmp_path, texts).at(supersede(Place(tmp_path)))
+    run = hold(plan_fit(base, tmp_path, texts), tmp_path)
     of_worker, ends = pickle.loads(pickle.dumps(run.paths.run)), time.monotonic() + 120
     says = r"router\.safetensors cannot be .* \(File too large\)"
     with pytest.raises(StorageError, match=says), limit_files(100_000), fit_beside(run):

@@ -127,9 +127,9 @@ class Other:
 others = [Other.remote() for _ in range(2)]
 ray.get([each.wait.remote() for each in others])
 try:
-    elastic.check_room(config)
-    found, resources = elastic.settle_workers(config)
-    print(found.scale.num_workers, resources)
+    elastic.check_room(config.scale)
+    found, resources = elastic.count_workers(config.scale)
+    print(found, resources)
 except DomextError as error:
     print("refused:", error)
 """

@@ -30,8 +30,8 @@ from domext_ray.corpus.manifest import (
 from domext_ray.corpus.shards import identify_corpus, prepare_corpus
 from domext_ray.data.sources import SOURCES, resolve_sources
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.pipeline import prepare_run
-from domext_ray.plan import identify_run, plan_run
+from domext_ray.inputs import prepare_run
+from domext_ray.plan import resolve
 from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place, Where, hash_values, parse_json
 
@@ -126,10 +126,10 @@ def config(tiny_base_folder: Path, tmp_path: Path) -> PretrainConfig:
 
 def begin(config: PretrainConfig) -> dict[str, Any]:
     """What a start does until it trains; return what the run is."""
-    run = prepare_run(plan_run(config))
+    run = prepare_run(resolve(config))
     Path(run.paths.run).mkdir(parents=True, exist_ok=True)
-    write_run(run.paths.run, identity=identify_run(run))
-    return identify_run(run)
+    write_run(run.paths.run, identity=run.identity)
+    return run.identity
 
 
 def test_a_run_names_the_file_that_changed(config: PretrainConfig, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_base_that_changed_is_named(config: PretrainConfig, tiny_base_folder: 
     save_file(tensors, tmp_path / "other", {"format": "pt"})
     REPLACED["rsync -t"](weights, (tmp_path / "other").read_bytes())
     with pytest.raises(RunError) as error:
-        plan_run(moved)
+        resolve(moved)
     assert f"belongs to another run (--base '{tmp_path}/base' has other weights than before)" in str(error.value)
 
 

@@ -22,6 +22,7 @@ import torch
 from domext_ray import pipeline
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb, main
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.corpus import stream
 from domext_ray.corpus.manifest import SPLITS, read_manifest, take_rows
 from domext_ray.downstream.finetune.finetuned import make_set_task
@@ -117,7 +118,8 @@ def read_batches(command: str, world_size: int, number: int) -> list[list[dict[s
     A row has its ids before masking ("ids") and behind it ("inputs"), the tokens that it predicts by position
     ("predicts"), and, where there are such, its next-sentence label ("follows") and whether it is kept text ("kept").
     """
-    config = resolve_schedule(read_config(command), resolve_paths(read_config(command)).run)
+    asked = read_config(command)
+    config = resolve_schedule(SettledConfig.of(asked), resolve_paths(asked).run)
     inputs = get_or_prepare_inputs(config, load_run_base(config), resolve_paths(config))
     tokenizer = load_tokenizer(inputs.tokenizer.local())
     general = load_tokenizer(inputs.general_tokenizer.local()) if inputs.general_tokenizer else tokenizer

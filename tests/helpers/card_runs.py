@@ -24,7 +24,7 @@ from torch.nn.attention import varlen
 
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.adapters.serving import serve_adapters
-from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig
+from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, resolve_micro_batch_sizes
 from domext_ray.corpus.views import make_masker
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import load_start_model
@@ -162,7 +162,7 @@ def run_steps(config: PretrainConfig, built: Built, batches: list[Any], precisio
             store_base(built.model, torch.bfloat16)
         prepare_for_device(built.model, device, bf16=precision == "bf16")
         model = cast(nn.Module, built.model).to(device)
-        objective = make_loss(config, built.base, model, built.fixed, device)
+        objective = make_loss(config, built.base, model, built.fixed, device, resolve_micro_batch_sizes(config))
         engine = make_card_engine(model, device, objective, precision)
         assert len(batches) == 2, "what waits once per micro batch is seen twice"
         worker = make_worker(config, engine, batches)

@@ -41,6 +41,11 @@ def make_config(base: Path, corpus: Path, **parts: Any) -> PretrainConfig:
     return PretrainConfig(base=str(base), corpus=str(corpus), train=train, **{**usual, **parts})
 
 
+def hold(run: Run, folder: Path) -> Run:
+    """The run in another directory, as the attempt has it that works on it."""
+    return replace(run, paths=replace(run.paths, run=supersede(Place(folder))))
+
+
 @contextmanager
 def attempts() -> Iterator[Begin]:
     """Gives the worker of a new attempt at a run in a directory, with some parts of its configuration replaced."""
@@ -51,7 +56,7 @@ def attempts() -> Iterator[Begin]:
         folder.mkdir(exist_ok=True)
         config = replace(run.config, **parts)
         spec = ModelSpec.of(config, run.spec.base, run.spec.earlier).with_tokenizer(run.inputs.tokenizer.local())
-        made = replace(run.at(supersede(Place(folder))), config=config, spec=spec)
+        made = replace(hold(run, folder), config=config, spec=spec)
         workers.append(PretrainWorker(made, device=torch.device("cpu")))
         return workers[-1]
 

@@ -35,7 +35,7 @@ from domext_ray.commands.verify import run_verify
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import VerifyConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, SettledConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.manifest import FORMAT_VERSION, find_shard_fault, read_manifest, write_manifest
 from domext_ray.data.documents import read_documents, read_grouped
@@ -138,7 +138,7 @@ def write_recorded_run(folder: Path, base: Path) -> None:
 def read_recorded_run(folder: Path) -> Any:
     return (
         *(
-            read_config(Place(folder), PretrainConfig),
+            read_config(Place(folder), SettledConfig),
             read_run(Place(folder)),
             read_origin(Place(folder)),
             check_order(Place(folder), {}, {}),

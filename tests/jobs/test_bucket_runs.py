@@ -19,9 +19,9 @@ from job_processes import find_workers, heed_signals, kill_job
 from lone_process import check_export
 from object_store import BUCKET, KEYS, Proxy, serve_objects, use_objects
 
-from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.pipeline import is_finished
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.runs.run_directory import read_config
+from domext_ray.standing import is_finished
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.metrics import read_metrics
@@ -116,7 +116,7 @@ def test_a_run_in_a_bucket_survives_its_driver(
     assert {"attempts", "checkpoints", "export", "config.yaml", "run.json"} <= names
     assert {"events.jsonl", "metrics.jsonl", "tokenizer", "tensorboard", "summary.json"} <= names
     assert {"report.html", "curves.png"} <= names and (run.parent / "index.html").is_file()
-    assert is_finished(run, read_config(run, PretrainConfig))
+    assert is_finished(run, read_config(run, SettledConfig))
     left = {each.relative_to(tmp_path / "home").parts[:1] for each in (tmp_path / "home").rglob("*") if each.is_file()}
     assert {each for (each,) in left if not each.endswith(".log")} <= {".cache"}, left
     again = Job(tiny_base_folder, corpus, runs, "killed", tmp_path / "home", server)

@@ -26,14 +26,14 @@ from pretrain_jobs import (
     write_command,
 )
 
-from domext_ray.config.pretrain import PretrainConfig, RunConfig
+from domext_ray.config.pretrain import PretrainConfig, RunConfig, SettledConfig
 from domext_ray.errors import ConfigError, ReportError, RunError
 from domext_ray.inputs import get_or_build_tokenizer
 from domext_ray.model import base as base_module
 from domext_ray.model.base import load_base
-from domext_ray.pipeline import is_finished
 from domext_ray.runs.events import EVENTS, STAGES
 from domext_ray.runs.run_directory import read_config, read_run, resolve_paths, write_run
+from domext_ray.standing import is_finished
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import list_steps
 
@@ -131,7 +131,7 @@ def test_a_moved_base_and_a_moved_text_are_the_same_run(
     corpus = shutil.copy(corpus_file, tmp_path / "moved" / "text.txt")
     start_again(copied, base, Path(corpus))
     assert "nothing is left to do" in capsys.readouterr().out
-    assert read_config(Place(copied), PretrainConfig).base == str(base), "an export finds it"
+    assert read_config(Place(copied), SettledConfig).base == str(base), "an export finds it"
     with Path(corpus).open("a") as file:
         file.write("one line more than the run was made with\n")
     with pytest.raises(RunError, match=r"belongs to another run \(--corpus was .* and is .*text\.txt now\)"):
@@ -206,7 +206,7 @@ def test_more_steps_than_the_schedule_has_are_refused(
 
 
 def test_a_run_is_finished_when_its_newest_checkpoint_is_exported(copied: Path) -> None:
-    config = read_config(Place(copied), PretrainConfig)
+    config = read_config(Place(copied), SettledConfig)
     assert is_finished(Place(copied), config)
     marker = copied / "export" / "domext_export.json"
     record = json.loads(marker.read_text())

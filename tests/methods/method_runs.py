@@ -30,6 +30,7 @@ from domext_ray.config.pretrain import (
     ReplayConfig,
     TrainConfig,
     VocabConfig,
+    resolve_micro_batch_sizes,
 )
 from domext_ray.corpus.batching import MaskedRows, Masker, join_rows
 from domext_ray.model.base import Base, hash_tensors, load_base
@@ -192,10 +193,10 @@ def make_engine(
 ) -> Engine:
     """Hand a row's model to the engine, as one of the group's workers."""
     prepare_for_device(built.model, device, bf16=precision == "bf16")
-    model = cast(nn.Module, built.model).to(device)
+    model, config = cast(nn.Module, built.model).to(device), make_config(row, places)
     return Engine(
         model,
-        objective=make_loss(make_config(row, places), built.base, model, built.fixed, device),
+        objective=make_loss(config, built.base, model, built.fixed, device, resolve_micro_batch_sizes(config)),
         engine=EngineConfig(zero_stage=stage, precision=precision, **options),  # type: ignore[arg-type]
         optim=OPTIM,
         warmup_steps=OPTIM.warmup_steps,

@@ -34,7 +34,7 @@ from domext_ray.model.build import Extensions, describe_extensions, detach
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec, build_base
-from domext_ray.plan import size_run
+from domext_ray.plan import size_model
 from domext_ray.storage import Place
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.start import rebuild_run
@@ -369,7 +369,7 @@ def test_a_mistake_is_one_sentence() -> None:
     for says, (values, law) in MISTAKES.items():
         with pytest.raises(ConfigError, match=re.escape(says)) as caught:
             config = PretrainConfig(base=base.id, method=MethodConfig(**values))
-            method = size_run(config, base)[0].method
+            method = size_model(config, base).method
             ModelSpec(base, method, earlier=Extensions({"law": law} if law else {}))
         message = str(caught.value)
         assert message.startswith("--") and message.endswith(".") and "\n" not in message and ". " not in message

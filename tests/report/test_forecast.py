@@ -18,10 +18,10 @@ from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import (
     OptimConfig,
     PrepareConfig,
-    PretrainConfig,
     ReplayConfig,
     RunConfig,
     ScaleConfig,
+    SettledConfig,
     TrainConfig,
     VocabConfig,
 )
@@ -39,13 +39,13 @@ from domext_ray.training.step import SingleProcessTrainer, StepFigures
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 
-def describe_model(config: PretrainConfig) -> ModelSpec:
+def describe_model(config: SettledConfig) -> ModelSpec:
     return ModelSpec.of(config, load_base(config.base))
 
 
 def test_steps_come_from_the_first_limit() -> None:
     sizes = [(1000, 100_000)]  # 100 tokens per row
-    config = PretrainConfig(train=TrainConfig(max_steps=0, epochs=2, global_batch_size=16))
+    config = SettledConfig(train=TrainConfig(max_steps=0, epochs=2, global_batch_size=16))
     assert count_limited_steps(config, sizes) == 2 * (1000 // 16)
     for changes, steps in (
         ({"max_steps": 10}, 10),
@@ -59,7 +59,7 @@ def test_steps_come_from_the_first_limit() -> None:
 
 def test_an_epoch_of_two_phases_is_one_pass_in_all() -> None:
     train = TrainConfig(max_steps=0, epochs=1, global_batch_size=10, seq_length=32, long_seq_length=64, long_frac=0.1)
-    config = PretrainConfig(train=train, optim=OptimConfig())
+    config = SettledConfig(train=train, optim=OptimConfig())
     steps = count_limited_steps(config, [(2000, 60_000), (1000, 60_000)])
     short, long = count_phase_steps(config, steps)
     assert short + long == steps
@@ -87,7 +87,7 @@ def test_rows_are_estimated_as_they_are_prepared(tiny_base_folder: Path, tmp_pat
 def test_a_forecast_says_steps_hours_and_disk(tiny_base_folder: Path, tmp_path: Path) -> None:
     corpus = str(write_corpus(tmp_path / "corpus.txt", 2000))
     train = TrainConfig(max_steps=0, epochs=3, global_batch_size=8, seq_length=32, tokens_per_second=100)
-    config = PretrainConfig(base=str(tiny_base_folder), corpus=corpus, train=train, run=RunConfig(keep_checkpoints=2))
+    config = SettledConfig(base=str(tiny_base_folder), corpus=corpus, train=train, run=RunConfig(keep_checkpoints=2))
     spec, samples = describe_model(config), [check_corpus(corpus, config.prepare, to_end=True)]
 
     def never() -> StepCost:
@@ -109,7 +109,7 @@ def test_a_forecast_says_steps_hours_and_disk(tiny_base_folder: Path, tmp_path: 
 
 def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_path: Path) -> None:
     texts = {name: str(write_corpus(tmp_path / f"{name}.txt", 2000)) for name in ("corpus", "general", "web")}
-    config = PretrainConfig(
+    config = SettledConfig(
         base=str(tiny_base_folder),
         corpus=texts["corpus"],
         replay=ReplayConfig(corpus=texts["general"], frac=0.25),
@@ -136,7 +136,7 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
 
 
 def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:
-    config = PretrainConfig(base=str(tiny_base_folder), train=TrainConfig(seq_length=32, global_batch_size=8))
+    config = SettledConfig(base=str(tiny_base_folder), train=TrainConfig(seq_length=32, global_batch_size=8))
     rate = measure_step_cost(make_dry_run_model(config, ModelSpec.of(config, load_base(config.base), num_new_words=3)))
     assert rate.tokens_per_second > 0 and rate.flops_per_token > 0
 
@@ -153,7 +153,7 @@ def test_steps_that_ask_the_base_are_timed_as_such(
         return made[-1]
 
     monkeypatch.setattr(SingleProcessTrainer, "train_step", train_step)
-    config = PretrainConfig(
+    config = SettledConfig(
         base=str(tiny_base_folder),
         replay=ReplayConfig(corpus="self"),
         method=MethodConfig(trains=trains, **({} if trains == "extensions" else {"heads": 0, "ffn_units": 0})),
@@ -164,7 +164,7 @@ def test_steps_that_ask_the_base_are_timed_as_such(
 
 
 def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
-    config = PretrainConfig(
+    config = SettledConfig(
         base=str(tiny_base_folder),
         corpus="package-docs:1",
         scale=ScaleConfig(num_workers=2),
@@ -180,7 +180,7 @@ def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
 
 
 def test_a_rate_beside_other_work_says_so_and_rows_lack_new_words(tiny_base_folder: Path) -> None:
-    config = PretrainConfig(
+    config = SettledConfig(
         base=str(tiny_base_folder),
         corpus="package-docs:1",
         train=TrainConfig(max_steps=100, seq_length=32, global_batch_size=8),

@@ -11,7 +11,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec
 from domext_ray.report import summary
-from domext_ray.report.summary import count_trained, describe_command, describe_origin, find_commit, read_origin
+from domext_ray.report.summary import count_trained, describe_command, describe_start, find_commit, read_origin
 from domext_ray.runs.run_directory import add_versions, list_versions, write_run
 from domext_ray.storage import Place
 
@@ -48,10 +48,10 @@ def test_the_commit_is_that_of_a_checkout(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_first_start_stays(local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/domext", "pretrain", "af"])
-    first = describe_origin(Place(tmp_path), parameters={}, corpus={"rows": 1})
+    first = {**describe_start(Place(tmp_path)), "parameters": {}, "corpus": {"rows": 1}}
     record = {"identity": {}, "order": {}, "versions": add_versions(Place(tmp_path), 0)}
     write_run(Place(tmp_path), **record, origin={**first, "started": "2020-01-01T00:00:00+00:00"})
-    write_run(Place(tmp_path), origin=describe_origin(Place(tmp_path), parameters={}, corpus={"rows": 2}))
+    write_run(Place(tmp_path), origin={**describe_start(Place(tmp_path)), "parameters": {}, "corpus": {"rows": 2}})
     again = read_origin(Place(tmp_path))
     assert again["started"].startswith("2020") and again["corpus"] == {"rows": 2}
     assert again["command"] == "domext pretrain af" and " CPU" in again["machine"]

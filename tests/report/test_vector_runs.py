@@ -17,7 +17,7 @@ from domext_ray.corpus.estimate import RowEstimate
 from domext_ray.errors import RunError
 from domext_ray.model.base import load_base
 from domext_ray.options.build import dump_yaml
-from domext_ray.plan import plan_run
+from domext_ray.plan import resolve
 from domext_ray.report.compare import write_index
 from domext_ray.report.figures import describe_result, describe_sizes, format_summary, list_rows, measure_run
 from domext_ray.report.forecast import Forecast, describe_forecast, describe_plan
@@ -116,11 +116,11 @@ def test_a_dry_run_counts_the_decoder(tiny_base_folder: Path, tmp_path: Path) ->
     config = replace(
         config, run=replace(config.run, dir=str(tmp_path)), train=TrainConfig(seq_length=16, long_seq_length=32)
     )
-    run = plan_run(config)
+    run = resolve(config)
     counts = run.spec.counts
     # Positions, last norm, and two layers of two norms, 13 matrices of d x d and their biases.
     assert counts.decoder == 32 * 32 + 2 * 32 + 2 * (4 * 32 + 13 * 32**2 + 10 * 32)
-    masked = plan_run(replace(config, objective=ObjectiveConfig())).spec.counts
+    masked = resolve(replace(config, objective=ObjectiveConfig())).spec.counts
     assert replace(counts, decoder=0) == masked, "the model's own counts, hence sizes for a budget, stay"
     memory = estimate_memory(make_dry_run_model(run.config, run.spec))
     assert memory["trainable_weights"] == 4 * (masked.trainable + counts.decoder)
@@ -139,6 +139,6 @@ def test_a_fresh_head_is_told_by_the_plan_alone_and_where_it_trains(
     config = PretrainConfig(base=str(base), objective=ObjectiveConfig(kind=kind), train=train)
     assert not load_base(config.base).has_mlm_head
     capsys.readouterr()
-    plan_run(replace(config, run=replace(config.run, dir=str(tmp_path))))
+    resolve(replace(config, run=replace(config.run, dir=str(tmp_path))))
     note = f"note: the base {str(base)!r} has no masked-LM head, so a fresh one is made and trains.\n"
     assert capsys.readouterr() == ("" if kind == "infonce" else note, "")

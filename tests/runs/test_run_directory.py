@@ -12,12 +12,11 @@ import torch
 
 from domext_ray.commands.main import JOBS
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import EngineConfig, PretrainConfig, TrainConfig
+from domext_ray.config.pretrain import EngineConfig, SettledConfig, TrainConfig
 from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.export.folder import ExportRecord, new_export
 from domext_ray.options.build import identity_of
-from domext_ray.pipeline import is_finished
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     TRAININGS,
@@ -32,13 +31,14 @@ from domext_ray.runs.run_directory import (
     write_config,
     write_run,
 )
+from domext_ray.standing import is_finished
 from domext_ray.storage import Place
 from domext_ray.training.start import find_start
 
-CONFIG = PretrainConfig(seed=7, train=TrainConfig(max_steps=12))
+CONFIG = SettledConfig(seed=7, train=TrainConfig(max_steps=12))
 
 
-def lay_out(run: Path, config: PretrainConfig = CONFIG) -> Path:
+def lay_out(run: Path, config: SettledConfig = CONFIG) -> Path:
     """Write config.yaml and run.json."""
     run.mkdir()
     write_config(Place(run), config)
@@ -47,7 +47,7 @@ def lay_out(run: Path, config: PretrainConfig = CONFIG) -> Path:
 
 
 def test_config_comes_back(tmp_path: Path) -> None:
-    assert read_config(Place(lay_out(tmp_path / "new")), PretrainConfig) == CONFIG
+    assert read_config(Place(lay_out(tmp_path / "new")), SettledConfig) == CONFIG
 
 
 def test_a_run_goes_on_in_its_own_precision(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_config_of_something_else_is_one_sentence(tmp_path: Path) -> None:
     ):
         path.write_text(content)
         with pytest.raises(RunError, match=message) as raised:
-            read_config(Place(tmp_path), PretrainConfig)
+            read_config(Place(tmp_path), SettledConfig)
         assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -178,7 +178,7 @@ def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=says):
             check_identity(Place(run), identity_of(CONFIG))
         with pytest.raises(RunError, match=says):  # options that this version does not have are explained by it
-            read_config(Place(run), PretrainConfig)
+            read_config(Place(run), SettledConfig)
 
 
 def test_a_damaged_record_is_one_sentence(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from domext_ray.config.pretrain import (
     PretrainConfig,
     ScaleConfig,
     TrainConfig,
-    resolve_long_micro_batch_size,
-    resolve_micro_batch_size,
+    resolve_micro_batch_sizes,
 )
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
@@ -74,7 +73,7 @@ def test_a_run_says_what_it_chose_for_a_card(
     config = resolve_precision(PretrainConfig(scale=ON_CARD, train=train, prepare=PrepareConfig(packed=True)))
     has_varlen = capability >= (8, 0)
     instead = "; varlen, which has no dropout, with --train.attention_dropout 0" if has_varlen else ""
-    assert describe_choices(config, CARD, "on (asked; rotary positions)") == [
+    assert describe_choices(config, CARD, "on (asked; rotary positions)", resolve_micro_batch_sizes(config)) == [
         f"attention: sdpa (packed rows, fused{instead}, CUDA)",
         f"precision: {says}",
         "products: joined (CUDA)",
@@ -85,12 +84,12 @@ def test_a_run_says_what_it_chose_for_a_card(
     ]
     without = replace(config, train=replace(train, attention_dropout=0.0))
     picked = "varlen" if has_varlen else "sdpa"
-    assert describe_choices(without, CARD, "")[0] == f"attention: {picked} (packed rows, fused, CUDA)"
+    assert describe_choices(without, CARD, "", [32])[0] == f"attention: {picked} (packed rows, fused, CUDA)"
     other = "fp32" if says.startswith("bf16") else "bf16"
     asked = replace(
         config, engine=EngineConfig(precision=other, compile=True), train=replace(train, micro_batch_size=8)
     )
-    said = describe_choices(asked, CARD, "off (not asked)")
+    said = describe_choices(asked, CARD, "off (not asked)", resolve_micro_batch_sizes(asked))
     assert said[1].startswith(f"precision: {other}") and f"(as asked; {says.partition('(')[2]}" in said[1]
     own = ("fused kernels: off (not asked)", "capture: off (not asked)")
     products = "products: as written (--engine.compile true)"
@@ -110,7 +109,7 @@ def test_a_run_says_what_it_chose_for_a_cpu(flags: str, tmp_path: Path, monkeypa
             "precision: bf16 (this CPU has bf16 units)",
         ],
     }
-    said = describe_choices(config, CPU, "off (asked; they run on GPUs)")
+    said = describe_choices(config, CPU, "off (asked; they run on GPUs)", [32])
     fused = "fused kernels: off (asked; they run on GPUs)"
     products = "products: as written (CPU)"
     rest = [products, "compile: off (not asked)", fused, "capture: off (not asked)", "micro batch: 32 rows (CPU)"]
@@ -120,11 +119,11 @@ def test_a_run_says_what_it_chose_for_a_cpu(flags: str, tmp_path: Path, monkeypa
         (EngineConfig(joined=False), "as written (asked)"),
         (EngineConfig(zero_stage=3), "as written (--engine.zero_stage 3)"),
     ):
-        assert f"products: {expected_products}" in describe_choices(replace(config, engine=engine), CPU, "")
+        assert f"products: {expected_products}" in describe_choices(replace(config, engine=engine), CPU, "", [32])
     captured = replace(config.engine, capture=True, fixed_shapes=True)
     packed = replace(config.prepare, packed=True), replace(config.objective, keep="none"), ScaleConfig()
     names = dict(zip(("prepare", "objective", "scale"), packed, strict=True))
-    assert "capture: on (asked)" in describe_choices(replace(config, engine=captured, **names), CPU, "")
+    assert "capture: on (asked)" in describe_choices(replace(config, engine=captured, **names), CPU, "", [32])
 
 
 def test_a_card_takes_rows_by_their_tokens() -> None:
@@ -137,8 +136,8 @@ def test_a_card_takes_rows_by_their_tokens() -> None:
     ):
         train = TrainConfig(global_batch_size=rows, seq_length=length, long_seq_length=4 * length)
         config = PretrainConfig(train=train, scale=ScaleConfig(use_gpu=on_card, num_workers=workers))
-        assert resolve_micro_batch_size(config) == size
-        assert resolve_long_micro_batch_size(config) <= (32_768 // (4 * length) if on_card else size)
+        assert resolve_micro_batch_sizes(config)[0] == size
+        assert resolve_micro_batch_sizes(config)[1] <= (32_768 // (4 * length) if on_card else size)
 
 
 def test_a_process_of_a_card_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.options.build import dump_yaml, from_dict
 from domext_ray.pipeline import run_pretraining
-from domext_ray.plan import plan_run
+from domext_ray.plan import resolve
 from domext_ray.runs.run_directory import write_config
 from domext_ray.runtime import cpu_kernels, ray_private
 from domext_ray.runtime import ray_cluster as cluster
@@ -127,10 +127,10 @@ def test_a_clusters_precision_waits_for_its_nodes(without_bf16: None, monkeypatc
 
 def test_a_plan_settles_the_precision_once(without_bf16: None, tmp_path: Path) -> None:
     config = PretrainConfig(run=RunConfig(dir=str(tmp_path), name="run"), scale=ScaleConfig(use_gpu=False))
-    assert plan_run(config).config.engine.precision == "fp32"
+    assert resolve(config).config.engine.precision == "fp32"
     (tmp_path / "run").mkdir()
     write_config(Place(tmp_path / "run"), replace(config, engine=EngineConfig(precision="bf16")))  # begun elsewhere
-    assert plan_run(config).config.engine.precision == "bf16"
+    assert resolve(config).config.engine.precision == "bf16"
 
 
 def test_a_sweep_settles_both_of_its_trainings(without_bf16: None) -> None:

@@ -15,8 +15,8 @@ from small_runs import attempts, make_config, make_train, train_in_cuts
 
 from domext_ray.config.pretrain import RunConfig
 from domext_ray.errors import DivergenceError
-from domext_ray.pipeline import prepare_run
-from domext_ray.plan import plan_run
+from domext_ray.inputs import prepare_run
+from domext_ray.plan import resolve
 from domext_ray.runs.attempts import Attempt
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import check_all, find_latest, list_steps
@@ -39,7 +39,7 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
     train = make_train(LAST, evaluate_every=MIDDLE, eval_rows=16, micro_batch_size=2)
     run = RunConfig(name="run", dir=str(folder / "runs"), trackers=(), keep_checkpoints=1)
     config = make_config(tiny_base_folder, write_corpus(folder / "corpus.txt", 400), train=train, run=run)
-    return prepare_run(plan_run(config))
+    return prepare_run(resolve(config))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,14 @@ from methods import Row, find_row
 from torch import Tensor, nn
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig, PretrainConfig, ShapeConfig, TrainConfig, VocabConfig
+from domext_ray.config.pretrain import (
+    EngineConfig,
+    PretrainConfig,
+    ShapeConfig,
+    TrainConfig,
+    VocabConfig,
+    resolve_micro_batch_sizes,
+)
 from domext_ray.model.spec import ModelSpec
 from domext_ray.training import losses
 from domext_ray.training.cost import estimate_memory, make_dry_run_model
@@ -54,7 +61,8 @@ def measure(row: Row, places: Places) -> tuple[int, list[tuple[Tensor, ...]], di
         for param in network.parameters():
             if param.requires_grad:
                 param.add_(torch.randn(param.shape, generator=draw) * 0.05)
-    loss: Any = make_loss(config, built.base, network, built.fixed, CPU)(network, CPU, bf16=False)
+    rows = resolve_micro_batch_sizes(config)
+    loss: Any = make_loss(config, built.base, network, built.fixed, CPU, rows)(network, CPU, bf16=False)
     batches = [*draw_batches(row, places, 0)[0], take_position(draw_batches(row, places, 1)[0][-1])]
     outputs = [loss.train()(**move_batch(each, CPU)) for each in batches]
     sum(each for found in outputs for each in found[:3]).backward()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import WORDS
-from small_runs import attempts, make_config, make_train
+from small_runs import attempts, hold, make_config, make_train
 from torch import Tensor, nn
 
 from domext_ray.config.method import MethodConfig
@@ -26,12 +26,11 @@ from domext_ray.corpus import snippets
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.snippets import SnippetRequest, find_snippets, get_or_find_snippets, read_snippets
 from domext_ray.errors import CorpusError, OptionError
+from domext_ray.inputs import prepare_run
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
-from domext_ray.pipeline import prepare_run
-from domext_ray.plan import plan_run
-from domext_ray.runs.attempts import supersede
+from domext_ray.plan import resolve
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.distillation import choose_snippets, distill_new_words, fit_biases
@@ -111,7 +110,7 @@ def prepare(base_folder: Path, new_words: list[str], folder: Path) -> Prepared:
         method=MethodConfig(name="words", heads=0, ffn_units=8, word_init="distill"),
         train=make_train(6, save_every=3),
     )
-    return Prepared(prepare_run(plan_run(config)), load_base(config.base))
+    return Prepared(prepare_run(resolve(config)), load_base(config.base))
 
 
 @torch.no_grad()
@@ -232,7 +231,7 @@ def test_ranks_read_what_the_driver_stored(prepared: Prepared, tmp_path: Path) -
         folder = tmp_path / str(number)
         folder.mkdir()
         config = replace(prepared.config, method=method, train=train, scale=scale)
-        pretrain(replace(prepared.run.at(supersede(Place(folder))), config=config))
+        pretrain(replace(hold(prepared.run, folder), config=config))
         latest = find_latest(Place(folder / "checkpoints"))
         assert latest is not None
         found.append(latest.fixed)

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
+from domext_ray.config.pretrain import ObjectiveConfig, SettledConfig
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.corpus.pairs import PAIR_SCHEMA, build_pairs
@@ -127,8 +127,8 @@ def test_halves_of_held_out_text_share_no_row(tmp_path: Path, tokenizer: PreTrai
 
 def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (30,))
-    config = PretrainConfig(objective=ObjectiveConfig(kind="causal"))
-    found = build_evaluations(config, manifest, tokenizer)
+    config = SettledConfig(objective=ObjectiveConfig(kind="causal"))
+    found = build_evaluations(config, manifest, tokenizer, (), 32)
     assert found.general is found.characters is found.words is NOTHING and NOTHING.batches == []
     assert sum(each.num_masked for each in found.domain.batches) == 30 * 21
     assert all((each.input_ids != tokenizer.mask_token_id).all() for each in found.domain.batches)

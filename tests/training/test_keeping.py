@@ -61,7 +61,7 @@ def build(base: Base, config: PretrainConfig, *, dropout: float = 0.0, start: st
 
 
 def make_loss_of(base: Base, config: PretrainConfig, model: DomextForMaskedLM) -> MaskedLoss:
-    make: functools.partial[MaskedLoss] = make_loss(config, base, cast(nn.Module, model), (), CPU)
+    make: functools.partial[MaskedLoss] = make_loss(config, base, cast(nn.Module, model), (), CPU, [8])
     return make(cast(nn.Module, model), CPU, bf16=False)
 
 
@@ -213,7 +213,7 @@ def test_only_a_base_that_stays_is_asked_in_the_model(base: Base) -> None:
     config = make_config(base, **AF)
     model = cast(nn.Module, build(base, config))
     changed = ["bert.encoder.layer.0.output.dense.weight"]  # by the run that this one goes on from
-    assert make_loss(config, base, model, changed, CPU).keywords["teacher"] is not model
+    assert make_loss(config, base, model, changed, CPU, [8]).keywords["teacher"] is not model
 
 
 @pytest.mark.parametrize("layout", [{}, {"position_rule": "roberta"}, MODERN], ids=["bert", "roberta", "modernbert"])

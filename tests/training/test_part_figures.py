@@ -19,8 +19,8 @@ from domext_ray.config.pretrain import (
     OptimConfig,
     ReplayConfig,
 )
-from domext_ray.pipeline import prepare_run
-from domext_ray.plan import plan_run
+from domext_ray.inputs import prepare_run
+from domext_ray.plan import resolve
 from domext_ray.report.figures import measure_run
 from domext_ray.storage import Place
 from domext_ray.training.metrics import read_metrics
@@ -46,7 +46,7 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         train=make_train(STEPS, dropout=0.0),
         optim=OptimConfig(lr=1e-3, decay_steps=STEPS, warmup_steps=1),
     )
-    return prepare_run(plan_run(config))
+    return prepare_run(resolve(config))
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_training_losses_are_those_of_the_parts_own_tokens(
 def test_the_held_out_loss_of_a_part_is_that_of_a_run_on_its_text(task: Run, tmp_path: Path) -> None:
     alone = replace(task.config, replay=ReplayConfig(), mixture=MixtureConfig())
     inputs = [replace(task.inputs, texts=((each,),)) for each in task.inputs.texts[0]]
-    runs = [task, *(replace(task, config=alone, prepared=each) for each in inputs)]
+    runs = [task, *(replace(task, config=alone, inputs=each) for each in inputs)]
     with attempts() as begin:
         found = [begin(made, tmp_path / str(number))._evaluate() for number, made in enumerate(runs)]
     together, *others = found

@@ -110,7 +110,7 @@ def test_what_the_base_computes_is_counted(
     if layers:
         width, units = base.config.hidden_size, base.config.intermediate_size
         asked -= 2 * batch.input_ids.numel() * (4 * width**2 + 2 * LENGTH * width + 2 * width * units)
-    objective = make_loss(keeping, base, model, (), CPU)(model, CPU, bf16=False, num_chunks=1)
+    objective = make_loss(keeping, base, model, (), CPU, [8])(model, CPU, bf16=False, num_chunks=1)
     alone = count_step(PretrainConfig(train=train), objective, base.config.vocab_size, LENGTH)
     found = count_step(keeping, objective, base.config.vocab_size, LENGTH)
     assert found.forward == pytest.approx(alone.forward + share * asked)

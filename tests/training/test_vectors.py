@@ -24,7 +24,7 @@ from domext_ray.config.pretrain import (
     ScaleConfig,
     TrainConfig,
     VocabConfig,
-    resolve_micro_batch_size,
+    resolve_micro_batch_sizes,
 )
 from domext_ray.corpus.views import Viewer
 from domext_ray.errors import ConfigError
@@ -313,6 +313,6 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_automatic_micro_batches_cut_no_group() -> None:
     train = TrainConfig(global_batch_size=96)
     config = replace(VALID, train=train, objective=replace(CROP, group_rows=48))
-    assert resolve_micro_batch_size(config) == 48
-    assert resolve_micro_batch_size(replace(config, objective=replace(CROP, group_rows=12))) == 24
-    assert resolve_micro_batch_size(replace(config, objective=ObjectiveConfig())) == 32
+    assert resolve_micro_batch_sizes(config)[0] == 48
+    assert resolve_micro_batch_sizes(replace(config, objective=replace(CROP, group_rows=12)))[0] == 24
+    assert resolve_micro_batch_sizes(replace(config, objective=ObjectiveConfig()))[0] == 32

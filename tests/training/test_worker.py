@@ -30,10 +30,10 @@ from domext_ray.config.pretrain import (
     ReplayConfig,
 )
 from domext_ray.errors import RunError, StorageError, TrainingError
+from domext_ray.inputs import prepare_run
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
-from domext_ray.pipeline import prepare_run
-from domext_ray.plan import plan_run
+from domext_ray.plan import resolve
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader
@@ -53,7 +53,7 @@ Start = Callable[..., PretrainWorker]
 @pytest.fixture(scope="module")
 def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Run:
     corpus = write_corpus(tmp_path_factory.mktemp("worker") / "corpus.txt", 400)
-    return prepare_run(plan_run(make_config(tiny_base_folder, corpus)))
+    return prepare_run(resolve(make_config(tiny_base_folder, corpus)))
 
 
 @pytest.fixture
@@ -312,9 +312,10 @@ def test_a_rank_that_hears_that_its_machine_goes_saves_and_says_why(
 
 def test_a_phase_of_long_rows_begins_with_the_first_of_its_order(start: Start, task: Run) -> None:
     """And it goes on anywhere: the same corpus in both phases, of 12 steps and of 4."""
-    worker = start(train=make_train(long_seq_length=64, long_frac=0.25))
-    phases = make_phases(worker.config, [[worker.manifest]] * 2)
-    maker = BatchMaker(worker.config, phases, worker.tokenizer, worker.tokenizer)
+    worker = start()
+    config = replace(task.config, train=make_train(long_seq_length=64, long_frac=0.25))
+    phases = make_phases(config, [[worker.manifest]] * 2)
+    maker = BatchMaker(config, phases, worker.tokenizer, worker.tokenizer)
 
     def read(first: int, end: int) -> list[torch.Tensor]:
         batches = maker.make(first, rank=0, world_size=1)
@@ -340,7 +341,7 @@ def mixed(task: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("mixed")
     general = ReplayConfig(corpus=str(write_corpus(folder / "general.txt", 300, seed=9)), frac=0.3)
     config = replace(task.config, replay=general, run=replace(task.config.run, name="mixed"))
-    return prepare_run(plan_run(config))
+    return prepare_run(resolve(config))
 
 
 def read_figures(run_dir: Path, *names: str) -> list[list[Any]]:
@@ -437,7 +438,7 @@ def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Pa
     """Beside general rows that the base is asked for; what is read of a document does not depend on its neighbours."""
     train = replace(mixed.config.train, seq_length=64, dropout=0.0)
     config = replace(mixed.config, prepare=replace(mixed.config.prepare, packed=True), train=train)
-    packed = prepare_run(plan_run(config))
+    packed = prepare_run(resolve(config))
     assert packed.inputs.domain.folder != task.inputs.domain.folder, "packed rows are another corpus"
     train_in_cuts(packed, tmp_path / "straight", 16)
     worker = train_in_cuts(packed, tmp_path / "cut", 7, 16)
@@ -461,7 +462,7 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, t
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
         prepare = replace(config.prepare, pair=("title", "body"))
         config = replace(config, corpus=str(tmp_path / "rows.jsonl"), prepare=prepare)
-    made = prepare_run(plan_run(config))
+    made = prepare_run(resolve(config))
     count = {"infonce": "compared_rows", "tsdae": "written_tokens"}[kind]
     names = (f"train/{kind}_loss", f"train/{count}", "train/tokens")
     train_in_cuts(made, tmp_path / "straight", 16)

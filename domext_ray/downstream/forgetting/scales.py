@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from domext_ray.config.jobs import ForgettingConfig
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig, resolve_micro_batch_sizes
 from domext_ray.corpus.manifest import MANIFEST, Manifest, find_shard_fault, read_manifest
 from domext_ray.downstream.forgetting.forgetting import AskedModel
 from domext_ray.downstream.start.model import is_run
@@ -135,7 +135,7 @@ def _find_sets(folder: Place, tokenizer: Any) -> Evaluations | str:
     """Return what a run's evaluations score; or why there is nothing, as what follows its name."""
     if not is_run(folder.local()):
         return "is no run's directory"
-    config = read_config(folder, PretrainConfig)
+    config = read_config(folder, SettledConfig)
     if config.objective.kind != "masked":
         return f"was trained with --objective.kind {config.objective.kind}, which asks for no masked word"
     if (probe := config.train.general_probe) and not Path(probe).is_file():
@@ -143,17 +143,17 @@ def _find_sets(folder: Place, tokenizer: Any) -> Evaluations | str:
     manifest = _find_text(folder, config)
     if manifest is None:
         return f"has no prepared text in {_find_corpora(folder, config)} any more"
-    sets = build_evaluations(config, manifest, tokenizer)
+    sets = build_evaluations(config, manifest, tokenizer, (), resolve_micro_batch_sizes(config)[0])
     is_asked = len(sets.general.rows) and sets.characters.num_chars
     return sets if is_asked else "has no word to ask for in its held-out text, or in the sentences of its general probe"
 
 
-def _find_corpora(folder: Place, config: PretrainConfig) -> Place:
+def _find_corpora(folder: Place, config: SettledConfig) -> Place:
     """The folder of prepared corpora of a run, wherever that was moved to with the runs beside it."""
     return Place(config.prepare.cache_dir or folder.parent / ".corpora")
 
 
-def _find_text(folder: Place, config: PretrainConfig) -> Manifest | None:
+def _find_text(folder: Place, config: SettledConfig) -> Manifest | None:
     """The prepared text that a run's evaluations are of; None: it has gone.
 
     Raises:
@@ -186,7 +186,8 @@ def measure_curve(run: MeasuredRun, scales: Sequence[float], device: torch.devic
     if engine.has_narrow_base:
         store_base(model, torch.bfloat16)
     prepare_for_device(model, device, bf16=bf16)
-    num_chunks = count_chunks(rebuilt.config, cast(Any, model).config.vocab_size)
+    rows = resolve_micro_batch_sizes(rebuilt.config)
+    num_chunks = count_chunks(rebuilt.config, cast(Any, model).config.vocab_size, rows)
     evaluator = LoneEvaluator(MaskedLoss(network.to(device), device, bf16=bf16, num_chunks=num_chunks), device)
 
     def score(asked: EvalSet) -> Scores:

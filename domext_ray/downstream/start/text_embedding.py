@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SettledConfig
 from domext_ray.config.vectors import Pooling, PoolingChoice
 from domext_ray.corpus.batching import find_sequences
 from domext_ray.downstream.start.model import StartModel, build_encoder, is_run
@@ -43,7 +43,7 @@ def choose_pooling(model: str, asked: PoolingChoice) -> Pooling:
     if asked != "auto":
         return asked
     if is_run(folder):
-        return read_config(Place(folder), PretrainConfig).objective.pooling
+        return read_config(Place(folder), SettledConfig).objective.pooling
     return read_pooling(folder)
 
 

@@ -22,11 +22,11 @@ from domext_ray.downstream.forgetting.scales import find_runs, measure_curve
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import export_run
+from domext_ray.inputs import prepare_run
 from domext_ray.model.base import load_base
 from domext_ray.model.build import scale_extensions
 from domext_ray.model.spec import ModelSpec
-from domext_ray.pipeline import prepare_run
-from domext_ray.plan import identify_run, plan_run
+from domext_ray.plan import resolve
 from domext_ray.runs.run_directory import write_config, write_run
 from domext_ray.storage import Place
 from domext_ray.training.evaluate import Scores, measure_bits
@@ -71,7 +71,7 @@ def runs(
             place = RunConfig(name=name, dir=str(folder / "runs"), trackers=())
             engine = EngineConfig(precision=cast(Any, PRECISIONS[name]))
             config = make_config(tiny_base_folder, corpus, method=method, run=place, engine=engine, **common)
-            run = prepare_run(plan_run(config))
+            run = prepare_run(resolve(config))
             own = Path(run.paths.run)
             worker = begin(run, own)
             worker.run()
@@ -80,7 +80,7 @@ def runs(
             characters, general = (Scores.add_up(worker.score(each)) for each in (sets.characters, sets.general))
             half = measure_bits(characters, sets.characters), general.accuracy
             write_config(Place(own), run.config)
-            write_run(Place(own), identity=identify_run(run))
+            write_run(Place(own), identity=run.identity)
             first, *_, last = read_metrics(Place(own / "metrics.jsonl"))
             start, end = ((each[FIGURES[0]], each[FIGURES[1]]) for each in (first, last))
             found[name] = Trained(own, (start, half, end))
