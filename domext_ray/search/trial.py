@@ -125,7 +125,7 @@ class Trial:
         steps = self.config.train.max_steps
         target = max(1, round(self.plan.config.search.shares[rung] * steps))
         started = time.perf_counter()
-        trained = self.worker.seconds
+        trained = self.worker.records.seconds
         self.worker.run(target, evaluate_start=False)  # rungs are what a trial is judged by
         pretrained = time.perf_counter()
         start = load_start_model(str(self.folder))
@@ -138,8 +138,8 @@ class Trial:
             "trainable": self.spec.counts.trainable,
             "ended": time.time(),
             "seconds": {
-                "train": self.worker.seconds - trained,
-                "evaluate": pretrained - started - (self.worker.seconds - trained),
+                "train": self.worker.records.seconds - trained,
+                "evaluate": pretrained - started - (self.worker.records.seconds - trained),
                 "finetune": time.perf_counter() - pretrained,
             },
         }

@@ -41,9 +41,9 @@ WORKER, CHECKPOINT = "domext_ray.training.worker:PretrainWorker", "domext_ray.tr
 POINTS = {
     "preparation": ("domext_ray.corpus.shards:_hash_task", "domext_ray.corpus.shards:_write_task"),
     "step": (f"{WORKER}._train_step",),
-    "save": (f"{WORKER}._save", f"{CHECKPOINT}:save_checkpoint", f"{CHECKPOINT}:_prune"),
+    "save": ("domext_ray.training.saver:Saver.save", f"{CHECKPOINT}:save_checkpoint", f"{CHECKPOINT}:_prune"),
     "upload": (f"{CHECKPOINT}:_write_files",),
-    "evaluation": (f"{WORKER}._evaluate",),
+    "evaluation": ("domext_ray.training.measures:Measures.evaluate",),
     "report": ("domext_ray.pipeline:write_report",),
     "export": ("domext_ray.pipeline:export_run",),
 }

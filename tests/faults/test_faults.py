@@ -15,7 +15,7 @@ from object_store import serve_objects, use_objects
 from domext_ray.storage import Place
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
-EVALUATION, LAST = "domext_ray.training.worker:PretrainWorker._evaluate", 16
+EVALUATION, LAST = "domext_ray.training.measures:Measures.evaluate", 16
 """That of the start is the first one."""
 FLUSH = "domext_ray.storage:flush_files"
 """Where all that must outlive a process reaches the disk."""

@@ -35,18 +35,18 @@ from domext_ray.model import fused
 from domext_ray.model.base import load_base
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.modeling_domext import DomextModel
-from domext_ray.runs.losses import name_losses
 from domext_ray.storage import Place
 from domext_ray.training import engine as engine_module
-from domext_ray.training import worker as worker_module
+from domext_ray.training import records
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import Engine, TensorState, TrainState, join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.losses import make_loss
-from domext_ray.training.notices import Notices
 from domext_ray.training.objective import to_batch
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
+from domext_ray.training.ranks import Notices, Ranks
+from domext_ray.training.records import StepRecords
 from domext_ray.training.step import SingleProcessTrainer, list_trainables, move_batch
 from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -176,30 +176,24 @@ def run_steps(config: PretrainConfig, built: Built, batches: list[Any], precisio
 
 def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> PretrainWorker:
     """Make a rank that steps an engine on the same micro batches again and again: no Ray reads them."""
-    worker_module.count_epochs = lambda *_: [0.0, 0.0]  # type: ignore[assignment]
+    records.count_epochs = lambda *_: [0.0, 0.0]  # type: ignore[assignment]
     worker, parts = object.__new__(PretrainWorker), PartFigures(config, [], None)
     parts.describe = lambda *_: {}  # type: ignore[method-assign]
+    run: Any = SimpleNamespace(config=config, paths=SimpleNamespace(run=None))
     vars(worker).update(
         config=config,
         engine=engine,
         batches=itertools.repeat((batches, [9, *[0] * (len(parts.names) - 1)])),
         parts=parts,
-        losses=name_losses(config.objective.kind),
         log=None,
-        phases=[],
-        rooflines={},
         rank=0,
         reads_late=True,
-        notices=Notices(),
-        end="",
-        _ask_due=0.0,
+        ranks=Ranks(0, engine.sum_over_ranks, Notices()),
+        records=StepRecords(run, [], parts, {}, engine.device, 1, 0, 0.0),
+        saver=SimpleNamespace(finish=lambda: None),
         step=0,
-        seconds=0.0,
         clock=0.0,
         tokens=0,
-        num_skipped=0,
-        num_unmasked=0,
-        _since=0.0,
         _ahead=None,
         _unread=None,
     )

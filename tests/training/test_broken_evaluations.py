@@ -21,7 +21,7 @@ from domext_ray.runs.attempts import Attempt
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import check_all, find_latest, list_steps
 from domext_ray.training.metrics import read_metrics
-from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD, Notices
+from domext_ray.training.ranks import ASKED, LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
 
@@ -108,14 +108,14 @@ def test_an_evaluation_listens(
 ) -> None:
     """It ends before the next forward, whoever says so."""
     monkeypatch.setattr("domext_ray.training.metrics.CHECK_REST", 0.0)
-    monkeypatch.setattr("domext_ray.training.worker.ASK_SECONDS", 0.0)
+    monkeypatch.setattr("domext_ray.training.ranks.ASK_SECONDS", 0.0)
     told = list[bool]()
     with attempts() as begin:
         worker = begin(task, tmp_path)
         attempt = worker.run_dir.fence
         assert isinstance(attempt, Attempt)
         ways = {ASKED: Notices(), TAKEN: Notices(is_taken=lambda: bool(told)), TOLD: Notices(lambda: bool(told))}
-        worker.notices = ways[reason]
+        worker.ranks.notices = ways[reason]
         steps = disturb(worker, step, lambda: attempt.ask_to_end() if reason == ASKED else told.append(True))
         worker.run()
         assert worker.end == reason and steps.count(step) == 2 and max(steps) == step
@@ -127,7 +127,7 @@ def test_an_evaluation_listens(
 def test_the_first_evaluation_listens_too(task: Run, straight: Path, tmp_path: Path) -> None:
     with attempts() as begin:
         worker, told = begin(task, tmp_path), list[bool]()
-        worker.notices = Notices(lambda: bool(told))
+        worker.ranks.notices = Notices(lambda: bool(told))
         steps = disturb(worker, 0, lambda: told.append(True))
         worker.run()
     assert worker.end == TOLD and steps == [0, 0]

@@ -148,7 +148,7 @@ def test_the_held_out_loss_of_a_part_is_that_of_a_run_on_its_text(task: Run, tmp
     inputs = [replace(task.inputs, texts=((each,),)) for each in task.inputs.texts[0]]
     runs = [task, *(replace(task, config=alone, inputs=each) for each in inputs)]
     with attempts() as begin:
-        found = [begin(made, tmp_path / str(number))._evaluate() for number, made in enumerate(runs)]
+        found = [begin(made, tmp_path / str(number)).measures.evaluate(0) for number, made in enumerate(runs)]
     together, *others = found
     own = [each["eval/domain_mlm_loss"] for each in others]
     assert [together[f"parts/{name}/held_out_loss"] for name in NAMES] == own and len({*own}) == 3

@@ -41,11 +41,12 @@ from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.evaluate import SETS
 from domext_ray.training.metrics import read_metrics
-from domext_ray.training.notices import LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.phases import BatchMaker, make_phases
+from domext_ray.training.ranks import LIMIT, TAKEN, TOLD, Notices
+from domext_ray.training.records import MAX_SKIPPED_STEPS, QUIET_STEPS
 from domext_ray.training.router import RouterRecord, save_routers
 from domext_ray.training.run import Run
-from domext_ray.training.worker import MAX_SKIPPED_STEPS, QUIET_STEPS, PretrainWorker
+from domext_ray.training.worker import PretrainWorker
 
 Start = Callable[..., PretrainWorker]
 
@@ -135,7 +136,7 @@ def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path)
     poison(worker)
     with pytest.raises(TrainingError, match=r"after step 3 .* not finite, so they are not saved"):
         worker._save({})
-        worker._finish_save()
+        worker.saver.finish()
     assert list_steps(Place(tmp_path / "checkpoints")) == [3]
 
 
@@ -191,7 +192,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 def test_a_save_waits_for_the_one_before_it_and_says_so(
     start: Start, task: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("domext_ray.training.worker.SAID_SECONDS", 0.1)
+    monkeypatch.setattr("domext_ray.training.saver.SAID_SECONDS", 0.1)
     taken = hold_files(monkeypatch, lambda path: time.sleep(0.5 if path.suffix == ".safetensors" else 0.0))
     start(train=make_train(save_every=2)).run(6)
     files = ("tensors", "moments", "manifest")
@@ -248,7 +249,7 @@ def test_one_that_dies_while_it_writes_leaves_the_checkpoint_before(
     checkpoints = sorted(each.parent.name for each in (tmp_path / "checkpoints").glob("*/manifest.json"))
     ended.set()
     with pytest.raises(RunError):
-        first._finish_save()
+        first.saver.finish()
     assert sorted(each.parent.name for each in (tmp_path / "checkpoints").glob("*/manifest.json")) == checkpoints
     assert find_latest(Place(tmp_path / "checkpoints")).step == 16 and read_steps(tmp_path) == list(range(17))
 
@@ -287,7 +288,7 @@ def test_a_rank_that_hears_that_its_machine_goes_saves_and_says_why(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, asked = start(), list[int]()
-    worker.notices = Notices(is_told=lambda: worker.step >= 3)
+    worker.ranks.notices = Notices(is_told=lambda: worker.step >= 3)
     worker.run()
     assert (worker.end, list_steps(Place(tmp_path / "checkpoints"))) == (TOLD, [3])
 
@@ -295,14 +296,14 @@ def test_a_rank_that_hears_that_its_machine_goes_saves_and_says_why(
         asked.append(worker.step)
         return worker.step >= 6
 
-    monkeypatch.setattr("domext_ray.training.worker.ASK_SECONDS", 0.0)
+    monkeypatch.setattr("domext_ray.training.ranks.ASK_SECONDS", 0.0)
     worker = start()
-    worker.notices = Notices(is_taken=is_taken)
+    worker.ranks.notices = Notices(is_taken=is_taken)
     worker.run()
     assert (worker.end, list_steps(Place(tmp_path / "checkpoints"))[-1], asked) == (TAKEN, 6, [3, 4, 5, 6])
-    monkeypatch.setattr("domext_ray.training.worker.ASK_SECONDS", 3600.0)
+    monkeypatch.setattr("domext_ray.training.ranks.ASK_SECONDS", 3600.0)
     worker, asked[:] = start(), []
-    worker.notices = Notices(is_taken=is_taken)
+    worker.ranks.notices = Notices(is_taken=is_taken)
     worker.run()
     assert (worker.end, asked) == (TAKEN, [6]), "the first look is before the first step"
     worker = start()
@@ -314,7 +315,7 @@ def test_a_phase_of_long_rows_begins_with_the_first_of_its_order(start: Start, t
     """And it goes on anywhere: the same corpus in both phases, of 12 steps and of 4."""
     worker = start()
     config = replace(task.config, train=make_train(long_seq_length=64, long_frac=0.25))
-    phases = make_phases(config, [[worker.manifest]] * 2)
+    phases = make_phases(config, [[task.inputs.domain]] * 2)
     maker = BatchMaker(config, phases, worker.tokenizer, worker.tokenizer)
 
     def read(first: int, end: int) -> list[torch.Tensor]:
@@ -370,10 +371,10 @@ def test_the_last_evaluation_waits_for_a_router_that_comes(
     mixed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is said what is waited for; one that does not come ends the run, which goes on from its last step."""
-    monkeypatch.setattr("domext_ray.training.worker.ROUTER_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("domext_ray.training.measures.ROUTER_LOOK_SECONDS", 0.01)
     run = replace(mixed, awaits_router=True)
     with monkeypatch.context() as patch, pytest.raises(RunError, match="was not fitted within 0 s after the last step"):
-        patch.setattr("domext_ray.training.worker.ROUTER_SECONDS", 0.0)
+        patch.setattr("domext_ray.training.measures.ROUTER_SECONDS", 0.0)
         train_in_cuts(run, tmp_path, 16)
     table = torch.zeros(load_base(run.config.base).config.vocab_size + ROUTER_PAIRS, dtype=torch.int32)
 
@@ -413,7 +414,7 @@ def train_routed(run: Run, folder: Path, *cuts: int, forgets: bool = False) -> t
     with attempts() as begin:
         for cut in cuts:
             worker = begin(run, folder)
-            worker.of_base = {} if forgets else worker.of_base
+            worker.measures.of_base = {} if forgets else worker.measures.of_base
             note_batches(worker, scored)
             worker.run(cut)
     record = read_metrics(Place(folder / "metrics.jsonl"))[-1]
@@ -430,8 +431,8 @@ def test_what_was_scored_is_not_scored_again(mixed: Run, tmp_path: Path) -> None
     assert anew == pytest.approx(straight, rel=1e-5) and num_more > num_batches
     fewer = replace(mixed.config.train, eval_rows=2)
     with attempts() as begin:
-        assert begin(mixed, tmp_path / "cut").of_base.keys() == SETS.keys()
-        assert begin(mixed, tmp_path / "cut", train=fewer).of_base.keys() == {"general"}
+        assert begin(mixed, tmp_path / "cut").measures.of_base.keys() == SETS.keys()
+        assert begin(mixed, tmp_path / "cut", train=fewer).measures.of_base.keys() == {"general"}
 
 
 def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Path) -> None:
@@ -447,7 +448,7 @@ def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Pa
     assert straight == cut and len(cut) == 16 and sum(each[2] > 0 for each in cut) > 8
     assert cut[0][1] == pytest.approx(0.0, abs=1e-6), "the base reads packed rows as the model does"
     assert cut[-1][1] > 0 and cut[-1][3] > 0
-    batch = worker.evaluations.domain.batches[0]
+    batch = worker.measures.sets.domain.batches[0]
     assert batch.document_ids is not None and int(batch.document_ids.max()) > 1
     assert torch.equal(batch.document_ids, (batch.input_ids == worker.tokenizer.cls_token_id).cumsum(1))
 
@@ -514,16 +515,16 @@ def test_a_run_limited_by_seconds_goes_on_with_its_clock(start: Start, tmp_path:
     train = make_train(10**7, save_every=10**7, evaluate_every=10**7)
     first = start(optim=optim, train=train)
     first.run(9)
-    limit = 2 * first.seconds
+    limit = 2 * first.records.seconds
     second = start(optim=optim, train=replace(train, max_seconds=limit))
-    assert second.seconds == first.seconds > 0
+    assert second.records.seconds == first.records.seconds > 0
     said = [each.text for each in EventReader(Place(tmp_path), from_start=True).read()]
     (saved,) = (tmp_path / "checkpoints").iterdir()
     assert [each for each in said if "step 9" in each and "going" in each] == [f"going on from step 9: {saved}"]
     second.run()
     records = [each for each in read_metrics(Place(tmp_path / "metrics.jsonl")) if "train/lr" in each]
     spent = [each["time/seconds"] for each in records]
-    assert spent[8] == first.seconds and spent == sorted(spent) and spent[-1] >= limit > spent[-2]
+    assert spent[8] == first.records.seconds and spent == sorted(spent) and spent[-1] >= limit > spent[-2]
     rates = [each["train/lr"] for each in records]
     assert rates[9:] == pytest.approx([1e-3 * (1 - done / limit) / 0.5 for done in spent[8:-1]])
     assert rates[:9] == [1e-3] * 9 and read_steps(tmp_path) == list(range(len(records) + 1))

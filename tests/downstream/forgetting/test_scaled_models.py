@@ -76,8 +76,10 @@ def runs(
             worker = begin(run, own)
             worker.run()
             scale_extensions(worker.model, method, 0.5)
-            sets = worker.evaluations
-            characters, general = (Scores.add_up(worker.score(each)) for each in (sets.characters, sets.general))
+            sets = worker.measures.sets
+            characters, general = (
+                Scores.add_up(worker.measures.score(each)) for each in (sets.characters, sets.general)
+            )
             half = measure_bits(characters, sets.characters), general.accuracy
             write_config(Place(own), run.config)
             write_run(Place(own), identity=run.identity)

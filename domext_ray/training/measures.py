@@ -1,0 +1,168 @@
+"""What a run measures of its model as it trains: held-out text, everyday language, and both with its router."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from domext_ray.errors import RunError
+from domext_ray.model.domext.modeling_domext import BASE_NAME
+from domext_ray.runs.events import EVALUATION
+from domext_ray.runs.losses import name_losses
+from domext_ray.training.engine import Engine
+from domext_ray.training.evaluate import (
+    SETS,
+    Evaluations,
+    Scores,
+    evaluate,
+    evaluate_routed,
+    measure_bits,
+    pack_scores,
+    unpack_scores,
+)
+from domext_ray.training.parts import PartFigures
+from domext_ray.training.passages import EvalSet
+from domext_ray.training.ranks import Ranks
+from domext_ray.training.router import attach_routers, read_records, wants_router
+from domext_ray.training.run import Run
+
+BASE_SCORES = "base_scores"
+"""What checkpoints carry of the evaluation of step 0, in the state of their trainer."""
+ROUTER_SECONDS, ROUTER_LOOK_SECONDS = 600.0, 0.5
+"""How long a run's last evaluation waits for its router, and between two looks at whether it is there."""
+
+
+class Measures:
+    """Evaluates a run's model; every method is collective.
+
+    Args:
+        run: whose model it is.
+        engine: of this rank.
+        model: that the engine trains.
+        sets: what is scored.
+        parts: figures by part of a mixture.
+        ranks: which break an evaluation off when they are to end.
+        enter_phase: says what the run is doing.
+        state: of the checkpoint that the run goes on from; None: it begins.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        engine: Engine,
+        model: nn.Module,
+        sets: Evaluations,
+        parts: PartFigures,
+        ranks: Ranks,
+        enter_phase: Callable[[str, str], None],
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        self.run, self.engine, self.model, self.sets, self.parts = run, engine, model, sets, parts
+        self.ranks, self.enter_phase = ranks, enter_phase
+        self.losses, self._doing = name_losses(run.config.objective.kind), ""
+        self.of_base = unpack_scores(state.get(BASE_SCORES, {}) if state else {}, sets)
+        """What the base has got for each row of the sets, where the run began with it and it is still known."""
+
+    def to_trainer_state(self) -> dict[str, Any]:
+        """Return what the next attempt cannot measure any more."""
+        return {BASE_SCORES: pack_scores(self.of_base, self.sets)} if self.of_base else {}
+
+    def evaluate(self, step: int, *, at_end: bool = False) -> dict[str, Any]:
+        """Score the sets and return figures of a step. At a run's start and end also what takes as long as the rest.
+
+        At the end, what users get who let the run's router choose, if it has one, has names of its own.
+
+        Raises:
+            EndAsked: the ranks are to end.
+            RunError: the router does not come.
+        """
+        self._doing = f"evaluating {f'step {step:,}' if step else 'the start'}"
+        rows = {name: self._score_set(name) for name in ([*SETS] if at_end or step == 0 else [*SETS][:-1])}
+        masks_words = self.run.config.objective.kind == "masked"
+        if masks_words and step == 0 and wants_router(self.run.config) and self._stays_beside_base():
+            self.of_base = rows
+        record = self._describe("eval/", rows)
+        domain, general = Scores.add_up(rows["domain"]), Scores.add_up(rows["general"])
+        record |= {
+            "eval/domain_tokens": domain.num_tokens,
+            "eval/domain_characters": self.sets.characters.num_chars,
+            "eval/general_words": general.num_tokens,
+        }
+        if domain.num_pairs:
+            record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
+        if self.parts.names:
+            self._enter("other texts")
+            losses = [domain.loss, *(Scores.add_up(self.score(each)).loss for each in self.sets.parts)]
+            record |= self.parts.describe_held_out(losses)
+        if masks_words and at_end and self._has_router():
+            record |= self._describe("eval/routed_", self._score_routed(rows))
+        return record
+
+    def score(self, asked: EvalSet) -> np.ndarray:
+        """Score a fixed set of rows; see `evaluate.evaluate`."""
+        return evaluate(self.engine, asked, self.ranks.listen)
+
+    def _score_set(self, name: str) -> np.ndarray:
+        self._enter(SETS[name])
+        return self.score(getattr(self.sets, name))
+
+    def _has_router(self) -> bool:
+        """Whether the run has one; that which its driver is still fitting is waited for.
+
+        Raises:
+            RunError: it does not come.
+            EndAsked: the ranks are to end.
+        """
+        run_dir, adapter, ends = self.run.paths.run, self.run.config.method.adapter, 0.0
+        while self.run.awaits_router and any(self.ranks.listen(adapter not in read_records(run_dir))):
+            if not ends:
+                ends = time.monotonic() + ROUTER_SECONDS
+                self.enter_phase("waiting for the router, which the job's own process fits", EVALUATION)
+            elif time.monotonic() > ends:
+                raise RunError(
+                    f"the router of {run_dir} was not fitted within {ROUTER_SECONDS:g} s after the last step; the "
+                    "same command goes on from there, and fits it."
+                )
+            time.sleep(ROUTER_LOOK_SECONDS)
+        return bool(read_records(run_dir))
+
+    def _stays_beside_base(self) -> bool:
+        """Whether the model begins as its base, and is it with its adapter left out, for nothing else trains."""
+        config, base = self.run.config, self.run.spec.base
+        has_head = base is not None and base.has_mlm_head
+        begins_at_base = has_head and config.method.init == "zero" and not config.init_from
+        trained = [name for name, each in self.model.named_parameters() if each.requires_grad]
+        return begins_at_base and all(f".adapters.{config.method.adapter}." in name for name in trained)
+
+    def _score_routed(self, adapted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Score the sets as users get them who let the router choose, given what the model as a whole has scored."""
+        network, adapter, found = cast(Any, self.model), self.run.config.method.adapter, dict[str, np.ndarray]()
+        attach_routers(network, self.run.paths.run)
+        for name, rows in adapted.items():
+            self._enter(f"{SETS[name]}, with the router")
+            known = {adapter: rows} if [*network.config.adapters] == [adapter] else {}
+            known |= {BASE_NAME: self.of_base[name]} if name in self.of_base else {}
+            asked = getattr(self.sets, name)
+            found[name] = evaluate_routed(self.engine, network, asked, known, self.ranks.listen)
+        return found
+
+    def _describe(self, prefix: str, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        scores = {name: Scores.add_up(each) for name, each in rows.items()}
+        domain, general = scores["domain"], scores["general"]
+        record = {
+            f"{prefix}domain_{self.losses.loss}": domain.loss,
+            f"{prefix}domain_{self.losses.accuracy}": domain.accuracy,
+            f"{prefix}domain_bits_per_character": measure_bits(scores["characters"], self.sets.characters),
+            f"{prefix}general_mlm_accuracy": general.accuracy if general.num_tokens else None,
+        }
+        if "words" in scores:
+            record[f"{prefix}domain_word_bits_per_character"] = measure_bits(scores["words"], self.sets.words)
+        return record
+
+    def _enter(self, what: str) -> None:
+        """Each part of an evaluation is a phase: all of them together may take minutes, and something moves."""
+        self.enter_phase(f"{self._doing}: {what}", EVALUATION)

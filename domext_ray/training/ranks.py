@@ -1,0 +1,116 @@
+"""What the ranks of a run tell each other: what their step has together, and that they are to end.
+
+SIGTERM to one's process, Ray, to which nodes say that they are going, or the driver: one rank hears of it, and all must
+save at the same step. So what one of them knows is added up with what a step counts.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+LIMIT, ASKED, TOLD, TAKEN = "limit", "asked", "told", "taken"
+"""Why ranks end: the run's limit, its driver asked, a rank was sent SIGTERM, a machine is taken back."""
+ASK_SECONDS = 5.0
+"""Between two questions that all ranks ask at once."""
+
+
+@dataclass(frozen=True)
+class Notices:
+    """Where a rank hears of it."""
+
+    is_told: Callable[[], bool] = lambda: False
+    """Whether its own process was told to end."""
+    is_taken: Callable[[], bool] | None = None
+    """Whether a machine of the ranks' is taken back; all ranks ask at the same step. None: nobody could tell."""
+
+
+class EndAsked(Exception):
+    """An evaluation is broken off on all ranks, because one of them has heard that they are to end."""
+
+
+class Ranks:
+    """The ranks of a run, as one of them hears them; every method is collective.
+
+    What they add up are tensors of the CPU: ranks talk while their GPUs are at the step before.
+
+    Args:
+        rank: this one.
+        sum_over_ranks: replaces a tensor by its sum over all ranks.
+        notices: where this rank hears that its machine is going.
+        is_asked: whether the driver has asked for the end; rank 0 alone is told.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        sum_over_ranks: Callable[[Tensor], None],
+        notices: Notices,
+        is_asked: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.rank, self.notices, self._sum, self._is_asked = rank, notices, sum_over_ranks, is_asked
+        self._ask_due = 0.0
+        self.end = ""
+        """Why all of them save and end; empty: they go on."""
+
+    def add_up(self, *figures: float) -> list[float]:
+        """Add figures up over the ranks, and hear whether one of them was asked or told to end."""
+        notices = self.notices
+        here = [
+            self._is_asked(),
+            notices.is_told(),
+            self.rank == 0 and notices.is_taken is not None and time.monotonic() >= self._ask_due,
+            *figures,
+        ]
+        sums = torch.tensor(here, dtype=torch.float64)
+        self._sum(sums)
+        asked, told, asks, *totals = sums.tolist()
+        taken = False
+        if asks and notices.is_taken is not None:
+            taken, self._ask_due = notices.is_taken(), time.monotonic() + ASK_SECONDS
+        self.end = self.end or (ASKED if asked else TOLD if told else TAKEN if taken else "")
+        return totals
+
+    def listen(self, *figures: float) -> list[float]:
+        """Break an evaluation off where a rank has heard that all are to end, or add up figures.
+
+        Raises:
+            EndAsked: that is so.
+        """
+        totals = self.add_up(*figures)
+        if self.end not in ("", LIMIT):  # a run that has reached it may be asked for more figures
+            raise EndAsked
+        return totals
+
+
+_TOLD, _HAS_ENDED = threading.Event(), threading.Event()
+
+
+def heed_sigterm() -> None:
+    """Note the first SIGTERM to this process instead of ending by it; called in the main thread."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        is_first = not _TOLD.is_set()
+        _TOLD.set()
+        if callable(before) and (_HAS_ENDED.is_set() or not is_first):
+            before(number, frame)
+
+    signal.signal(signal.SIGTERM, note)
+
+
+def is_told() -> bool:
+    """Whether SIGTERM was noted (`heed_sigterm`)."""
+    return _TOLD.is_set()
+
+
+def end_heeding() -> None:
+    """From now on a SIGTERM ends the process as it did before."""
+    _HAS_ENDED.set()

@@ -1,0 +1,180 @@
+"""Records of a run's steps: what metrics.jsonl says of each, and whether training can go on after it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from domext_ray.errors import DivergenceError, TrainingError
+from domext_ray.runs.losses import TRAIN, name_losses
+from domext_ray.training.checkpoint import describe_resumption
+from domext_ray.training.cost import Roofline, count_step, measure_peak_memory, time_matmuls
+from domext_ray.training.losses import Objective
+from domext_ray.training.parts import PartFigures
+from domext_ray.training.phases import Phase, count_epochs
+from domext_ray.training.run import Run
+from domext_ray.training.step import StepFigures
+
+MAX_SKIPPED_STEPS = 10
+"""Steps in a row that `--optim.on_non_finite skip` leaves out; after more of them the weights are beyond help."""
+MAX_UNMASKED_STEPS = 20
+"""Steps in a row without a masked token, after which the text or the tokenizer is to blame and not chance."""
+QUIET_STEPS = 10
+"""Steps after which what starts beside a worker (readers, above all) has started, so that products may be timed."""
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """What one step reads: this rank's micro batches, and how much they have over all ranks."""
+
+    micro_batches: Sequence[Any]
+    waited: float  # seconds until they were there
+    num_masked: int  # targets
+    num_tokens: int
+    num_pairs: int
+    num_distilled: int
+    of_parts: tuple[int, ...]  # see `PartFigures.count`
+
+
+class StepRecords:
+    """Makes the record of one step after the other, and keeps the time that steps take.
+
+    Args:
+        run: whose steps they are.
+        phases: its length phases.
+        parts: figures by part of a mixture.
+        rooflines: what steps are held against, by a phase's first step; empty: no rank but the first one has them.
+        device: that trains.
+        world_size: number of ranks.
+        step: that the run goes on from.
+        seconds: that training has taken until then.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        phases: Sequence[Phase],
+        parts: PartFigures,
+        rooflines: Mapping[int, Roofline],
+        device: torch.device,
+        world_size: int,
+        step: int,
+        seconds: float,
+    ) -> None:
+        self.config, self.run_dir, self.phases, self.parts = run.config, run.paths.run, phases, parts
+        self.losses, self.device, self.world_size = name_losses(run.config.objective.kind), device, world_size
+        self.rooflines, self.start_step, self.seconds = {**rooflines}, step, seconds
+        self.num_skipped = self._num_unmasked = 0  # steps in a row
+        self._since = 0.0
+
+    def begin(self) -> None:
+        """Let the next step's time begin now."""
+        self._since = time.perf_counter()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what is done meanwhile out of the time of steps."""
+        started = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - started
+
+    def make(
+        self,
+        read_figures: Callable[[], StepFigures],
+        step: int,
+        tokens: int,
+        batch: StepBatch,
+        stop: Callable[[], None],
+    ) -> dict[str, Any]:
+        """Return the record of a step, whose end is waited for.
+
+        Args:
+            read_figures: as `Trainer.launch_step` returns it.
+            step: from 1.
+            tokens: that the run has read up to it.
+            batch: that it read.
+            stop: called before the run is stopped for it.
+
+        Raises:
+            DivergenceError: its loss or gradient is not finite, and such steps are not left out; or it is one too many.
+            TrainingError: nothing has been masked for many steps.
+        """
+        figures = read_figures()
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        self.seconds += seconds
+        self._check(figures, batch.num_masked, step, stop)
+        record = {
+            "step": step,
+            TRAIN + self.losses.loss: figures.loss,
+            "train/lr": figures.learning_rate,
+            "train/grad_norm": figures.grad_norm,
+            TRAIN + self.losses.count: batch.num_masked,
+            "train/tokens": tokens,
+            "train/skipped": int(figures.skipped),
+            "throughput/tokens_per_second": batch.num_tokens / seconds,
+            "data/wait_seconds": batch.waited,
+            "time/step_seconds": seconds,
+            "time/seconds": self.seconds,
+            **self._describe_speed(step, batch.num_tokens, seconds),
+        }
+        record |= {"train/next_sentence_loss": figures.next_sentence_loss} if batch.num_pairs else {}
+        record |= self.parts.describe(step, batch.of_parts, figures.part_losses)
+        if self.config.parts:
+            record["train/domain_epochs"], *beside = count_epochs(self.phases, step)
+            record |= {"train/replay_epochs": beside[0]} if self.config.replay.corpus else {}
+        if self.config.has_general_text and self.config.objective.keep != "none":
+            record |= {"train/keep_loss": figures.distill_loss, "train/keep_tokens": batch.num_distilled}
+        return record
+
+    def _describe_speed(self, step: int, num_tokens: int, seconds: float) -> dict[str, float]:
+        if not self.rooflines:
+            return {}
+        phase = max(first for first in self.rooflines if first < step)
+        if step - max(phase, self.start_step) == QUIET_STEPS and self.device.type == "cpu":
+            bf16 = self.config.engine.uses_bf16
+            self.rooflines[phase] = time_matmuls(self.rooflines[phase], self.device, bf16=bf16)
+            self._since = time.perf_counter()
+        speed = self.rooflines[phase].describe(num_tokens, seconds, self.world_size)
+        return speed | {"memory/peak_mb": measure_peak_memory(self.device)}
+
+    def _check(self, figures: StepFigures, num_masked: int, number: int, stop: Callable[[], None]) -> None:
+        """Stop a run that diverges or learns nothing; a single batch without a masked token is as it should be."""
+        self.num_skipped = 0 if figures.finite else self.num_skipped + 1
+        self._num_unmasked = 0 if num_masked else self._num_unmasked + 1
+        step = f"step {number:,} has a loss of {figures.loss:g} and a gradient norm of {figures.grad_norm:g}"
+        another = "give a lower --optim.lr under another --run.name"
+        if not figures.finite and self.config.optim.on_non_finite == "stop":
+            stop()
+            raise DivergenceError(
+                f"{step}; {another}, or --optim.on_non_finite skip, with which the same command "
+                f"{describe_resumption(self.run_dir / 'checkpoints')} and leaves such steps out."
+            )
+        if self.num_skipped > MAX_SKIPPED_STEPS:
+            raise DivergenceError(
+                f"{step}, as have the {MAX_SKIPPED_STEPS} steps before it, which --optim.on_non_finite skip left out: "
+                f"the weights are beyond help; {another}."
+            )
+        if self._num_unmasked >= min(MAX_UNMASKED_STEPS, self.config.train.max_steps):
+            raise TrainingError(
+                f"no token was masked in {self._num_unmasked} steps up to step {number:,}, so that nothing is "
+                "learned: the texts of --corpus are too short, or unknown words alone to the tokenizer of --base, or "
+                f"--objective.mask_prob ({self.config.objective.mask_prob:g}) is too low."
+            )
+
+
+def find_rooflines(
+    run: Run, phases: Sequence[Phase], loss: Callable[..., Objective], model: nn.Module, device: torch.device
+) -> dict[int, Roofline]:
+    """Return what steps are held against, by a phase's first step; counted before ZeRO takes the model apart."""
+    config, vocab_size = run.config, run.spec.shape.vocab_size
+    if config.objective.makes_vectors:  # whose two views of a row differ in length
+        return {}
+    module = loss(model, device, bf16=config.engine.uses_bf16, num_chunks=1)
+    return {each.first_step: count_step(config, module, vocab_size, each.manifest.seq_length) for each in phases}
