@@ -504,7 +504,6 @@ class RunOptions:
         rule = "left out without --prepare.group_field, the field that says whose a row is"
         is_asked = self.vocab.min_groups > 0 and not self.prepare.grouped_by
         require(not is_asked, "vocab.min_groups", self.vocab.min_groups, rule)
-        self._check_distillation()
         self._check_packed()
         self._check_vectors()
         if self.base == "none":
@@ -547,14 +546,6 @@ class RunOptions:
             f"below --optim.decay_steps ({self.optim.decay_steps})",
         )
         check_batch(self.train, self.scale)
-
-    def _check_distillation(self) -> None:
-        """Refuse new words that are fitted to a base where there are none, or no base that reads as the model does."""
-        option, value = "method.word_init", self.method.word_init
-        if value == "distill":
-            has_words = self.vocab.extends_base and self.base != "none"
-            require(has_words, option, value, "random without new words beside a base (--vocab.size, --vocab.words)")
-            require(not self.objective.is_causal, option, value, "random or subword_mean with causal")
 
     def _check_vectors(self) -> None:
         """Refuse what an objective that makes vectors of rows does not read or train."""

@@ -27,8 +27,6 @@ class Purpose(enum.IntEnum):
     TRAINING_ROWS = 41  # the order of a fine-tuning's rows
     DROPPED_WORDS = 44  # what it reads in smaller pieces
     READINGS = 45  # by which of the vocabularies that are left an epoch reads an example
-    SNIPPETS = 42  # the order of snippets around new words
-    OCCURRENCES = 43  # which occurrences of new words these are of
     PROBED_PLACES = 51  # what a forgetting's probe masks
     REPLAY = 61  # the seed of the general text
     PARTS = 67  # the seeds of a mixture's parts

@@ -62,8 +62,7 @@ class MethodOptions:
     module_ffn_size: CountOrZero = 0  # FFN units f' of such a module (exBERT: 1024)
     # start of the gates' bias; the base's share starts near sigmoid(gate_bias), 0 in the paper
     gate_bias: Annotated[float, Field(ge=-100.0, le=100.0)] = 2.0
-    # new words' start; or the mean of the base's pieces; or fitted to what the base makes of these
-    word_init: Literal["random", "subword_mean", "distill"] = "random"
+    word_init: Literal["random", "subword_mean"] = "random"  # new words' start; or the mean of the base's pieces
     lora_rank: CountOrZero = 0  # rank of LoRA's updates of the base's matrices (peft); 0: none
     lora_alpha: CountOrZero = 0  # LoRA's scale times its rank; 0: twice the rank
     # of query, key, value, attention_output, intermediate, output

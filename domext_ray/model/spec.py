@@ -53,8 +53,7 @@ class ModelSpec:
         method: its extensions, and the rule that says what trains.
         sizes: encoder to make where there is no base.
         vocab_size: words that the tokenizer has, the new ones not counted; 0: the base's.
-        new_words: the base's pieces of every extension word, for `method.word_init` (`training.distillation` goes on
-            from their mean).
+        new_words: the base's pieces of every extension word, for `method.word_init`.
         next_sentence: the model also predicts whether the second text follows the first, so it needs a pooler.
         causal: tokens attend to those before them only.
         reads_words: the objective reads the MLM head; else nothing of it trains.
@@ -259,7 +258,7 @@ class ModelSpec:
             missing, unexpected = model.load_state_dict(self.base.tensors, strict=False)
             assert not unexpected, unexpected
             assert all(is_extension(name) or name.startswith(HEADS) for name in missing), missing
-            if self.method.word_init in ("subword_mean", "distill") and self.new_words:
+            if self.method.word_init == "subword_mean" and self.new_words:
                 _start_from_pieces(model, self.new_words)
         elif self.sizes.position_init == "sinusoidal" and model.bert.embeddings.position_embeddings is not None:
             _start_from_sinusoids(model.bert.embeddings.position_embeddings.weight, self.shape.initializer_range)

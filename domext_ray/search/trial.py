@@ -39,7 +39,6 @@ from domext_ray.search.plan import SweepPlan
 from domext_ray.search.results import TRIALS
 from domext_ray.search.space import Point, configure, name_preparation
 from domext_ray.storage import Place, write_json
-from domext_ray.training.distillation import choose_snippets
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.run import Run
@@ -81,8 +80,6 @@ class Trial:
 
     def _make_worker(self, config: SettledConfig, folder: Place) -> PretrainWorker:
         inputs = replace(self.prepared.inputs, tokenizer=folder / "tokenizer")
-        if config.method.word_init == "distill":
-            choose_snippets(inputs, config.seed)
         paths = RunPaths(supersede(folder), inputs.domain.folder.parent, folder.local())
         run = Run(config, paths, self.spec, inputs)
         return PretrainWorker(run, device=self.device)

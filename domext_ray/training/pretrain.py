@@ -33,7 +33,6 @@ from domext_ray.runtime.ray_cluster import (
 from domext_ray.runtime.stopping import Stopped, find_kill_timer, is_stopped, save_first, signal_name
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import describe_resumption, list_steps
-from domext_ray.training.distillation import choose_snippets
 from domext_ray.training.elastic import (
     Growth,
     Interruptions,
@@ -104,8 +103,6 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
             "checkpoint take longer.",
             flush=True,
         )
-    if config.method.word_init == "distill":
-        choose_snippets(run.inputs, config.seed)
     metrics = run_dir / "metrics.jsonl"
     with RunProgress(metrics, config.train, "starting the workers", describe_waiting, note_evaluation):
         try:

@@ -7,7 +7,7 @@ the newest checkpoint of RUN, with fresh moments and a schedule of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -110,13 +110,12 @@ def pick_fixed(model: DomextForMaskedLM, names: Iterable[str]) -> dict[str, Tens
     return {name: own[name].detach().cpu().clone() for name in names if not own[name].requires_grad}
 
 
-def begin(run: Run, model: DomextForMaskedLM, fit_words: Callable[[], None]) -> dict[str, Tensor]:
+def begin(run: Run, model: DomextForMaskedLM) -> dict[str, Tensor]:
     """Bring the model of a run that has no checkpoint of its own to where its first step starts.
 
     Args:
         run: the run.
         model: as `ModelSpec.build` makes it.
-        fit_words: fits its new words, for `--method.word_init distill`; not called where an earlier run has them all.
 
     Returns:
         Frozen tensors that differ from the base, by name, for checkpoints to carry.
@@ -124,16 +123,11 @@ def begin(run: Run, model: DomextForMaskedLM, fit_words: Callable[[], None]) -> 
     Raises:
         RunError: the run that this one starts from has gone since it was found, or has a tensor without a place here.
     """
-    method, adapter, earlier = run.config.method, run.config.method.adapter, dict[str, Tensor]()
+    adapter, changed = run.config.method.adapter, set[str]()
     if run.start is not None:
         start = wait_for_checkpoint(run.start.run_dir / "checkpoints", run.start.checkpoint)
-        earlier = start.changed
-    changed, words = {*earlier}, NEW_WORD_TENSORS[0]
-    if method.word_init == "distill" and len(earlier.get(words, ())) < len(_name_tensors(model)[words]):
-        fit_words()
-        changed |= {*NEW_WORD_TENSORS}
-    if run.start is not None:
         apply_start(model, start, run.start.run_dir)
+        changed = {*start.changed}
     shifts = model.bert.embeddings.adapters
     if adapter in shifts and adapter not in run.spec.earlier.adapters:
         rows = cast(WordShift, shifts[adapter]).rows

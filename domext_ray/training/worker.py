@@ -15,20 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from domext_ray.config.pretrain import count_passes
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.options.declare import read_seconds
 from domext_ray.runs.events import FIRST_STEP, LOADING, TRAINING, WORKERS, enter_phase, notify_driver
 from domext_ray.runs.losses import DOMAIN, name_losses
 from domext_ray.training.checkpoint import agree_on_checkpoint
 from domext_ray.training.choices import describe_choices
-from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import build_evaluations
 from domext_ray.training.losses import make_loss
@@ -40,7 +37,7 @@ from domext_ray.training.ranks import LIMIT, EndAsked, Notices, Ranks
 from domext_ray.training.records import StepBatch, StepRecords, find_rooflines
 from domext_ray.training.run import Run
 from domext_ray.training.saver import Saver
-from domext_ray.training.start import NEW_WORD_TENSORS, begin
+from domext_ray.training.start import begin
 from domext_ray.training.tracking import list_tracked_options
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -126,7 +123,7 @@ class PretrainWorker:
         config, spec = self.config, self.plan.spec
         model = spec.build()
         if self.checkpoint is None:
-            self.fixed = begin(self.plan, model, lambda: self._distill_words(model))
+            self.fixed = begin(self.plan, model)
         else:
             self.fixed = self.checkpoint.fixed
             model.load_state_dict(self.fixed, strict=False)
@@ -150,26 +147,6 @@ class PretrainWorker:
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
         return rooflines
-
-    def _distill_words(self, model: DomextForMaskedLM) -> None:
-        """Fit the new words on every rank; the first one's result counts."""
-        base = self.plan.spec.base
-        assert base is not None, "new words stand beside a base"
-        self._enter_phase("fitting the new words", LOADING)
-        distill_new_words(
-            model,
-            self.plan.inputs.domain,
-            self.tokenizer,
-            load_tokenizer(base.folder),
-            self.config.objective,
-            seed=self.config.seed,
-            device=self.device,
-            tell=lambda text: notify_driver(self.run_dir, text) if self.rank == 0 else None,
-        )
-        for param in (model.get_parameter(name) for name in NEW_WORD_TENSORS):
-            values = param.detach().to(self.device)
-            dist.broadcast(values, src=0)
-            param.data.copy_(values)
 
     def run(self, last_step: int = 0, *, evaluate_start: bool = True) -> None:
         """Train from the current step to a limit, or to the first step at which the driver asks to end; then save.
