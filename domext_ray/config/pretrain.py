@@ -233,12 +233,12 @@ class ObjectiveConfig(VectorOptions):
     own; none: they are rows like the others.
 
     kind: masked: some tokens are predicted from both sides; causal: every token from those before it, which is
-    all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked; tsdae, infonce: the model learns
-    to make a vector of a row (`VectorOptions`).
+    all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked; infonce: the model learns to make a
+    vector of a row (`VectorOptions`).
     """
 
-    # causal: each token from those before it; tsdae, infonce: a row's vector
-    kind: Literal["masked", "causal", "tsdae", "infonce"] = "masked"
+    # causal: each token from those before it; infonce: a row's vector
+    kind: Literal["masked", "causal", "infonce"] = "masked"
     mask_prob: Share = 0.15  # share of tokens that are predicted
     mask_token_frac: Ratio = 0.8  # of these: replaced by [MASK]
     random_token_frac: Ratio = 0.1  # of these: replaced by a random ordinary token; the rest is kept
@@ -271,17 +271,17 @@ class ObjectiveConfig(VectorOptions):
     @property
     def makes_vectors(self) -> bool:
         """Whether a row's vector is learned, and no word of it is masked."""
-        return self.kind in ("tsdae", "infonce")
+        return self.kind == "infonce"
 
     @property
     def reads_words(self) -> bool:
         """Whether the MLM head is read, hence trained where the method trains it."""
-        return self.kind != "infonce"
+        return not self.makes_vectors
 
     @property
     def inseparable_rows(self) -> int:
         """Rows that only one forward pass may have, together."""
-        return self.group_rows if self.kind == "infonce" else 1
+        return self.group_rows if self.makes_vectors else 1
 
 
 @option_group
@@ -551,7 +551,7 @@ class RunOptions:
         """Refuse what an objective that makes vectors of rows does not read or train."""
         objective, kind = self.objective, f"--objective.kind {self.objective.kind}"
         rule = "left out without --objective.kind infonce, which compares two texts of a row"
-        require(not self.prepare.pair or objective.kind == "infonce", "prepare.pair", self.prepare.pair, rule)
+        require(not self.prepare.pair or objective.makes_vectors, "prepare.pair", self.prepare.pair, rule)
         if not objective.makes_vectors:
             return
         require(self.base != "none", "objective.kind", objective.kind, "masked or causal when --base is none")
@@ -563,8 +563,7 @@ class RunOptions:
         require(not self.prepare.packed, "prepare.packed", True, f"false with {kind}: a row has one vector")
         rule = f"0 with {kind}, whose operations are not counted; give --train.tokens_per_second"
         require(not self.train.teraflops, "train.teraflops", self.train.teraflops, rule)
-        if objective.kind == "infonce":
-            self._check_groups()
+        self._check_groups()
 
     def _check_groups(self) -> None:
         """Refuse two views that are one, and groups that forward passes would cut."""

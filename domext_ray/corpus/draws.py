@@ -20,7 +20,6 @@ class Purpose(enum.IntEnum):
     MASKS = 11  # which tokens are masked
     ACTIONS = 12  # what becomes of a masked token
     REPLACEMENTS = 13  # the token in its place
-    DELETIONS = 14  # words that a view of a row leaves out
     LENGTHS = 15  # tokens of a view
     PLACES = 16  # where it begins
     WORDS = 31  # words of a passage that are asked for

@@ -1,14 +1,14 @@
-"""Rows -> two views of each, for objectives that make a vector of a row; every draw a hash of (seed, epoch, row).
+"""Rows -> two views of each, for the objective that makes a vector of a row; every draw a hash of (seed, epoch, row).
 
-tsdae: the first view lacks words, the second is the row. infonce: a row twice (under other dropout, SimCSE), or two
-stretches of it, each a tenth to a half of its words, that may overlap ("independent cropping", Izacard et al. 2021,
-"Contriever", section 3.1), or the two texts of a row that has two (corpus/rows.py). As masks do, views move with
-their row, whatever worker reads it; dropout, as everywhere, follows from seed, step and rank.
+They are a row twice (under other dropout, SimCSE), or two stretches of it, each a tenth to a half of its words, that
+may overlap ("independent cropping", Izacard et al. 2021, "Contriever", section 3.1), or the two texts of a row that has
+two (corpus/rows.py). As masks do, views move with their row, whatever worker reads it; dropout, as everywhere, follows
+from seed, step and rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ class ViewedRows:
 
     def count_tokens(self, num_parts: int) -> list[int]:
         """Return the tokens of the second views, or of both parts, as those of the one part of a mixture."""
-        assert num_parts == 1, "objectives that make vectors read one text"
+        assert num_parts == 1, "vectors are made of one text"
         return [sum(map(len, [*self.first, *self.second] if self.are_parts else self.second))]
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Viewer:
     """Makes views of rows, for one tokenizer, objective and seed; it stands where a `Masker` stands.
 
     Args:
-        tokenizer: gives the special tokens, which are never deleted.
+        tokenizer: gives [PAD].
         objective: says which views.
         seed: the run's seed.
     """
@@ -63,7 +63,6 @@ class Viewer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int) -> None:
         self.objective, self.seed = objective, seed
         self.pad_id = int(tokenizer.pad_token_id)
-        self.special_ids = np.array(sorted(tokenizer.all_special_ids), dtype=np.int64)
 
     def mask(self, rows: pa.Table, epoch: int | np.ndarray) -> ViewedRows:
         """Make the views of a table of rows, which has `SECOND_START` where rows are two texts; see `Masker.mask`."""
@@ -77,23 +76,10 @@ class Viewer:
             parts = [np.split(each, [second]) for each, second in zip(whole, seconds, strict=True)]
             return ViewedRows([first for first, _ in parts], [second for _, second in parts], are_parts=True)
 
-        def draw(make: Callable[..., np.ndarray], *more: int) -> list[np.ndarray]:
-            return [make(*each, *more) for each in zip(whole, word_starts, row_ids, epochs, strict=True)]
-
-        if self.objective.kind == "tsdae":
-            return ViewedRows(draw(self._delete), whole)
-        if self.objective.views == "crop":
-            return ViewedRows(draw(self._crop, 0), draw(self._crop, 1))
-        return ViewedRows(whole, whole)
-
-    def _delete(self, ids: np.ndarray, word_starts: np.ndarray, row_id: int, epoch: int) -> np.ndarray:
-        """Delete words, or spans of long ones (`find_spans`); one stays, that with the highest draw."""
-        spans = find_spans(word_starts)
-        draws = to_uniform(hash_counters(self.seed, Purpose.DELETIONS, epoch, row_id, spans))
-        is_special = np.isin(ids, self.special_ids)
-        draws = np.where(is_special, -1.0, draws)
-        limit = min(self.objective.delete_prob, draws.max(initial=0.0))
-        return ids[is_special | (draws >= limit)]
+        if self.objective.views == "dropout":
+            return ViewedRows(whole, whole)
+        drawn = [*zip(whole, word_starts, row_ids, epochs, strict=True)]
+        return ViewedRows([self._crop(*each, 0) for each in drawn], [self._crop(*each, 1) for each in drawn])
 
     def _crop(self, ids: np.ndarray, word_starts: np.ndarray, row_id: int, epoch: int, view: int) -> np.ndarray:
         """Take a stretch of a row's words, between its first and its last token."""
@@ -110,9 +96,8 @@ class Viewer:
 
     def collate(self, rows: ViewedRows, micro_batch_size: int) -> list[Arrays]:
         """Cut viewed rows into micro batches; see `Masker.collate`."""
-        pad = pad_tsdae if self.objective.kind == "tsdae" else pad_infonce
         spans = [slice(first, first + micro_batch_size) for first in range(0, len(rows.first), micro_batch_size)]
-        return [pad(rows.first[each], rows.second[each], self.pad_id) for each in spans]
+        return [pad_views(rows.first[each], rows.second[each], self.pad_id) for each in spans]
 
 
 def make_masker(
@@ -129,31 +114,9 @@ def make_masker(
     return Masker(tokenizer, objective, seed, packed=packed, lengths=lengths)
 
 
-def pad_infonce(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:
+def pad_views(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:
     """Pad B rows' views into one forward pass of 2B; see `training.objective.ViewBatch`."""
     return {**_pad([*first, *second], pad_id), "weights": np.ones(len(first), dtype=np.float32)}
-
-
-def pad_tsdae(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:
-    """Pad B rows' views into one pass whose second views are written; without a token to write, one has weight 0."""
-    decoder_ids = _pad(second, pad_id)["input_ids"]
-    follows = np.zeros(decoder_ids.shape, dtype=bool)
-    for row, each in enumerate(second):
-        follows[row, : len(each) - 1] = True
-    positions = np.flatnonzero(follows)
-    weights = np.ones(len(positions), dtype=np.float32)
-    if not len(positions):
-        positions, weights = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
-    labels = decoder_ids.reshape(-1)[positions + 1]
-    own = {"weights": weights, "decoder_ids": decoder_ids, "positions": positions, "labels": labels}
-    return {**_pad(first, pad_id), **own}
-
-
-def make_full_views(rows: np.ndarray, objective: ObjectiveConfig) -> Arrays:
-    """Return a forward pass of the greatest size that views of full rows [B, N] have, to time."""
-    if objective.kind == "tsdae":
-        return pad_tsdae([*rows[:, : round(rows.shape[1] * (1 - objective.delete_prob))]], [*rows], 0)
-    return pad_infonce([*rows], [*rows], 0)
 
 
 def _pad(rows: Sequence[np.ndarray], pad_id: int) -> Arrays:

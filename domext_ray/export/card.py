@@ -199,8 +199,6 @@ def _describe_adapter(name: str, adapter: AdapterConfig) -> str:
 def _describe_objective(config: SettledConfig) -> str:
     if config.objective.is_causal:
         return "predicting the next token from those before it"
-    if config.objective.kind == "tsdae":
-        return "writing texts again from vectors of what is left of them (TSDAE)"
     if config.objective.makes_vectors:
         told = "two texts that belong together" if config.prepare.pair else "the same text"
         return f"telling vectors of {told} from those of others (InfoNCE within a batch)"

@@ -29,7 +29,6 @@ class ParameterCounts:
     trainable: int  # those that the method trains
     encoder: int  # base and extensions, pooler in, MLM head out: the denominator of the papers' shares
     kinds: Mapping[str, int] = field(default_factory=dict)  # of those that train, by the class of `extensions.table`
-    decoder: int = 0  # what trains beside the model and no export has, see `model.decoder`
 
     @property
     def trainable_frac(self) -> float:

@@ -32,7 +32,6 @@ from domext_ray.model.build import (
     store_base,
     trainable_names,
 )
-from domext_ray.model.decoder import DECODER, Decoder
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.vocabulary.extension import base_token_ids, load_extension
@@ -61,8 +60,6 @@ class ModelSpec:
         earlier: extensions of the run that this one goes on from; they stand beside the method's own.
         dropout: of hidden states.
         attention_dropout: of attention weights; None: the same.
-        decoder_layers: of the decoder that trains beside the model (`attach_decoder`); 0: there is none.
-        decoder_length: tokens of the longest row that it writes.
         seed: of everything that starts at random.
 
     Raises:
@@ -84,8 +81,6 @@ class ModelSpec:
     earlier: Extensions = field(default_factory=Extensions)
     dropout: float = 0.0
     attention_dropout: float | None = None
-    decoder_layers: int = 0
-    decoder_length: int = 0
     seed: int = 0
     shape: DomextConfig = field(init=False, repr=False, compare=False)  # of the model; whoever changes it copies it
 
@@ -117,8 +112,6 @@ class ModelSpec:
             earlier=earlier or Extensions(),
             dropout=train.dropout,
             attention_dropout=train.attention_dropout_prob,
-            decoder_layers=objective.decoder_layers if objective.kind == "tsdae" else 0,
-            decoder_length=train.lengths[-1],
             seed=config.seed,
         )
 
@@ -164,9 +157,7 @@ class ModelSpec:
             for each in EXTENSIONS
         }
         encoder = sum(size for name, size in sizes.items() if name.startswith("bert."))
-        with META:
-            decoder = sum(each.numel() for each in self._make_decoder().parameters()) if self.decoder_layers else 0
-        return ParameterCounts(sum(sizes.values()), sum(sizes[name] for name in trained), encoder, kinds, decoder)
+        return ParameterCounts(sum(sizes.values()), sum(sizes[name] for name in trained), encoder, kinds)
 
     def build(self, device: torch.device = CPU) -> DomextForMaskedLM:
         """Make the model, with `requires_grad` set by the method's rule; torch's own generator is left as it was.
@@ -194,13 +185,6 @@ class ModelSpec:
         for name, param in model.named_parameters():
             param.requires_grad_(name in names)
         return model
-
-    def attach_decoder(self, model: DomextForMaskedLM) -> None:
-        """Put the decoder beside a model's encoder and head, where the objective needs one; it trains."""
-        if self.decoder_layers:
-            with torch.random.fork_rng(devices=[]):
-                torch.random.default_generator.manual_seed(self.seed)
-                setattr(model, DECODER, self._make_decoder())
 
     def load(self, tensors: Mapping[str, Tensor], source: object) -> DomextForMaskedLM:
         """Build the model and put over it what was trained, all of it; `source` is where that is from, for messages.
@@ -262,11 +246,6 @@ class ModelSpec:
                 _start_from_pieces(model, self.new_words)
         elif self.sizes.position_init == "sinusoidal" and model.bert.embeddings.position_embeddings is not None:
             _start_from_sinusoids(model.bert.embeddings.position_embeddings.weight, self.shape.initializer_range)
-
-    def _make_decoder(self) -> Decoder:
-        shape = self.shape
-        sizes = shape.hidden_size, shape.num_attention_heads, self.decoder_layers, self.decoder_length
-        return Decoder(*sizes, shape.hidden_dropout_prob)
 
 
 def build_base(

@@ -262,11 +262,10 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     width = 5 if "routed" in summary else 4
     table = format_text([(*row, "")[:width] for row in rows], gap=3)
     counts, train = summary["parameters"], summary["train"]
-    decoder = f", and {counts['decoder']:,} of a decoder" if "decoder" in counts else ""
     return (
         f"{table}\n"
-        f"{counts['trainable']:,} parameters trained, {counts['trainable_frac']:.1%} of base and extension"
-        f"{decoder}; {train['steps']:,} steps, {train['tokens']:,} tokens in {format_seconds(train['wall_seconds'])} "
+        f"{counts['trainable']:,} parameters trained, {counts['trainable_frac']:.1%} of base and extension; "
+        f"{train['steps']:,} steps, {train['tokens']:,} tokens in {format_seconds(train['wall_seconds'])} "
         f"({train['tokens_per_second']:,.0f} tokens/s, {train['data_wait_frac']:.1%} of the time waiting for data)"
     )
 

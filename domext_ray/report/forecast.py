@@ -136,7 +136,7 @@ def make_forecast(
         if limit and seconds > limit:
             num_steps, seconds = int(num_steps * limit / seconds), limit
             read = _count_read(config, num_steps, estimates)
-    checkpoint = (counts.trainable + counts.decoder) * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
+    checkpoint = counts.trainable * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
     near_duplicates = count_near_duplicates(samples[0], config.prepare) if samples[0] is not None else None
     disk = checkpoint * config.run.keep_checkpoints, counts.total * BYTES_PER_VALUE
     counted = zip(config.texts, (own[0].unknown if own[0] and base else {} for own in estimates), strict=True)
@@ -243,7 +243,6 @@ def describe_plan(plan: Plan, memory: Mapping[str, int], forecast: Forecast) -> 
     With `--dry_run full` the resolved configuration follows, as YAML that `--config` reads.
     """
     config, paths, counts = plan.config, plan.paths, plan.spec.counts
-    decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
     corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
     held = {**{name.replace("_", " "): value for name, value in memory.items() if value}, "sum": sum(memory.values())}
     # Whether a cluster has GPUs is known once the job is there.
@@ -253,7 +252,7 @@ def describe_plan(plan: Plan, memory: Mapping[str, int], forecast: Forecast) -> 
         f"{_describe_answer(plan, held['sum'], forecast)}\n\n"
         f"run directory: {paths.run}\n{corpora}"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
-        f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
+        f"({counts.trainable_frac:.2%} of base + extension)\n"
         f"memory per rank when a step needs most, without Python and its libraries{device}:\n{parts}\n"
         f"{describe_forecast(forecast, config)}\n"
         + (f"\n{dump_yaml(config)}\n" if config.dry_run == "full" else "all options: --dry_run full\n")

@@ -193,7 +193,6 @@ def list_facts(
     corpus, counts = about["corpus"], about["parameters"]
     dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(corpus["dropped"].items()))
     kinds = "; ".join(f"{name} {number:,}" for name, number in counts["kinds"].items())
-    kinds += f"; beside them a decoder of {counts['decoder']:,}, which no export has" if "decoder" in counts else ""
     base = "none: random weights"
     if config.base != "none":
         base = f"{hide_places(config.base)} (sha256 {about['base_sha256'][:12]})"

@@ -56,7 +56,6 @@ def describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
         "trainable": counts.trainable,
         "trainable_frac": counts.trainable_frac,
         "kinds": count_trained(spec),
-        **({"decoder": counts.decoder} if counts.decoder else {}),
     }
     corpus = {
         "sources": hide_places(run.config.corpus),

@@ -45,15 +45,6 @@ _VECTORS = {
         "rows whose vector is nearest to their other view's",
         "rows matched",
     ),
-    "tsdae": LossNames(
-        "tsdae",
-        "TSDAE loss",
-        "token",
-        "written_tokens",
-        "loss (nats per written token)",
-        "tokens written exactly",
-        "tokens written",
-    ),
 }
 _ALL = (MLM, *_VECTORS.values())
 

@@ -14,6 +14,7 @@ from domext_ray.config.pretrain import RunOptions, SettledConfig
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.files import Kind, check_values, describe_format, newest_format, read_json, read_text
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict, list_differences, show_value
+from domext_ray.options.kinds import list_gone
 from domext_ray.options.yaml_text import parse_yaml
 from domext_ray.runs.attempts import RUN as RUN
 from domext_ray.runs.attempts import lock_folder
@@ -222,7 +223,14 @@ def write_run(run_dir: Place, **parts: Any) -> None:
 def read_identity(run_dir: Place, expected: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
     """Return the identity that a run's directory was made with, as `read_run` does; None before its first start."""
     names = {f"identity.{name}": kind for name, kind in (expected or {}).items()}
-    return read_run(run_dir, names).get("identity")
+    identity: dict[str, Any] | None = read_run(run_dir, names).get("identity")
+    if identity is None:
+        return None
+    for option in list_gone(SettledConfig):  # which decides nothing any more
+        group, _, name = option.partition(".")
+        if isinstance(options := identity.get(group), dict):
+            options.pop(name, None)
+    return identity
 
 
 def check_order(run_dir: Place, order: Mapping[str, Any], added: Mapping[str, str]) -> list[str]:

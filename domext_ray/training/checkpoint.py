@@ -40,7 +40,6 @@ from torch import Tensor
 from domext_ray.errors import DomextError, RunError, StorageError, TrainingError, name_file
 from domext_ray.files import describe_format, newest_format
 from domext_ray.model.build import Extensions
-from domext_ray.model.decoder import DECODER
 from domext_ray.storage import Place, hash_file, hash_values, open_to_others, parse_json, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
@@ -100,8 +99,7 @@ class Checkpoint:
     @property
     def changed(self) -> dict[str, Tensor]:
         """Every tensor of the model that may differ from the base, trained in its run or before."""
-        trained = {name: each.param for name, each in self.state.tensors.items() if not name.startswith(DECODER)}
-        return trained | self.fixed
+        return {name: each.param for name, each in self.state.tensors.items()} | self.fixed
 
     def _map_tensors(self) -> dict[str, Tensor]:
         """All tensors by name; the moments of a parameter are `exp_avg/NAME` and `exp_avg_sq/NAME`."""

@@ -41,7 +41,7 @@ from domext_ray.config.pretrain import (
     resolve_micro_batch_sizes,
 )
 from domext_ray.corpus.batching import find_sequences, round_up
-from domext_ray.corpus.views import make_full_views
+from domext_ray.corpus.views import pad_views
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.fused import fuse
@@ -277,7 +277,6 @@ def make_dry_run_model(config: SettledConfig, spec: ModelSpec) -> DryRunModel:
     if is_for_gpu and device.type == "cpu":
         spec = replace(spec, attention_dropout=0.0)
     model = spec.build()
-    spec.attach_decoder(model)
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
     prepare_for_device(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.uses_bf16)
@@ -301,7 +300,7 @@ def make_full_batch(config: RunOptions, vocab_size: int, length: int, num_rows: 
     draw = torch.Generator().manual_seed(0)
     input_ids = torch.randint(vocab_size, (num_rows or max(1, COUNTED_TOKENS // length), length), generator=draw)
     if config.objective.makes_vectors:
-        return cast(ViewBatch, to_batch(make_full_views(input_ids.numpy(), config.objective)))
+        return cast(ViewBatch, to_batch(pad_views([*input_ids.numpy()], [*input_ids.numpy()], 0)))
     share = 1.0 if config.objective.is_causal else config.objective.mask_prob
     num_positions = round_up(max(1, round(share * input_ids.numel())))
     positions = torch.arange(min(num_positions, input_ids.numel()))

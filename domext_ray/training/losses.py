@@ -2,9 +2,9 @@
 
 Enters: a batch's fields by name. Leaves: sums of losses, which whoever trains divides by their counts over the global
 batch. BERT section 3.1: masked words, and whether the second text follows the first; Hinton et al. 2015: the base's
-predictions, which the model keeps to on general text. Or what teaches a model to make a vector of a row, infonce and
-tsdae: rows that are compared with each other are neighbours in the canonical order, and in one forward pass of one
-rank, so the loss of a global batch depends neither on the number of workers nor on the micro batch.
+predictions, which the model keeps to on general text. Or what teaches a model to make a vector of a row, InfoNCE: rows
+that are compared with each other are neighbours in the canonical order, and in one forward pass of one rank, so the
+loss of a global batch depends neither on the number of workers nor on the micro batch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from domext_ray.config.pretrain import (
-    ObjectiveConfig,
-    RunOptions,
-)
-from domext_ray.corpus.views import pad_infonce, pad_tsdae
+from domext_ray.config.pretrain import ObjectiveConfig, RunOptions
+from domext_ray.corpus.views import pad_views
 from domext_ray.model.base import Base
 from domext_ray.model.build import bypass_extensions, count_base_layers
-from domext_ray.model.decoder import DECODER
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.pooling import pool_states
 from domext_ray.model.spec import build_base
@@ -277,11 +273,8 @@ def _keep_kinds(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
     return logits.masked_fill(kinds != kinds[labels][:, None], -torch.inf)
 
 
-class VectorLoss(Objective):
-    """What both objectives that make vectors share: rows' vectors, and sums over what is scored."""
-
-    num_views = 1
-    """Views of a row that become vectors."""
+class InfoNCELoss(Objective):
+    """InfoNCE: among the second views of its group, a row's own is nearest to its first view."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool, objective: ObjectiveConfig) -> None:
         super().__init__(model, device, bf16=bf16)
@@ -289,8 +282,8 @@ class VectorLoss(Objective):
 
     def make_empty(self) -> ViewBatch:
         """See `Objective.make_empty`."""
-        pad, rows = pad_tsdae if self.objective.kind == "tsdae" else pad_infonce, [np.zeros(8, dtype=np.int64)]
-        return cast(ViewBatch, to_batch(pad(rows, rows, pad_id=0)).without_weight())
+        rows = [np.zeros(8, dtype=np.int64)]
+        return cast(ViewBatch, to_batch(pad_views(rows, rows, pad_id=0)).without_weight())
 
     def forward(
         self,
@@ -299,54 +292,29 @@ class VectorLoss(Objective):
         weights: Tensor,
         cu_seq_lens: Tensor | None = None,
         max_length: int = 0,
-        **written: Any,
     ) -> Any:
         """Return what `MaskedLoss` returns: there are no pairs, nothing is kept, and nothing is watched."""
         with self.autocast():
             encoder = cast(Any, self.model).bert
             masks = {"attention_mask": attention_mask, "cu_seq_lens": cu_seq_lens, "max_length": max_length}
             states = encoder(input_ids, pool=False, **masks).last_hidden_state
-            scores, labels, rows = self.score(pool_states(states, attention_mask, self.objective.pooling), **written)
-        losses = F.cross_entropy(scores.float(), labels, reduction="none")
-        if not self.training:
-            return _score_rows(losses, scores.argmax(-1) == labels, weights, rows, len(input_ids) // self.num_views)
-        nothing = torch.zeros((), device=scores.device)
-        return (losses * weights).sum(), nothing, nothing, nothing
-
-    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return scores [P, C], which of each is right, and the row of each, int64 [P], of vectors, fp32 [R, d]."""
-        raise NotImplementedError
-
-
-class InfoNCELoss(VectorLoss):
-    """InfoNCE: among the second views of its group, a row's own is nearest to its first view."""
-
-    num_views = 2
-
-    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Compare first views with second ones."""
+            vectors = pool_states(states, attention_mask, self.objective.pooling)
         with torch.autocast(self.device_type, enabled=False):
             first, second = F.normalize(vectors).chunk(2)
             own = torch.arange(len(first), device=first.device)
             groups = own // self.objective.group_rows
-            scores = (first @ second.T) / self.objective.temperature
-            return scores.masked_fill(groups[:, None] != groups, -torch.inf), own, own
+            scores = ((first @ second.T) / self.objective.temperature).float()
+            scores = scores.masked_fill(groups[:, None] != groups, -torch.inf)
+        losses = F.cross_entropy(scores, own, reduction="none")
+        if not self.training:
+            return _score_rows(losses, scores.argmax(-1) == own, weights, own, len(own))
+        nothing = torch.zeros((), device=scores.device)
+        return (losses * weights).sum(), nothing, nothing, nothing
 
 
-class TSDAELoss(VectorLoss):
-    """TSDAE: from the vector of a row that lacks words, a decoder writes the row, each token from those before it."""
-
-    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Predict tokens of the second views."""
-        model = cast(Any, self.model)
-        states = getattr(model, DECODER)(model.bert.embeddings.words(written["decoder_ids"]), vectors)
-        states = states.flatten(0, 1).index_select(0, written["positions"])
-        return _score_words(model, states), written["labels"], written["positions"] // written["decoder_ids"].shape[1]
-
-
-def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., VectorLoss]:
+def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., InfoNCELoss]:
     """Return the loss of a run that makes vectors, for the engine to put around its model."""
-    return functools.partial({"infonce": InfoNCELoss, "tsdae": TSDAELoss}[objective.kind], objective=objective)
+    return functools.partial(InfoNCELoss, objective=objective)
 
 
 def make_loss(

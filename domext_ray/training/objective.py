@@ -108,24 +108,18 @@ class MaskedBatch:
 
 @dataclass(frozen=True)
 class ViewBatch:
-    """One forward pass of an objective that makes vectors of B rows.
+    """One forward pass over two views of B rows, of which vectors are made.
 
     Args:
-        input_ids: int64 [R, N], what becomes vectors: the first views and, for infonce, the second behind them.
-        attention_mask: int64 [R, N], or None when nothing is padded.
-        weights: float32, 1 for what counts and 0 for filler: [B], a row, for infonce; [P], a token, for tsdae.
-        decoder_ids: int64 [B, M], tsdae: the second views, padded, as the decoder reads them; None for infonce.
-        positions: int64 [P], in the flattened [B·M], whose next token is written; None likewise.
-        labels: int64 [P], these tokens; None likewise.
-        cu_seq_lens, max_length: of the R rows; see `MaskedBatch`.
+        input_ids: int64 [2B, N], the first views and the second behind them.
+        attention_mask: int64 [2B, N], or None when nothing is padded.
+        weights: float32 [B], 1 for a row that counts and 0 for filler.
+        cu_seq_lens, max_length: of the 2B views; see `MaskedBatch`.
     """
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor | None
     weights: torch.Tensor
-    decoder_ids: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
-    labels: torch.Tensor | None = None
     cu_seq_lens: torch.Tensor | None = None
     max_length: int = 0
 
@@ -133,7 +127,7 @@ class ViewBatch:
 
     @property
     def num_masked(self) -> int:
-        """What the loss is a mean of: rows (infonce), or tokens to write (tsdae)."""
+        """What the loss is a mean of: rows."""
         return int(self.weights.sum().item())
 
     def without_weight(self) -> ViewBatch:

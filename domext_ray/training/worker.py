@@ -127,7 +127,6 @@ class PretrainWorker:
         else:
             self.fixed = self.checkpoint.fixed
             model.load_state_dict(self.fixed, strict=False)
-        spec.attach_decoder(model)
         if config.engine.has_narrow_base:
             store_base(model, torch.bfloat16)
         prepare_for_device(model, self.device, bf16=config.engine.uses_bf16)

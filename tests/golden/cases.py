@@ -177,7 +177,6 @@ LOSSES = {
     "--prepare.packed true --train.long_seq_length 48 --train.long_frac 0.5",
     "af, contrast": "af --replay.corpus none --method.heads 1 --method.ffn_units 8 --objective.kind infonce "
     "--objective.group_rows 4 --corpus texts/records.parquet --prepare.pair title,text",
-    "bottleneck, denoise": "bottleneck --method.bottleneck_size 6 --objective.kind tsdae",
 }
 SLOW_LOSSES = (
     *("fl_tuning, left to right", "second bottleneck after the first", "top layers, unigram", "layer norms, electra"),

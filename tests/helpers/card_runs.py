@@ -111,7 +111,6 @@ def run_objective(
     config, base = replace(make_config(row, places), objective=objective), load_base(str(places.base_of(row)))
     spec = describe_model(config, base, places.tokenizer_of(row), dropout)
     model = spec.build()
-    replace(spec, seed=0).attach_decoder(model)
     masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), objective, 3, packed=packed)
     rows = masker.mask(draw_rows(row, places, 0), epoch=0)
     return run_steps(config, Built(model, spec, {}), [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)])

@@ -16,12 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, TrainConfig, VocabConfig
+from domext_ray.config.pretrain import PretrainConfig, TrainConfig, VocabConfig
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.errors import BaseModelError, RunError
 from domext_ray.model import base as base_module
 from domext_ray.model.base import Base, hash_tensors, load_base
-from domext_ray.model.decoder import DECODER
 from domext_ray.model.spec import META, ModelSpec
 
 METHOD = MethodConfig(heads=1, ffn_units=8)
@@ -118,7 +117,6 @@ def test_options_become_one_value(tiny_base_folder: Path) -> None:
         base=str(tiny_base_folder),
         seed=5,
         method=METHOD,
-        objective=ObjectiveConfig(kind="tsdae", decoder_layers=2),
         train=TrainConfig(seq_length=16, long_seq_length=32, dropout=0.2, attention_dropout=0.0),
     )
     base = load_base(config.base)
@@ -127,10 +125,6 @@ def test_options_become_one_value(tiny_base_folder: Path) -> None:
     assert (shape.vocab_size, shape.extension_vocab_size) == (base.config.vocab_size + 3, 3)
     assert (shape.hidden_dropout_prob, shape.attention_probs_dropout_prob) == (0.2, 0.0)
     assert spec == ModelSpec.of(config, base, num_new_words=3) != replace(spec, seed=6)
-    model = spec.build()
-    spec.attach_decoder(model)
-    decoder = sum(each.numel() for name, each in model.named_parameters() if name.startswith(DECODER))
-    assert decoder == spec.counts.decoder > 0 == replace(spec, decoder_layers=0).counts.decoder
     known = spec.with_tokenizer(base.folder)
     assert (known.new_words, known.vocab_size <= base.config.vocab_size) == ([], True)
     method = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)

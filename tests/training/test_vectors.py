@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from domext_ray.corpus.views import Viewer
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import load_base
 from domext_ray.model.build import detach
-from domext_ray.model.decoder import DECODER
 from domext_ray.model.spec import ModelSpec, build_base
 from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.losses import make_vector_loss
@@ -38,10 +36,9 @@ from domext_ray.training.objective import ViewBatch, to_batch
 from domext_ray.training.step import move_batch
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-DENOISE = ObjectiveConfig(kind="tsdae")
 CROP = ObjectiveConfig(kind="infonce", views="crop", group_rows=4)
 DROPOUT = ObjectiveConfig(kind="infonce", group_rows=4)
-OBJECTIVES = {"tsdae": DENOISE, "crop": CROP, "dropout": DROPOUT}
+OBJECTIVES = {"crop": CROP, "dropout": DROPOUT}
 METHODS = {
     "bottlenecks": MethodConfig(name="bottleneck", heads=0, ffn_units=0, bottleneck_size=8),
     "shifts": MethodConfig(heads=1, ffn_units=8, word_rows=1000, word_head=True),
@@ -84,11 +81,7 @@ def make_engine(
 ) -> Engine:
     join_alone()
     base = load_base(str(folder))
-    layers = objective.decoder_layers if objective.kind == "tsdae" else 0
-    sizes: dict[str, Any] = {"decoder_layers": layers, "decoder_length": 32, "dropout": dropout}
-    spec = ModelSpec(base, method, reads_words=objective.reads_words, **sizes)
-    model: Any = spec.build()
-    spec.attach_decoder(model)
+    model: Any = ModelSpec(base, method, reads_words=objective.reads_words, dropout=dropout).build()
     return Engine(
         model,
         engine=EngineConfig(precision="fp32"),
@@ -125,22 +118,6 @@ def test_views_move_with_their_row(objective: ObjectiveConfig, tiny_base_folder:
         assert sum(np.array_equal(*each) for each in zip(whole.first, seeded, strict=True)) < 4
 
 
-def test_whole_words_are_deleted_and_one_stays(tiny_base_folder: Path) -> None:
-    rows = make_rows(200)
-    viewed = make_viewer(tiny_base_folder, DENOISE).mask(rows, epoch=0)
-    kept = total = 0
-    for before, starts, after in zip(*rows.select([0, 1]).to_pydict().values(), viewed.first, strict=True):
-        words = np.split(np.array(before), np.flatnonzero(starts)[1:])
-        assert after[0] == 2 and after[-1] == 3 and len(after) > 2
-        places = iter(after.tolist())
-        assert all(each in places for each in after), "the order stays"
-        left = [word for word in words[1:-1] if " ".join(map(str, word)) in " ".join(map(str, after))]
-        kept, total = kept + len(left), total + len(words) - 2
-    assert 0.35 < kept / total < 0.45
-    almost = replace(DENOISE, delete_prob=0.999)
-    assert all(len(each) >= 3 for each in make_viewer(tiny_base_folder, almost).mask(rows, epoch=0).first)
-
-
 def test_crops_are_stretches_of_whole_words(tiny_base_folder: Path) -> None:
     rows = make_rows(50)
     viewed = make_viewer(tiny_base_folder, CROP).mask(rows, epoch=0)
@@ -154,18 +131,17 @@ def test_crops_are_stretches_of_whole_words(tiny_base_folder: Path) -> None:
             assert 1 <= len(inner) <= 0.75 * len(before)
 
 
-def test_a_row_that_is_one_word_loses_spans_and_is_cropped(tiny_base_folder: Path) -> None:
+def test_a_row_that_is_one_word_is_cropped(tiny_base_folder: Path) -> None:
     """Such as DNA: the row may begin within the word, behind [CLS]."""
     ids = [[2, *range(5, 59), 3]] * 50
     for begins in (True, False):
         starts = [[True, begins, *[False] * 53, True]] * 50
         columns = [pa.array(ids, pa.list_(pa.int32())), pa.array(starts, pa.list_(pa.bool_())), np.arange(50)]
         rows = pa.table(columns, ["input_ids", "word_starts", "row_id"])
-        for objective, least, most in ((DENOISE, 15, 45), (CROP, 15, 31)):
-            first = make_viewer(tiny_base_folder, objective).mask(rows, epoch=0).first
-            assert least < np.mean([*map(len, first)]) < most
-            assert all(view[0] == 2 and view[-1] == 3 and (np.diff(view[1:-1]) > 0).all() for view in first)
-            assert all((view[1:-1] > 3).all() for view in first), "[CLS] comes once"
+        first = make_viewer(tiny_base_folder, CROP).mask(rows, epoch=0).first
+        assert 15 < np.mean([*map(len, first)]) < 31
+        assert all(view[0] == 2 and view[-1] == 3 and (np.diff(view[1:-1]) > 0).all() for view in first)
+        assert all((view[1:-1] > 3).all() for view in first), "[CLS] comes once"
 
 
 def test_a_row_of_special_tokens_has_views(tiny_base_folder: Path) -> None:
@@ -200,53 +176,20 @@ def test_contrast_is_infonce_within_groups(tiny_base_folder: Path) -> None:
     assert losses == pytest.approx(expected, abs=1e-3) and (num_right, num_scored) == (right, [1] * 8)
 
 
-def test_a_row_that_is_written_is_scored_as_if_it_were_alone(tiny_base_folder: Path) -> None:
-    engine = make_engine(tiny_base_folder, DENOISE)
-    (batch,) = make_batches(tiny_base_folder, DENOISE)
-    rows = engine.evaluate(batch)
-    assert rows[:, 2].tolist() == [int((each != 0).sum()) - 1 for each in batch.decoder_ids]
-    for i, row in enumerate(rows):
-        alone = replace(batch, weights=batch.weights * (batch.positions // batch.decoder_ids.shape[1] == i))
-        torch.testing.assert_close(engine.evaluate(alone).sum(0), row)
-
-
-def test_the_decoder_reads_the_vector_and_the_words_before(tiny_base_folder: Path) -> None:
-    """A token's score changes with the vector, and not with the tokens behind it."""
-    engine = make_engine(tiny_base_folder, DENOISE)
-    decoder = getattr(get_model(engine), DECODER).eval()
-    words, vectors = torch.randn(2, 6, 32), torch.randn(2, 32)
-    with torch.no_grad():
-        states = decoder(words, vectors)
-        later = words.clone()
-        later[:, 4:] = torch.randn(2, 2, 32)
-        torch.testing.assert_close(decoder(later, vectors)[:, :4], states[:, :4])
-        assert not torch.allclose(decoder(later, vectors)[:, 4:], states[:, 4:])
-        assert not torch.allclose(decoder(words, torch.randn(2, 32)), states)
-
-
-def test_all_tokens_but_the_first_are_written(tiny_base_folder: Path) -> None:
-    rows = make_rows(8)
-    (batch,) = make_batches(tiny_base_folder, DENOISE)
-    expected = [each for row in rows.column("input_ids").to_pylist() for each in row[1:]]
-    assert batch.labels is not None and batch.labels.tolist() == expected and batch.num_masked == len(expected)
-
-
 def test_what_trains_has_a_gradient_and_is_counted(tiny_base_folder: Path) -> None:
     base = load_base(str(tiny_base_folder))
-    for objective, method in product((DENOISE, CROP), METHODS.values()):
-        engine = make_engine(tiny_base_folder, objective, method, dropout=0.1)
-        model, case = get_model(engine), (objective.kind, method)
-        batch = move_batch(make_batches(tiny_base_folder, objective)[0], torch.device("cpu"))
+    for method in METHODS.values():
+        engine = make_engine(tiny_base_folder, CROP, method, dropout=0.1)
+        model = get_model(engine)
+        batch = move_batch(make_batches(tiny_base_folder, CROP)[0], torch.device("cpu"))
         with torch.no_grad():  # away from the zero start, at which the way in has no gradient
             for param in engine._trainables.values():
                 param.add_(0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
         engine._deepspeed.module(**batch)[0].backward()
         for name, param in model.named_parameters():
-            assert (param.grad is not None) == param.requires_grad, (name, *case)
-        counts = ModelSpec(base, method, reads_words=objective.reads_words).counts
-        own = {name: each.numel() for name, each in engine._trainables.items()}
-        assert counts.trainable == sum(size for name, size in own.items() if not name.startswith(DECODER)), case
-        assert any(name.startswith(DECODER) for name in own) == (objective is DENOISE), case
+            assert (param.grad is not None) == param.requires_grad, (name, method)
+        counts = ModelSpec(base, method, reads_words=CROP.reads_words).counts
+        assert counts.trainable == sum(each.numel() for each in engine._trainables.values()), method
 
 
 @each_objective
@@ -270,10 +213,9 @@ def test_training_learns_and_the_base_stays(objective: ObjectiveConfig, tiny_bas
 
 
 def test_micro_batches_change_nothing(tiny_base_folder: Path) -> None:
-    for each in (DENOISE, CROP):
-        batches = [make_batches(tiny_base_folder, each, size) for size in (8, 4)]
-        one, two = (train(make_engine(tiny_base_folder, each), own, range(3)) for own in batches)
-        assert one == pytest.approx(two, rel=1e-5), each
+    batches = [make_batches(tiny_base_folder, CROP, size) for size in (8, 4)]
+    one, two = (train(make_engine(tiny_base_folder, CROP), own, range(3)) for own in batches)
+    assert one == pytest.approx(two, rel=1e-5)
 
 
 VALID = PretrainConfig(
@@ -296,7 +238,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
 }
 OUTSIDE: list[dict[str, Any]] = [
-    *({"kind": "tsdae", "next_sentence": True}, {"delete_prob": 1.0}, {"decoder_layers": 0}, {"group_rows": 1}),
+    *({"kind": "infonce", "next_sentence": True}, {"group_rows": 1}),
     *({"temperature": 0.0}, {"views": "other"}, {"pooling": "max"}),
 ]
 

@@ -453,32 +453,27 @@ def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Pa
     assert torch.equal(batch.document_ids, (batch.input_ids == worker.tokenizer.cls_token_id).cumsum(1))
 
 
-@pytest.mark.parametrize("kind", ["infonce", "tsdae"])
-def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, task: Run, tmp_path: Path) -> None:
-    """infonce with titles and bodies, which are both read; tsdae with a decoder, which is in the checkpoints."""
-    config = replace(task.config, objective=ObjectiveConfig(kind=kind, group_rows=2))
-    if kind == "infonce":
-        sentences = Path(config.corpus).read_text().splitlines()
-        rows = [{"title": each[:20], "body": each} for each in sentences]
-        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-        prepare = replace(config.prepare, pair=("title", "body"))
-        config = replace(config, corpus=str(tmp_path / "rows.jsonl"), prepare=prepare)
+def test_an_objective_of_vectors_goes_on_exactly_and_names_its_figures(task: Run, tmp_path: Path) -> None:
+    """With titles and bodies, which are both read."""
+    sentences = Path(task.config.corpus).read_text().splitlines()
+    rows = [{"title": each[:20], "body": each} for each in sentences]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    objective = ObjectiveConfig(kind="infonce", group_rows=2)
+    prepare = replace(task.config.prepare, pair=("title", "body"))
+    config = replace(task.config, objective=objective, corpus=str(tmp_path / "rows.jsonl"), prepare=prepare)
     made = prepare_run(resolve(config))
-    count = {"infonce": "compared_rows", "tsdae": "written_tokens"}[kind]
-    names = (f"train/{kind}_loss", f"train/{count}", "train/tokens")
+    names = ("train/infonce_loss", "train/compared_rows", "train/tokens")
     train_in_cuts(made, tmp_path / "straight", 16)
     worker = train_in_cuts(made, tmp_path / "cut", 7, 16)
     straight, cut = (read_figures(tmp_path / each, *names) for each in ("straight", "cut"))
     assert straight == cut and len(cut) == 16
-    assert all(each[1] == 4 for each in cut) == (kind == "infonce")
+    assert all(each[1] == 4 for each in cut)
     records = read_metrics(Place(tmp_path / "cut" / "metrics.jsonl"))
     assert not any("mlm_loss" in name or name == "train/masked_tokens" for each in records for name in each)
     measured = measure_run(records)
-    loss, share = (measured["domain"][f"{kind}_{name}"] for name in ("loss", "accuracy"))
+    loss, share = (measured["domain"][f"infonce_{name}"] for name in ("loss", "accuracy"))
     assert loss["after"] < loss["before"] and 0 <= share["after"] <= 1
-    counts = made.spec.counts
-    trained = sum(each.numel() for each in worker.model.parameters() if each.requires_grad)
-    assert counts.trainable + counts.decoder == trained and (counts.decoder > 0) == (kind == "tsdae")
+    assert made.spec.counts.trainable == sum(each.numel() for each in worker.model.parameters() if each.requires_grad)
 
 
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: Run, tmp_path: Path) -> None:
