@@ -288,7 +288,10 @@ class ObjectiveConfig(VectorOptions):
 class TrainConfig:
     """How long to train, on what batches, and how often to look."""
 
-    gone: ClassVar = {"eval_scales": "domext evaluate_forgetting --scales measures a run at them once it has ended"}
+    gone: ClassVar = {
+        "eval_scales": "domext evaluate_forgetting --scales measures a run at them once it has ended",
+        "teraflops": "give --train.tokens_per_second: operations per second, divided by a dry run's per token",
+    }
 
     # optimiser steps, at most; 0: as many as --train.epochs or --train.max_tokens make
     max_steps: Main[NonNegativeInt] = free(1000)
@@ -314,8 +317,6 @@ class TrainConfig:
     eval_half: Literal["both", "first", "second"] = free("both")
     # rate that a dry run assumes; 0: it times a few steps on this machine
     tokens_per_second: NonNegativeFloat = free(0.0)
-    # or each worker's operations per second, 1e12: 400 is two fifths of an H100's peak
-    teraflops: NonNegativeFloat = free(0.0)
     # sentences of the forgetting meter, one per line; empty: those that ship
     general_probe: Found[FilePlace] = free("")
 
@@ -323,8 +324,6 @@ class TrainConfig:
         is_limited = self.epochs > 0 or self.max_tokens > 0
         rule = "1 or more, or 0 with --train.epochs or --train.max_tokens"
         require(self.max_steps > 0 or is_limited, "max_steps", self.max_steps, rule)
-        both = self.tokens_per_second > 0 and self.teraflops > 0
-        require(not both, "teraflops", self.teraflops, "0 with --train.tokens_per_second, which says as much")
         require(
             self.long_seq_length == 0 or self.long_seq_length > self.seq_length,
             "long_seq_length",
@@ -561,8 +560,6 @@ class RunOptions:
         require(not self.replay.corpus, "replay.corpus", self.replay.corpus, f"empty with {kind}, which keeps nothing")
         require(not self.mixture.parts, "mixture.parts", self.mixture.parts, f"empty with {kind}, which reads one text")
         require(not self.prepare.packed, "prepare.packed", True, f"false with {kind}: a row has one vector")
-        rule = f"0 with {kind}, whose operations are not counted; give --train.tokens_per_second"
-        require(not self.train.teraflops, "train.teraflops", self.train.teraflops, rule)
         self._check_groups()
 
     def _check_groups(self) -> None:

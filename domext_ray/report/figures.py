@@ -39,7 +39,6 @@ _COST = {
     "tokens_per_second": ("tokens per second", "{:,.0f}"),
     "data_wait_frac": ("share of the steps that waited for data", "{:.1%}"),
     "gigaflops_per_second": ("operations per second", "{:,.0f} GFLOP/s"),
-    "matmul_share": ("share of the step that its matrix products alone would take", "{:.0%}"),
     "mfu": ("share of the card's published peak", "{:.0%}"),
     "peak_memory_mb": ("most memory of a worker", "{:,.0f} MB"),
 }
@@ -101,7 +100,7 @@ def _measure_steps(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
         "wall_seconds": seconds,
     }
-    for name in ("gigaflops_per_second", "matmul_share", "mfu"):
+    for name in ("gigaflops_per_second", "mfu"):
         if values := [each[f"throughput/{name}"] for each in steps if f"throughput/{name}" in each]:
             measured[name] = statistics.median(values)
     peaks = [each["memory/peak_mb"] for each in steps if "memory/peak_mb" in each]

@@ -156,9 +156,6 @@ def _find_rate(config: RunOptions, measure: Callable[[], StepCost], rows: RowEst
     if is_timed and (load := psutil.cpu_percent(LOAD_SECONDS) / 100) > MAX_LOAD:
         origin += f", beside other work that took {load:.0%} of the processors: alone it is faster"
     measured = measure()
-    if config.train.teraflops and measured.flops_per_token:
-        given = config.train.teraflops * 1e12 * num_workers / measured.flops_per_token
-        return replace(measured, tokens_per_second=given), "--train.teraflops"
     if not measured.tokens_per_second:
         return measured, "the cluster trains, not this machine" if is_cluster() else "no GPU is here to measure on"
     together = measured.tokens_per_second * (num_workers if config.scale.use_gpu is True else 1)
@@ -230,7 +227,7 @@ def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
     if per_token:
         done = f", {rate * per_token / 1e9:,.0f} GFLOP/s ({forecast.origin})" if rate else ""
         lines.append(("operations", f"{per_token / 1e6:,.1f} MFLOP per token, forward and backward{done}"))
-    time = f"not known: {forecast.origin}; give --train.tokens_per_second or --train.teraflops"
+    time = f"not known: {forecast.origin}; give --train.tokens_per_second"
     if rate:
         daily = f"{rate * 86_400 / 1e6:,.0f} million tokens per day"
         time = f"{format_seconds(forecast.seconds)} at {rate:,.0f} tokens/s ({forecast.origin}), {daily}"

@@ -91,7 +91,7 @@ class Roofline:
     num_tokens: int  # of the batch
     matmuls: Mapping[Any, float]  # how often each is computed: torch's operation, its tensors' sizes and strides
     peak: float = 0.0  # bf16 operations per second that the card's maker publishes; 0.0: not known, or not in bf16
-    matmul_seconds: float = 0.0  # per token, what this rank takes for the products alone; 0.0: not timed
+    matmul_seconds: float = 0.0  # per token, what a device takes for the products alone; 0.0: not timed
 
     @property
     def flops_per_token(self) -> float:
@@ -104,11 +104,8 @@ class Roofline:
         `num_tokens` are those of the global batch, padding left out, which ranks share evenly.
         """
         rate = self.flops_per_token * num_tokens / seconds
-        alone = self.matmul_seconds * num_tokens / world_size
-        # Products that were timed beside other work may seem to take longer than the step.
-        shares = {"throughput/matmul_share": min(1.0, alone / seconds)} if alone else {}
-        shares |= {"throughput/mfu": rate / world_size / self.peak} if self.peak else {}
-        return {"throughput/gigaflops_per_second": rate / 1e9, **shares}
+        share = {"throughput/mfu": rate / world_size / self.peak} if self.peak else {}
+        return {"throughput/gigaflops_per_second": rate / 1e9, **share}
 
 
 class _Matmuls(TorchDispatchMode):
@@ -316,8 +313,7 @@ def _find_bounds(num_rows: int, length: int) -> dict[str, Any]:
 def measure_step_cost(model: DryRunModel) -> StepCost:
     """Count the operations of full rows, and time some steps of one micro batch on this machine.
 
-    Nothing is timed where a GPU is wanted and none is here, where a cluster's machines are going to train, or where
-    `train.teraflops` says how fast a machine is.
+    Nothing is timed where a GPU is wanted and none is here, or where a cluster's machines are going to train.
     """
     config, length, flops_per_token = model.config, model.config.train.seq_length, 0.0
     network, bf16 = model.objective.model, config.engine.uses_bf16
@@ -326,7 +322,7 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
         whole = loss(network, model.device, bf16=bf16, num_chunks=1)
         flops_per_token = count_step(config, whole, model.spec.shape.base_vocab_size, length).flops_per_token
     has_no_gpu = config.scale.use_gpu is True and model.device.type != "cuda"
-    if config.train.teraflops or has_no_gpu or is_cluster():
+    if has_no_gpu or is_cluster():
         return StepCost(flops_per_token, 0.0)
     objective = loss(network, model.device, bf16=bf16)
     trainer = SingleProcessTrainer(

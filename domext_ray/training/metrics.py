@@ -32,7 +32,6 @@ SHOWN = {
     "train/lr": "lr {:.1e}",
     "train/grad_norm": "norm {:.2g}",
     "throughput/mfu": "MFU {:.0%}",
-    "throughput/matmul_share": "matmuls {:.0%}",
     "data/wait_seconds": "waits {share:.0%}",
 }
 """What else the line of a step says of what its record has, the most important first: a narrow terminal has no more."""

@@ -14,7 +14,7 @@ from torch import nn
 from domext_ray.errors import DivergenceError, TrainingError
 from domext_ray.runs.losses import TRAIN, name_losses
 from domext_ray.training.checkpoint import describe_resumption
-from domext_ray.training.cost import Roofline, count_step, measure_peak_memory, time_matmuls
+from domext_ray.training.cost import Roofline, count_step, measure_peak_memory
 from domext_ray.training.losses import Objective
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import Phase, count_epochs
@@ -25,8 +25,6 @@ MAX_SKIPPED_STEPS = 10
 """Steps in a row that `--optim.on_non_finite skip` leaves out; after more of them the weights are beyond help."""
 MAX_UNMASKED_STEPS = 20
 """Steps in a row without a masked token, after which the text or the tokenizer is to blame and not chance."""
-QUIET_STEPS = 10
-"""Steps after which what starts beside a worker (readers, above all) has started, so that products may be timed."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class StepRecords:
         rooflines: what steps are held against, by a phase's first step; empty: no rank but the first one has them.
         device: that trains.
         world_size: number of ranks.
-        step: that the run goes on from.
-        seconds: that training has taken until then.
+        seconds: that training has taken before.
     """
 
     def __init__(
@@ -64,12 +61,11 @@ class StepRecords:
         rooflines: Mapping[int, Roofline],
         device: torch.device,
         world_size: int,
-        step: int,
         seconds: float,
     ) -> None:
         self.config, self.run_dir, self.phases, self.parts = run.config, run.paths.run, phases, parts
         self.losses, self.device, self.world_size = name_losses(run.config.objective.kind), device, world_size
-        self.rooflines, self.start_step, self.seconds = {**rooflines}, step, seconds
+        self.rooflines, self.seconds = rooflines, seconds
         self.num_skipped = self._num_unmasked = 0  # steps in a row
         self._since = 0.0
 
@@ -137,10 +133,6 @@ class StepRecords:
         if not self.rooflines:
             return {}
         phase = max(first for first in self.rooflines if first < step)
-        if step - max(phase, self.start_step) == QUIET_STEPS and self.device.type == "cpu":
-            bf16 = self.config.engine.uses_bf16
-            self.rooflines[phase] = time_matmuls(self.rooflines[phase], self.device, bf16=bf16)
-            self._since = time.perf_counter()
         speed = self.rooflines[phase].describe(num_tokens, seconds, self.world_size)
         return speed | {"memory/peak_mb": measure_peak_memory(self.device)}
 

@@ -98,7 +98,7 @@ class PretrainWorker:
             self.log = MetricsLog(self.run_dir, self.step, config.run.trackers, tracked, is_evaluated=is_evaluated)
         is_asked = self.log.is_asked_to_end if self.log is not None else lambda: False
         self.ranks = Ranks(rank, self.engine.sum_over_ranks, notices or Notices(), is_asked)
-        self.records = StepRecords(run, self.phases, self.parts, rooflines, device, world_size, self.step, self.clock)
+        self.records = StepRecords(run, self.phases, self.parts, rooflines, device, world_size, self.clock)
         enter = self._enter_phase
         self.measures = Measures(run, self.engine, self.model, sets, self.parts, self.ranks, enter, state)
         extensions = describe_extensions(cast(DomextConfig, self.model.config))

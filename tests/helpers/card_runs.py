@@ -188,7 +188,7 @@ def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> P
         rank=0,
         reads_late=True,
         ranks=Ranks(0, engine.sum_over_ranks, Notices()),
-        records=StepRecords(run, [], parts, {}, engine.device, 1, 0, 0.0),
+        records=StepRecords(run, [], parts, {}, engine.device, 1, 0.0),
         saver=SimpleNamespace(finish=lambda: None),
         step=0,
         clock=0.0,

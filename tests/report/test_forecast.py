@@ -20,7 +20,6 @@ from domext_ray.config.pretrain import (
     PrepareConfig,
     ReplayConfig,
     RunConfig,
-    ScaleConfig,
     SettledConfig,
     TrainConfig,
     VocabConfig,
@@ -161,22 +160,6 @@ def test_steps_that_ask_the_base_are_timed_as_such(
     )
     measure_step_cost(make_dry_run_model(config, ModelSpec.of(config, load_base(config.base))))
     assert made[-1].distill_loss > 0 and made[-1].loss > 0
-
-
-def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
-    config = SettledConfig(
-        base=str(tiny_base_folder),
-        corpus="package-docs:1",
-        scale=ScaleConfig(num_workers=2),
-        train=TrainConfig(max_steps=100, seq_length=32, global_batch_size=8, teraflops=0.5),
-    )
-    samples = [check_corpus(config.corpus, config.prepare, to_end=True)]
-    forecast = make_forecast(config, describe_model(config), samples, lambda: StepCost(2e6, 7.0))
-    assert forecast.rate.tokens_per_second == pytest.approx(2 * 0.5e12 / 2e6)
-    assert forecast.seconds == pytest.approx(forecast.texts[0].num_tokens / 500_000)
-    printed = describe_forecast(forecast, config)
-    assert "2.0 MFLOP per token, forward and backward, 1,000 GFLOP/s (--train.teraflops)" in printed
-    assert "at 500,000 tokens/s (--train.teraflops), 43,200 million tokens per day" in printed
 
 
 def test_a_rate_beside_other_work_says_so_and_rows_lack_new_words(tiny_base_folder: Path) -> None:

@@ -174,18 +174,12 @@ def test_all_hidden_states_that_a_base_asks_for_are_not_kept() -> None:
 
 
 def test_a_step_is_held_against_its_roofline() -> None:
-    roofline = Roofline(8_000_000, 12_000_000, num_tokens=10, matmuls={}, peak=1e12, matmul_seconds=1e-5)
+    roofline = Roofline(8_000_000, 12_000_000, num_tokens=10, matmuls={}, peak=1e12)
     figures = roofline.describe(num_tokens=1000, seconds=0.02, world_size=2)
     assert figures["throughput/gigaflops_per_second"] == pytest.approx(100.0)
-    assert figures["throughput/matmul_share"] == pytest.approx(1e-5 * 500 / 0.02)
     assert figures["throughput/mfu"] == pytest.approx(0.05)
-    assert roofline.describe(1000, 0.001, 2)["throughput/matmul_share"] == 1.0, "they were timed beside other work"
     counted = count(replace(PLAIN, trains="all"))
     assert [*counted.describe(1, 1.0, 1)] == ["throughput/gigaflops_per_second"], "a CPU has no published peak"
-    assert [*time_matmuls(counted, CPU, bf16=False).describe(1, 1.0, 1)] == [
-        "throughput/gigaflops_per_second",
-        "throughput/matmul_share",
-    ]
 
 
 def test_a_card_is_found_by_whole_words_of_its_name() -> None:

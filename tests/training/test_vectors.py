@@ -227,7 +227,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     r"--vocab.size is 10; .*left out with --objective.kind infonce": {"vocab": VocabConfig(size=10)},
     "--replay.corpus is 'x.txt'; .*which keeps nothing": {"replay": ReplayConfig(corpus="x.txt")},
     "--prepare.packed is True; .*a row has one vector": {"prepare": PrepareConfig(packed=True)},
-    "--train.teraflops is 400.0; .*0 with --objective.kind infonce": {"train": TrainConfig(teraflops=400)},
     "--objective.kind is 'infonce'; .*masked or causal when --base is none": {"base": "none"},
     "--scale.num_workers is 5; .*at most 4, for each worker needs a group": {"scale": ScaleConfig(num_workers=5)},
     "--objective.group_rows is 4; .*a divisor of .*_size .18": {"train": TrainConfig(global_batch_size=18)},

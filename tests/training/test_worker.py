@@ -43,7 +43,7 @@ from domext_ray.training.evaluate import SETS
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.ranks import LIMIT, TAKEN, TOLD, Notices
-from domext_ray.training.records import MAX_SKIPPED_STEPS, QUIET_STEPS
+from domext_ray.training.records import MAX_SKIPPED_STEPS
 from domext_ray.training.router import RouterRecord, save_routers
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
@@ -73,12 +73,6 @@ def read_progress(run: Path) -> list[tuple[float | None, int | None]]:
     return [
         (each.get("train/mlm_loss"), each.get("train/tokens")) for each in read_metrics(Place(run / "metrics.jsonl"))
     ]
-
-
-def test_products_are_timed_when_all_has_started(start: Start, tmp_path: Path) -> None:
-    start().run(QUIET_STEPS + 1)
-    timed = ["throughput/matmul_share" in each for each in read_metrics(Place(tmp_path / "metrics.jsonl"))]
-    assert timed == [False] * QUIET_STEPS + [True, True], "the first record is step 0's"
 
 
 @pytest.mark.parametrize("reads_late", [False, True])
