@@ -42,7 +42,7 @@ from domext_ray.options.declare import (
     require,
 )
 
-TrackerName = Literal["tensorboard", "mlflow", "trackio", "prometheus"]
+TrackerName = Literal["tensorboard", "mlflow", "trackio", "wandb", "prometheus"]
 CARD_TOKENS = 32_768
 """Tokens of a forward pass on a GPU, at most, where nothing else is asked."""
 MOST_HELD_OUT = 0.5
@@ -59,7 +59,7 @@ class RunConfig:
     # folder of all runs, or s3://BUCKET/PREFIX; the run itself is DIR/NAME
     dir: Main[Written[Annotated[str, filled("a folder"), place(buckets=True)]]] = free("runs")
     keep_checkpoints: PositiveInt = free(2)  # newest checkpoints kept
-    # where figures also go: tensorboard; prometheus, through Ray; mlflow and trackio, each an extra of this package
+    # where figures also go: tensorboard; prometheus, through Ray; mlflow, trackio and wandb, each an extra
     trackers: Annotated[tuple[TrackerName, ...], DIFFERENT] = free(("tensorboard",))
 
 

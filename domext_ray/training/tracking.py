@@ -1,4 +1,4 @@
-"""Where figures go beside a run's own files: TensorBoard, MLflow, Trackio, Prometheus; a row of `TRACKERS` each.
+"""Where figures go beside a run's own files: TensorBoard, MLflow, Trackio, W&B, Prometheus; a row of `TRACKERS` each.
 
 Enters: records, as metrics.jsonl has them. Leaves: what each tracker makes of them, and in trackers/ what it calls the
 run, so that a resumed run goes on under the same name.
@@ -206,6 +206,47 @@ class Trackio(Tracker):
         self.run.finish()
 
 
+class WandB(Tracker):
+    """A run in a project of Weights & Biases; with WANDB_MODE=offline in wandb/ beside the runs, for `wandb sync`.
+
+    Its server knows which step a run has reached. Offline nothing does, so the newest step is kept beside the run, at
+    each checkpoint: steps between that and a kill stand in two of its files.
+    """
+
+    package, places = "wandb", ("WANDB_DIR",)
+
+    def __init__(self, run: Tracked) -> None:
+        import wandb
+
+        self.mark = run.folder / NAMES / "wandb"
+        self.id, newest = self.mark.read_text().split() if self.mark.is_file() else (uuid.uuid4().hex[:8], "-1")
+        private = {"x_disable_meta": True, "x_disable_stats": True}  # neither the host's name nor its paths
+        self.run = wandb.init(
+            project=run.home.name,
+            id=self.id,
+            name=run.folder.name,
+            dir=os.environ.get(self.places[0]) or str(run.home),
+            config=dict(run.options),
+            resume="allow",
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False, **private),
+        )
+        self.newest = self.last_step = max(int(newest), self.run.step - 1)
+        self.publish()
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self.run.log(dict(_list_figures(record)), step=record["step"])
+            self.newest = record["step"]
+
+    def publish(self) -> None:
+        write_text(self.mark, f"{self.id} {self.newest}")
+
+    def close(self) -> None:
+        self.publish()
+        self.run.finish()
+
+
 class Prometheus(Tracker):
     """Gauges of the Ray that trains, which Prometheus reads of each node: the newest step, and when it was saved."""
 
@@ -242,6 +283,7 @@ TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "trackio": Trackio,
+    "wandb": WandB,
     "prometheus": Prometheus,
 }
 """By their names in --run.trackers."""

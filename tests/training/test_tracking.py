@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 import threading
 import time
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,21 @@ def read_mlflow(run: Path) -> dict[str, Any]:
         "losses": sorted((each.step, each.value) for each in losses),
         "metrics": {*found.data.metrics},
     }
+
+
+def read_wandb(path: Path) -> Iterator[bytes]:
+    """Records of a file for `wandb sync`: LevelDB's log format, behind seven bytes, in blocks of 32 KiB."""
+    content, place, record = path.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        if 2**15 - place % 2**15 < 7:  # a block's rest
+            place += 2**15 - place % 2**15
+            continue
+        size, kind = struct.unpack_from("<HB", content, place + 4)
+        record += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            yield record
+            record = b""
 
 
 def test_every_tracker_has_its_row() -> None:
@@ -130,7 +146,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(
     assert len(read_metrics(Place(tmp_path / "metrics.jsonl"))) == steps
 
 
-@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+@pytest.mark.parametrize("name", ["mlflow", "trackio", "wandb"])
 def test_a_package_that_is_missing_is_one_sentence(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # how Python notes that there is none
     with pytest.raises(ConfigError, match=rf'^--run.trackers has {name}, .*: pip install "domext_ray\[{name}\]"\.$'):
@@ -194,3 +210,24 @@ def test_trackio_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.Monkey
     logs = SQLiteStorage.get_logs("trackio-runs", str(found["name"]), run_id=str(found["id"]))
     assert str(found["name"]).startswith("af-")
     assert [(each["step"], each["train/mlm_loss"]) for each in logs] == [(each, each + 0.5) for each in range(9)]
+
+
+def test_wandb_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="an extra")
+    from wandb.proto.wandb_internal_pb2 import Record as Written
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(tracking, "CLOSE_SECONDS", 120.0)
+    run = tmp_path / "runs" / "af"
+    assert write_steps(run, [], 0, 0, 1) == write_steps(run, ["wandb"], 1, *range(2, 8)) == []
+    assert write_steps(run, ["wandb"], 5, 6, 7, 8) == []
+    found, ids = list[tuple[int, float]](), set[str]()
+    for path in sorted((tmp_path / "runs" / "wandb").glob("offline-run-*/run-*.wandb")):
+        for data in read_wandb(path):
+            written = Written.FromString(data)
+            ids |= {written.run.run_id} - {""}
+            items = {each.key or ".".join(each.nested_key): each.value_json for each in written.history.item}
+            found += [(int(items["_step"]), float(items["train/mlm_loss"]))] if items else []
+            assert b"/tmp" not in data and str(tmp_path).encode() not in data
+    assert sorted(found) == [(each, each + 0.5) for each in range(9)], "no step twice"
+    assert len(ids) == 1 and (run / "trackers" / "wandb").read_text() == f"{ids.pop()} 8"
