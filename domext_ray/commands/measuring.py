@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +249,7 @@ def _compare_runs(config: CompareConfig) -> None:
         runs = [read_run(each) for each in folders]
         draw_comparison(runs, picture)
         table = tabulate_runs(runs)
-    print(table.show(config.format))
-    print(f"\npicture: {config.output}", file=sys.stderr if config.format == "latex" else sys.stdout)
+    print(f"{table.show()}\n\npicture: {config.output}")
 
 
 COMPARE_RUNS = Job(
@@ -260,11 +258,9 @@ COMPARE_RUNS = Job(
 
     domext compare_runs --runs runs/af,runs/exbert,runs/bert --output comparison.png
     domext compare_runs --runs runs/base-ner,runs/af-ner,runs/exbert-ner --output ner.png
-    domext compare_runs --runs runs/base-ner,runs/af-ner --format latex > table.tex
 
 Pre-training: bits per character and forgetting over training seconds. Fine-tuning: the set's metric with 95 % intervals
-over documents and restarts, and paired differences to the first run. The table is Markdown, or with --format latex one
-for the package booktabs.""",
+over documents and restarts, and paired differences to the first run. The table is Markdown.""",
     CompareConfig,
     _compare_runs,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveInt
 
@@ -111,14 +111,14 @@ class ExportConfig:
 class CompareConfig:
     """Which runs to compare."""
 
+    gone: ClassVar = {"format": "the table is Markdown, which pandoc makes LaTeX of"}
+
     # run directories
     runs: Found[Annotated[tuple[Annotated[str, place("run directories")], ...], SOME, DIFFERENT]] = ()
     # the picture
     output: Written[Annotated[str, filled("a picture's file, such as comparison.png"), place("a file")]] = (
         "comparison.png"
     )
-    # the table: markdown or latex (for the package booktabs)
-    format: Literal["markdown", "latex"] = "markdown"
 
 
 def name_models(models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,7 @@
 """Models side by side: one table, one picture and one sentence for all comparisons; and the index of a folder's runs.
 
 Enters: of each model a figure with its interval, and its difference to the first one; or the directories of
-pre-training runs. Leaves: tables (Markdown or LaTeX), PNG files, and RUN.DIR/index.html. Of pre-training runs word bits
+pre-training runs. Leaves: tables (Markdown), PNG files, and RUN.DIR/index.html. Of pre-training runs word bits
 per character and the general probe compare between vocabularies. Bits per character do with one vocabulary; of another
 one they know into how many pieces it cuts a word. Token losses do not compare, so they are left out.
 """

@@ -1,11 +1,10 @@
-"""Rows of cells as Markdown, as LaTeX and as text for a terminal; pages have theirs as HTML (page.py).
+"""Rows of cells as Markdown and as text for a terminal; pages have theirs as HTML (page.py).
 
 In all of them the columns of text are the first `num_texts`; the others are numbers and end at the right.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,6 @@ from typing import Any
 NONE = "–"
 """Cell of a figure that there is not."""
 Rows = Sequence[Sequence[str]]
-_LATEX = {
-    **{each: f"\\{each}" for each in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"<": r"\textless{}", ">": r"\textgreater{}", "→": r"$\rightarrow$", "±": r"$\pm$", "–": "--", "\n": " "},
-}
 
 
 @dataclass(frozen=True)
@@ -29,10 +23,8 @@ class Table:
     notes: Sequence[str] = ()
     num_texts: int = 1
 
-    def show(self, form: str = "markdown") -> str:
-        """Return the table as "markdown" or "latex", with its notes below."""
-        if form == "latex":
-            return format_latex(self.header, self.rows, self.notes, num_texts=self.num_texts)
+    def show(self) -> str:
+        """Return the table in Markdown, with its notes below."""
         table = format_markdown(self.header, self.rows, num_texts=self.num_texts)
         return "\n\n".join([table, *filter(None, self.notes)])
 
@@ -42,19 +34,6 @@ def format_markdown(header: Sequence[str], rows: Rows, *, num_texts: int = 1) ->
     rules = ["---" if i < num_texts else "---:" for i in range(len(header))]
     lines = [f"| {' | '.join(header)} |", f"|{'|'.join(rules)}|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def format_latex(header: Sequence[str], rows: Rows, notes: Sequence[str] = (), *, num_texts: int = 1) -> str:
-    """Return a table for a document that has the package booktabs; notes are comments below it."""
-    first, *others = (f"{' & '.join(map(_escape_latex, row))} \\\\" for row in (header, *rows))
-    columns = "l" * num_texts + "r" * (len(header) - num_texts)
-    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", first, r"\midrule", *others, r"\bottomrule"]
-    return "\n".join([*lines, r"\end{tabular}", *(f"% {' '.join(each.split())}" for each in notes if each)])
-
-
-def _escape_latex(cell: str) -> str:
-    escaped = "".join(_LATEX.get(each, each) for each in cell)
-    return re.sub(r"(?<!\w)-(?=[\d.])", "$-$", escaped)
 
 
 def format_text(rows: Rows, *, gap: int = 2, num_texts: int = 1) -> str:

@@ -16,7 +16,6 @@ from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.report.compare import GENERAL, choose_runs, draw_comparison, list_points, read_run, tabulate_runs
 from domext_ray.report.plots import check_picture, new_picture
-from domext_ray.report.tables import Table
 from domext_ray.storage import Place
 
 
@@ -39,26 +38,6 @@ def test_the_job_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
     assert "| words | 2,632,704 | 245,760 | 90 | 1.900 → 1.710 | – | 38.6% → 36.7% |" in out
     assert "the word bits per character decide" in out and "do not compare" not in out
     assert imread(tmp_path / "both.png").std() > 0.01
-    flags = ("--runs", ",".join(map(str, runs)), "--output", str(tmp_path / "both.png"), "--format", "latex")
-    code, out, err = call_job("compare_runs", *flags)
-    assert code == 0 and out.startswith("\\begin{tabular}{lrrrrrr}\n\\toprule\nrun & trained & tokens read &")
-    assert "adapter & 2,632,704 & 245,760 & 90 & 1.900 $\\rightarrow$ 1.710 &" in out and "38.6\\%" in out
-    assert out.rstrip().splitlines()[-1].startswith("% Between different vocabularies") and "both.png" in err
-
-
-def test_latex_takes_names_as_they_are() -> None:
-    table = Table(("run", "F1 (%)"), (("a_b&c#1~{x}^\\", "-0.5 ± 0.1"), ("top-2", "< 0.001")), ("100 % sure.",))
-    assert table.show("latex").splitlines() == [
-        r"\begin{tabular}{lr}",
-        r"\toprule",
-        r"run & F1 (\%) \\",
-        r"\midrule",
-        r"a\_b\&c\#1\textasciitilde{}\{x\}\textasciicircum{}\textbackslash{} & $-$0.5 $\pm$ 0.1 \\",
-        r"top-2 & \textless{} 0.001 \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-        "% 100 % sure.",
-    ]
 
 
 def test_only_a_picture_of_our_own_is_drawn_over(tmp_path: Path) -> None:
