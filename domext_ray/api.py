@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb
-from domext_ray.data.names import check_name
+from domext_ray.config.options.read import Given, read_values
+from domext_ray.config.options.submitted import find_input
 from domext_ray.errors import BaseModelError, DomextError, RunError, find_storage_error
 from domext_ray.files import ASSETS
 from domext_ray.model.base_folder import SHIPPED_BASE
-from domext_ray.options.read import Given, read_values
-from domext_ray.options.submitted import find_input
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runtime.stopping import raise_user_error
 from domext_ray.storage import Place, Where, require_readable
+from domext_ray.text.data.names import check_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from domext_ray.corpus.manifest import Manifest
+    from domext_ray.text.corpus.manifest import Manifest
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,13 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunOptions, SettledConfig
-from domext_ray.corpus.estimate import require_both_splits
-from domext_ray.corpus.manifest import SPLITS, Manifest
-from domext_ray.corpus.overlap import find_overlaps, read_hashes
-from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.corpus.unknown import check_sample, count_sample, describe_unknown, find_unknown
-from domext_ray.data.sample import Sample, check_corpus, tell_owners
-from domext_ray.data.sources import require_files, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
 from domext_ray.model.budget import TOLERANCE
@@ -44,21 +37,33 @@ from domext_ray.runs.run_directory import (
 )
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
-from domext_ray.training.checkpoint import Checkpoint
-from domext_ray.training.losses import needs_teacher
-from domext_ray.training.phases import resolve_max_steps
-from domext_ray.training.run import Inputs, Plan, Run, name_fingerprints
-from domext_ray.training.start import check_vocabulary
-from domext_ray.training.writing import get_or_write_text, prepare_written
-from domext_ray.vocabulary.extension import ExtensionVocabulary, extend_tokenizer, format_statistics, load_extension
-from domext_ray.vocabulary.learn import import_words, learn_extension, measure_extension, read_given
-from domext_ray.vocabulary.tokenizer import (
+from domext_ray.text.corpus.estimate import require_both_splits
+from domext_ray.text.corpus.manifest import SPLITS, Manifest
+from domext_ray.text.corpus.overlap import find_overlaps, read_hashes
+from domext_ray.text.corpus.shards import make_settings, prepare_corpus
+from domext_ray.text.corpus.unknown import check_sample, count_sample, describe_unknown, find_unknown
+from domext_ray.text.data.sample import Sample, check_corpus, tell_owners
+from domext_ray.text.data.sources import require_files, resolve_sources
+from domext_ray.text.vocabulary.extension import (
+    ExtensionVocabulary,
+    extend_tokenizer,
+    format_statistics,
+    load_extension,
+)
+from domext_ray.text.vocabulary.learn import import_words, learn_extension, measure_extension, read_given
+from domext_ray.text.vocabulary.tokenizer import (
     LAST_FILE,
     fingerprint_tokenizer,
     learn_wordpiece,
     load_tokenizer,
     replace_folder,
 )
+from domext_ray.training.checkpoint import Checkpoint
+from domext_ray.training.losses import needs_teacher
+from domext_ray.training.phases import resolve_max_steps
+from domext_ray.training.run import Inputs, Plan, Run, name_fingerprints
+from domext_ray.training.start import check_vocabulary
+from domext_ray.training.writing import get_or_write_text, prepare_written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from domext_ray.config.pretrain import OptimConfig, PretrainConfig, RunOptions, SettledConfig
-from domext_ray.corpus.shards import identify_corpus
-from domext_ray.data.files import pin_entries
-from domext_ray.data.package_docs import count_wanted
-from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
@@ -29,13 +25,17 @@ from domext_ray.runs.run_directory import (
 )
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.storage import Place, hash_values
+from domext_ray.text.corpus.shards import identify_corpus
+from domext_ray.text.data.files import pin_entries
+from domext_ray.text.data.package_docs import count_wanted
+from domext_ray.text.data.sources import resolve_sources
+from domext_ray.text.vocabulary.extension import BaseVocabulary, read_base_vocabulary
+from domext_ray.text.vocabulary.learn import count_new_words
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.run import Plan, Start
 from domext_ray.training.start import find_start
-from domext_ray.vocabulary.extension import BaseVocabulary, read_base_vocabulary
-from domext_ray.vocabulary.learn import count_new_words
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 ConfigT = TypeVar("ConfigT", bound=RunOptions)
 

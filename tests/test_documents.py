@@ -30,12 +30,12 @@ from domext_ray.commands.job import Job
 from domext_ray.commands.main import JOBS as VERBS
 from domext_ray.commands.main import find_verb
 from domext_ray.config import presets
+from domext_ray.config.options.build import from_dict
+from domext_ray.config.options.kinds import list_options
+from domext_ray.config.options.read import CONFIG, PRESET, read_flags
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.labelled.set_description import read_description
-from domext_ray.options.build import from_dict
-from domext_ray.options.kinds import list_options
-from domext_ray.options.read import CONFIG, PRESET, read_flags
 from domext_ray.search.space import read_space
 
 PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", ".github/guides/*.md")

@@ -15,16 +15,15 @@ ROOMS = (
     "storage",
     "progress",
     "intervals",
-    "runtime",
     "files",
-    "experiment",
-    "options",
-    "extensions",
+    "runtime",
+    "config.options",
+    "config.extensions",
     "config",
     "runs",
-    "data",
-    "vocabulary",
-    "corpus",
+    "text.data",
+    "text.vocabulary",
+    "text.corpus",
     "model.domext",
     "model",
     "training",
@@ -53,7 +52,7 @@ ROOMS = (
 )
 """The rooms: folders of the package, and modules at its root. One may import only those before it; jobs import all."""
 
-DOOR = ("storage", "corpus.index")
+DOOR = ("storage", "text.corpus.index")
 """What alone may rename, lock, append or map files; the last one maps those of a folder that goes with its job."""
 TAKE_WHAT_USERS_GIVE = {"api", "adapters.bank"}
 """What takes a path or an address from Python and makes it a place; everything else is given places."""
@@ -74,9 +73,9 @@ RESTRICTED = {
         "runtime.ray_cluster",
         "runtime.ray_private",
         "runtime.tasks",
-        "experiment.on_tune",
-        "data.ray_tasks",
-        "corpus.",
+        "runtime.on_tune",
+        "text.data.ray_tasks",
+        "text.corpus.",
         "training.elastic",
         "training.entry",
         "training.pretrain",
@@ -87,7 +86,7 @@ RESTRICTED = {
         "jobs.",
     ),
     "deepspeed": ("training.engine",),
-    "pydantic": ("options.", "config.", "extensions.", "labelled.set_description", "serving.app", "serving.endpoints"),
+    "pydantic": ("config.", "labelled.set_description", "serving.app", "serving.endpoints"),
     "obstore": ("storage",),
     "triton": ("model.kernels",),
 }
@@ -117,12 +116,12 @@ def list_imports(source: str, module: str) -> set[str]:
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module (`corpus.stream` is in `corpus`); one at the root is a room of its own."""
+    """Return the room of a module (`text.corpus.stream` is in `text.corpus`); one at the root is a room of its own."""
     return module.rpartition(".")[0] or module
 
 
 def find_violations(module: str, source: str) -> list[str]:
-    """Return what `source`, as the module `module` (`corpus.stream`, `jobs.prepare_corpus`), may not import."""
+    """Return what `source`, as the module `module` (`text.corpus.stream`, `jobs.prepare_corpus`), may not import."""
     imports = list_imports(source, module)
     place = len(ROOMS) if module.startswith("jobs.") else ROOMS.index(room_of(module))
     found = []
@@ -283,9 +282,9 @@ def test_the_check_finds_what_a_package_file_imports() -> None:
 
 def test_the_check_finds_a_forbidden_import_and_passes_an_allowed_one() -> None:
     for module, source, reason in (
-        ("config.pretrain", "from domext_ray.vocabulary.tokenizer import load_tokenizer", "comes after"),
+        ("config.pretrain", "from domext_ray.text.vocabulary.tokenizer import load_tokenizer", "comes after"),
         ("config.pretrain", "def f():\n    from domext_ray import pipeline", "comes after"),
-        ("vocabulary.tokenizer", "from ..training import engine", "comes after"),
+        ("text.vocabulary.tokenizer", "from ...training import engine", "comes after"),
         ("training.objective", "importlib.import_module('domext_ray.export.model_folder')", "comes after"),
         ("pipeline", "import ray.train", "imports ray"),
         ("training.checkpoint", "from deepspeed.utils import groups", "imports deepspeed"),
@@ -300,8 +299,8 @@ def test_the_check_finds_a_forbidden_import_and_passes_an_allowed_one() -> None:
     ):
         assert any(reason in each for each in find_violations(module, source)), (module, source)
     for module, source in (
-        ("training.pretrain", "import ray\nfrom domext_ray.corpus.stream import stream_batches"),
-        ("corpus.shards", "import ray.data\nfrom ..vocabulary.tokenizer import load_tokenizer"),
+        ("training.pretrain", "import ray\nfrom domext_ray.text.corpus.stream import stream_batches"),
+        ("text.corpus.shards", "import ray.data\nfrom ..vocabulary.tokenizer import load_tokenizer"),
         ("jobs.pretrain_af", "import ray\nfrom domext_ray.pipeline import run"),
         ("model.domext.modeling_domext", "from .layers_domext import DomextLayer"),
     ):

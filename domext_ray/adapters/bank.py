@@ -43,6 +43,8 @@ from domext_ray.adapters.entry import (
     name_own,
     put_adapter,
 )
+from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.submitted import find_input, find_output
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
@@ -52,8 +54,6 @@ from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.options.places import hide_places
-from domext_ray.options.submitted import find_input, find_output
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import NEW, Place, Where, hash_values, write_text
 from domext_ray.training.start import rebuild_run

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import BankEntry
+from domext_ray.config.extensions.table import ADAPTER_PARTS
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.downstream.start.model import is_export, is_run
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
-from domext_ray.extensions.table import ADAPTER_PARTS
 from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import TRAININGS, read_config
 from domext_ray.storage import Place

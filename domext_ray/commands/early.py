@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import PredictConfig
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
-from domext_ray.data.names import check_name, describe_near, find_near
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError
 from domext_ray.storage import Place, parse_json
+from domext_ray.text.data.names import check_name, describe_near, find_near
 
 if TYPE_CHECKING:
-    from domext_ray.data.sample import Sample
+    from domext_ray.text.data.sample import Sample
 
 _ALL_POSITIONS = ("bert", "distilbert", "electra", "modernbert")
 """Architectures whose rows have as many tokens as there are positions; RoBERTa's have a few less."""
@@ -26,8 +26,8 @@ def check_early(config: PretrainConfig) -> None:
 
     A run that has begun is the job's to look at: one that has ended needs none of them.
     """
-    from domext_ray.data.sample import tell_owners
     from domext_ray.runs.run_directory import RUN, resolve_paths
+    from domext_ray.text.data.sample import tell_owners
 
     if (resolve_paths(config).run / RUN).exists():
         return
@@ -45,10 +45,10 @@ def check_early(config: PretrainConfig) -> None:
 
 def write_early(config: PretrainConfig) -> contextlib.AbstractContextManager[None]:
     """Begin to write the package documentation that a run is going to read, if it is, while torch is loaded."""
-    from domext_ray.data.files import PACKAGE_DOCS, pin_entries
-    from domext_ray.data.package_docs import count_wanted, write_ahead
     from domext_ray.files import split_paths
     from domext_ray.runs.run_directory import RUN, resolve_paths
+    from domext_ray.text.data.files import PACKAGE_DOCS, pin_entries
+    from domext_ray.text.data.package_docs import count_wanted, write_ahead
 
     paths = resolve_paths(config)
     if PACKAGE_DOCS not in split_paths(config.corpus) or config.dry_run or (paths.run / RUN).exists():
@@ -64,8 +64,8 @@ def check_text(option: str, spec: str, prepare: PrepareConfig | None = None) -> 
         spec: its value.
         prepare: how it is read, so that a sample of it is; None: it is only looked for, as `predict` does.
     """
-    from domext_ray.data.files import check_addresses, find_files
-    from domext_ray.data.sample import check_corpus
+    from domext_ray.text.data.files import check_addresses, find_files
+    from domext_ray.text.data.sample import check_corpus
 
     try:
         check_addresses(spec)
@@ -80,9 +80,9 @@ def check_text(option: str, spec: str, prepare: PrepareConfig | None = None) -> 
 
 def check_rows(spec: str, field: str, most: int) -> None:
     """Refuse rows for which there is no file, or of which none has the field of the text; see `require_fields`."""
-    from domext_ray.data.files import find_files
     from domext_ray.inference.input_plan import require_fields
     from domext_ray.inference.input_rows import FieldNames
+    from domext_ray.text.data.files import find_files
 
     check_text("input", spec)
     if "://" not in spec:
@@ -110,7 +110,7 @@ def _check_gpu(config: PretrainConfig) -> None:
 
 def _check_base(config: PretrainConfig) -> None:
     from domext_ray.model.base_folder import find_local_base
-    from domext_ray.vocabulary.tokenizer import check_tokenizer_files
+    from domext_ray.text.vocabulary.tokenizer import check_tokenizer_files
 
     folder = find_local_base(config.base) if config.base != "none" else None
     if folder is None:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from domext_ray.commands.job import Job
+from domext_ray.config.options.build import list_values, show_value
+from domext_ray.config.options.kinds import Option, list_options, list_sections
+from domext_ray.config.options.read import CONFIG, PRESET, Settings, read_file
 from domext_ray.config.presets import find_preset
-from domext_ray.options.build import list_values, show_value
-from domext_ray.options.kinds import Option, list_options, list_sections
-from domext_ray.options.read import CONFIG, PRESET, Settings, read_file
 
 FEW, ALL = ("--help", "-h"), ("--help_all",)
 """Flags that ask for the options that matter most, and for all of them."""

@@ -18,15 +18,15 @@ from typing import Any, Generic
 from domext_ray.config import presets
 from domext_ray.config.jobs import name_models
 from domext_ray.config.mixture import NO_TEXT
+from domext_ray.config.options.declare import FOUND, MAIN, MODELS, ConfigT
+from domext_ray.config.options.kinds import Option, list_options
+from domext_ray.config.options.read import CONFIG, PRESET, Given, read_file, read_flags
+from domext_ray.config.options.submitted import NAMES, find_input, name_searched, settle_paths
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.data.names import check_name, describe_near, find_near
 from domext_ray.errors import ConfigError
 from domext_ray.model.base_folder import SHIPPED_BASE
-from domext_ray.options.declare import FOUND, MAIN, MODELS, ConfigT
-from domext_ray.options.kinds import Option, list_options
-from domext_ray.options.read import CONFIG, PRESET, Given, read_file, read_flags
-from domext_ray.options.submitted import NAMES, find_input, name_searched, settle_paths
 from domext_ray.storage import Place
+from domext_ray.text.data.names import check_name, describe_near, find_near
 from domext_ray.training.tracking import check_trackers
 
 WITHOUT_BASE = ("-shape.", "-vocab.lowercase")

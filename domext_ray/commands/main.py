@@ -15,10 +15,10 @@ from domext_ray.commands import measuring, pretraining, using
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job
 from domext_ray.commands.pretraining import METHODS
+from domext_ray.config.options.declare import ConfigT
+from domext_ray.config.options.kinds import suggest
 from domext_ray.config.presets import describe_preset, find_preset, list_presets
 from domext_ray.errors import ConfigError
-from domext_ray.options.declare import ConfigT
-from domext_ray.options.kinds import suggest
 from domext_ray.runtime.stopping import exit_on_user_error
 
 JOBS = {each.verb: each for each in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}

@@ -10,12 +10,12 @@ from domext_ray.commands.job import Job
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.config.jobs import BankConfig, EnvConfig, ExportConfig, VerifyConfig
+from domext_ray.config.options.declare import require
+from domext_ray.config.options.submitted import NAMES, require_lasting
 from domext_ray.config.serve import ServeConfig
-from domext_ray.data.names import describe_near, find_near
 from domext_ray.errors import ConfigError
-from domext_ray.options.declare import require
-from domext_ray.options.submitted import NAMES, require_lasting
 from domext_ray.storage import Place
+from domext_ray.text.data.names import describe_near, find_near
 
 
 def _export(config: ExportConfig) -> None:

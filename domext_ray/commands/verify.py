@@ -14,7 +14,6 @@ from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import VerifyConfig
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.corpus.manifest import MANIFEST, SPLITS, describe_fault, list_hashes, read_manifest
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.errors import DomextError, RunError, StorageError, name_file
 from domext_ray.export.folder import (
@@ -32,8 +31,9 @@ from domext_ray.report.summary import read_summary
 from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_run
 from domext_ray.storage import Place, hash_file
+from domext_ray.text.corpus.manifest import MANIFEST, SPLITS, describe_fault, list_hashes, read_manifest
+from domext_ray.text.vocabulary.extension import RECORD_FILE, load_extension
 from domext_ray.training.checkpoint import Checkpoint, check_all
-from domext_ray.vocabulary.extension import RECORD_FILE, load_extension
 
 _REMEDY = "bring back a copy of it"
 Finding = tuple[str, str, list[str]]

@@ -14,8 +14,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 
 from domext_ray.config.gpu import DryRun, GpuOptions
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig
-from domext_ray.options.declare import (
+from domext_ray.config.options.declare import (
     DIFFERENT,
     MANY,
     SOME,
@@ -39,6 +38,7 @@ from domext_ray.options.declare import (
     require,
     whole,
 )
+from domext_ray.config.pretrain import EngineConfig
 
 
 @option_group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from domext_ray.options.declare import Main, Time, free, option_group, read_seconds
+from domext_ray.config.options.declare import Main, Time, free, option_group, read_seconds
 
 UseGpu = bool | Literal["auto"]
 """A GPU for each process, or not; auto until it is known how many GPUs there are."""

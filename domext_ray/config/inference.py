@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from domext_ray.config.gpu import GpuOptions
-from domext_ray.errors import ConfigError
-from domext_ray.options.declare import (
+from domext_ray.config.options.declare import (
     MANY,
     Count,
     CountOrZero,
@@ -26,6 +25,7 @@ from domext_ray.options.declare import (
     place,
     require,
 )
+from domext_ray.errors import ConfigError
 
 _MODEL = "a run's directory, an export, BANK:NAME or a base"
 Model = Found[Annotated[str, filled(_MODEL), place("a hub id, BANK:NAME, or a folder")]]

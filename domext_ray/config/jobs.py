@@ -13,21 +13,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Pl
 
 from domext_ray.config.finetune import FinetuneConfig, SetPlaces, SeveralSets
 from domext_ray.config.gpu import UseGpu
-from domext_ray.config.pretrain import (
-    Base,
-    Corpus,
-    EngineConfig,
-    ObjectiveConfig,
-    OptimConfig,
-    PrepareConfig,
-    ReplayConfig,
-    RunConfig,
-    ScaleConfig,
-    TrainConfig,
-    check_batch,
-)
-from domext_ray.errors import ConfigError
-from domext_ray.options.declare import (
+from domext_ray.config.options.declare import (
     DIFFERENT,
     SOME,
     Count,
@@ -53,7 +39,21 @@ from domext_ray.options.declare import (
     require,
     require_disk,
 )
-from domext_ray.options.kinds import suggest
+from domext_ray.config.options.kinds import suggest
+from domext_ray.config.pretrain import (
+    Base,
+    Corpus,
+    EngineConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PrepareConfig,
+    ReplayConfig,
+    RunConfig,
+    ScaleConfig,
+    TrainConfig,
+    check_batch,
+)
+from domext_ray.errors import ConfigError
 
 
 def _check_repository(name: str) -> str:

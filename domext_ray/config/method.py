@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from domext_ray.extensions.options import MethodOptions
-from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, name_options
-from domext_ray.options.declare import option_group, read_layer_range, require
+from domext_ray.config.extensions.options import MethodOptions
+from domext_ray.config.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, name_options
+from domext_ray.config.options.declare import option_group, read_layer_range, require
 
 _ADDS = ("extensions", "adapter", "all")
 _SCALED = tuple(each for each in EXTENSIONS if each.scaled)

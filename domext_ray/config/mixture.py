@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from domext_ray.options.declare import Options, option_group, require
-from domext_ray.options.kinds import to_number
+from domext_ray.config.options.declare import Options, option_group, require
+from domext_ray.config.options.kinds import to_number
 
 DOMAIN, GENERAL = "domain", "general"
 """Names of --corpus and --replay.corpus among the parts of a mixture."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from domext_ray.config.extensions.table import MAIN_SIZES
 from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
+from domext_ray.config.options.build import build
+from domext_ray.config.options.declare import ConfigT
+from domext_ray.config.options.kinds import suggest
+from domext_ray.config.options.read import PRESET, Given, Setting, Settings, read_file
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, OptionError
-from domext_ray.extensions.table import MAIN_SIZES
-from domext_ray.options.build import build
-from domext_ray.options.declare import ConfigT
-from domext_ray.options.kinds import suggest
-from domext_ray.options.read import PRESET, Given, Setting, Settings, read_file
 
 FOLDER = Path(__file__).resolve().parents[1] / "presets"
 

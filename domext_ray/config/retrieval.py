@@ -6,8 +6,8 @@ from typing import Annotated
 
 from domext_ray.config.inference import Size
 from domext_ray.config.jobs import ModelList, name_models
+from domext_ray.config.options.declare import FolderName, Found, Length, Written, filled, option_group, place
 from domext_ray.config.vectors import PoolingChoice
-from domext_ray.options.declare import FolderName, Found, Length, Written, filled, option_group, place
 
 
 @option_group

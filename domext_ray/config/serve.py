@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from domext_ray.config.gpu import GpuOptions
-from domext_ray.options.declare import (
+from domext_ray.config.options.declare import (
     DIFFERENT,
     MANY,
     Count,

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from domext_ray.config.finetune import FinetuneConfig, SetPlaces, SeveralSets
-from domext_ray.config.pretrain import REPAIR_NOTES, Corpus, OptimConfig, PretrainConfig, TrainConfig
-from domext_ray.options.declare import (
+from domext_ray.config.options.declare import (
     DIFFERENT,
     SOME,
     Count,
@@ -25,6 +24,7 @@ from domext_ray.options.declare import (
     require_disk,
     whole,
 )
+from domext_ray.config.pretrain import REPAIR_NOTES, Corpus, OptimConfig, PretrainConfig, TrainConfig
 
 Objective = Literal["f1", "general_accuracy", "trainable", "tokens_per_second"]
 OBJECTIVES: dict[str, str] = {

@@ -6,14 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from domext_ray.options.declare import option_group
+from domext_ray.config.options.declare import option_group
 
 Pooling = Literal["mean", "cls"]
 """How the states of a text's tokens become its vector (see model/pooling.py)."""
 PoolingChoice = Literal["auto", "mean", "cls"]
 """The same where models are asked for vectors; auto: as each model was trained."""
 Views = Literal["dropout", "crop"]
-"""What two views of a row are (see corpus/views.py)."""
+"""What two views of a row are (see text/corpus/views.py)."""
 
 
 @option_group

@@ -15,12 +15,12 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 
+from domext_ray.config.extensions.lora import build_lora_config
+from domext_ray.config.extensions.table import find_others
 from domext_ray.errors import RunError
 from domext_ray.export.card import describe_scale, name_base, read_terms, render_card
 from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, new_export
 from domext_ray.export.model_folder import save_model, save_tokenizer
-from domext_ray.extensions.lora import build_lora_config
-from domext_ray.extensions.table import find_others
 from domext_ray.model.base import Base
 from domext_ray.model.build import detach
 from domext_ray.model.domext.configuration_domext import DomextConfig

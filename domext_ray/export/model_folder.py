@@ -33,8 +33,8 @@ from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.layouts import find_layout
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place
+from domext_ray.text.vocabulary.tokenizer import check_fit, fingerprint_tokenizer, load_tokenizer
 from domext_ray.training.start import RebuiltRun, rebuild_run
-from domext_ray.vocabulary.tokenizer import check_fit, fingerprint_tokenizer, load_tokenizer
 
 CODE_FILES = tuple(sorted(each.name for each in Path(code_room.__path__[0]).glob("*_domext.py")))
 HEAD_AUTO_CLASSES = {

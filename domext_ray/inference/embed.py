@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import torch
 
 from domext_ray.config.embedding import EmbedConfig
+from domext_ray.config.options.build import identity_of
 from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.start.model import StartModel, load_start_model, pick_tensors, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
@@ -41,10 +42,9 @@ from domext_ray.inference.parts import (
     write_lines,
 )
 from domext_ray.inference.predictors import find_adapter
-from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import Place, new_file, write_json
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 VECTORS, IDS = "vectors.npy", "ids.jsonl"
 

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.corpus.batching import find_sequences
 from domext_ray.downstream.finetune.batches import batch_by_length
 from domext_ray.downstream.finetune.exported import Predicted
 from domext_ray.downstream.tasks.task import Row
@@ -29,9 +28,10 @@ from domext_ray.model.build import prepare_for_device
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.runtime.device import autocast, has_bf16
+from domext_ray.text.corpus.batching import find_sequences
+from domext_ray.text.vocabulary.tokenizer import make_backend
 from domext_ray.training.objective import to_tensors
 from domext_ray.training.step import move_batch
-from domext_ray.vocabulary.tokenizer import make_backend
 
 MASK = "[MASK]"
 """What a mask is called in every text, beside the model's own name for it."""

@@ -21,7 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from domext_ray.data.files import (
+from domext_ray.errors import CorpusError
+from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
+from domext_ray.text.data.files import (
     JSONL,
     LINES,
     PACKAGE_DOCS,
@@ -33,13 +35,11 @@ from domext_ray.data.files import (
     open_file,
     open_stream,
 )
-from domext_ray.data.names import describe_near, pick_near
-from domext_ray.data.package_docs import write_docs
-from domext_ray.data.readers import Row
-from domext_ray.data.sources import FileRecord, ReadTask, Sources
-from domext_ray.data.tables import Forms, tell_forms
-from domext_ray.errors import CorpusError
-from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
+from domext_ray.text.data.names import describe_near, pick_near
+from domext_ray.text.data.package_docs import write_docs
+from domext_ray.text.data.readers import Row
+from domext_ray.text.data.sources import FileRecord, ReadTask, Sources
+from domext_ray.text.data.tables import Forms, tell_forms
 
 _CHUNK_BYTES = 4 * 2**20
 _NEWLINE = ord("\n")

@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from domext_ray.data.files import PACKAGE_DOCS, TEXT, SourceFile
-from domext_ray.data.names import describe_near, pick_near
-from domext_ray.data.readers import TEXT_FIELD, CheckColumns, Row, read_rows
-from domext_ray.data.tables import Forms
 from domext_ray.errors import CorpusError
+from domext_ray.text.data.files import PACKAGE_DOCS, TEXT, SourceFile
+from domext_ray.text.data.names import describe_near, pick_near
+from domext_ray.text.data.readers import TEXT_FIELD, CheckColumns, Row, read_rows
+from domext_ray.text.data.tables import Forms
 
 ID_FIELD = "id"
 MAX_ROW_BYTES = 16 * 2**20

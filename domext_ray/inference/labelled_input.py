@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
-from domext_ray.data.sources import FileRecord
 from domext_ray.downstream.tasks.tokens import cut_again, place_words
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
@@ -20,6 +19,7 @@ from domext_ray.labelled.readers.loading import hash_by_file
 from domext_ray.labelled.readers.sets import read_split
 from domext_ray.labelled.set_description import find_set
 from domext_ray.labelled.words import NO_MARKS, WordMarks
+from domext_ray.text.data.sources import FileRecord
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ import torch
 
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import InferenceScaleConfig, PredictConfig
-from domext_ray.data.sources import SOURCES, require_files, write_files
 from domext_ray.errors import ConfigError, CorpusError, RunError
 from domext_ray.inference.input_plan import Block, InputPlan
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
@@ -44,6 +43,7 @@ from domext_ray.runtime.ray_cluster import describe_hold, describe_nodes, list_n
 from domext_ray.runtime.records import Records
 from domext_ray.runtime.tasks import Function, Pool, Task, run_tasks
 from domext_ray.storage import Place, new_file
+from domext_ray.text.data.sources import SOURCES, require_files, write_files
 from domext_ray.training.pretrain import check_shared_storage
 
 PARTS, RECORDS, SUMMARY, MALFORMED = "predictions", ".blocks", "summary.json", "malformed.jsonl"

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from domext_ray.config.inference import FILL_MASK, PredictConfig
+from domext_ray.config.options.build import identity_of
 from domext_ray.downstream.finetune.exported import holds_graphs
 from domext_ray.errors import ConfigError
 from domext_ray.inference.input_plan import InputPlan, plan_input
@@ -41,7 +42,6 @@ from domext_ray.inference.parts import (
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
 from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.submission import SubmissionInput, plan_submission, write_submission
-from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import Place, write_json
 

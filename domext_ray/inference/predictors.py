@@ -43,7 +43,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, hash_values
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 _PLACE = {"start": pa.int64(), "end": pa.int64(), "label": pa.string(), "text": pa.string()}
 _ENTITIES = pa.list_(pa.struct({**_PLACE, "score": pa.float64()}))

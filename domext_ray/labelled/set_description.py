@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from domext_ray.data.names import describe_near, find_near
+from domext_ray.config.options.yaml_text import parse_yaml
 from domext_ray.errors import ConfigError, name_file
 from domext_ray.files import ASSETS
 from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.set_families import BRAT_FILES, DEFAULT_FILES, ENDS, FAMILIES, OPTIONAL, RULES, SCHEMES
-from domext_ray.options.yaml_text import parse_yaml
+from domext_ray.text.data.names import describe_near, find_near
 
 SETS = ASSETS / "sets"
 """Descriptions that ship, and beside its description the folder of a set whose files ship."""

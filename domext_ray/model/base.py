@@ -28,8 +28,8 @@ from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfi
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
 from domext_ray.storage import parse_json
-from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
-from domext_ray.vocabulary.tokenizer_rules import find_wrong_rules
+from domext_ray.text.vocabulary.tokenizer import check_fit, load_tokenizer
+from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules
 
 _SIZE_ERRORS = (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError)
 """What torch raises where a size is none that a tensor can have."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.data.names import HUB_ID
+from domext_ray.config.options.declare import check_place
 from domext_ray.errors import BaseModelError
 from domext_ray.files import ASSETS
-from domext_ray.options.declare import check_place
+from domext_ray.text.data.names import HUB_ID
 
 SHIPPED_BASE = "general-mini"
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from domext_ray.config.extensions.table import EXTENSIONS
 from domext_ray.config.method import MethodConfig
+from domext_ray.config.options.declare import MANY
 from domext_ray.errors import ConfigError
-from domext_ray.extensions.table import EXTENSIONS
-from domext_ray.options.declare import MANY
 
 TOLERANCE = 0.01
 """How far, relative to the budget, the share of a solved method may be from it."""

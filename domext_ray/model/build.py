@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from domext_ray.config.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_extension
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import ConfigError
-from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, MLM_HEAD, POOLER
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, complete_adapter
 from domext_ray.model.domext.layers_domext import VARLEN, AdapterPlace, DeltaProjection, ExtensionModule, NormShift

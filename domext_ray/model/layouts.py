@@ -20,7 +20,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from domext_ray.extensions.base import Format
+from domext_ray.config.extensions.base import Format
 from domext_ray.model.domext.configuration_domext import DomextConfig
 
 SHARED_FIELDS = (

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 
+from domext_ray.config.extensions.table import EXTENSIONS, is_extension
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import RunOptions, ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError, RunError
-from domext_ray.extensions.table import EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, Base
 from domext_ray.model.budget import ParameterCounts, solve_budget
 from domext_ray.model.build import (
@@ -34,8 +34,8 @@ from domext_ray.model.build import (
 )
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
-from domext_ray.vocabulary.extension import base_token_ids, load_extension
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.extension import base_token_ids, load_extension
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 UNKNOWN_WORD = (0,)

@@ -17,10 +17,10 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import PercentFormatter
 
+from domext_ray.config.options.places import hide_places
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
 from domext_ray.intervals import LEVEL, Estimate, Sample, compare, correct_holm
-from domext_ray.options.places import hide_places
 from domext_ray.report.figures import list_figures, measure_run
 from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
 from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_intervals, new_picture

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.corpus.manifest import Manifest
-from domext_ray.data.sentences import split_sentences
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.storage import Place
+from domext_ray.text.corpus.manifest import Manifest
+from domext_ray.text.data.sentences import split_sentences
+from domext_ray.text.vocabulary.tokenizer import group_pieces, make_backend
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.start import RebuiltRun, apply_start, rebuild_run
-from domext_ray.vocabulary.tokenizer import group_pieces, make_backend
 
 NUM_EXAMPLES = 8
 NUM_GUESSES = 3

@@ -12,8 +12,14 @@ from typing import Any
 
 import psutil
 
+from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import PrepareConfig, RunOptions, SettledConfig
-from domext_ray.corpus.estimate import (
+from domext_ray.files import ASSETS
+from domext_ray.model.base_folder import SHIPPED_BASE
+from domext_ray.model.spec import ModelSpec
+from domext_ray.progress import format_seconds
+from domext_ray.runtime.machine import find_free_disk, find_free_memory, is_cluster
+from domext_ray.text.corpus.estimate import (
     RESEMBLANCE,
     SHINGLE_WORDS,
     NearDuplicates,
@@ -21,21 +27,15 @@ from domext_ray.corpus.estimate import (
     count_near_duplicates,
     estimate_rows,
 )
-from domext_ray.corpus.sampler import count_rows
-from domext_ray.corpus.shards import make_settings
-from domext_ray.corpus.unknown import describe_unknown, find_unknown
-from domext_ray.data.sample import Sample
-from domext_ray.files import ASSETS
-from domext_ray.model.base_folder import SHIPPED_BASE
-from domext_ray.model.spec import ModelSpec
-from domext_ray.options.build import dump_yaml
-from domext_ray.progress import format_seconds
-from domext_ray.runtime.machine import find_free_disk, find_free_memory, is_cluster
+from domext_ray.text.corpus.sampler import count_rows
+from domext_ray.text.corpus.shards import make_settings
+from domext_ray.text.corpus.unknown import describe_unknown, find_unknown
+from domext_ray.text.data.sample import Sample
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.cost import StepCost, estimate_memory, make_dry_run_model, measure_step_cost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
 from domext_ray.training.run import Plan
 from domext_ray.training.writing import estimate_written
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 LOAD_SECONDS, MAX_LOAD = 0.5, 0.3
 """So long the work of others is watched before a step is timed; a greater share of the processors is told."""

@@ -14,9 +14,9 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.yaml_text import parse_yaml
 from domext_ray.files import ASSETS
-from domext_ray.options.places import hide_places
-from domext_ray.options.yaml_text import parse_yaml
 from domext_ray.report.plots import Picture
 from domext_ray.report.tables import Rows
 

@@ -17,14 +17,13 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Literal
 
+from domext_ray.config.options.build import dump_yaml, list_values
+from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.read import read_file
 from domext_ray.config.presets import find_preset, list_presets
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.corpus.unknown import describe_unknown
 from domext_ray.errors import RunError
 from domext_ray.files import read_json
-from domext_ray.options.build import dump_yaml, list_values
-from domext_ray.options.places import hide_places
-from domext_ray.options.read import read_file
 from domext_ray.report.compare import write_index
 from domext_ray.report.examples import Example
 from domext_ray.report.figures import (
@@ -44,9 +43,10 @@ from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place, new_file
+from domext_ray.text.corpus.unknown import describe_unknown
+from domext_ray.text.vocabulary.extension import STATISTICS_FILE
 from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.router import describe_router, read_records
-from domext_ray.vocabulary.extension import STATISTICS_FILE
 
 State = Literal["running", "stopped", "finished"]
 REST = 50.0

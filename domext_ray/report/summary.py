@@ -18,18 +18,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from domext_ray.config.options.places import hide_places
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.corpus.unknown import find_unknown
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, Kind, check_values, read_json
 from domext_ray.model.spec import ModelSpec
-from domext_ray.options.places import hide_places
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runs.run_directory import RUN, read_run
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
 from domext_ray.storage import Place, write_json
+from domext_ray.text.corpus.unknown import find_unknown
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import Phase

@@ -10,12 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from domext_ray.config.options.build import describe_difference, dump_yaml, from_dict, list_differences, show_value
+from domext_ray.config.options.kinds import list_gone
+from domext_ray.config.options.yaml_text import parse_yaml
 from domext_ray.config.pretrain import RunOptions, SettledConfig
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.files import Kind, check_values, describe_format, newest_format, read_json, read_text
-from domext_ray.options.build import describe_difference, dump_yaml, from_dict, list_differences, show_value
-from domext_ray.options.kinds import list_gone
-from domext_ray.options.yaml_text import parse_yaml
 from domext_ray.runs.attempts import RUN as RUN
 from domext_ray.runs.attempts import lock_folder
 from domext_ray.storage import Place, find_cache, hash_text, write_json, write_text

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from domext_ray.config.options.build import identity_of
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError, DomextError, StorageError
-from domext_ray.experiment.runner import Ledger, describe_amount
 from domext_ray.inputs import check_texts
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
-from domext_ray.options.build import identity_of
 from domext_ray.plan import load_run_base, resolve_files, size_model, warn_of_rules
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
+from domext_ray.runtime.trials import Ledger, describe_amount
 from domext_ray.search.results import TRIALS
 from domext_ray.search.searcher import count_trials
 from domext_ray.search.space import Point, Space, TrialConfig, configure, describe_point, read_space

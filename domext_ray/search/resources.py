@@ -5,11 +5,11 @@ from __future__ import annotations
 import ray
 
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError
 from domext_ray.plan import load_run_base
 from domext_ray.runtime.ray_cluster import describe_hold, describe_nodes, find_shortage, list_nodes, share_cpus
 from domext_ray.search.space import Space, configure
+from domext_ray.text.corpus.stream import READ_CPUS
 
 PROCESS_BYTES = 2**30
 """Memory of a trial's process without any model: torch, DeepSpeed, transformers, Ray and the rows that it reads."""

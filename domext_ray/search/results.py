@@ -13,9 +13,9 @@ from typing import Any
 import optuna
 
 from domext_ray.config.sweep import OBJECTIVES
-from domext_ray.experiment.runner import Ledger
 from domext_ray.intervals import Estimate
 from domext_ray.report.compare import find_undominated
+from domext_ray.runtime.trials import Ledger
 from domext_ray.search.space import Point, Space, make_study
 from domext_ray.storage import Place
 

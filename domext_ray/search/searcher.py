@@ -16,7 +16,7 @@ import optuna
 from optuna.trial import TrialState
 
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig
-from domext_ray.experiment.runner import Outcome, Trial
+from domext_ray.runtime.trials import Outcome, Trial
 from domext_ray.search.space import Point, Space, make_study
 from domext_ray.storage import hash_text
 

@@ -27,10 +27,10 @@ from typing import Any, cast
 import optuna
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.options.build import from_dict, identity_of, merge_options, to_dict
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
-from domext_ray.options.build import from_dict, identity_of, merge_options, to_dict
 from domext_ray.storage import hash_text
 
 Point = dict[str, Any]

@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.experiment.on_tune import run_trials
-from domext_ray.experiment.runner import Rules, Trial
 from domext_ray.inputs import get_or_prepare_inputs, require_same_text
 from domext_ray.plan import load_run_base, pin_corpus
 from domext_ray.runs.run_directory import (
@@ -26,8 +24,10 @@ from domext_ray.runs.run_directory import (
     write_config,
     write_run,
 )
+from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.runtime.tasks import Pool, Task, run_tasks
+from domext_ray.runtime.trials import Rules, Trial
 from domext_ray.search.plan import (
     Prepared,
     SweepPlan,

@@ -24,7 +24,6 @@ from domext_ray.downstream.finetune.training import fit_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.errors import RunError, TrainingError
-from domext_ray.experiment.runner import Trial as Planned
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED, Sample, average
 from domext_ray.labelled.metrics.scores import Score
@@ -35,15 +34,16 @@ from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
 from domext_ray.runtime.cpu_kernels import TRAINING
 from domext_ray.runtime.device import prepare_device
+from domext_ray.runtime.trials import Trial as Planned
 from domext_ray.search.plan import SweepPlan
 from domext_ray.search.results import TRIALS
 from domext_ray.search.space import Point, configure, name_preparation
 from domext_ray.storage import Place, write_json
+from domext_ray.text.vocabulary.tokenizer import LAST_FILE, replace_folder
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
-from domext_ray.vocabulary.tokenizer import LAST_FILE, replace_folder
 
 PLAN_REMEDY = "delete the trial's folder: the same command trains it anew"
 PILOT_STEPS = 10

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from domext_ray.config.sweep import OBJECTIVES
-from domext_ray.experiment.runner import Outcome, Watch
+from domext_ray.runtime.trials import Outcome, Watch
 from domext_ray.search.searcher import Search
 from domext_ray.search.space import describe_point
 from domext_ray.storage import Place

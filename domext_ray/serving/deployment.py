@@ -18,8 +18,8 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from domext_ray.config.options.build import from_dict
 from domext_ray.config.serve import ServeConfig
-from domext_ray.options.build import from_dict
 from domext_ray.runtime.cpu_kernels import PREDICTION
 from domext_ray.runtime.device import prepare_device
 from domext_ray.runtime.quiet import quiet_libraries

@@ -23,7 +23,7 @@ from domext_ray.inference.fill_mask import MASK, MaskCodec
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import ServedRow
 from domext_ray.serving.served_model import ServedAdapter
-from domext_ray.vocabulary.tokenizer import make_backend
+from domext_ray.text.vocabulary.tokenizer import make_backend
 
 
 class TextRequest(BaseModel):

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from domext_ray.config.serve import ServeConfig
-from domext_ray.data.files import part_words
 from domext_ray.errors import DomextError
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.serving.batching import Batcher, QueueFullError
@@ -23,6 +22,7 @@ from domext_ray.serving.endpoints import ENDPOINTS, EncodedText, Endpoint, Fault
 from domext_ray.serving.engine import Outcome, ServedRow
 from domext_ray.serving.metrics import NO_ADAPTER, SEVERAL, Metrics
 from domext_ray.serving.served_model import ServedAdapter
+from domext_ray.text.data.files import part_words
 
 _LOG = logging.getLogger(__name__)
 THREAD_CHARACTERS = 20_000

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from domext_ray.config.extensions.table import SIZES
 from domext_ray.config.jobs import StudyConfig, check_limits
 from domext_ray.config.method import KNOWN_METHODS, list_names
+from domext_ray.config.options.build import from_dict, merge_options, to_dict
+from domext_ray.config.options.declare import require
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.errors import ConfigError
-from domext_ray.extensions.table import SIZES
 from domext_ray.model.base import Base
 from domext_ray.model.spec import ModelSpec
-from domext_ray.options.build import from_dict, merge_options, to_dict
-from domext_ray.options.declare import require
 from domext_ray.plan import size_model
 
 _SECTIONS = ("method", "optim", "vocab", "objective", "train", "replay", "init_from")  # what a preset may say

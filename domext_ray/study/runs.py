@@ -19,11 +19,11 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, measure_forgetting
 from domext_ray.downstream.forgetting.report import write_forgetting
 from domext_ray.errors import DivergenceError, ReportError, TrainingError
-from domext_ray.experiment.runner import Ledger, Step, Trial, run_here
 from domext_ray.inputs import run_vocabulary
 from domext_ray.pipeline import is_finished, run_pretraining
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import RunPaths
+from domext_ray.runtime.trials import Ledger, Step, Trial, run_here
 from domext_ray.storage import Place
 from domext_ray.study.arms import Arm
 from domext_ray.study.figures import Retained

@@ -16,15 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 from domext_ray.config.jobs import StudyConfig
+from domext_ray.config.options.build import identity_of
+from domext_ray.config.options.declare import require
+from domext_ray.config.options.places import hide_places
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.data.sample import check_corpus
-from domext_ray.data.sources import Sources, require_files, resolve_sources, write_files
 from domext_ray.errors import CorpusError
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
-from domext_ray.options.build import identity_of
-from domext_ray.options.declare import require
-from domext_ray.options.places import hide_places
 from domext_ray.plan import load_run_base, pin_corpus, warn_of_rate, warn_of_rules
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
@@ -54,6 +52,8 @@ from domext_ray.study.runs import (
     try_rates,
 )
 from domext_ray.study.tasks import check_sets, count_trainings, finetune_seed, read_curves, read_scores
+from domext_ray.text.data.sample import check_corpus
+from domext_ray.text.data.sources import Sources, require_files, resolve_sources, write_files
 from domext_ray.training.evaluate import read_probe
 
 DEFAULT_NAME, TEXTS = "comparison", "texts"

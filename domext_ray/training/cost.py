@@ -34,21 +34,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from domext_ray.config.extensions.table import is_extension
 from domext_ray.config.pretrain import (
     RunOptions,
     SettledConfig,
     count_passes,
     resolve_micro_batch_sizes,
 )
-from domext_ray.corpus.batching import find_sequences, round_up
-from domext_ray.corpus.views import pad_views
-from domext_ray.extensions.table import is_extension
 from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.fused import fuse
 from domext_ray.model.joined import JoinedLinear, join_products
 from domext_ray.model.spec import META, ModelSpec
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.runtime.machine import is_cluster
+from domext_ray.text.corpus.batching import find_sequences, round_up
+from domext_ray.text.corpus.views import pad_views
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
 from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_loss, make_vector_loss, needs_teacher
 from domext_ray.training.objective import DistillRows, MaskedBatch, ViewBatch, to_batch, to_tensors

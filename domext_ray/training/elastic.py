@@ -17,13 +17,13 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.train import PreemptionError, TrainingFailedError, WorkerGroupError
 
 from domext_ray.config.pretrain import ScaleConfig
-from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError, RunError, StorageError, TrainingError, find_user_error
 from domext_ray.runs.events import notify_driver
 from domext_ray.runtime.machine import is_cluster
 from domext_ray.runtime.ray_cluster import Node, describe_hold, describe_nodes, find_shortage, list_nodes, share_cpus
 from domext_ray.runtime.ray_private import is_growing
 from domext_ray.storage import Place
+from domext_ray.text.corpus.stream import READ_CPUS
 
 ENOUGH_CPUS = 0.75
 """Of a worker: of a range no number is chosen whose workers may have less, but for the least."""

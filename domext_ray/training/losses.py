@@ -23,12 +23,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from domext_ray.config.pretrain import ObjectiveConfig, RunOptions
-from domext_ray.corpus.views import pad_views
 from domext_ray.model.base import Base
 from domext_ray.model.build import bypass_extensions, count_base_layers
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.pooling import pool_states
 from domext_ray.model.spec import build_base
+from domext_ray.text.corpus.views import pad_views
 from domext_ray.training.objective import NO_LABEL, DistillRows, ViewBatch, pad_batch, to_batch
 
 MAX_SCORES = 2**28

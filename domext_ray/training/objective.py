@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from domext_ray.corpus.batching import Arrays, MaskedRows, pad_masked
+from domext_ray.text.corpus.batching import Arrays, MaskedRows, pad_masked
 
 NO_LABEL = -100
 """Next-sentence label of a row that does not count; cross entropy leaves it out."""

@@ -36,12 +36,12 @@ import torch
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.corpus.batching import MaskedRows, pad_masked
-from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
-from domext_ray.corpus.manifest import Manifest
-from domext_ray.data.sentences import split_sentences
+from domext_ray.text.corpus.batching import MaskedRows, pad_masked
+from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
+from domext_ray.text.corpus.manifest import Manifest
+from domext_ray.text.data.sentences import split_sentences
+from domext_ray.text.vocabulary.tokenizer import group_pieces, make_backend
 from domext_ray.training.objective import MaskedBatch, to_batch
-from domext_ray.vocabulary.tokenizer import group_pieces, make_backend
 
 CHOSEN_WORDS_FRAC = 0.15
 READ_PASSAGES = 4

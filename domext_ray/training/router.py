@@ -34,8 +34,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import RunOptions
-from domext_ray.corpus.draws import Purpose, hash_counters
-from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
 from domext_ray.errors import RunError, StorageError, name_file
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
@@ -45,9 +43,11 @@ from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import notify_driver
 from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import Place, parse_json
+from domext_ray.text.corpus.draws import Purpose, hash_counters
+from domext_ray.text.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.run import Run
 from domext_ray.training.writing import Writer
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:  # scikit-learn takes a second, of every job and every worker, and few of them fit a router
     from scipy.sparse import csr_matrix

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from domext_ray.config.mixture import GENERAL
+from domext_ray.config.options.build import identity_of
 from domext_ray.config.pretrain import PretrainConfig, RunOptions, SettledConfig
-from domext_ray.corpus.manifest import Manifest
 from domext_ray.model.base import describe_base
 from domext_ray.model.spec import ModelSpec
-from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
+from domext_ray.text.corpus.manifest import Manifest
 from domext_ray.training.checkpoint import Checkpoint
 
 

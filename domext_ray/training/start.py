@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.corpus.manifest import find_frequent_words
 from domext_ray.errors import RunError
 from domext_ray.model.base import load_base, name_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -26,11 +25,12 @@ from domext_ray.model.domext.words_domext import WordShift
 from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place
+from domext_ray.text.corpus.manifest import find_frequent_words
+from domext_ray.text.vocabulary.extension import check_appended, load_extension
+from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 from domext_ray.training.checkpoint import Checkpoint, find_latest, wait_for_checkpoint
 from domext_ray.training.router import attach_routers
 from domext_ray.training.run import Run, Start
-from domext_ray.vocabulary.extension import check_appended, load_extension
-from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
 

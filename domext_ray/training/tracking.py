@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from domext_ray.config.options.kinds import list_options
+from domext_ray.config.options.places import hide_places
 from domext_ray.config.pretrain import RunConfig
 from domext_ray.errors import ConfigError, hide_passwords
-from domext_ray.options.kinds import list_options
-from domext_ray.options.places import hide_places
 from domext_ray.storage import Place, write_text
 
 Record = Mapping[str, Any]

@@ -17,13 +17,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from domext_ray.config.options.declare import read_seconds
 from domext_ray.config.pretrain import count_passes
-from domext_ray.corpus.stream import Prefetch
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.options.declare import read_seconds
 from domext_ray.runs.events import FIRST_STEP, LOADING, TRAINING, WORKERS, enter_phase, notify_driver
 from domext_ray.runs.losses import DOMAIN, name_losses
+from domext_ray.text.corpus.stream import Prefetch
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.checkpoint import agree_on_checkpoint
 from domext_ray.training.choices import describe_choices
 from domext_ray.training.engine import Engine
@@ -39,7 +40,6 @@ from domext_ray.training.run import Run
 from domext_ray.training.saver import Saver
 from domext_ray.training.start import begin
 from domext_ray.training.tracking import list_tracked_options
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 
 class PretrainWorker:

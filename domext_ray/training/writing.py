@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
-from domext_ray.corpus.estimate import RowEstimate
 from domext_ray.model.base import Base
 from domext_ray.model.spec import build_base
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker, has_bf16_units
 from domext_ray.storage import Place, hash_values
-from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
+from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
+from domext_ray.text.corpus.estimate import RowEstimate
+from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NUM_ROWS, LENGTH = 1_600, 96
 """Rows that are written, and their tokens, [CLS] and [SEP] included; fewer where the base has positions for fewer."""

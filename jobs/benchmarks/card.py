@@ -30,6 +30,7 @@ from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kerne
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
+from domext_ray.config.options.places import hide_places
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model import fused
@@ -41,7 +42,6 @@ from domext_ray.model.domext.layers_domext import (
     to_autocast_dtype,
 )
 from domext_ray.model.domext.words_domext import compute_losses
-from domext_ray.options.places import hide_places
 from domext_ray.storage import Log, Place
 from domext_ray.training.cost import count_flops, find_peak, make_full_batch, time_call
 from domext_ray.training.engine import check_compiler, compile_layers, join_alone, leave_alone

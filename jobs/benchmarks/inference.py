@@ -38,15 +38,15 @@ from transformers.utils import logging
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import ARCHITECTURES, SEQUENCES
 from domext_ray.config.serve import BatchConfig, LimitConfig, ServeConfig, ServeScaleConfig
-from domext_ray.corpus.draws import hash_counters
-from domext_ray.data import package_docs
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.files import read_json
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.configuration_domext import complete_adapter
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, hash_file
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.corpus.draws import hash_counters
+from domext_ray.text.data import package_docs
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 

@@ -189,11 +189,11 @@ def _read_rows(settings: dict[str, Any], tokenizer: Any) -> Any:
 
 def _make_scorer(settings: dict[str, Any], model: nn.Module) -> Any:
     """Return what measures the bits per character of the prepared corpus's held-out text, as this library does."""
-    from domext_ray.corpus.manifest import read_manifest
     from domext_ray.storage import Place
+    from domext_ray.text.corpus.manifest import read_manifest
+    from domext_ray.text.vocabulary.tokenizer import load_tokenizer
     from domext_ray.training.evaluate import Scores, measure_bits
     from domext_ray.training.passages import build_character_set, read_passages
-    from domext_ray.vocabulary.tokenizer import load_tokenizer
 
     tokenizer, manifest = load_tokenizer(Path(settings["base"])), read_manifest(Place(settings["held_out"]))
     passages = read_passages(manifest, tokenizer, num_passages=settings["eval_rows"], max_length=settings["length"])

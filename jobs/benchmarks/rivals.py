@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
+from domext_ray.config.extensions.lora import build_lora_config
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import ConfigError
 from domext_ray.export.adapter_folders import ADAPTERS_VERSION, find_reduction_factor
-from domext_ray.extensions.lora import build_lora_config
 from domext_ray.model.build import detach, name_plain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import SHARED_FIELDS, find_layout

@@ -51,16 +51,16 @@ from benchmarks.timing import (
 from torch import Tensor, nn
 from transformers import ModernBertConfig
 
+from domext_ray.config.extensions.table import is_extension
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig, ShapeConfig
-from domext_ray.corpus.batching import MaskedRows, pad_masked
 from domext_ray.errors import ConfigError
-from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import MLM_HEAD, Base, BaseFiles
 from domext_ray.model.build import detach, prepare_for_device, store_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts import LAYOUTS
 from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec
+from domext_ray.text.corpus.batching import MaskedRows, pad_masked
 from domext_ray.training.cost import count_flops, make_full_batch, time_matmuls
 from domext_ray.training.engine import Engine, join_alone, leave_alone
 from domext_ray.training.losses import MaskedLoss

@@ -39,16 +39,9 @@ from transformers import (
 from domext_ray.config import presets
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
+from domext_ray.config.options.build import to_dict
+from domext_ray.config.options.read import read_flags
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, RunConfig, SettledConfig
-from domext_ray.corpus.batching import Masker
-from domext_ray.corpus.manifest import Manifest, read_manifest
-from domext_ray.corpus.overlap import read_hashes
-from domext_ray.corpus.sampler import Part, Sampler
-from domext_ray.corpus.shards import hash_document
-from domext_ray.corpus.stream import BatchReader, stream_batches
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.sources import resolve_sources
 from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import Fitted, Point, collate_passes, fit_task, prepare_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
@@ -63,19 +56,26 @@ from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
 from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.layouts import find_layout
 from domext_ray.model.spec import ModelSpec
-from domext_ray.options.build import to_dict
-from domext_ray.options.read import read_flags
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import read_config, read_identity, resolve_schedule
 from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import Place, hash_values, write_json
+from domext_ray.text.corpus.batching import Masker
+from domext_ray.text.corpus.manifest import Manifest, read_manifest
+from domext_ray.text.corpus.overlap import read_hashes
+from domext_ray.text.corpus.sampler import Part, Sampler
+from domext_ray.text.corpus.shards import hash_document
+from domext_ray.text.corpus.stream import BatchReader, stream_batches
+from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.sources import resolve_sources
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.objective import to_batch
 from domext_ray.training.optimizer import compute_learning_rate
 from domext_ray.training.phases import make_sampler, resolve_max_steps
 from domext_ray.training.step import move_batch
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 OURS, RIVAL = "domext_ray", "Trainer"
 JOB = Path(__file__).parents[1] / "pretrain_af.py"

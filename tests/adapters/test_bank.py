@@ -34,6 +34,7 @@ from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
 from domext_ray.config.method import MethodConfig
+from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.finetune.export import export_stages
@@ -45,9 +46,8 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_adapter
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 from domext_ray.model.spec import ModelSpec
-from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 BOTTLENECK = {"bottleneck_size": 5}
 EVERYTHING = {"heads": 1, "ffn_units": 3, "bottleneck_size": 4, "layer_norms": False, "first_layer": 1}

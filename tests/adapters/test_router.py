@@ -21,7 +21,6 @@ from test_bank import make_run
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
-from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError, StorageError
 from domext_ray.export.model_folder import export_run
@@ -33,6 +32,8 @@ from domext_ray.plan import size_model
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
+from domext_ray.text.corpus.manifest import FileRecord, Manifest
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training import router as router_room
 from domext_ray.training.checkpoint import Checkpoint
 from domext_ray.training.router import (
@@ -49,7 +50,6 @@ from domext_ray.training.router import (
 )
 from domext_ray.training.run import Inputs, Run, Start
 from domext_ray.training.start import rebuild_run
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 OWN, COMMON, OTHER = range(60, 100), range(100, 180), range(180, 220)
 METHOD = MethodConfig(adapter="clinic", heads=1, ffn_units=6)

@@ -20,12 +20,12 @@ from domext_ray.commands.help import format_help
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, run_job
 from domext_ray.config import presets
+from domext_ray.config.options.build import build
+from domext_ray.config.options.kinds import list_options
+from domext_ray.config.options.read import read_file, read_flags
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
-from domext_ray.options.build import build
-from domext_ray.options.kinds import list_options
-from domext_ray.options.read import read_file, read_flags
 
 NEEDED = {
     "ablate": ("--study", "size"),

@@ -16,17 +16,17 @@ import domext_ray
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS
 from domext_ray.config.mixture import NO_TEXT, SELF
+from domext_ray.config.options import submitted
+from domext_ray.config.options.build import describe_difference
+from domext_ray.config.options.declare import MODELS, OPTIONS, TEXTS, WRITTEN
+from domext_ray.config.options.kinds import Option, list_options
+from domext_ray.config.options.read import Given, read_values
+from domext_ray.config.options.submitted import ROLES, settle_paths
 from domext_ray.config.pretrain import REPAIR_NOTES, PretrainConfig
-from domext_ray.data.files import PACKAGE_DOCS
 from domext_ray.errors import ConfigError, CorpusError, DomextError, OptionError
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.base_folder import SHIPPED_BASE
-from domext_ray.options import submitted
-from domext_ray.options.build import describe_difference
-from domext_ray.options.declare import MODELS, OPTIONS, TEXTS, WRITTEN
-from domext_ray.options.kinds import Option, list_options
-from domext_ray.options.read import Given, read_values
-from domext_ray.options.submitted import ROLES, settle_paths
+from domext_ray.text.data.files import PACKAGE_DOCS
 
 NO_PATHS = """
 adapter adapters field features.layers finetune.features.layers finetune.grid.stage_epochs finetune.grid.stage_lr

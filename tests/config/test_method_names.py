@@ -10,9 +10,9 @@ from given_options import parse_config
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import KNOWN_METHODS
+from domext_ray.config.options.build import dump_yaml, from_dict, to_dict
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
-from domext_ray.options.build import dump_yaml, from_dict, to_dict
 
 SHIPPED = {"af": "af", "bert": "full", "bottleneck": "bottleneck", "exbert": "exbert", "lora": "lora"}
 """The presets of methods, and what each is called."""

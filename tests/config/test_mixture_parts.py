@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from given_options import parse_config
 
+from domext_ray.config.options.build import dump_yaml, from_dict, identity_of
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
-from domext_ray.options.build import dump_yaml, from_dict, identity_of
 
 PARTS = {"pubmed": {"corpus": "pubmed/*.txt", "weight": {0: 1, 0.5: 3}}, "guidelines": {"corpus": "guidelines.txt"}}
 

@@ -12,12 +12,12 @@ from given_options import parse_config
 
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS
+from domext_ray.config.options.build import build, dump_yaml, from_dict, to_dict
+from domext_ray.config.options.declare import read_seconds
+from domext_ray.config.options.kinds import list_options
+from domext_ray.config.options.read import read_file, read_flags, read_values
 from domext_ray.config.pretrain import PretrainConfig, TrainConfig
 from domext_ray.errors import ConfigError, hide_passwords
-from domext_ray.options.build import build, dump_yaml, from_dict, to_dict
-from domext_ray.options.declare import read_seconds
-from domext_ray.options.kinds import list_options
-from domext_ray.options.read import read_file, read_flags, read_values
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place
 

@@ -16,12 +16,12 @@ from given_options import parse_config
 from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import StudyConfig
+from domext_ray.config.options.build import describe_difference, dump_yaml, identity_of, to_dict
 from domext_ray.config.presets import FOLDER, describe_preset, find_preset, list_presets
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import RunError
 from domext_ray.inputs import run_vocabulary
-from domext_ray.options.build import describe_difference, dump_yaml, identity_of, to_dict
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.run_directory import check_identity, write_run
 from domext_ray.search.plan import choose_points

@@ -11,13 +11,13 @@ from conftest import WORDS, write_corpus
 from object_store import BUCKET
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig, VocabConfig
-from domext_ray.corpus import manifest as manifests
-from domext_ray.corpus.manifest import Manifest, read_manifest, take_numbered
-from domext_ray.corpus.overlap import read_hashes
-from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.errors import CorpusError
 from domext_ray.inputs import run_vocabulary
 from domext_ray.storage import Place, Where, find_cache
+from domext_ray.text.corpus import manifest as manifests
+from domext_ray.text.corpus.manifest import Manifest, read_manifest, take_numbered
+from domext_ray.text.corpus.overlap import read_hashes
+from domext_ray.text.corpus.shards import prepare_corpus
 
 PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
 

@@ -18,8 +18,13 @@ from small_runs import make_config
 from transformers import AutoTokenizer
 
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, ReplayConfig, RunConfig
-from domext_ray.corpus import shards
-from domext_ray.corpus.manifest import (
+from domext_ray.errors import CorpusError, RunError
+from domext_ray.inputs import prepare_run
+from domext_ray.plan import resolve
+from domext_ray.runs.run_directory import write_run
+from domext_ray.storage import Place, Where, hash_values, parse_json
+from domext_ray.text.corpus import shards
+from domext_ray.text.corpus.manifest import (
     MANIFEST,
     Manifest,
     find_shard_fault,
@@ -27,13 +32,8 @@ from domext_ray.corpus.manifest import (
     take_numbered,
     write_manifest,
 )
-from domext_ray.corpus.shards import identify_corpus, prepare_corpus
-from domext_ray.data.sources import SOURCES, resolve_sources
-from domext_ray.errors import CorpusError, RunError
-from domext_ray.inputs import prepare_run
-from domext_ray.plan import resolve
-from domext_ray.runs.run_directory import write_run
-from domext_ray.storage import Place, Where, hash_values, parse_json
+from domext_ray.text.corpus.shards import identify_corpus, prepare_corpus
+from domext_ray.text.data.sources import SOURCES, resolve_sources
 
 PREPARE = PrepareConfig(held_out_frac=0.2, min_document_chars=5)
 pytestmark = pytest.mark.usefixtures("local_ray")

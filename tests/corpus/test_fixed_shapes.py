@@ -13,8 +13,8 @@ from tiny_models import VOCAB, make_model
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.batching import MaskedRows, Masker, RowLengths
-from domext_ray.corpus.rows import RowSettings, build_rows
+from domext_ray.text.corpus.batching import MaskedRows, Masker, RowLengths
+from domext_ray.text.corpus.rows import RowSettings, build_rows
 from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import to_batch
 

@@ -17,18 +17,18 @@ from made_patients import NAME, NUM_PATIENTS, TERM, list_entries_of, number_of, 
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, ReplayConfig, VocabConfig
-from domext_ray.corpus.estimate import count_near_duplicates
-from domext_ray.corpus.manifest import SPLITS, Manifest
-from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.data.documents import read_grouped
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.sample import check_corpus
-from domext_ray.data.sources import resolve_sources
-from domext_ray.data.split import choose_share, hold_out_hashes
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.storage import Place
-from domext_ray.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
-from domext_ray.vocabulary.word_counts import Groups, add_groups, add_packed, keep_counts, pack_groups
+from domext_ray.text.corpus.estimate import count_near_duplicates
+from domext_ray.text.corpus.manifest import SPLITS, Manifest
+from domext_ray.text.corpus.shards import prepare_corpus
+from domext_ray.text.data.documents import read_grouped
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.sample import check_corpus
+from domext_ray.text.data.sources import resolve_sources
+from domext_ray.text.data.split import choose_share, hold_out_hashes
+from domext_ray.text.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
+from domext_ray.text.vocabulary.word_counts import Groups, add_groups, add_packed, keep_counts, pack_groups
 
 PREPARE = PrepareConfig(group_field="patient_id", held_out_frac=0.2, shard_bytes=8192, cross_documents=False)
 ROWS = [{"patient_id": each, "text": f"a note of some length, number {each}"} for each in ("a", "b")]

@@ -15,9 +15,9 @@ from made_tokenizers import save_roberta, save_xlm_roberta
 from transformers import AutoTokenizer, BertTokenizer
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.batching import SPAN_TOKENS, MaskedRows, Masker, find_sequences, find_spans, pad_masked
-from domext_ray.corpus.rows import RowSettings, build_rows
 from domext_ray.errors import ConfigError
+from domext_ray.text.corpus.batching import SPAN_TOKENS, MaskedRows, Masker, find_sequences, find_spans, pad_masked
+from domext_ray.text.corpus.rows import RowSettings, build_rows
 from domext_ray.training.objective import NO_LABEL, MaskedBatch, pad_batch, to_batch
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.estimate import (
+from domext_ray.errors import CorpusError
+from domext_ray.text.corpus.estimate import (
     RESEMBLANCE,
     SHINGLE_WORDS,
     NearDuplicates,
@@ -18,9 +19,8 @@ from domext_ray.corpus.estimate import (
     find_similar,
     require_both_splits,
 )
-from domext_ray.data.files import find_files
-from domext_ray.data.sample import read_sample
-from domext_ray.errors import CorpusError
+from domext_ray.text.data.files import find_files
+from domext_ray.text.data.sample import read_sample
 
 WORDS = [f"word{i}" for i in range(500)]
 

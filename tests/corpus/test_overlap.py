@@ -10,9 +10,9 @@ import pytest
 from test_shards import PREPARE, VOCABULARY, prepare_lines, read_numbers, write_lines
 from transformers import BertTokenizer
 
-from domext_ray.corpus import overlap
-from domext_ray.corpus.overlap import DocumentHashes, count_common, find_overlaps, read_hashes
 from domext_ray.errors import CorpusError
+from domext_ray.text.corpus import overlap
+from domext_ray.text.corpus.overlap import DocumentHashes, count_common, find_overlaps, read_hashes
 
 
 def make_hashes(train: list[int], held_out: list[int]) -> DocumentHashes:

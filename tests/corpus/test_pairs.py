@@ -13,15 +13,15 @@ import pytest
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus import pairs, shards
-from domext_ray.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest
-from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, PAIR_SCHEMA, PairRow, build_pairs
-from domext_ray.corpus.rows import RowSettings
-from domext_ray.corpus.sampler import Part, Sampler
-from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.corpus.stream import BatchReader
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
+from domext_ray.text.corpus import pairs, shards
+from domext_ray.text.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest
+from domext_ray.text.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, PAIR_SCHEMA, PairRow, build_pairs
+from domext_ray.text.corpus.rows import RowSettings
+from domext_ray.text.corpus.sampler import Part, Sampler
+from domext_ray.text.corpus.shards import prepare_corpus
+from domext_ray.text.corpus.stream import BatchReader
 
 NUM_DOCUMENTS = 400
 SEQ_LENGTH = 64

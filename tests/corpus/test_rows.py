@@ -9,8 +9,8 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
-from domext_ray.corpus.rows import RowSettings, SentenceTokenizer, build_rows, tokenize_sentences
-from domext_ray.data.sentences import split_sentences
+from domext_ray.text.corpus.rows import RowSettings, SentenceTokenizer, build_rows, tokenize_sentences
+from domext_ray.text.data.sentences import split_sentences
 
 HAN = "我喜欢北京大学的老师。今天天气很好"
 WORDS = ["the", "cat", "dog", "runs", "very", "##ly", "fast", "##er", "a", "and", ".", "!", ",", "[SEPARATE]"]
@@ -117,7 +117,7 @@ def test_rows_do_not_depend_on_how_many_sentences_are_tokenised_at_once(
     documents = ["the cat runs. the dog!", "a dog runs faster.", "the cat."] * 5
     expected = show_rows(documents, wordpiece)
     for number in (1, 2, 7):
-        monkeypatch.setattr("domext_ray.corpus.rows.SENTENCES_PER_CALL", number)
+        monkeypatch.setattr("domext_ray.text.corpus.rows.SENTENCES_PER_CALL", number)
         assert show_rows(documents, wordpiece) == expected
 
 
@@ -202,7 +202,7 @@ def test_remembered_chunks_give_the_tokenizers_ids(chinese_words: bool, monkeypa
     codes = [*range(33, 127), *range(0xA1, 0x180), *range(0x300, 0x320), *range(0x4E00, 0x4E20), 0xFF0C, 0x2014, 0xAC00]
     texts = [*TEXTS, *(" ".join("".join(map(chr, random.choice(codes, 5))) for _ in range(8)) for _ in range(200))]
     for most in (10**6, 50):
-        monkeypatch.setattr("domext_ray.corpus.rows.MAX_CACHED_CHARS", most)
+        monkeypatch.setattr("domext_ray.text.corpus.rows.MAX_CACHED_CHARS", most)
         tokenizer = SentenceTokenizer(record, chinese_words)
         assert tokenizer.splits_at_spaces
         for _ in range(2):  # the second time everything is remembered

@@ -23,16 +23,16 @@ from changed_files import watch_hashing
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus import shards
-from domext_ray.corpus.index import HELD_OUT, TRAIN, DocumentIndex
-from domext_ray.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest
-from domext_ray.corpus.rows import SCHEMA, load_jieba
-from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.data.sources import resolve_sources
-from domext_ray.data.split import describe_split, hold_out_blocks, resolve_held_out_by
 from domext_ray.errors import AccessError, CorpusError
 from domext_ray.runtime import tasks
 from domext_ray.storage import Place
+from domext_ray.text.corpus import shards
+from domext_ray.text.corpus.index import HELD_OUT, TRAIN, DocumentIndex
+from domext_ray.text.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest
+from domext_ray.text.corpus.rows import SCHEMA, load_jieba
+from domext_ray.text.corpus.shards import prepare_corpus
+from domext_ray.text.data.sources import resolve_sources
+from domext_ray.text.data.split import describe_split, hold_out_blocks, resolve_held_out_by
 
 PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "line", "says", ".", *(f"{i}" for i in range(10))]
@@ -189,8 +189,8 @@ def test_any_number_of_documents_at_a_time_are_chosen_alike(
     prepare = replace(PREPARE, held_out_by=by, held_out_frac=0.3, **HOLD_OUT[by])
     found = []
     for chunk, bucket in ((2**22, 2**20), (70, 100), (1, 2999), (5000, 1)):
-        monkeypatch.setattr("domext_ray.data.split.CHUNK", chunk)
-        monkeypatch.setattr("domext_ray.corpus.index.BUCKET", bucket)
+        monkeypatch.setattr("domext_ray.text.data.split.CHUNK", chunk)
+        monkeypatch.setattr("domext_ray.text.corpus.index.BUCKET", bucket)
         folder = tmp_path / f"{chunk}-{bucket}"
         folder.mkdir()
         index = DocumentIndex(folder)

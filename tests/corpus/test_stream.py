@@ -16,13 +16,13 @@ from test_sampler import Sampler, list_rows, make_alone, make_curriculum, make_m
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus import stream
-from domext_ray.corpus.batching import Masker
-from domext_ray.corpus.manifest import FileRecord, Manifest
-from domext_ray.corpus.sampler import share_rows
-from domext_ray.corpus.stream import BatchReader, Prefetch, RankBatch, stream_batches
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.storage import Place
+from domext_ray.text.corpus import stream
+from domext_ray.text.corpus.batching import Masker
+from domext_ray.text.corpus.manifest import FileRecord, Manifest
+from domext_ray.text.corpus.sampler import share_rows
+from domext_ray.text.corpus.stream import BatchReader, Prefetch, RankBatch, stream_batches
 
 NUM_WORDS = 1200
 SAMPLERS = {

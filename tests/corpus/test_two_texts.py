@@ -16,22 +16,22 @@ from transformers import BertTokenizer
 
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
-from domext_ray.corpus.estimate import estimate_rows
-from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.pairs import NO_NEXT_SENTENCE
-from domext_ray.corpus.rows import NO_TOKEN, build_two_text_rows
-from domext_ray.corpus.sampler import Part, Sampler, share_rows
-from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.corpus.stream import BatchReader, RankBatch, stream_batches
-from domext_ray.corpus.views import make_masker
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.sample import check_corpus
-from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.storage import Place
+from domext_ray.text.corpus.estimate import estimate_rows
+from domext_ray.text.corpus.manifest import Manifest
+from domext_ray.text.corpus.pairs import NO_NEXT_SENTENCE
+from domext_ray.text.corpus.rows import NO_TOKEN, build_two_text_rows
+from domext_ray.text.corpus.sampler import Part, Sampler, share_rows
+from domext_ray.text.corpus.shards import make_settings, prepare_corpus
+from domext_ray.text.corpus.stream import BatchReader, RankBatch, stream_batches
+from domext_ray.text.corpus.views import make_masker
+from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.sample import check_corpus
+from domext_ray.text.data.sources import resolve_sources
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.evaluate import build_domain_set
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 PAIR = PrepareConfig(pair=("title", "body"), min_document_chars=1, shard_bytes=4096, held_out_frac=0.1)
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "title", "body", "a", *(f"{i}" for i in range(10))]

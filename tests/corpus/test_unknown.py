@@ -13,14 +13,14 @@ from made_tokenizers import save_roberta, save_xlm_roberta
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.manifest import read_manifest
-from domext_ray.corpus.rows import TokenCounts, tokenize_sentences
-from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.corpus.unknown import check_sample, describe_unknown, find_unknown, warn_of_unknown
-from domext_ray.data.sample import check_corpus
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.corpus.manifest import read_manifest
+from domext_ray.text.corpus.rows import TokenCounts, tokenize_sentences
+from domext_ray.text.corpus.shards import make_settings, prepare_corpus
+from domext_ray.text.corpus.unknown import check_sample, describe_unknown, find_unknown, warn_of_unknown
+from domext_ray.text.data.sample import check_corpus
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "kidney", "of", "a", "patient", ".", "a", "##b", *"0123456789", *(f"##{i}" for i in range(10))]

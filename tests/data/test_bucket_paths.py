@@ -11,13 +11,13 @@ from object_store import BUCKET, put_object, use_objects
 
 from domext_ray.commands.early import check_text
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data import folders
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.files import find_files
-from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError, StorageError
 from domext_ray.storage import Place
+from domext_ray.text.data import folders
+from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.files import find_files
+from domext_ray.text.data.sources import resolve_sources
 
 ODD = ["[x].txt", "a b.txt", "a*b.txt", "c#d.txt", "c,d.txt", "e?f.txt", "end ", "g%20h.txt", "i+j.txt", "ünï 漢.txt"]
 TEXTS = ["t/a.txt", "t/b.jsonl", "t/sub/c.txt", "both/x", "both/x/y.txt", "marked/a.txt", "marked/sub/b.txt"]

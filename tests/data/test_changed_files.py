@@ -15,10 +15,10 @@ from object_store import BUCKET
 
 from domext_ray import storage
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data import hashes
-from domext_ray.data.sources import Sources, describe_changes, require_files, resolve_sources, write_files
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.storage import Place
+from domext_ray.text.data import hashes
+from domext_ray.text.data.sources import Sources, describe_changes, require_files, resolve_sources, write_files
 
 NAMES, MARKS = b"Mrs Miller was seen by Dr Brown.\n" * 40, b"Mrs [NAME] was seen by Dr Brown.\n" * 40
 

@@ -14,10 +14,10 @@ import datasets
 import pytest
 from object_store import BUCKET, put_object, use_objects
 
-from domext_ray.data import folders
-from domext_ray.data.files import find_files
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
+from domext_ray.text.data import folders
+from domext_ray.text.data.files import find_files
 
 TEXT = b"some words of a line\n"
 LARGE = TEXT * 100

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from domext_ray.data.files import HUB, SourceFile, find_files, open_stream, pin_entries
 from domext_ray.errors import CorpusError
+from domext_ray.text.data.files import HUB, SourceFile, find_files, open_stream, pin_entries
 
 OLD, NEW = "1" * 40, "2" * 40
 CARD = """---
@@ -29,10 +29,10 @@ ONLINE = {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_XET
 ASK = """
 import json, sys
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.files import pin_entries
-from domext_ray.data.sources import resolve_sources
+from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.files import pin_entries
+from domext_ray.text.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 for spec in sys.argv[1:]:
     try:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from domext_ray.data.files import find_files
-from domext_ray.data.readers import read_rows
 from domext_ray.errors import CorpusError
+from domext_ray.text.data.files import find_files
+from domext_ray.text.data.readers import read_rows
 
 ROWS = [{"id": i, "text": f"Größe {i}"} for i in range(12)]
 TEXTS = [each["text"] for each in ROWS]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from model_hub import ModelHub
 
-from domext_ray.data.names import check_name, find_near, is_path, is_slip, pick_near
 from domext_ray.errors import BaseModelError, ConfigError, DomextError
+from domext_ray.text.data.names import check_name, find_near, is_path, is_slip, pick_near
 
 GIVE = "a folder, or a hub id"
 

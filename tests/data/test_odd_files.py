@@ -17,13 +17,13 @@ import pytest
 
 from domext_ray import files as option_files
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data import files
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.files import SourceFile, find_files
-from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
+from domext_ray.text.data import files
+from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.files import SourceFile, find_files
+from domext_ray.text.data.sources import Sources, resolve_sources
 
 SENTENCE = "A sentence that is long enough."
 

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from domext_ray.commands.early import check_early
+from domext_ray.config.options.build import from_dict, identity_of
 from domext_ray.config.pretrain import NO_GROUPS, PrepareConfig, PretrainConfig, identify_documents
-from domext_ray.data import groups
-from domext_ray.data.groups import PEOPLE, FieldValues, count_values, join_values, tell_groups
-from domext_ray.data.sample import check_corpus
 from domext_ray.errors import CorpusError
-from domext_ray.options.build import from_dict, identity_of
+from domext_ray.text.data import groups
+from domext_ray.text.data.groups import PEOPLE, FieldValues, count_values, join_values, tell_groups
+from domext_ray.text.data.sample import check_corpus
 
 Values = Callable[[int], Any]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, TrainConfig
-from domext_ray.data import package_docs
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.package_docs import extract_prose, read_paragraphs
-from domext_ray.data.sources import resolve_sources
 from domext_ray.plan import pin_corpus
 from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place
+from domext_ray.text.data import package_docs
+from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.package_docs import extract_prose, read_paragraphs
+from domext_ray.text.data.sources import resolve_sources
 
 DOCSTRING = """Return the table in which every row has its own number.
 
@@ -113,7 +113,7 @@ JOB = """
 import sys
 import ray
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data import package_docs, sources
+from domext_ray.text.data import package_docs, sources
 from domext_ray.storage import Place
 package_docs.read_paragraphs = lambda: iter(["This job writes this sentence."])
 with package_docs.write_ahead("package-docs:1", folder := Place(sys.argv[1])):

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.files import SourceFile, find_files
-from domext_ray.data.readers import Row, read_lines, read_rows
-from domext_ray.data.sources import cut_tasks
 from domext_ray.errors import CorpusError
+from domext_ray.text.data.files import SourceFile, find_files
+from domext_ray.text.data.readers import Row, read_lines, read_rows
+from domext_ray.text.data.sources import cut_tasks
 
 
 def accept(names: Sequence[str], schema: pa.Schema | None) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.files import find_files
-from domext_ray.data.sample import PLACE_BYTES, PLACES, check_corpus, read_sample
 from domext_ray.errors import CorpusError
+from domext_ray.text.data.files import find_files
+from domext_ray.text.data.sample import PLACE_BYTES, PLACES, check_corpus, read_sample
 
 PREPARE = PrepareConfig()
 LINES = [f"Line number {i:06d} of a text, which is long enough to be one." for i in range(100)]

@@ -17,14 +17,14 @@ from changed_files import watch_hashing
 from object_store import BUCKET
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data import documents as reading
-from domext_ray.data import sources
-from domext_ray.data.documents import clean_text, read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.files import SourceFile
-from domext_ray.data.sources import ReadTask, Sources, cut_tasks, resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
+from domext_ray.text.data import documents as reading
+from domext_ray.text.data import sources
+from domext_ray.text.data.documents import clean_text, read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.files import SourceFile
+from domext_ray.text.data.sources import ReadTask, Sources, cut_tasks, resolve_sources
 
 
 def read_all(resolved: Sources, prepare: PrepareConfig) -> tuple[list[str], Counter[str]]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from domext_ray.data.files import find_files
-from domext_ray.data.readers import read_rows
-from domext_ray.data.tables import Forms, tell_forms
 from domext_ray.errors import CorpusError
+from domext_ray.text.data.files import find_files
+from domext_ray.text.data.readers import read_rows
+from domext_ray.text.data.tables import Forms, tell_forms
 
 STRAY = "has a quote that is neither doubled nor the end of its cell"
 OPEN = "ends inside a quote that opens in"

@@ -20,9 +20,9 @@ from conftest import REPOSITORY
 from object_store import BUCKET
 
 from domext_ray.errors import ConfigError, DivergenceError, DomextError, RunError, TrainingError
-from domext_ray.experiment.on_tune import run_trials
-from domext_ray.experiment.runner import Ledger, Outcome, Rules, Trial, Watch, run_here
+from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.tasks import Pool
+from domext_ray.runtime.trials import Ledger, Outcome, Rules, Trial, Watch, run_here
 from domext_ray.storage import Place
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
@@ -191,8 +191,8 @@ import psutil
 import ray
 from domext_ray.config.finetune import FinetuneConfig, GridConfig, TrainingScaleConfig
 from domext_ray.downstream.finetune.finetune import plan_resources
-from domext_ray.experiment.on_tune import run_trials
-from domext_ray.experiment.runner import Ledger, Rules, Trial, Watch
+from domext_ray.runtime.on_tune import run_trials
+from domext_ray.runtime.trials import Ledger, Rules, Trial, Watch
 from domext_ray.runtime.tasks import Pool
 from domext_ray.storage import Place
 

@@ -30,8 +30,8 @@ from domext_ray.model.base import load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.start import RebuiltRun
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 BASES = ("tiny_base_folder", "tiny_roberta_folder")
 TEXTS = ["the dog and the cat run in the garden", "a good book"]

@@ -23,7 +23,7 @@ from domext_ray.export.model_folder import export_model
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 TEXTS = ["the old house was very cold", "a river", "blood and heart", "protein " * 300, "the cell"]
 METHODS = {

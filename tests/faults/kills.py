@@ -39,7 +39,7 @@ from domext_ray.training.metrics import read_metrics  # noqa: E402
 INJECT = TESTS / "faults" / "inject"
 WORKER, CHECKPOINT = "domext_ray.training.worker:PretrainWorker", "domext_ray.training.checkpoint"
 POINTS = {
-    "preparation": ("domext_ray.corpus.shards:_hash_task", "domext_ray.corpus.shards:_write_task"),
+    "preparation": ("domext_ray.text.corpus.shards:_hash_task", "domext_ray.text.corpus.shards:_write_task"),
     "step": (f"{WORKER}._train_step",),
     "save": ("domext_ray.training.saver:Saver.save", f"{CHECKPOINT}:save_checkpoint", f"{CHECKPOINT}:_prune"),
     "upload": (f"{CHECKPOINT}:_write_files",),

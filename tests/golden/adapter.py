@@ -22,24 +22,24 @@ import torch
 from domext_ray import pipeline
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb, main
+from domext_ray.config.options.read import read_flags
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.corpus import stream
-from domext_ray.corpus.manifest import SPLITS, read_manifest, take_rows
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.inference import predict as predicting
 from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.labelled.readers.loading import load_labelled
-from domext_ray.options.read import read_flags
 from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
 from domext_ray.storage import Place
+from domext_ray.text.corpus import stream
+from domext_ray.text.corpus.manifest import SPLITS, read_manifest, take_rows
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.engine import join_alone
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 PACKAGE = str(Path(pipeline.__file__).parent)
 """Where the package is; sentences name its presets."""

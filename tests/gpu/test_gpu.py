@@ -52,7 +52,6 @@ from torch import nn
 
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig
-from domext_ray.corpus.views import make_masker
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import load_start_model
@@ -68,6 +67,8 @@ from domext_ray.model.joined import join_products, list_joined, refresh
 from domext_ray.serving.engine import Engine as ServingEngine
 from domext_ray.serving.engine import ServedRow
 from domext_ray.serving.served_model import ServedBank
+from domext_ray.text.corpus.views import make_masker
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training import capture, engine
 from domext_ray.training.cost import make_full_batch
 from domext_ray.training.engine import compile_layers, join_alone
@@ -76,7 +77,6 @@ from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.step import move_batch
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.timeout(1200)
 CPU = torch.device("cpu")

@@ -25,7 +25,6 @@ from torch.nn.attention import varlen
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, resolve_micro_batch_sizes
-from domext_ray.corpus.views import make_masker
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
@@ -36,6 +35,8 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.storage import Place
+from domext_ray.text.corpus.views import make_masker
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training import engine as engine_module
 from domext_ray.training import records
 from domext_ray.training.checkpoint import save_checkpoint
@@ -49,7 +50,6 @@ from domext_ray.training.ranks import Notices, Ranks
 from domext_ray.training.records import StepRecords
 from domext_ray.training.step import SingleProcessTrainer, list_trainables, move_batch
 from domext_ray.training.worker import PretrainWorker
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 Waits = Counter[Wait]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from domext_ray import storage
-from domext_ray.data import hashes
+from domext_ray.text.data import hashes
 
 
 def _make_other(path: Path, content: bytes) -> Path:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.model.base import Base
 from domext_ray.model.build import describe_extensions
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec
-from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState

@@ -24,7 +24,6 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.state import State
 from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
-from domext_ray.experiment.runner import Ledger, Rules, Step, Trial, Watch, run_here
 from domext_ray.inference.examples import NOTHING_LEARNED, RawRecord, make_example
 from domext_ray.labelled.examples import (
     AnnotatedText,
@@ -40,6 +39,7 @@ from domext_ray.labelled.examples import (
     Relation,
     TaggedSentence,
 )
+from domext_ray.runtime.trials import Ledger, Rules, Step, Trial, Watch, run_here
 from domext_ray.storage import Place
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from domext_ray.config.options.declare import ConfigT
+from domext_ray.config.options.read import read_flags
 from domext_ray.config.presets import configure
-from domext_ray.options.declare import ConfigT
-from domext_ray.options.read import read_flags
 
 
 def parse_config(config_class: type[ConfigT], preset: str = "", args: Sequence[str] = ()) -> ConfigT:

@@ -13,9 +13,9 @@ from conftest import FEW_SENTENCES, REPOSITORY
 
 from domext_ray.commands.job import configure
 from domext_ray.commands.pretraining import METHODS
+from domext_ray.config.options.read import read_flags
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import DomextError
-from domext_ray.options.read import read_flags
 from domext_ray.pipeline import run_pretraining
 from domext_ray.training.evaluate import GENERAL_PROBE
 

@@ -19,12 +19,12 @@ from object_store import MEMORY, MemoryBucket, use_memory
 from test_hostile_input import TARGETS, Target, read_tree, write_corpus_folder
 
 from domext_ray import storage
-from domext_ray.corpus.manifest import SPLITS, read_manifest, remember_shards
-from domext_ray.corpus.overlap import read_hashes, write_hashes
-from domext_ray.corpus.shards import _find_prepared
 from domext_ray.errors import StorageError, find_user_error
 from domext_ray.runtime.records import Records
 from domext_ray.storage import Place
+from domext_ray.text.corpus.manifest import SPLITS, read_manifest, remember_shards
+from domext_ray.text.corpus.overlap import read_hashes, write_hashes
+from domext_ray.text.corpus.shards import _find_prepared
 from domext_ray.training.router import RouterRecord, read_routers, save_routers
 
 

@@ -35,34 +35,34 @@ from domext_ray.commands.verify import run_verify
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import VerifyConfig
 from domext_ray.config.method import MethodConfig
+from domext_ray.config.options.build import dump_yaml, from_dict, to_dict
+from domext_ray.config.options.kinds import list_options, list_sections
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, SettledConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.corpus.manifest import FORMAT_VERSION, find_shard_fault, read_manifest, write_manifest
-from domext_ray.data.documents import read_documents, read_grouped
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.sources import resolve_sources
 from domext_ray.downstream.start.head import read_config as read_head_config
 from domext_ray.downstream.tasks.description import describe_task
 from domext_ray.downstream.tasks.task_file import TaskFile, read_task_file, write_task_file
 from domext_ray.errors import CorpusError, RunError, find_user_error
-from domext_ray.experiment.runner import Ledger, Outcome, Trial
 from domext_ray.export.folder import ExportRecord, check_whole, find_faults, new_export, read_export_record
 from domext_ray.export.vector_layout import read_pooling
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_description
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
-from domext_ray.options.build import dump_yaml, from_dict, to_dict
-from domext_ray.options.kinds import list_options, list_sections
 from domext_ray.report.figures import measure_run
 from domext_ray.report.summary import read_origin, read_summary
 from domext_ray.runs.attempts import hold, supersede
 from domext_ray.runs.events import STAGES, enter_phase, measure_times
 from domext_ray.runs.run_directory import add_versions, check_order, read_config, read_run, write_config
+from domext_ray.runtime.trials import Ledger, Outcome, Trial
 from domext_ray.storage import Place, hash_file
+from domext_ray.text.corpus.manifest import FORMAT_VERSION, find_shard_fault, read_manifest, write_manifest
+from domext_ray.text.data.documents import read_documents, read_grouped
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.sources import resolve_sources
+from domext_ray.text.vocabulary.extension import load_extension, read_base_vocabulary, save_extension
 from domext_ray.training.checkpoint import choose_checkpoint, find_latest
 from domext_ray.training.metrics import find_last_step, read_metrics
-from domext_ray.vocabulary.extension import load_extension, read_base_vocabulary, save_extension
 
 LONGEST_SECONDS, LONGEST_LINE = 10.0, 5000  # of this process; characters
 LOOP: list[Any] = []

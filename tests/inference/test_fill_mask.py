@@ -18,7 +18,7 @@ from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.predictors import find_model, load_predictor
 from domext_ray.model.base import load_base
 from domext_ray.storage import Place
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 TEXTS = [
     "the doctor read a [MASK] in the house .",

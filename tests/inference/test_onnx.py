@@ -39,7 +39,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import merge_extensions
 from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 TOLERANCE = 1e-4
 LONE = """

@@ -16,7 +16,6 @@ from changed_files import REPLACED, TOUCHED
 from object_store import BUCKET
 
 from domext_ray.config.inference import PredictConfig
-from domext_ray.data.sources import write_files
 from domext_ray.errors import ConfigError, CorpusError, DomextError, RunError
 from domext_ray.files import read_json
 from domext_ray.inference.parts import MALFORMED, SUMMARY
@@ -27,6 +26,7 @@ from domext_ray.inference.predict import (
 )
 from domext_ray.runs.run_directory import RUN, write_run
 from domext_ray.storage import Place, write_json
+from domext_ray.text.data.sources import write_files
 
 ROWS = [
     *({"id": f"n{i}", "text": f"the {each} read a [MASK] ."} for i, each in enumerate("doctor man dog".split())),
@@ -240,7 +240,7 @@ def test_an_input_in_a_bucket_is_too(config: PredictConfig, objects: str, monkey
     assert plan_prediction(config).identity["input_sha256"] == plan.input.former_sha256
     write_run(plan.folder, identity=plan.identity)
     write_files(plan.folder, plan.input.list_files())
-    monkeypatch.setattr("domext_ray.data.hashes.name_former", lambda file: f"{file.path} of a later time")
+    monkeypatch.setattr("domext_ray.text.data.hashes.name_former", lambda file: f"{file.path} of a later time")
     place.put(content)
     assert plan_prediction(config).identity == plan.identity, "uploaded again"
     place.put(content.replace(b"doctor", b"church"))

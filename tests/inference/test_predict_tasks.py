@@ -15,7 +15,6 @@ from labelled_fixtures import write, write_ner
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.inference import PredictConfig
-from domext_ray.data.sources import describe_changes
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import StartModel, load_start_model
@@ -30,6 +29,7 @@ from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
 from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.storage import Place
+from domext_ray.text.data.sources import describe_changes
 
 CUT = ("classification", "multilabel", "regression")
 """Families that do not read a text in windows."""

@@ -10,13 +10,13 @@ import pytest
 from labelled_fixtures import dump_lines, load
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames
 from domext_ray.labelled.examples import LabelledText, TaggedSentence
+from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.sources import resolve_sources
 
 ROWS = [{"text": f'row {i} says "it, hurts" twice', "label": "ab"[i % 2]} for i in range(6)]
 ZERO = [{"text": "a\u200bb", "label": "a"}, {"text": "c\u2060d", "label": "b"}]

@@ -20,10 +20,10 @@ from test_documents import BLOCKS, DOCUMENTS, list_commands, strip_blocks
 
 from domext_ray.commands.main import JOBS, find_verb, main
 from domext_ray.config import presets
-from domext_ray.data.files import find_files
-from domext_ray.options.declare import TEXTS
-from domext_ray.options.kinds import list_options
+from domext_ray.config.options.declare import TEXTS
+from domext_ray.config.options.kinds import list_options
 from domext_ray.storage import Place, is_address
+from domext_ray.text.data.files import find_files
 
 NAMED = re.compile(r"s3://(bucket|BUCKET)\b")
 VERBS_OF_OPTIONS = {"bank": "bank"}

@@ -13,8 +13,8 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
-from domext_ray.corpus.batching import round_up
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.text.corpus.batching import round_up
 
 JOBS, CPU = REPOSITORY / "jobs", torch.device("cpu")
 

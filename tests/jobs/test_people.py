@@ -10,7 +10,7 @@ from conftest import FEW_SENTENCES, REPOSITORY
 from made_patients import NAME, TERM, list_entries_of, write_notes
 from pretrain_jobs import train_here
 
-from domext_ray.vocabulary.extension import load_extension
+from domext_ray.text.vocabulary.extension import load_extension
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 

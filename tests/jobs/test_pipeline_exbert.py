@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place
+from domext_ray.text.vocabulary.extension import load_extension
 from domext_ray.training.checkpoint import find_latest
-from domext_ray.vocabulary.extension import load_extension
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]  # the matrix (test_methods.py) has the same, by the engine
 NUM_STEPS = 12

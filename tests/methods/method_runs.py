@@ -23,6 +23,7 @@ from lone_engine import gather_whole
 from methods import ROWS, Row, find_row
 from torch import Tensor, nn
 
+from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import (
     EngineConfig,
     OptimConfig,
@@ -32,7 +33,6 @@ from domext_ray.config.pretrain import (
     VocabConfig,
     resolve_micro_batch_sizes,
 )
-from domext_ray.corpus.batching import MaskedRows, Masker, join_rows
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.build import (
     describe_extensions,
@@ -43,8 +43,11 @@ from domext_ray.model.build import (
 )
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
-from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
+from domext_ray.text.corpus.batching import MaskedRows, Masker, join_rows
+from domext_ray.text.vocabulary.extension import read_base_vocabulary
+from domext_ray.text.vocabulary.learn import import_words
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training import engine as engine_module
 from domext_ray.training.checkpoint import (
     Checkpoint,
@@ -61,9 +64,6 @@ from domext_ray.training.start import (
     pick_fixed,
 )
 from domext_ray.training.step import StepFigures
-from domext_ray.vocabulary.extension import read_base_vocabulary
-from domext_ray.vocabulary.learn import import_words
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 NUM_ROWS, MICRO_BATCH, STEPS, CUT, SHARD_STEPS = 8, 4, 6, 3, 2

@@ -36,10 +36,10 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec, build_base
 from domext_ray.plan import size_model
 from domext_ray.storage import Place
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.start import rebuild_run
 from domext_ray.training.step import StepFigures
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
 CPU = torch.device("cpu")

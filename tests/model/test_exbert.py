@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import BertConfig, BertForPreTraining, BertModel, RobertaConfig, RobertaForMaskedLM
 
+from domext_ray.config.extensions.table import is_extension
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import ConfigError
-from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining

@@ -12,16 +12,16 @@ import torch
 from checkpoint_runs import make_run
 
 from domext_ray.config.method import MethodConfig
+from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, TrainConfig
-from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
-from domext_ray.options.build import dump_yaml
 from domext_ray.report.examples import NUM_EXAMPLES, NUM_GUESSES, choose_sentences, make_examples, predict
 from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place
+from domext_ray.text.corpus.manifest import FileRecord, Manifest
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.checkpoint import find_latest
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 SENTENCES = [f"This is the {i} sentence about a model that reads tokens in a file." for i in range(30)]
 

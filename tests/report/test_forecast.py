@@ -24,18 +24,18 @@ from domext_ray.config.pretrain import (
     TrainConfig,
     VocabConfig,
 )
-from domext_ray.corpus.estimate import estimate_rows
-from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.data.files import find_files
-from domext_ray.data.sample import check_corpus, read_sample
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
 from domext_ray.report.forecast import describe_forecast, make_forecast
 from domext_ray.storage import Place
+from domext_ray.text.corpus.estimate import estimate_rows
+from domext_ray.text.corpus.shards import make_settings, prepare_corpus
+from domext_ray.text.data.files import find_files
+from domext_ray.text.data.sample import check_corpus, read_sample
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.cost import StepCost, make_dry_run_model, measure_step_cost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps
 from domext_ray.training.step import SingleProcessTrainer, StepFigures
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 
 def describe_model(config: SettledConfig) -> ModelSpec:

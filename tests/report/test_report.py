@@ -14,17 +14,17 @@ from report_records import ABOUT, SUMMARY, make_records, make_run, write_origin
 
 from domext_ray.config import presets
 from domext_ray.config.mixture import MixtureConfig
+from domext_ray.config.options.build import dump_yaml
+from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.read import Given
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.errors import RunError
-from domext_ray.options.build import dump_yaml
-from domext_ray.options.places import hide_places
-from domext_ray.options.read import Given
 from domext_ray.report.examples import Example, Guess, Masked
 from domext_ray.report.figures import format_summary, measure_run
 from domext_ray.report.report import list_facts, write_report
 from domext_ray.runs.run_directory import write_config
 from domext_ray.storage import Place
-from domext_ray.vocabulary.extension import STATISTICS_FILE
+from domext_ray.text.vocabulary.extension import STATISTICS_FILE
 
 MASKED = Masked("A <b> of ", "tea", ", please.", (1, 2, 3), 1, 9)
 

@@ -12,11 +12,10 @@ import pytest
 from report_records import SUMMARY, make_records, make_run
 from transformers import BertForMaskedLM
 
+from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
-from domext_ray.corpus.estimate import RowEstimate
 from domext_ray.errors import RunError
 from domext_ray.model.base import load_base
-from domext_ray.options.build import dump_yaml
 from domext_ray.plan import resolve
 from domext_ray.report.compare import write_index
 from domext_ray.report.figures import describe_result, describe_sizes, format_summary, list_rows, measure_run
@@ -24,6 +23,7 @@ from domext_ray.report.forecast import Forecast, describe_forecast
 from domext_ray.report.report import write_report
 from domext_ray.report.summary import read_summary
 from domext_ray.storage import Place
+from domext_ray.text.corpus.estimate import RowEstimate
 from domext_ray.training.metrics import RunProgress
 
 TITLE, SHARE = "InfoNCE loss", "rows matched"

@@ -12,11 +12,11 @@ import torch
 
 from domext_ray.commands.main import JOBS
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.options.build import identity_of
 from domext_ray.config.pretrain import EngineConfig, SettledConfig, TrainConfig
 from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.export.folder import ExportRecord, new_export
-from domext_ray.options.build import identity_of
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     TRAININGS,

@@ -18,11 +18,11 @@ import torch
 from given_options import parse_config
 
 from domext_ray.config.finetune import FinetuneConfig, TrainingScaleConfig
+from domext_ray.config.options.build import dump_yaml, from_dict
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.options.build import dump_yaml, from_dict
 from domext_ray.pipeline import run_pretraining
 from domext_ray.plan import resolve
 from domext_ray.runs.run_directory import write_config

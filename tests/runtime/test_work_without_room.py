@@ -12,12 +12,12 @@ import pytest
 import ray
 
 from domext_ray.errors import RunError
-from domext_ray.experiment.on_tune import run_trials
-from domext_ray.experiment.runner import Ledger, Rules, Trial, Watch
 from domext_ray.progress import StatusLine
 from domext_ray.runtime import waiting
+from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.runtime.tasks import Pool, Task, run_tasks
+from domext_ray.runtime.trials import Ledger, Rules, Trial, Watch
 from domext_ray.runtime.waiting import StallTimer
 from domext_ray.storage import Place
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.sweep import SearchConfig, SweepConfig
-from domext_ray.experiment.runner import Ledger, Outcome, Trial
+from domext_ray.runtime.trials import Ledger, Outcome, Trial
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep_report import draw_sizes, measure_time, write_sweep_report

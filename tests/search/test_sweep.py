@@ -27,15 +27,15 @@ from labelled_fixtures import write_ner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
+from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.experiment.on_tune import run_trials
-from domext_ray.experiment.runner import Ledger, Outcome, Rules, Trial
-from domext_ray.options.build import dump_yaml
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.tasks import Pool
+from domext_ray.runtime.trials import Ledger, Outcome, Rules, Trial
 from domext_ray.search.plan import SweepPlan, choose_points
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.results import TRIALS, read_trials

@@ -25,7 +25,7 @@ from domext_ray.serving.catalogue import LOOK_SECONDS, Catalogue
 from domext_ray.serving.endpoints import Classify, ClassifyRequest
 from domext_ray.serving.engine import Engine
 from domext_ray.serving.served_model import ServedBank
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 TEXT = "the patient was given a drug for the heart"
 

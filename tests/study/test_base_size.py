@@ -9,8 +9,8 @@ import pytest
 from given_options import parse_config
 
 from domext_ray.config.jobs import StudyConfig
+from domext_ray.config.options.build import describe_difference, to_dict
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.options.build import describe_difference, to_dict
 from domext_ray.study.arms import choose_presets, keeps, make_configs
 from domext_ray.study.study import run_study
 

@@ -25,13 +25,13 @@ from torch import nn
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
-from domext_ray.corpus.sampler import share_rows
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import HEADS
 from domext_ray.model.build import store_base, trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.storage import Place
+from domext_ray.text.corpus.sampler import share_rows
 from domext_ray.training.checkpoint import Checkpoint, find_latest, save_checkpoint
 from domext_ray.training.engine import Engine, TensorState, TrainState, _forbid_compiled_op
 from domext_ray.training.evaluate import evaluate

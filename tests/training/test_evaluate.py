@@ -19,14 +19,14 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, SettledConfig
-from domext_ray.corpus import shards
-from domext_ray.corpus.manifest import FileRecord, Manifest
-from domext_ray.corpus.pairs import PAIR_SCHEMA, build_pairs
-from domext_ray.corpus.rows import SCHEMA, RowSettings
 from domext_ray.errors import CorpusError
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
+from domext_ray.text.corpus import shards
+from domext_ray.text.corpus.manifest import FileRecord, Manifest
+from domext_ray.text.corpus.pairs import PAIR_SCHEMA, build_pairs
+from domext_ray.text.corpus.rows import SCHEMA, RowSettings
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
     Evaluations,

@@ -18,11 +18,11 @@ from torch.nn.attention import varlen
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, ReplayConfig, VocabConfig
-from domext_ray.corpus.batching import MaskedRows, join_rows, pad_masked
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import count_base_layers
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
+from domext_ray.text.corpus.batching import MaskedRows, join_rows, pad_masked
 from domext_ray.training.losses import MaskedLoss, make_loss
 from domext_ray.training.objective import MaskedBatch, pad_batch, to_batch
 from domext_ray.training.step import move_batch

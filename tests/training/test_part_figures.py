@@ -23,10 +23,10 @@ from domext_ray.inputs import prepare_run
 from domext_ray.plan import resolve
 from domext_ray.report.figures import measure_run
 from domext_ray.storage import Place
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.run import Run
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 STEPS = 16
 NAMES = ("domain", "general", "further")

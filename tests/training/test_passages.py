@@ -15,10 +15,10 @@ from lone_engine import make_lone_engine
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.corpus import shards
-from domext_ray.corpus.manifest import Manifest
 from domext_ray.model.domext.words_domext import compute_losses
 from domext_ray.storage import Place
+from domext_ray.text.corpus import shards
+from domext_ray.text.corpus.manifest import Manifest
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Scores, evaluate, measure_bits
 from domext_ray.training.objective import MaskedBatch

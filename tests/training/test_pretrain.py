@@ -17,13 +17,13 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, create_scaling_policy
 
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
-from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EVENTS, EventReader
 from domext_ray.runtime.ray_cluster import Node, find_shortage
 from domext_ray.storage import Place, write_text
+from domext_ray.text.corpus.stream import READ_CPUS
 from domext_ray.training import pretrain as pretrain_module
 from domext_ray.training.checkpoint import MANIFEST, list_steps
 from domext_ray.training.elastic import ENOUGH_CPUS, Interruptions, count_room, fit_workers

@@ -13,11 +13,11 @@ from lone_engine import make_lone_engine
 from torch import nn
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.corpus.batching import MaskedRows, pad_masked
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.model.spec import ModelSpec
+from domext_ray.text.corpus.batching import MaskedRows, pad_masked
 from domext_ray.training.evaluate import evaluate, evaluate_routed
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import EvalSet

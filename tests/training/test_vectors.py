@@ -25,16 +25,16 @@ from domext_ray.config.pretrain import (
     VocabConfig,
     resolve_micro_batch_sizes,
 )
-from domext_ray.corpus.views import Viewer
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import load_base
 from domext_ray.model.build import detach
 from domext_ray.model.spec import ModelSpec, build_base
+from domext_ray.text.corpus.views import Viewer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.losses import make_vector_loss
 from domext_ray.training.objective import ViewBatch, to_batch
 from domext_ray.training.step import move_batch
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 CROP = ObjectiveConfig(kind="infonce", views="crop", group_rows=4)
 DROPOUT = ObjectiveConfig(kind="infonce", group_rows=4)

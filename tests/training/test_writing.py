@@ -30,9 +30,9 @@ from domext_ray.model.spec import build_base
 from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths
 from domext_ray.storage import Place
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training import writing
 from domext_ray.training.writing import Writer, estimate_written, get_or_write_text, prepare_written
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 SELF = PretrainConfig(
     replay=ReplayConfig(corpus="self"), engine=EngineConfig(precision="fp32"), scale=ScaleConfig(use_gpu=False)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertTokenizer
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
-from domext_ray.vocabulary.extension import (
+from domext_ray.text.vocabulary.extension import (
     ExtensionVocabulary,
     base_token_ids,
     check_appended,
@@ -23,8 +23,8 @@ from domext_ray.vocabulary.extension import (
     load_extension,
     read_base_vocabulary,
 )
-from domext_ray.vocabulary.learn import count_new_words, import_words, learn_extension, measure_extension
-from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
+from domext_ray.text.vocabulary.learn import count_new_words, import_words, learn_extension, measure_extension
+from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"

@@ -14,14 +14,19 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaConfig
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
-from domext_ray.corpus.rows import RowSettings, tokenize_sentences
-from domext_ray.data.sentences import split_sentences
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
-from domext_ray.vocabulary.extension import ExtensionVocabulary, base_token_ids, load_extension, read_base_vocabulary
-from domext_ray.vocabulary.family import PREFIX, tokenizer_family
-from domext_ray.vocabulary.learn import import_words, learn_extension, measure_extension
-from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, make_backend
+from domext_ray.text.corpus.rows import RowSettings, tokenize_sentences
+from domext_ray.text.data.sentences import split_sentences
+from domext_ray.text.vocabulary.extension import (
+    ExtensionVocabulary,
+    base_token_ids,
+    load_extension,
+    read_base_vocabulary,
+)
+from domext_ray.text.vocabulary.family import PREFIX, tokenizer_family
+from domext_ray.text.vocabulary.learn import import_words, learn_extension, measure_extension
+from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, make_backend
 
 PREPARE = PrepareConfig(min_document_chars=5)
 TERMS = ["thalamus", "thal", "epithalamus", "Naïveté", "αopioid", "##thalamus", "##dopamine", "中脑"]

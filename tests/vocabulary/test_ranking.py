@@ -15,8 +15,8 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from domext_ray.config.pretrain import VocabConfig
-from domext_ray.vocabulary.family import TokenizerFamily, WordCounts, tokenizer_family
-from domext_ray.vocabulary.ranking import (
+from domext_ray.text.vocabulary.family import TokenizerFamily, WordCounts, tokenizer_family
+from domext_ray.text.vocabulary.ranking import (
     Ranking,
     choose_alphabet,
     learn_pieces,

@@ -15,8 +15,8 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
-from domext_ray.vocabulary import tokenizer as tokenizers
-from domext_ray.vocabulary.tokenizer import (
+from domext_ray.text.vocabulary import tokenizer as tokenizers
+from domext_ray.text.vocabulary.tokenizer import (
     LAST_FILE,
     check_fit,
     fingerprint_tokenizer,

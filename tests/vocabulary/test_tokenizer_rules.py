@@ -13,9 +13,9 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.inputs import run_preparation
-from domext_ray.vocabulary import tokenizer_rules
-from domext_ray.vocabulary.tokenizer import load_tokenizer
-from domext_ray.vocabulary.tokenizer_rules import find_wrong_rules
+from domext_ray.text.vocabulary import tokenizer_rules
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SMALL = [*"abcdefghijklmnopqrstuvwxyz", *"0123456789.,-", *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz")]

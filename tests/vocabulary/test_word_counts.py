@@ -14,15 +14,15 @@ from tokenizers import Tokenizer
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.runtime import tasks
 from domext_ray.storage import Place
-from domext_ray.vocabulary import word_counts
-from domext_ray.vocabulary.family import WordCounts, tokenizer_family
-from domext_ray.vocabulary.word_counts import forget_rarest, keep_counts
+from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.sources import resolve_sources
+from domext_ray.text.vocabulary import word_counts
+from domext_ray.text.vocabulary.family import WordCounts, tokenizer_family
+from domext_ray.text.vocabulary.word_counts import forget_rarest, keep_counts
 
 PREPARE = PrepareConfig(min_document_chars=5)
 FRAGMENTS = (

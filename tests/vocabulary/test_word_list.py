@@ -9,15 +9,15 @@ import pytest
 from made_tokenizers import MAKERS
 from transformers import BertTokenizer
 
+from domext_ray.config.options.build import identity_of
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig, TrainConfig, VocabConfig
-from domext_ray.data.documents import clean_text
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.inputs import run_preparation, run_vocabulary
-from domext_ray.options.build import identity_of
-from domext_ray.vocabulary.extension import BaseVocabulary, extend_tokenizer, read_base_vocabulary
-from domext_ray.vocabulary.learn import count_new_words
-from domext_ray.vocabulary.tokenizer import load_tokenizer
-from domext_ray.vocabulary.word_list import read_words
+from domext_ray.text.data.documents import clean_text
+from domext_ray.text.vocabulary.extension import BaseVocabulary, extend_tokenizer, read_base_vocabulary
+from domext_ray.text.vocabulary.learn import count_new_words
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.word_list import read_words
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -21,7 +21,6 @@ from domext_ray.downstream.finetune.finetuned import FinetunedModel, rebuild_fin
 from domext_ray.downstream.finetune.training import Fitted, predict_rows
 from domext_ray.downstream.tasks.task import ONLY_STAGE, Row
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.experiment.runner import Ledger, Trial, run_here
 from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.labelled.metrics.scores import Score, compare_scores, over_clusters
 from domext_ray.model.base import hash_tensors
@@ -29,6 +28,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import DeltaProjection, Layer, NormShift
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runs.run_directory import describe_other
+from domext_ray.runtime.trials import Ledger, Trial, run_here
 from domext_ray.storage import Place, write_json
 
 SPANS = "spans"

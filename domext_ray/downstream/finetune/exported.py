@@ -32,7 +32,7 @@ from domext_ray.labelled.examples import AnyExample
 from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, hash_file, hash_values
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 _DECIDING = (".json", ".safetensors", ".onnx", ".onnx.data")
 

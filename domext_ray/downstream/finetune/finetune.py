@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.data.sources import write_files
 from domext_ray.downstream.finetune.comparison import summarize_pair, write_resamples
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, choose_point, gather_results
@@ -36,14 +35,15 @@ from domext_ray.downstream.finetune.progress import FinetuneWatch
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, make_pool, score
 from domext_ray.errors import ConfigError, TrainingError
-from domext_ray.experiment.on_tune import run_trials
-from domext_ray.experiment.runner import Rules, Trial, describe_amount
 from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.files import read_json
 from domext_ray.runs.run_directory import lock_run, write_config, write_run
+from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.ray_cluster import describe_hold, list_nodes, resolve_gpu, resolve_precision, start_ray
 from domext_ray.runtime.tasks import Task, run_tasks
+from domext_ray.runtime.trials import Rules, Trial, describe_amount
 from domext_ray.storage import Place, write_json, write_text
+from domext_ray.text.data.sources import write_files
 from domext_ray.training.pretrain import check_shared_storage
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.data.sources import require_files
+from domext_ray.config.options.declare import require
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
 from domext_ray.downstream.finetune.word_dropout import DROPPING, name_model
 from domext_ray.downstream.start.model import StartModel, load_start_model
@@ -23,12 +23,12 @@ from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.losses import LossOptions, set_loss
 from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
 from domext_ray.errors import RunError, name_file
-from domext_ray.experiment.runner import Ledger, Trial
 from domext_ray.files import Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
-from domext_ray.options.declare import require
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_identity
+from domext_ray.runtime.trials import Ledger, Trial
 from domext_ray.storage import Place
+from domext_ray.text.data.sources import require_files
 
 _SUMMARY: dict[str, Kind] = {
     **{name: dict for name in ("best.point", "restarts.dev", "parameters", "set", "model", "train", "dev", "test")},

@@ -14,7 +14,7 @@ import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.experiment.runner import Outcome
+from domext_ray.runtime.trials import Outcome
 
 Record: TypeAlias = dict[str, Any]
 """What a training left: its "point", and "dev" with all else that it reached, or the "reason" of its failure."""

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.options.build import dump_yaml
 from domext_ray.downstream.finetune.cautions import count_shared, list_cautions
 from domext_ray.downstream.finetune.comparison import (
     AGAINST,
@@ -25,7 +26,6 @@ from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.labelled.readers.label_counts import count_labels, list_label_rows
-from domext_ray.options.build import dump_yaml
 from domext_ray.report.page import (
     fill_page,
     format_html,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig, PlaceConfig
-from domext_ray.data.sources import require_files
+from domext_ray.config.options.build import identity_of
 from domext_ray.downstream.finetune.comparison import AGAINST, is_finetuned
 from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger, read_finetune_summary
 from domext_ray.downstream.finetune.grid import list_points
@@ -19,12 +19,12 @@ from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import list_notes
 from domext_ray.downstream.tasks.task import StagedTask
 from domext_ray.errors import ConfigError
-from domext_ray.experiment.runner import Ledger, Trial
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
-from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import TRAININGS, check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
+from domext_ray.runtime.trials import Ledger, Trial
 from domext_ray.storage import Place
+from domext_ray.text.data.sources import require_files
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from domext_ray.downstream.finetune.grid import gather_results, list_overtaken
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.experiment.runner import Outcome, Trial, Watch
+from domext_ray.runtime.trials import Outcome, Trial, Watch
 from domext_ray.storage import Place
 from domext_ray.training.metrics import read_metrics
 

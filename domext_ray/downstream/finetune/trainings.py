@@ -27,12 +27,12 @@ from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.downstream.tasks.stages import StagedResult, evaluate_stages, score_baselines
 from domext_ray.errors import TrainingError, name_file
-from domext_ray.experiment.runner import Step, Trial
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.runtime.cpu_kernels import TRAINING
 from domext_ray.runtime.device import prepare_device
 from domext_ray.runtime.tasks import Pool
+from domext_ray.runtime.trials import Step, Trial
 from domext_ray.storage import Place, new_file, open_to_others, write_json, write_text
 
 MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"

@@ -21,9 +21,6 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ForgettingConfig, name_scaled
-from domext_ray.corpus.shards import make_settings
-from domext_ray.corpus.unknown import check_sample
-from domext_ray.data.sample import check_corpus
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError, name_file
@@ -38,9 +35,12 @@ from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker
 from domext_ray.runtime.device import autocast
 from domext_ray.storage import Place, new_file
+from domext_ray.text.corpus.shards import make_settings
+from domext_ray.text.corpus.unknown import check_sample
+from domext_ray.text.data.sample import check_corpus
+from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer
 from domext_ray.training.objective import pad_batch
 from domext_ray.training.step import move_batch
-from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"
 PREDICTED = "predicted"  # folder of what models predicted before

@@ -23,13 +23,13 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.draws import Purpose, hash_counters, to_uniform
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.files import PACKAGE_DOCS, SourceFile
-from domext_ray.data.sources import ReadTask, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, group_pieces, make_backend
+from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
+from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.files import PACKAGE_DOCS, SourceFile
+from domext_ray.text.data.sources import ReadTask, resolve_sources
+from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, group_pieces, make_backend
 
 MIN_SHARED_FRAC = 0.5
 """Of the drawn words at least this share must be scored; fewer would be a test of another text."""

@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from domext_ray.config.jobs import ForgettingConfig
+from domext_ray.config.options.places import hide_places
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
 from domext_ray.downstream.forgetting.scales import MAX_LOST, ScaleCurve
 from domext_ray.intervals import Estimate
-from domext_ray.options.places import hide_places
 from domext_ray.report.compare import Line, draw_lines, tabulate
 from domext_ray.report.plots import DASHED, MUTED, ORANGE, VIOLET, new_picture
 from domext_ray.report.tables import format_markdown

@@ -20,7 +20,6 @@ from torch import nn
 
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.config.pretrain import SettledConfig, resolve_micro_batch_sizes
-from domext_ray.corpus.manifest import MANIFEST, Manifest, find_shard_fault, read_manifest
 from domext_ray.downstream.forgetting.forgetting import AskedModel
 from domext_ray.downstream.start.model import is_run
 from domext_ray.errors import ConfigError, CorpusError
@@ -28,6 +27,7 @@ from domext_ray.model.build import prepare_for_device, scale_extensions, store_b
 from domext_ray.runs.run_directory import read_config, read_identity
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.storage import Place
+from domext_ray.text.corpus.manifest import MANIFEST, Manifest, find_shard_fault, read_manifest
 from domext_ray.training.evaluate import Evaluations, LoneEvaluator, Scores, build_evaluations, evaluate, measure_bits
 from domext_ray.training.losses import MaskedLoss, count_chunks
 from domext_ray.training.passages import EvalSet

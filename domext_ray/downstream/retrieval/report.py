@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from domext_ray.config.options.places import hide_places
 from domext_ray.config.retrieval import RetrievalConfig
 from domext_ray.downstream.retrieval.collection import Collection
 from domext_ray.downstream.retrieval.retrieval import FIGURES, SearchFigures
 from domext_ray.intervals import Estimate
-from domext_ray.options.places import hide_places
 from domext_ray.report.compare import Line, tabulate
 from domext_ray.storage import Place, write_json, write_text
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.config.extensions.table import is_extension
 from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.start.head import StartHead, find_head, fit_head, read_config, read_head
 from domext_ray.downstream.start.rules import choose_trainables
 from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, ConfigError, find_storage_error
 from domext_ray.export.card import Terms, read_terms
-from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base, name_base
 from domext_ray.model.build import (
     attach_extensions,
@@ -42,8 +42,8 @@ from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import has_bf16
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, require_readable
+from domext_ray.text.vocabulary.tokenizer import check_fit, load_tokenizer
 from domext_ray.training.start import rebuild_run
-from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
 _ENCODER = "bert."
 _NO_ADAPTER = "with a model that has no adapter, such as a base or an export of LoRA"

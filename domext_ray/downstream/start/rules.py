@@ -11,9 +11,9 @@ from typing import cast
 
 from torch import nn
 
+from domext_ray.config.extensions.table import is_extension
 from domext_ray.config.finetune import FinetuneOptimConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.extensions.table import is_extension
 from domext_ray.model.build import trains_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel

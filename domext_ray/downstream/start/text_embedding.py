@@ -13,7 +13,6 @@ import torch
 
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.config.vectors import Pooling, PoolingChoice
-from domext_ray.corpus.batching import find_sequences
 from domext_ray.downstream.start.model import StartModel, build_encoder, is_run
 from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
@@ -21,6 +20,7 @@ from domext_ray.model.pooling import mean_layers, pool_states
 from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.device import autocast
 from domext_ray.storage import Place
+from domext_ray.text.corpus.batching import find_sequences
 from domext_ray.training.objective import to_tensors
 from domext_ray.training.step import move_batch
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from domext_ray.config.options.declare import require
 from domext_ray.downstream.tasks.task import StagedTask, Task
-from domext_ray.options.declare import require
 
 NO_TARGET = -100
 """Target of what has no class, or none that the head has: no part of the loss."""

@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.corpus.batching import find_sequences
 from domext_ray.downstream.tasks.state import Rule, State, check_state
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, Entity, LabelledSet
 from domext_ray.labelled.metrics.scores import Score, flatten
-from domext_ray.vocabulary.tokenizer import make_backend
+from domext_ray.text.corpus.batching import find_sequences
+from domext_ray.text.vocabulary.tokenizer import make_backend
 
 ONLY_STAGE = "model"
 """Name of the stage of a task that has one model."""

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.words import INVISIBLE
-from domext_ray.vocabulary.tokenizer import make_backend
+from domext_ray.text.vocabulary.tokenizer import make_backend
 
 Window = tuple[int, int]
 """First piece, and the piece after the last."""

@@ -11,9 +11,9 @@ from json import decoder, scanner
 from pathlib import Path
 from typing import Any
 
-from domext_ray.data.json_forms import part_json_words
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.readers.issues import shorten
+from domext_ray.text.data.json_forms import part_json_words
 
 _KINDS = {list: "a list", dict: "an object"}
 _TOO_LONG = "has a number of too many digits"

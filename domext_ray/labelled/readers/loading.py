@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.data.sources import FileRecord
 from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.readers.label_counts import count_labels, list_label_rows, require_learnable
 from domext_ray.labelled.readers.sets import load_set, take_examples
 from domext_ray.labelled.set_description import find_set
 from domext_ray.report.tables import format_text
+from domext_ray.text.data.sources import FileRecord
 
 _SELDOM = ("group", "misplaced", "unplaced")
 """Fields that count only where they have something."""

@@ -18,9 +18,6 @@ from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
 
-from domext_ray.data.files import find_suffix
-from domext_ray.data.groups import hash_group
-from domext_ray.data.readers import part_values
 from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.labelled.examples import SPLITS, AnyExample
 from domext_ray.labelled.readers.annotation_tools import complete_exports, take_choices
@@ -43,6 +40,9 @@ from domext_ray.labelled.readers.whole_set import Rows, leave_out_unlabelled, na
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.labelled.set_families import BRAT_FILES
 from domext_ray.storage import Place
+from domext_ray.text.data.files import find_suffix
+from domext_ray.text.data.groups import hash_group
+from domext_ray.text.data.readers import part_values
 
 Maker: TypeAlias = Callable[[Row], AnyExample]
 """Makes a row's example, without its id; where the row breaks a rule it is counted, and `LeftOut` is raised."""

@@ -21,7 +21,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from domext_ray.data.files import (
+from domext_ray.errors import CorpusError, name_file
+from domext_ray.files import walk
+from domext_ray.labelled.readers.columns import find_missing, lacks_column
+from domext_ray.labelled.readers.issues import DataIssues, Record, shorten
+from domext_ray.labelled.readers.json_text import JsonText
+from domext_ray.labelled.readers.tagged import is_tag
+from domext_ray.labelled.set_description import SetDescription
+from domext_ray.storage import Place
+from domext_ray.text.data.files import (
     HEAD_BYTES,
     PARQUET,
     RECODE,
@@ -31,17 +39,9 @@ from domext_ray.data.files import (
     require_lines,
     require_text,
 )
-from domext_ray.data.json_forms import ITEMS, LINES, require_json_lines
-from domext_ray.data.readers import read_columns, read_objects
-from domext_ray.data.tables import Forms, read_cells, tell_forms
-from domext_ray.errors import CorpusError, name_file
-from domext_ray.files import walk
-from domext_ray.labelled.readers.columns import find_missing, lacks_column
-from domext_ray.labelled.readers.issues import DataIssues, Record, shorten
-from domext_ray.labelled.readers.json_text import JsonText
-from domext_ray.labelled.readers.tagged import is_tag
-from domext_ray.labelled.set_description import SetDescription
-from domext_ray.storage import Place
+from domext_ray.text.data.json_forms import ITEMS, LINES, require_json_lines
+from domext_ray.text.data.readers import read_columns, read_objects
+from domext_ray.text.data.tables import Forms, read_cells, tell_forms
 
 _LINES = (".jsonl", ".ndjson")
 _LONGEST = 2**30

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from domext_ray.data.files import find_suffix
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention, MultiLabelText, Question
 from domext_ray.labelled.readers.cells import read_mark
 from domext_ray.labelled.readers.issues import Row, as_offset, as_whole, shorten
 from domext_ray.labelled.readers.json_text import JsonText
 from domext_ray.labelled.readers.records import read_table, read_text
+from domext_ray.text.data.files import find_suffix
 
 NEAR_CHARS = 20
 """How far from its offset an answer may be that occurs more than once."""

@@ -32,6 +32,7 @@ from domext_ray.config.finetune import (
     PlaceConfig,
     TrainingScaleConfig,
 )
+from domext_ray.config.options.build import dump_yaml
 from domext_ray.downstream.ablation.report import draw_spans, format_spans, write_spans, write_sweep
 from domext_ray.downstream.ablation.spans import (
     SPANS,
@@ -51,12 +52,11 @@ from domext_ray.downstream.finetune.output import ScoredGrid, build_summary
 from domext_ray.downstream.finetune.plan import plan_finetuning
 from domext_ray.downstream.finetune.trainings import score, train
 from domext_ray.errors import ConfigError, DomextError, RunError
-from domext_ray.experiment.runner import Outcome
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.layers_domext import AdapterPlace
-from domext_ray.options.build import dump_yaml
 from domext_ray.runs.run_directory import TRAININGS, write_run
+from domext_ray.runtime.trials import Outcome
 from domext_ray.storage import Place
 
 SIZES = (80, 40, 20)

@@ -19,6 +19,7 @@ from made_tokenizers import save_xlm_roberta
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
 from domext_ray.config.method import MethodConfig
+from domext_ray.config.options.build import describe_difference, identity_of
 from domext_ray.downstream.finetune.comparison import (
     check_comparable,
     compare_finetuned,
@@ -38,13 +39,12 @@ from domext_ray.downstream.tasks.losses import ClassTask
 from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.downstream.tasks.task import ONLY_STAGE
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
-from domext_ray.experiment.runner import Outcome, Trial
 from domext_ray.labelled.readers.loading import load_labelled
-from domext_ray.options.build import describe_difference, identity_of
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import lock_run
+from domext_ray.runtime.trials import Outcome, Trial
 from domext_ray.storage import Place
-from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

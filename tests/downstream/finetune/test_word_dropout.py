@@ -9,8 +9,8 @@ from made_tokenizers import MAKERS, PROSE, save_xlm_roberta
 from tokenizers import Tokenizer
 
 from domext_ray.downstream.finetune.word_dropout import DROPPING, WordDropout, drop_words, name_model
-from domext_ray.vocabulary.extension import extend_tokenizer, read_base_vocabulary
-from domext_ray.vocabulary.tokenizer import load_tokenizer, make_backend
+from domext_ray.text.vocabulary.extension import extend_tokenizer, read_base_vocabulary
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer, make_backend
 
 NEW = ("thalamus", "amygdala", "hypoxia", "nephritis", "fibrosis", "sarcoma", "stenosis", "ischemia")
 TEXTS = [*PROSE[:60], f"The {' and the '.join(NEW)} of cats."]

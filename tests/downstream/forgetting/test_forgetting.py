@@ -35,7 +35,7 @@ from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
 from domext_ray.storage import Place
-from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
+from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NEW_WORD = "gluconate"
 PREPARE = PrepareConfig(min_document_chars=1)

@@ -29,9 +29,9 @@ from domext_ray.model.spec import ModelSpec
 from domext_ray.plan import resolve
 from domext_ray.runs.run_directory import write_config, write_run
 from domext_ray.storage import Place
+from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.evaluate import Scores, measure_bits
 from domext_ray.training.metrics import read_metrics
-from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 METHODS = {
     "af": MethodConfig(name="af", heads=1, ffn_units=8, word_rows=10**6, word_head=True),

@@ -15,7 +15,7 @@ from domext_ray.downstream.tasks.relations import RelationTask, choose_pieces, f
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import Entity, LabelledSet, MarkedText
-from domext_ray.vocabulary.tokenizer import make_backend
+from domext_ray.text.vocabulary.tokenizer import make_backend
 
 LABELS = ("none", "likes", "fears")
 

@@ -28,7 +28,7 @@ from domext_ray.downstream.tasks.tokens import (
 )
 from domext_ray.labelled.examples import Entity, LabelledSet, RawSentence, TaggedSentence
 from domext_ray.labelled.words import NO_MARKS, WordMarks, cut_words
-from domext_ray.vocabulary.tokenizer import make_backend
+from domext_ray.text.vocabulary.tokenizer import make_backend
 
 TYPES = ("Person", "Place")
 DROPPED = "\x07"

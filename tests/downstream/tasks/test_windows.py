@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.windows import encode_texts, holds, plan_windows, read_template
 from domext_ray.labelled.words import INVISIBLE
-from domext_ray.vocabulary.tokenizer import make_backend
+from domext_ray.text.vocabulary.tokenizer import make_backend
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta"])

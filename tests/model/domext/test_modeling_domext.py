@@ -13,10 +13,10 @@ from tiny_models import LENGTH, MODERN, VOCAB, attend_in_turn, make_model, make_
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from domext_ray.corpus.batching import find_sequences
 from domext_ray.model.domext import modeling_domext
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
+from domext_ray.text.corpus.batching import find_sequences
 
 IDS, MASK = make_rows()
 PLACES = torch.tensor([1, 7, 13, 15, 24, 32])

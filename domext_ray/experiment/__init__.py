@@ -1,1 +1,0 @@
-"""Trials of an experiment: what all commands that train several models run them with."""

@@ -1,0 +1,112 @@
+r"""The beginning of a file of JSON -> the sentence that refuses one that is not JSON Lines, with what makes it so.
+
+An array, tables as pandas writes them, lists and texts in place of objects: each has a program for jq. U+200B may be
+written as an escape, which is a space here as it is in text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from domext_ray.errors import CorpusError
+from domext_ray.text.data.files import part_words
+
+ITEMS = ".[]"
+"""What takes an array, or an object of objects by id, apart."""
+LINES = "."
+"""What puts an object on a line."""
+_KEY = r'"(?:[^"\\]|\\.)*"\s*:'
+COLUMNS = "(.[keys_unsorted[0]] | keys_unsorted[]) as $i | map_values(.[$i])"
+"""What makes rows of an object of columns."""
+_FORMS = {
+    r"\[\s*\{": ("an array", ITEMS),
+    r"\[\s*\[": ("an array of arrays", ".[] | {FIELD: .[PLACE]}"),
+    r'\[\s*"': ("an array of texts", ".[] | {FIELD: .}"),
+    r'"': ("a text a line", "{FIELD: .}"),
+    r'\{\s*"\d+"\s*:\s*\{': ("an object of objects by number", ITEMS),
+    rf'\{{\s*{_KEY}\s*\{{\s*"\d+"\s*:': ("an object of columns, as pandas writes them", COLUMNS),
+    r'\{\s*"columns"\s*:\s*\[': (
+        "an object of columns and data, as pandas splits them",
+        ".columns as $c | .data[] | . as $row | [range($c | length) | {key: $c[.], value: $row[.]}] | from_entries",
+    ),
+    r'\{\s*"schema"\s*:\s*\{': ("an object of a schema and data, as pandas writes them", ".data[]"),
+}
+_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u200[bB]")
+
+
+def part_json_words(text: str) -> str:
+    """Make a space of every U+200B in JSON, escaped or not."""
+    text = part_words(text)
+    return _ESCAPE.sub(r"\1 ", text) if "\\u200" in text else text
+
+
+def require_json_lines(
+    path: str, head: bytes, fields: Sequence[str], *, field: str = "", taken: Collection[str] = ()
+) -> None:
+    """Refuse JSON that is not JSON Lines, by its beginning.
+
+    Args:
+        path: of the file.
+        head: its first bytes.
+        fields: that hold texts; a first row that has one is an object as it should be.
+        field: what a text without a field becomes; empty: such a row lacks more than that, and is not refused here.
+        taken: programs for jq that are not needed here.
+
+    Raises:
+        CorpusError: says what it is, and what to run.
+    """
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    what, program = _find_form(text, fields)
+    if program and program not in taken and (field or "FIELD" not in program):
+        program = program.replace("FIELD", json.dumps(field, ensure_ascii=False)).replace("PLACE", _find_place(text))
+        program = shlex.quote(program)
+        raise CorpusError(
+            f"{path} is not JSON Lines, an object a line, but {what}; run jq -c {program} FILE > NEW.jsonl "
+            "and give that."
+        )
+
+
+def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
+    """What a file that begins so is, and the program; both are empty if it has objects a line, or nobody can tell."""
+    line, end, rest = text.partition("\n")
+    form = next((form for start, form in _FORMS.items() if re.match(start, text)), ("", ""))
+    try:
+        value: Any = json.loads(line)
+    except RecursionError:
+        return "", ""
+    except ValueError as error:
+        if form[1]:  # of a row that is longer than this beginning only a text in it tells that it is one
+            has_text = any(re.search(rf"{re.escape(json.dumps(each))}\s*:\s*\"", text) for each in fields)
+            return ("", "") if form[1] == COLUMNS and has_text and not end else form
+        is_begun = isinstance(error, json.JSONDecodeError) and error.pos >= len(line.rstrip()) and bool(end)
+        return ("an object over several lines", LINES) if is_begun and line[0] in "{[" else ("", "")
+    is_alone, is_like = not rest.strip(), rest.lstrip()[:1] == line[0]
+    if not is_alone and not is_like:  # it is a row unlike the others
+        return "", ""
+    are_texts = [isinstance(each, str) for each in value] if isinstance(value, list) else []
+    if any(are_texts) and not (is_alone and all(are_texts)):
+        return "an array a line", "{FIELD: .[PLACE]}"
+    if isinstance(value, dict) and value:
+        if _has_text(value, fields):
+            return "", ""
+        if is_alone and all(_has_text(each, fields) for each in value.values()):
+            return "an object of objects", ITEMS
+    return form
+
+
+def _find_place(text: str) -> str:
+    """The place of the longest text in the innermost of the arrays that a file begins with."""
+    arrays = re.match(r"[\[\s]*", text)
+    try:
+        values = json.JSONDecoder().raw_decode(text, text.rindex("[", 0, arrays.end() if arrays else 0))[0]
+    except ValueError:
+        return "0"
+    return str(max(range(len(values)), key=lambda i: len(values[i]) if isinstance(values[i], str) else -1, default=0))
+
+
+def _has_text(value: Any, fields: Sequence[str]) -> bool:
+    return isinstance(value, dict) and any(isinstance(value.get(each), str) for each in fields)

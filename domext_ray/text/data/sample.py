@@ -1,0 +1,180 @@
+"""A sample of a corpus, read in this process, without Ray or a hash of the content: what it tells is told at once.
+
+Enters: `--corpus`. Leaves: documents from places at equal distances over it. Before a run it is checked for mistakes; a
+dry run also estimates rows from it (`corpus.estimate`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from domext_ray.config.mixture import DOMAIN, TextPart
+from domext_ray.config.pretrain import PrepareConfig, RunOptions
+from domext_ray.errors import CorpusError
+from domext_ray.text.data.documents import read_grouped, require_fields
+from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.files import LOCAL, PACKAGE_DOCS, SourceFile, find_files
+from domext_ray.text.data.folders import say
+from domext_ray.text.data.groups import ALL_KINDS, PEOPLE, tell_groups
+from domext_ray.text.data.package_docs import write_docs
+from domext_ray.text.data.sources import ReadTask, cut_tasks
+from domext_ray.text.data.tables import tell_forms
+
+PLACES, REMOTE_PLACES = 32, 8
+PLACE_BYTES, GLANCE_BYTES = 2**18, 2**15
+"""Read of a file of lines at a place, and characters taken of it, about; the lesser one where only mistakes count."""
+WHOLE_BYTES = 64 * 2**20
+"""A file that cannot be cut (compressed text, Parquet) and is larger is never read to its end."""
+
+ItemT = TypeVar("ItemT")
+
+
+@dataclass
+class SampledPlace:
+    """What was read at a place of a corpus.
+
+    Args:
+        documents: the first of its documents.
+        groups: hashes of their groups, joined; see `read_grouped`.
+        files: path and number of these documents of each file.
+        num_chars: characters of what was read to its end.
+        num_bytes: bytes of that.
+    """
+
+    documents: list[str] = field(default_factory=list)
+    groups: bytearray = field(default_factory=bytearray)
+    files: list[tuple[str, int]] = field(default_factory=list)
+    num_chars: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of a corpus.
+
+    Args:
+        files: all of the corpus.
+        places: what was read, in order.
+        dropped: what was lost of it.
+    """
+
+    files: Sequence[SourceFile]
+    places: Sequence[SampledPlace]
+    dropped: Dropped
+
+    @property
+    def frac(self) -> float:
+        """Share of the corpus's bytes that was read to its end, 0 to 1."""
+        return sum(each.num_bytes for each in self.places) / sum(each.size for each in self.files)
+
+    @property
+    def documents(self) -> list[str]:
+        """The documents of all places, in order."""
+        return [each for place in self.places for each in place.documents]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all documents of the corpus."""
+        return self.frac == 1 and all(sum(map(len, each.documents)) == each.num_chars for each in self.places)
+
+
+def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> Sample:
+    """Read a sample of a corpus and refuse what it shows to be a mistake.
+
+    Args:
+        spec: the `--corpus` option.
+        prepare: what a document is.
+        to_end: read more of it, package documentation and files that cannot be cut to their end, too: for an estimate.
+
+    Raises:
+        CorpusError: a file that is missing, unreadable, of another format or encoding, or without the field; nothing
+            but rows without text; or a corpus of less than two documents.
+    """
+    files, repeated = find_files(spec)
+    for file in files:
+        require_fields(file, prepare)
+    if repeated:
+        say(f"--corpus names {repeated[0]} more than once; it is read once")
+    files = [*map(write_docs, files)] if to_end else files
+    sample = read_sample(files, prepare, to_end=to_end)
+    tell_forms(sample.dropped.forms)
+    dropped, documents = sample.dropped, sample.documents
+    has_docs = any(each.kind == PACKAGE_DOCS for each in files)  # which are text
+    if sample.frac == 1 or (
+        dropped.num_not_text == dropped.count_rows(len(documents)) and not has_docs
+    ):  # else only a reading of all of it says which share holds no text
+        dropped.require_text(spec, len(documents), prepare)
+    num_documents = len(set(documents))
+    if sample.frac == 1 and num_documents < 2:
+        found = Dropped(dropped.counts + Counter(duplicate=len(documents) - num_documents), dropped.places)
+        raise CorpusError(
+            f"--corpus {spec!r} has {num_documents or 'no'} usable document (dropped: "
+            f"{'; '.join(found.describe(prepare)) or 'nothing else is there'}), and training and evaluation need one "
+            "each; give more text, or a finer --prepare.document."
+        )
+    return sample
+
+
+def tell_owners(sample: Sample, config: RunOptions, part: TextPart, *, is_begun: bool = False) -> None:
+    """Tell which field of a run's text seems to say whose a row is, where no option does: see `tell_groups`.
+
+    Args:
+        sample: of the text.
+        config: the run.
+        part: the text.
+        is_begun: the run has its words already.
+
+    Raises:
+        CorpusError: new words would be learned on it.
+    """
+    learned = config.vocab.learned_by if part.name == DOMAIN and not is_begun else ""
+    values, prepare = sample.dropped.values, config.prepare
+    tell_groups(values, part.corpus, prepare, option=part.option, learned=learned, is_general=part.keep)
+
+
+def read_sample(files: Sequence[SourceFile], prepare: PrepareConfig, *, to_end: bool = False) -> Sample:
+    """Read documents at some places of a corpus; arguments as of `check_corpus`."""
+    size, read = PLACE_BYTES, files
+    if not to_end:
+        size, read = GLANCE_BYTES, [each for each in files if each.kind != PACKAGE_DOCS]
+    tasks, number = [*cut_tasks(read, replace(prepare, shard_bytes=size))], PLACES
+    if any(each.scheme not in LOCAL for each in read) and not to_end:
+        tasks, number = [replace(each, files=each.files[:1]) for each in tasks], REMOTE_PLACES
+    dropped = Dropped(watched=PEOPLE if to_end else ALL_KINDS)  # to the end the others would cost time
+    places = [_read_place(each, prepare, dropped, size, to_end=to_end) for each in choose_evenly(tasks, number)]
+    return Sample(files, places, dropped)
+
+
+def choose_evenly(items: Sequence[ItemT], number: int) -> Sequence[ItemT]:
+    """Return so many of some items, from the first to the last at equal distances."""
+    if len(items) <= number:
+        return items
+    return [items[i * (len(items) - 1) // (number - 1)] for i in range(number)]
+
+
+def _read_place(task: ReadTask, prepare: PrepareConfig, dropped: Dropped, size: int, *, to_end: bool) -> SampledPlace:
+    """Read the beginning of a task: of a range of a file so many bytes, of files as many as have enough text."""
+    place, num_taken = SampledPlace(), 0
+    if task.end >= 0:
+        task = replace(task, end=min(task.end, task.start + size))
+    for file in task.files:
+        if num_taken >= size:
+            break
+        num_documents, num_chars, is_all = len(place.documents), 0, True
+        for document, group in read_grouped(replace(task, files=(file,)), prepare, dropped):
+            num_chars += len(document)
+            if num_taken < size:
+                place.documents.append(document)
+                place.groups += group
+                num_taken += len(document)
+            elif not to_end or file.size > WHOLE_BYTES:
+                is_all = False
+                break
+        place.files.append((file.path, len(place.documents) - num_documents))
+        if is_all:
+            place.num_chars += num_chars
+            place.num_bytes += file.size if task.end < 0 else task.num_bytes
+    return place

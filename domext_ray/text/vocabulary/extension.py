@@ -1,0 +1,223 @@
+"""Extension vocabularies: new words beside a base's own (exBERT, section 3), as a folder.
+
+The folder is one tokenizer over base and new words, with `extension.json`, which says what the new words are, and with
+the statistics of a corpus. The base's ids stay; new ids follow the last row of its embedding table and are only ever
+appended to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from domext_ray.errors import CorpusError, DomextError
+from domext_ray.files import describe_format, newest_format
+from domext_ray.storage import Place, parse_json, write_json, write_text
+from domext_ray.text.vocabulary.family import TokenizerFamily, make_refusal, tokenizer_family
+from domext_ray.text.vocabulary.statistics import format_table
+from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, replace_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FORMAT_VERSION = newest_format("vocabulary")
+RECORD_FILE = "extension.json"
+STATISTICS_FILE = "statistics.json"
+TABLE_FILE = "statistics.txt"
+
+
+@dataclass(frozen=True)
+class BaseVocabulary:
+    """What new words are added to.
+
+    Args:
+        name: what the user calls the base.
+        family: of its tokenizer.
+        tokenizer: the base's.
+        entries: id by entry; the ids from 0 to the last row have no gap, `[unusedN]` fills those without a name.
+        fingerprint: `vocab.fingerprint_tokenizer` of the tokenizer.
+    """
+
+    name: str
+    family: TokenizerFamily
+    tokenizer: PreTrainedTokenizerBase
+    entries: dict[str, int]
+    fingerprint: str
+
+    def has(self, name: str) -> bool:
+        """Whether the base has a word already."""
+        return self.family.to_entry(name) in self.entries
+
+
+@dataclass(frozen=True)
+class ExtensionVocabulary:
+    """New words of a base.
+
+    Args:
+        folder: the tokenizer over base and new words.
+        words: names of the new words in the order of their ids, joined ones as `##…` (see `family`).
+        first_id: id of the first one: rows of the base's embedding table.
+        base: what the user called the base.
+        base_fingerprint: `vocab.fingerprint_tokenizer` of the base's tokenizer.
+    """
+
+    folder: Path
+    words: tuple[str, ...]
+    first_id: int
+    base: str
+    base_fingerprint: str
+
+
+def load_extension(folder: Path) -> ExtensionVocabulary | None:
+    """Read the new words of a tokenizer's folder; None when it has none.
+
+    Raises:
+        CorpusError: the record cannot be read, or the tokenizer beside it has other words.
+    """
+    path = folder / RECORD_FILE
+    if not path.exists():
+        return None
+    try:
+        record = parse_json(Place(path).read_bytes())
+        if record["format"] != FORMAT_VERSION:
+            raise CorpusError(f"{path} {describe_format('vocabulary', record['format'])}; make it again.")
+        words, first_id = tuple(record["words"]), record["first_id"]
+        family = tokenizer_family(Place(path.parent / "tokenizer.json").read_text())
+        found = {i: entry for entry, i in family.record["model"]["vocab"].items() if i >= first_id}
+        if found != {first_id + i: family.to_entry(word) for i, word in enumerate(words)}:
+            raise CorpusError(f"{path} and the tokenizer beside it have other words; make the folder again.")
+        return ExtensionVocabulary(folder, words, first_id, record["base"], record["base_fingerprint"])
+    except DomextError:
+        raise
+    except Exception as error:  # tokenizers raises nothing else
+        raise CorpusError(
+            f"{path} is damaged ({' '.join(str(error).split())[:200]}); make the folder again."
+        ) from error
+
+
+def find_made(folder: Path, made_from: dict[str, Any], known: BaseVocabulary) -> ExtensionVocabulary | None:
+    """Return the vocabulary of a folder when it is what would be made now; see `save_extension`."""
+    try:
+        made = load_extension(folder)
+        if made is None or parse_json((folder / RECORD_FILE).read_text(encoding="utf-8"))["made_from"] != made_from:
+            return None
+    except (CorpusError, KeyError):  # damaged: it is made anew
+        return None
+    return made if (made.base_fingerprint, made.first_id) == (known.fingerprint, len(known.entries)) else None
+
+
+def save_extension(
+    folder: Path,
+    known: BaseVocabulary,
+    words: Sequence[str],
+    made_from: dict[str, Any],
+    statistics: dict[str, Any] | None = None,
+) -> ExtensionVocabulary:
+    """Write the folder of new words, in place of one that is there; `made_from` is what decides them.
+
+    Raises:
+        CorpusError: the folder holds something else, or the base's tokenizer cannot be had with new words.
+    """
+    if folder.exists() and not (folder / RECORD_FILE).exists() and any(folder.iterdir()):
+        raise CorpusError(f"{folder} holds other files; give another --run.name, or remove them.")
+    tokenizer = extend_tokenizer(known, words)
+    record = {
+        "format": FORMAT_VERSION,
+        "base": known.name,
+        "base_fingerprint": known.fingerprint,
+        "first_id": len(known.entries),
+        "made_from": made_from,
+        "words": list(words),
+    }
+    with replace_folder(Place(folder)) as temporary:
+        tokenizer.save_pretrained(temporary)
+        write_json(Place(temporary / RECORD_FILE), record)
+        if statistics:
+            write_statistics(Place(temporary), statistics)
+        if fingerprint_tokenizer(load_tokenizer(temporary)) != fingerprint_tokenizer(tokenizer):
+            raise CorpusError(f"the tokenizer of --base {known.name} changes when it is saved with new words.")
+    return ExtensionVocabulary(folder, tuple(words), len(known.entries), known.name, known.fingerprint)
+
+
+def extend_tokenizer(known: BaseVocabulary, words: Sequence[str]) -> PreTrainedTokenizerBase:
+    """Make one tokenizer over base and new words, whose ids follow the base's.
+
+    Raises:
+        CorpusError: the base's tokenizer changes beyond its vocabulary when it is made anew.
+    """
+    family, first_id = known.family, len(known.entries)
+    entries = {**known.entries, **{family.to_entry(word): first_id + i for i, word in enumerate(words)}}
+    tokenizer = family.make_tokenizer(known.tokenizer, entries)
+    made, wanted = tokenizer_family(tokenizer).record, {**family.record, "model": family.make_model(entries)}
+    for part in ("normalizer", "pre_tokenizer", "added_tokens", "model"):
+        if made[part] != wanted[part]:
+            raise make_refusal(known.name, f"has a {part.replace('_', '-')} that changes when it is made anew")
+    return tokenizer
+
+
+def base_token_ids(base_tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> list[list[int]]:
+    """Return the base's ids of every new word, by name; what cannot be spelled is the unknown token."""
+    family, entries = tokenizer_family(base_tokenizer), base_tokenizer.get_vocab()
+    unknown = [str(base_tokenizer.unk_token)]
+    return [[entries[each] for each in family.split(family.to_entry(word), entries) or unknown] for word in words]
+
+
+def check_appended(old: ExtensionVocabulary, new: ExtensionVocabulary) -> None:
+    """Check that a vocabulary keeps the ids of an earlier one.
+
+    Raises:
+        CorpusError: it is of another base, or a word has another id.
+    """
+    if (old.base_fingerprint, old.first_id) != (new.base_fingerprint, new.first_id):
+        raise CorpusError(
+            f"the vocabulary {new.folder} was made for --base {new.base}, the earlier one {old.folder} for {old.base}; "
+            "both must be of one base."
+        )
+    if new.words[: len(old.words)] != old.words:
+        raise CorpusError(
+            f"the vocabulary {new.folder} does not begin with the words of the earlier one, {old.folder}; new words may"
+            " only be appended: make it with --vocab.extend, or use the earlier one."
+        )
+
+
+def write_statistics(folder: Place, statistics: dict[str, Any]) -> None:
+    """Write the statistics of a vocabulary's corpus into its folder, as a record and as a table."""
+    write_json(folder / STATISTICS_FILE, statistics)
+    write_text(folder / TABLE_FILE, format_table(statistics))
+
+
+def format_statistics(folder: Path) -> str:
+    """Return the statistics of a vocabulary's corpus as a table; of brought words, their number."""
+    path = folder / TABLE_FILE
+    if path.exists():
+        return path.read_text(encoding="utf-8").rstrip("\n")
+    extension = load_extension(folder)
+    return f"new words: {len(extension.words) if extension else 0:,} (no text was counted)"
+
+
+def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) -> BaseVocabulary:
+    """Read the vocabulary of a base.
+
+    Args:
+        base: what the user calls the base.
+        tokenizer_folder: its tokenizer.
+        num_base_rows: rows of its embedding table, which may be more than its tokenizer has entries.
+
+    Raises:
+        CorpusError: the tokenizer takes no new words, or has more ids than there are rows.
+    """
+    tokenizer = load_tokenizer(tokenizer_folder)
+    family = tokenizer_family(tokenizer, base)
+    entries = dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
+    highest = max(entries.values())
+    if highest >= num_base_rows or len(set(entries.values())) < len(entries):
+        raise CorpusError(
+            f"the tokenizer of --base {base} has ids up to {highest} for {len(entries)} entries, the model "
+            f"{num_base_rows} embedding rows; give a base whose tokenizer fits its model."
+        )
+    names = (name for i in range(2 * num_base_rows) if (name := f"[unused{i}]") not in entries)
+    taken = set(entries.values())
+    filled = entries | {next(names): i for i in range(num_base_rows) if i not in taken}
+    return BaseVocabulary(base, family, tokenizer, filled, fingerprint_tokenizer(tokenizer))
