@@ -18,7 +18,7 @@ from domext_ray.errors import ReportError, StorageError
 from domext_ray.export.folder import HUGGINGFACE, check_target
 from domext_ray.export.model_folder import export_run
 from domext_ray.inputs import check_texts, prepare_run
-from domext_ray.plan import resolve, resolve_workers, warn_of_rate, warn_of_rules
+from domext_ray.plan import is_finished, look_back, resolve, resolve_workers, say_finished, warn_of_rate, warn_of_rules
 from domext_ray.report.compare import write_index
 from domext_ray.report.examples import make_examples
 from domext_ray.report.figures import describe_times, format_summary
@@ -28,7 +28,6 @@ from domext_ray.report.summary import add_times, describe_origin, write_summary
 from domext_ray.runs.events import EXPORT, PREPARING, REPORT, START_UP, WORKERS, enter_phase
 from domext_ray.runs.run_directory import add_versions, lock_run, write_config, write_run
 from domext_ray.runtime.ray_cluster import start_ray
-from domext_ray.standing import is_finished, look_back, say_finished
 from domext_ray.storage import Place, write_text
 from domext_ray.training.elastic import check_room
 from domext_ray.training.phases import ORDER, describe_reading, make_phases

@@ -43,7 +43,6 @@ ROOMS = (
     "serving",
     "plan",
     "inputs",
-    "standing",
     "pipeline",
     "study",
     "search",

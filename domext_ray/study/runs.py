@@ -20,7 +20,8 @@ from domext_ray.downstream.forgetting.forgetting import ACCURACY, measure_forget
 from domext_ray.downstream.forgetting.report import write_forgetting
 from domext_ray.errors import DivergenceError, ReportError, TrainingError
 from domext_ray.inputs import run_vocabulary
-from domext_ray.pipeline import is_finished, run_pretraining
+from domext_ray.pipeline import run_pretraining
+from domext_ray.plan import is_finished
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.runtime.trials import Ledger, Step, Trial, run_here

@@ -17,6 +17,7 @@ from domext_ray.config.pretrain import EngineConfig, SettledConfig, TrainConfig
 from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.export.folder import ExportRecord, new_export
+from domext_ray.plan import is_finished
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     TRAININGS,
@@ -31,7 +32,6 @@ from domext_ray.runs.run_directory import (
     write_config,
     write_run,
 )
-from domext_ray.standing import is_finished
 from domext_ray.storage import Place
 from domext_ray.training.start import find_start
 
