@@ -27,6 +27,7 @@ from domext_ray.text.corpus.stream import Prefetch
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.checkpoint import agree_on_checkpoint
 from domext_ray.training.choices import describe_choices
+from domext_ray.training.cost import Roofline
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import build_evaluations
 from domext_ray.training.losses import make_loss
@@ -36,7 +37,7 @@ from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.ranks import LIMIT, EndAsked, Notices, Ranks
 from domext_ray.training.records import StepBatch, StepRecords, find_rooflines
-from domext_ray.training.run import Run
+from domext_ray.training.run import Run, Start
 from domext_ray.training.saver import Saver
 from domext_ray.training.start import begin
 from domext_ray.training.tracking import list_tracked_options
@@ -64,7 +65,7 @@ class PretrainWorker:
         report: Callable[[dict[str, Any]], None] = lambda record: None,
         notices: Notices | None = None,
     ) -> None:
-        self.plan, self.config, self.run_dir = run, run.config, run.paths.run
+        self.config, self.run_dir = run.config, run.paths.run
         self.rank, self.world_size, self.device, self.report = rank, world_size, device, report
         self._enter_phase("loading the model", LOADING)
         config, inputs = run.config, run.inputs
@@ -87,7 +88,7 @@ class PretrainWorker:
         maker = BatchMaker(config, self.phases, self.tokenizer, general_tokenizer)
         # Reading starts now: its first batches are there when the model is.
         self.batches = Prefetch(maker.make(self.step, rank=rank, world_size=world_size))
-        rooflines = self._build_engine(rows)
+        rooflines = self._build_engine(run, rows)
         tokenizers = [general_tokenizer if part.keep else self.tokenizer for part in config.parts]
         beside = [*zip(inputs.texts[0][1:], tokenizers, strict=True)]
         sets = build_evaluations(config, inputs.domain, self.tokenizer, beside, rows[0])
@@ -107,23 +108,22 @@ class PretrainWorker:
         self.reads_late = device.type != "cpu"  # a GPU is still at a step that was launched
         self._unread: Callable[[], dict[str, Any]] | None = None
         self._ahead: StepBatch | None = None
-        for said in (*self._describe_start(), *describe_choices(config, device, self.engine.fused, rows)):
+        for said in (*self._describe_start(run.start), *describe_choices(config, device, self.engine.fused, rows)):
             if rank == 0:
                 notify_driver(self.run_dir, said)
 
-    def _describe_start(self) -> list[str]:
+    def _describe_start(self, start: Start | None) -> list[str]:
         """Which checkpoint the first step follows; nothing where the run begins anew."""
         if self.checkpoint is not None:
             return [f"going on from step {self.step:,}: {self.checkpoint.path}"]
-        start = self.plan.start
         return [] if start is None else [f"starting from step {start.checkpoint.step:,}: {start.checkpoint.path}"]
 
-    def _build_engine(self, rows: Sequence[int]) -> dict[int, Any]:
+    def _build_engine(self, run: Run, rows: Sequence[int]) -> dict[int, Roofline]:
         """Make model and engine; return what rank 0 holds steps against, counted before ZeRO takes the model apart."""
-        config, spec = self.config, self.plan.spec
+        config, spec = run.config, run.spec
         model = spec.build()
         if self.checkpoint is None:
-            self.fixed = begin(self.plan, model)
+            self.fixed = begin(run, model)
         else:
             self.fixed = self.checkpoint.fixed
             model.load_state_dict(self.fixed, strict=False)
@@ -132,7 +132,7 @@ class PretrainWorker:
         prepare_for_device(model, self.device, bf16=config.engine.uses_bf16)
         self.model: Any = cast(nn.Module, model).to(self.device)
         loss = make_loss(config, spec.base, self.model, self.fixed, self.device, rows)
-        rooflines = find_rooflines(self.plan, self.phases, loss, self.model, self.device) if self.rank == 0 else {}
+        rooflines = find_rooflines(run, self.phases, loss, self.model, self.device) if self.rank == 0 else {}
         self.engine = Engine(
             self.model,
             engine=config.engine,
