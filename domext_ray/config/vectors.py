@@ -24,7 +24,7 @@ class VectorOptions:
     Gao et al. 2021, arXiv 2104.08821). With `prepare.pair` the views are two texts of the row, such as title and body.
     """
 
-    gone: ClassVar = dict.fromkeys(("delete_prob", "decoder_layers"), "give --objective.kind infonce, without it")
+    gone: ClassVar = dict.fromkeys(("delete_prob", "decoder_layers"), "it was of tsdae, whose place infonce takes")
 
     pooling: Pooling = "mean"  # a text's vector, for sentence-transformers: its tokens' mean, or the first one's
     views: Views = "dropout"  # infonce: a row twice under other dropout, or two stretches of it
