@@ -1,10 +1,12 @@
 """A run's plan: everything that can be known, and refused, before its texts are prepared; and how far it has come.
 
-Enters: a `PretrainConfig`. Leaves: a `Plan`. Nothing is started; the run's directory is only looked at.
+Enters: a `PretrainConfig`. Leaves: a `Plan`. Nothing is started, and in the run's directory nothing is written
+but where the base and the text of a run that has ended are now.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +25,7 @@ from domext_ray.runs.run_directory import (
     check_order,
     describe_continuation,
     keep_precision,
+    lock_run,
     read_config,
     read_identity,
     resolve_paths,
@@ -67,7 +70,7 @@ def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
     read_probe(config.train.general_probe)
     start = _find_start(config, base, paths.run) if config.init_from else None
     spec = size_model(config, base, start.checkpoint.extensions if start else None)
-    plan = Plan(asked, replace(config, method=spec.method), paths, spec, start, preset)
+    plan = Plan(replace(config, method=spec.method), paths, spec, start, preset)
     check_identity(paths.run, {**plan.identity, **_find_moved_corpus(config, paths)})
     return plan
 
@@ -101,7 +104,8 @@ def say_finished(run_dir: Place, config: SettledConfig) -> None:
     stored = read_config(run_dir, SettledConfig)
     moved = replace(stored, base=config.base, corpus=config.corpus, init_from=config.init_from)
     if moved != stored:
-        write_config(run_dir, moved)
+        with contextlib.nullcontext(run_dir) if run_dir.fence else lock_run(run_dir) as held:
+            write_config(held, moved)
     steps, horizon = read_summary(run_dir / "summary.json")["train"]["steps"], config.optim.decay_steps
     more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
     more = more if steps < horizon else describe_continuation(config, run_dir)

@@ -3,9 +3,9 @@
 Operations are those of the matrix products, two per multiply-add, of the model and of a base that is asked what it
 predicts: not what is computed per element, a second forward pass for checkpointed activations, or the optimiser. They
 are counted on the device `meta`, so every method and layout counts as it trains, and attention as its two products,
-whatever kernel computes it. Time is measured: a dry run makes some steps, and a worker times its products alone, which
-is what its steps are held against. Of the memory, what autograd keeps is measured on tensors without values; what
-DeepSpeed holds beside follows from its code.
+whatever kernel computes it. Time is measured: a dry run makes some steps. A worker's steps are held against the peak
+that a card's maker publishes, and the benchmark times products alone. Of the memory, what autograd keeps is measured on
+tensors without values; what DeepSpeed holds beside follows from its code.
 
 Not in the memory: Python and its libraries; what a kernel needs while it runs (packed weights of oneDNN, cuBLAS
 workspaces); what the allocator keeps between blocks; the copy of a rank's share of a checkpoint that is being written.

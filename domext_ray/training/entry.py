@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.ray_private import reach
-from domext_ray.training.ranks import Notices, end_heeding, heed_sigterm, is_told
+from domext_ray.training.notices import Notices, end_heeding, heed_sigterm, is_told
 
 if TYPE_CHECKING:
     from ray.train import ScalingConfig
@@ -48,7 +48,7 @@ def _is_taken() -> bool:
 
 
 def train_worker(settings: dict[str, Any]) -> str:
-    """One rank of a run, as Ray Train starts it; returns why it has ended (`training.ranks`).
+    """One rank of a run, as Ray Train starts it; returns why it has ended (`training.notices`).
 
     It raises whatever is wrong, user's mistakes too: a rank that returned would leave the others waiting in
     `ray.train.report`, which knows no limit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -37,7 +38,7 @@ ROUTER_SECONDS, ROUTER_LOOK_SECONDS = 600.0, 0.5
 
 
 class Measures:
-    """Evaluates a run's model; every method is collective.
+    """Evaluates a run's model; `evaluate` and `score` are collective.
 
     Args:
         run: whose model it is.
@@ -111,24 +112,34 @@ class Measures:
         return self.score(getattr(self.sets, name))
 
     def _has_router(self) -> bool:
-        """Whether the run has one; that which its driver is still fitting is waited for.
+        """Whether the run has one, as rank 0 sees it; all ranks wait for it, which its driver may still be fitting.
 
         Raises:
             RunError: it does not come.
             EndAsked: the ranks are to end.
         """
-        run_dir, adapter, ends = self.run.paths.run, self.run.config.method.adapter, 0.0
-        while self.run.awaits_router and any(self.ranks.listen(adapter not in read_records(run_dir))):
-            if not ends:
-                ends = time.monotonic() + ROUTER_SECONDS
-                self.enter_phase("waiting for the router, which the job's own process fits", EVALUATION)
-            elif time.monotonic() > ends:
+        run_dir, adapter, is_first = self.run.paths.run, self.run.config.method.adapter, self.ranks.rank == 0
+
+        def is_there() -> bool:
+            found = read_records(run_dir)
+            return adapter in found if self.run.awaits_router else bool(found)
+
+        (is_expected,) = self.ranks.listen(is_first and (self.run.awaits_router or is_there()))
+        ends = math.inf
+        while is_expected:
+            num_missing, is_late = self.ranks.listen(not is_there(), is_first and time.monotonic() > ends)
+            if not num_missing:
+                return True
+            if is_late:
                 raise RunError(
                     f"the router of {run_dir} was not fitted within {ROUTER_SECONDS:g} s after the last step; the "
                     "same command goes on from there, and fits it."
                 )
+            if ends == math.inf:
+                ends = time.monotonic() + ROUTER_SECONDS
+                self.enter_phase("waiting for the router, which the job's own process fits", EVALUATION)
             time.sleep(ROUTER_LOOK_SECONDS)
-        return bool(read_records(run_dir))
+        return False
 
     def _stays_beside_base(self) -> bool:
         """Whether the model begins as its base, and is it with its adapter left out, for nothing else trains."""

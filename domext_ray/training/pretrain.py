@@ -43,7 +43,7 @@ from domext_ray.training.elastic import (
 )
 from domext_ray.training.entry import make_heeding_callback, make_plain_policy, train_worker
 from domext_ray.training.metrics import RunProgress, find_last_step
-from domext_ray.training.ranks import ASKED, LIMIT, TAKEN, TOLD
+from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD
 from domext_ray.training.router import fit_beside
 from domext_ray.training.run import Run
 

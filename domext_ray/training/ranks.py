@@ -1,39 +1,21 @@
 """What the ranks of a run tell each other: what their step has together, and that they are to end.
 
-SIGTERM to one's process, Ray, to which nodes say that they are going, or the driver: one rank hears of it, and all must
-save at the same step. So what one of them knows is added up with what a step counts.
+One rank hears that its machine is going, or the driver asks rank 0, and all must save at the same step. So what one of
+them knows is added up with what a step counts.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import FrameType
 
 import torch
 from torch import Tensor
 
-LIMIT, ASKED, TOLD, TAKEN = "limit", "asked", "told", "taken"
-"""Why ranks end: the run's limit, its driver asked, a rank was sent SIGTERM, a machine is taken back."""
+from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD, EndAsked, Notices
+
 ASK_SECONDS = 5.0
 """Between two questions that all ranks ask at once."""
-
-
-@dataclass(frozen=True)
-class Notices:
-    """Where a rank hears of it."""
-
-    is_told: Callable[[], bool] = lambda: False
-    """Whether its own process was told to end."""
-    is_taken: Callable[[], bool] | None = None
-    """Whether a machine of the ranks' is taken back; all ranks ask at the same step. None: nobody could tell."""
-
-
-class EndAsked(Exception):
-    """An evaluation is broken off on all ranks, because one of them has heard that they are to end."""
 
 
 class Ranks:
@@ -88,29 +70,3 @@ class Ranks:
         if self.end not in ("", LIMIT):  # a run that has reached it may be asked for more figures
             raise EndAsked
         return totals
-
-
-_TOLD, _HAS_ENDED = threading.Event(), threading.Event()
-
-
-def heed_sigterm() -> None:
-    """Note the first SIGTERM to this process instead of ending by it; called in the main thread."""
-    before = signal.getsignal(signal.SIGTERM)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        is_first = not _TOLD.is_set()
-        _TOLD.set()
-        if callable(before) and (_HAS_ENDED.is_set() or not is_first):
-            before(number, frame)
-
-    signal.signal(signal.SIGTERM, note)
-
-
-def is_told() -> bool:
-    """Whether SIGTERM was noted (`heed_sigterm`)."""
-    return _TOLD.is_set()
-
-
-def end_heeding() -> None:
-    """From now on a SIGTERM ends the process as it did before."""
-    _HAS_ENDED.set()

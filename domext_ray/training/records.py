@@ -95,7 +95,7 @@ class StepRecords:
             step: from 1.
             tokens: that the run has read up to it.
             batch: that it read.
-            stop: called before the run is stopped for it.
+            stop: called before a run is stopped for a loss that is not finite: the sentence says which step is saved.
 
         Raises:
             DivergenceError: its loss or gradient is not finite, and such steps are not left out; or it is one too many.

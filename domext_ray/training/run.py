@@ -11,7 +11,7 @@ from typing import Any
 
 from domext_ray.config.mixture import GENERAL
 from domext_ray.config.options.build import identity_of
-from domext_ray.config.pretrain import PretrainConfig, RunOptions, SettledConfig
+from domext_ray.config.pretrain import RunOptions, SettledConfig
 from domext_ray.model.base import describe_base
 from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.run_directory import RunPaths
@@ -48,8 +48,7 @@ class Inputs:
 class Plan:
     """A run before its texts are prepared."""
 
-    asked: PretrainConfig  # by the user; nobody changes it
-    config: SettledConfig  # what it comes to
+    config: SettledConfig  # what the options that were asked for come to
     paths: RunPaths
     spec: ModelSpec  # of its model; it has as many new words as options tell
     start: Start | None = None

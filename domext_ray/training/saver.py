@@ -30,7 +30,7 @@ SAID_SECONDS = 1.0
 
 
 class Saver:
-    """Saves what an engine trains; every method is collective.
+    """Saves what an engine trains; `save` is collective, and a rank that is made.
 
     Args:
         run: whose it is.

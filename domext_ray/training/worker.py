@@ -33,9 +33,10 @@ from domext_ray.training.evaluate import build_evaluations
 from domext_ray.training.losses import make_loss
 from domext_ray.training.measures import Measures
 from domext_ray.training.metrics import MetricsLog
+from domext_ray.training.notices import LIMIT, EndAsked, Notices
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import BatchMaker, make_phases
-from domext_ray.training.ranks import LIMIT, EndAsked, Notices, Ranks
+from domext_ray.training.ranks import Ranks
 from domext_ray.training.records import StepBatch, StepRecords, find_rooflines
 from domext_ray.training.run import Run, Start
 from domext_ray.training.saver import Saver
@@ -51,7 +52,7 @@ class PretrainWorker:
         rank: from 0 to `world_size` - 1.
         world_size: number of ranks.
         device: where to train.
-        report: takes the newest record after every checkpoint and evaluation, on every rank.
+        report: takes the newest record of a step that was saved or evaluated, on every rank.
         notices: where the rank hears that its machine is going.
     """
 
@@ -148,9 +149,9 @@ class PretrainWorker:
         return rooflines
 
     def run(self, last_step: int = 0, *, evaluate_start: bool = True) -> None:
-        """Train from the current step to a limit, or to the first step at which the driver asks to end; then save.
+        """Train from the current step to a limit, or to the first step at which all are to end; then save.
 
-        An evaluation that was broken off comes first, and one that is under way is broken off for the driver.
+        An evaluation that was broken off comes first, and one that is under way is broken off for such an end.
 
         Args:
             last_step: another limit beside those of the configuration; 0: none. A later call goes on from there.
@@ -190,8 +191,8 @@ class PretrainWorker:
                 saves = ends or ((self._save_waits or evaluates) and self.records.num_skipped == 0)
                 if not evaluates and self.log is not None:
                     self.log.write(record)
-                if saves:
-                    self._save(record if evaluates else None)
+                if saves:  # at an end in the midst of skipped steps the next start looks first whether the weights work
+                    self._save(record if evaluates or self.records.num_skipped else None)
                 if evaluates:
                     record = self._evaluate_step(record, at_end=done and self._is_done())
                 if saves or evaluates:
@@ -278,7 +279,7 @@ class PretrainWorker:
         self.saver.save(self.step, state | self.measures.to_trainer_state(), unevaluated)
 
     def time_steps(self, num_steps: int) -> float:
-        """Train some steps without a trace and return the seconds of one: the median of the later half."""
+        """Train some steps that no file tells of; return the seconds of one, the median of the later half."""
         self.records.begin()
         records = [self._train_step() or self._read_step() for _ in range(num_steps)]
         seconds = [float(each["time/step_seconds"]) for each in records]
@@ -293,7 +294,7 @@ class PretrainWorker:
 
     @property
     def end(self) -> str:
-        """Why this rank saves and ends, one of those of `training.ranks`; empty: it goes on."""
+        """Why this rank saves and ends, one of those of `training.notices`; empty: it goes on."""
         return self.ranks.end
 
     def _is_done(self, last_step: int = 0) -> bool:

@@ -43,10 +43,11 @@ from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import Engine, TensorState, TrainState, join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.losses import make_loss
+from domext_ray.training.notices import Notices
 from domext_ray.training.objective import to_batch
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
-from domext_ray.training.ranks import Notices, Ranks
+from domext_ray.training.ranks import Ranks
 from domext_ray.training.records import StepRecords
 from domext_ray.training.step import SingleProcessTrainer, list_trainables, move_batch
 from domext_ray.training.worker import PretrainWorker

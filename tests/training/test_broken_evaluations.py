@@ -21,7 +21,7 @@ from domext_ray.runs.attempts import Attempt
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import check_all, find_latest, list_steps
 from domext_ray.training.metrics import read_metrics
-from domext_ray.training.ranks import ASKED, LIMIT, TAKEN, TOLD, Notices
+from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
 

@@ -41,8 +41,8 @@ from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.evaluate import SETS
 from domext_ray.training.metrics import read_metrics
+from domext_ray.training.notices import LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.phases import BatchMaker, make_phases
-from domext_ray.training.ranks import LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.records import MAX_SKIPPED_STEPS
 from domext_ray.training.router import RouterRecord, save_routers
 from domext_ray.training.run import Run
@@ -107,6 +107,21 @@ def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(
         worker.run()
     skipped = [each["train/skipped"] for each in read_metrics(Place(tmp_path / "metrics.jsonl"))[1:]]
     assert skipped == [0] + [1] * MAX_SKIPPED_STEPS
+    assert list_steps(Place(tmp_path / "checkpoints")) == []
+
+
+def test_an_end_among_skipped_steps_leaves_a_checkpoint_that_the_next_start_looks_at(
+    start: Start, tmp_path: Path
+) -> None:
+    """The weights may be ruined, and finite: nobody has seen a step that works with them."""
+    optim = OptimConfig(lr=1e30, decay_steps=100, warmup_steps=1, on_non_finite="skip")
+    worker = start(optim=optim, train=make_train(100, save_every=50))
+    worker.ranks.notices = Notices(is_told=lambda: worker.step >= 4)
+    worker.run()
+    latest = find_latest(Place(tmp_path / "checkpoints"), provisional=True)
+    assert worker.end == TOLD and latest is not None and latest.step == 4 and latest.unevaluated is not None
+    with pytest.raises(TrainingError, match=r"after step 4 the held-out loss is \S+, so the weights are not kept"):
+        start(optim=optim, train=make_train(100, save_every=50)).run()
     assert list_steps(Place(tmp_path / "checkpoints")) == []
 
 
