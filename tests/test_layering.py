@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -304,3 +306,9 @@ def test_the_check_finds_a_forbidden_import_and_passes_an_allowed_one() -> None:
         ("model.domext.modeling_domext", "from .layers_domext import DomextLayer"),
     ):
         assert find_violations(module, source) == []
+
+
+def test_the_controller_of_ray_train_is_without_torch() -> None:
+    """It reads that file, and starts the ranks only then."""
+    code = "import sys, domext_ray.training.entry; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
