@@ -290,7 +290,7 @@ class TrainConfig:
 
     gone: ClassVar = {
         "eval_scales": "domext evaluate_forgetting --scales measures a run at them once it has ended",
-        "teraflops": "give --train.tokens_per_second: operations per second, divided by a dry run's per token",
+        "teraflops": "give --train.tokens_per_second: all workers' operations per second, by a dry run's per token",
     }
 
     # optimiser steps, at most; 0: as many as --train.epochs or --train.max_tokens make
@@ -626,10 +626,11 @@ class PretrainConfig(RunOptions):
 
 @option_group
 class SettledConfig(RunOptions):
-    """The options of a run as it trains, which its config.yaml keeps: paths are absolute and nothing is left open.
+    """The options of a run as it trains, which its config.yaml keeps.
 
-    Before a run's texts are prepared, its steps may be open (0), and before Ray runs on a cluster, what its machines
-    are (auto).
+    Its text and the files that workers read are named for all machines, sizes are solved, and what a run keeps however
+    often it goes on is settled: precision, schedule, GPUs. Before its texts are prepared the steps may be open (0), and
+    before Ray runs on a cluster what its machines are (auto). What each start decides anew stays as it was asked for.
     """
 
     @classmethod

@@ -27,6 +27,8 @@ TRAININGS = "trainings"
 """Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""
 FORMAT = newest_format("run")
 """Of run.json."""
+GONE_VALUES = {"objective.kind": "tsdae", "method.word_init": "distill"}
+"""What runs of 0.1.0 may have, and this version has not."""
 _PACKAGES = ("domext_ray", "torch", "ray", "transformers", "deepspeed", "tokenizers", "numpy")
 _CONFIG_REMEDY = "bring back a copy of it, or run its own command again, which writes it anew"
 _RUN_REMEDY = "bring back a copy of it, delete the run directory, or give another --run.name"
@@ -308,6 +310,13 @@ def read_config(run_dir: Place, config_class: type[ConfigT]) -> ConfigT:
                 f"{run_dir} is a fine-tuned run, whose model is its export ({export}); give a run of pre-training here."
             ) from None
         read_run(run_dir)  # of another format, it says so: its options may have other names
+        for option, value in GONE_VALUES.items():
+            group, _, name = option.partition(".")
+            if isinstance(own := values.get(group), dict) and own.get(name) == value:
+                raise RunError(
+                    f"{path} has {option} {value}, which this version does not; go on with the run, and "
+                    "export it, with domext_ray 0.1.0."
+                ) from None
         cause = " ".join(str(find_user_error(error) or error).split()).removesuffix(".")
         raise RunError(f"{path} cannot be used ({cause}); {_CONFIG_REMEDY}.") from error
 

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from domext_ray.config.options.build import dump_yaml
-from domext_ray.config.pretrain import PretrainConfig, RunConfig
+from domext_ray.config.pretrain import PretrainConfig, RunConfig, SettledConfig
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json
@@ -141,7 +141,7 @@ def read_base_scores(folder: Place) -> dict[str, Any]:
 
 def _configure_best(config: SweepConfig, space: Space, folder: Place, best: TrialResult) -> PretrainConfig:
     """Return the best trial's pre-training, as a training job takes it: without the sweep's places."""
-    trained = read_config(folder / "trials" / best.id, PretrainConfig)
+    trained = read_config(folder / "trials" / best.id, SettledConfig)
     pretrain = configure(config, space, best.point).pretrain
     return replace(
         pretrain,

@@ -99,7 +99,7 @@ class Roofline:
         return (self.forward + self.backward) / self.num_tokens
 
     def describe(self, num_tokens: int, seconds: float, world_size: int) -> dict[str, float]:
-        """Return a step's figures for metrics.jsonl: the rate of all ranks, and its shares of what could be.
+        """Return a step's figures for metrics.jsonl: the rate of all ranks, and its share of a known peak.
 
         `num_tokens` are those of the global batch, padding left out, which ranks share evenly.
         """

@@ -37,7 +37,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.files import ASSETS
 from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.text.corpus.draws import hash_counters
-from domext_ray.text.corpus.manifest import Manifest, Split, take_numbered
+from domext_ray.text.corpus.manifest import Manifest, take_numbered
 from domext_ray.text.corpus.views import make_masker
 from domext_ray.training.losses import Objective, stack_scores
 from domext_ray.training.objective import to_batch
@@ -214,7 +214,6 @@ def build_domain_set(
     *,
     num_rows: int,
     batch_size: int,
-    split: Split = "held_out",
     packed: bool = False,
     half: str = "both",
 ) -> EvalSet:
@@ -222,12 +221,12 @@ def build_domain_set(
 
     Which rows these are depends on the corpus only, and the seed of the draws is the evaluation's own.
     """
-    order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows(split))), kind="stable")
+    order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows("held_out"))), kind="stable")
     order = order[:num_rows][HALVES[half]]
     # A smaller group of inseparable rows would be an easier one.
     num_grouped = len(order) // objective.inseparable_rows * objective.inseparable_rows
-    shard_rows = [each.num_rows for each in manifest.records(split)]
-    table = take_numbered(manifest.paths(split), shard_rows, np.sort(order[: num_grouped or len(order)]))
+    shard_rows = [each.num_rows for each in manifest.records("held_out")]
+    table = take_numbered(manifest.paths("held_out"), shard_rows, np.sort(order[: num_grouped or len(order)]))
     masker: Any = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
     return EvalSet(
         masker.mask(table, epoch=0),

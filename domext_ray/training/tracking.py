@@ -209,7 +209,7 @@ class Trackio(Tracker):
 class WandB(Tracker):
     """A run in a project of Weights & Biases; with WANDB_MODE=offline in wandb/ beside the runs, for `wandb sync`.
 
-    Its server knows which step a run has reached. Offline nothing does, so the newest step is kept beside the run, at
+    Its server knows which step a run has reached. Offline nobody does, so the newest step is kept beside the run, at
     each checkpoint: steps between that and a kill stand in two of its files.
     """
 
@@ -220,23 +220,27 @@ class WandB(Tracker):
 
         self.mark = run.folder / NAMES / "wandb"
         self.id, newest = self.mark.read_text().split() if self.mark.is_file() else (uuid.uuid4().hex[:8], "-1")
-        private = {"x_disable_meta": True, "x_disable_stats": True}  # neither the host's name nor its paths
+        if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False, verify=False):
+            raise ConfigError("no key; set WANDB_API_KEY, or WANDB_MODE=offline")
+        own = {"host": "", "x_disable_meta": True, "x_disable_stats": True}  # neither the machine's name nor its paths
+        own |= {"console": "off", "silent": True, "disable_git": True, "save_code": False}
+        folder = str(run.home) if run.home.is_local else tempfile.mkdtemp(prefix="wandb-")
         self.run = wandb.init(
             project=run.home.name,
             id=self.id,
             name=run.folder.name,
-            dir=os.environ.get(self.places[0]) or str(run.home),
+            dir=os.environ.get(self.places[0]) or folder,
             config=dict(run.options),
             resume="allow",
             reinit="create_new",
-            settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False, **private),
+            settings=wandb.Settings(**own, finish_timeout=CLOSE_SECONDS),
         )
-        self.newest = self.last_step = max(int(newest), self.run.step - 1)
+        self.newest = self.last_step = int(newest) if self.run.offline else self.run.step - 1
         self.publish()
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
-            self.run.log(dict(_list_figures(record)), step=record["step"])
+            self.run.log(dict(_list_figures(record)), step=record["step"], commit=True)
             self.newest = record["step"]
 
     def publish(self) -> None:

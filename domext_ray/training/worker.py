@@ -96,7 +96,7 @@ class PretrainWorker:
         is_evaluated = self.checkpoint is None or self.checkpoint.unevaluated is None
         self.log = None
         if rank == 0:
-            tracked = list_tracked_options(config)
+            tracked = list_tracked_options(config) | {"scale.num_workers": world_size}
             self.log = MetricsLog(self.run_dir, self.step, config.run.trackers, tracked, is_evaluated=is_evaluated)
         is_asked = self.log.is_asked_to_end if self.log is not None else lambda: False
         self.ranks = Ranks(rank, self.engine.sum_over_ranks, notices or Notices(), is_asked)
@@ -189,10 +189,12 @@ class PretrainWorker:
             with self.records.paused():
                 # A checkpoint waits for a step that is not skipped, which shows that the weights work.
                 saves = ends or ((self._save_waits or evaluates) and self.records.num_skipped == 0)
-                if not evaluates and self.log is not None:
+                # At an end among skipped steps the next start looks first whether they do.
+                is_open = evaluates or (ends and self.records.num_skipped > 0)
+                if not is_open and self.log is not None:
                     self.log.write(record)
-                if saves:  # at an end in the midst of skipped steps the next start looks first whether the weights work
-                    self._save(record if evaluates or self.records.num_skipped else None)
+                if saves:
+                    self._save(record if is_open else None)
                 if evaluates:
                     record = self._evaluate_step(record, at_end=done and self._is_done())
                 if saves or evaluates:
@@ -279,7 +281,7 @@ class PretrainWorker:
         self.saver.save(self.step, state | self.measures.to_trainer_state(), unevaluated)
 
     def time_steps(self, num_steps: int) -> float:
-        """Train some steps that no file tells of; return the seconds of one, the median of the later half."""
+        """Train some steps, and return the seconds of one: the median of the later half."""
         self.records.begin()
         records = [self._train_step() or self._read_step() for _ in range(num_steps)]
         seconds = [float(each["time/step_seconds"]) for each in records]

@@ -12,7 +12,7 @@ import torch
 
 from domext_ray.commands.main import JOBS
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.options.build import identity_of
+from domext_ray.config.options.build import identity_of, to_dict
 from domext_ray.config.pretrain import EngineConfig, SettledConfig, TrainConfig
 from domext_ray.downstream.finetune.finetuned import rebuild_finetuned
 from domext_ray.errors import CorpusError, RunError
@@ -251,3 +251,21 @@ def test_a_job_that_is_stopped_leaves_what_it_learned(tmp_path: Path) -> None:
         with pytest.raises(error), lock_run(Place(tmp_path / "other" / "empty")):
             raise error
         assert not (tmp_path / "other").exists()
+
+
+def test_a_run_with_what_is_gone_says_which_version_goes_on_with_it(tmp_path: Path) -> None:
+    for group, option, value in (("objective", "kind", "tsdae"), ("method", "word_init", "distill")):
+        run = lay_out(tmp_path / value)
+        values = to_dict(CONFIG)
+        values[group][option] = value
+        (run / "config.yaml").write_text(json.dumps(values), encoding="utf-8")
+        says = rf"^{run}/config.yaml has {group}.{option} {value}, which .* with domext_ray 0\.1\.0\.$"
+        with pytest.raises(RunError, match=says):
+            read_config(Place(run), SettledConfig)
+
+
+def test_options_that_are_gone_make_no_run_another(tmp_path: Path) -> None:
+    run, identity = lay_out(tmp_path / "run"), identity_of(CONFIG)
+    older = {**identity, "objective": {**identity["objective"], "delete_prob": 0.6, "decoder_layers": 1}}
+    write_run(Place(run), identity=older)
+    check_identity(Place(run), identity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import sys
 import threading
@@ -228,6 +229,15 @@ def test_wandb_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             ids |= {written.run.run_id} - {""}
             items = {each.key or ".".join(each.nested_key): each.value_json for each in written.history.item}
             found += [(int(items["_step"]), float(items["train/mlm_loss"]))] if items else []
-            assert b"/tmp" not in data and str(tmp_path).encode() not in data
+            assert not any(each.encode() in data for each in ("/tmp", str(tmp_path), socket.gethostname()))
     assert sorted(found) == [(each, each + 0.5) for each in range(9)], "no step twice"
     assert len(ids) == 1 and (run / "trackers" / "wandb").read_text() == f"{ids.pop()} 8"
+
+
+def test_wandb_without_a_key_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="an extra")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (told,) = write_steps(tmp_path / "runs" / "af", ["wandb"], 0, *range(5))
+    assert told.startswith("warning: wandb gets no more figures of af (ConfigError: no key; set WANDB_API_KEY, or WAN")

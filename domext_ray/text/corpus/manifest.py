@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -252,12 +252,6 @@ def flatten_lists(rows: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:
         lists = lists.chunk(0) if lists.num_chunks else pa.array([], type=lists.type)
     lengths = np.diff(lists.offsets.to_numpy())
     return lists.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
-
-
-def read_train_batches(manifest: Manifest) -> Iterator[pa.RecordBatch]:
-    """Yield the training rows of a corpus in the manifest's order, memory-mapped."""
-    for path in manifest.paths("train"):
-        yield from _open_shard(path)[0]
 
 
 def find_frequent_words(manifest: Manifest, num_words: int, number: int) -> np.ndarray:
