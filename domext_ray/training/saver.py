@@ -30,7 +30,7 @@ SAID_SECONDS = 1.0
 
 
 class Saver:
-    """Saves what an engine trains; `save` is collective, and a rank that is made.
+    """Saves what an engine trains. All ranks make one together, and call `save` together.
 
     Args:
         run: whose it is.
