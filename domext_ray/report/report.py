@@ -21,7 +21,7 @@ from domext_ray.config.options.build import dump_yaml, list_values
 from domext_ray.config.options.places import hide_places
 from domext_ray.config.options.read import read_file
 from domext_ray.config.presets import find_preset, list_presets
-from domext_ray.config.pretrain import SettledConfig
+from domext_ray.config.pretrain import PretrainConfig, SettledConfig
 from domext_ray.errors import RunError
 from domext_ray.files import read_json
 from domext_ray.report.compare import write_index
@@ -169,9 +169,9 @@ def _list_changed(config: SettledConfig, origin: Mapping[str, Any]) -> tuple[str
     """
     named = origin.get("preset", config.method.name)  # version 0.1.0 did not record it
     preset = named if named in list_presets() else ""
-    layers = [read_file(SettledConfig, find_preset(preset), "the preset")] if preset else []
+    layers = [read_file(PretrainConfig, find_preset(preset), "the preset")] if preset else []
     rows = []
-    for name, default in list_values(SettledConfig, layers).items():
+    for name, default in list_values(PretrainConfig, layers).items():
         if (value := attrgetter(name)(config)) != default:
             rows.append((name, _show(value), _show(default)))
     return (f"preset {preset}" if preset else "default"), rows
