@@ -38,11 +38,11 @@ from domext_ray.training.run import Run
 REPORT_LOG = "report_error.log"
 
 
-def run_pretraining(asked: PretrainConfig, preset: str = "", started: float | None = None) -> Place:
+def run_pretraining(config: PretrainConfig, preset: str = "", started: float | None = None) -> Place:
     """Carry a pre-training run from text to report.
 
     Args:
-        asked: the run; with `dry_run` everything is checked and printed and nothing is started or written.
+        config: the run; with `dry_run` everything is checked and printed and nothing is started or written.
         preset: the name of the one that its options stand on, for its page; empty: the defaults.
         started: when the job began, as `time.time()` has it; None: now.
 
@@ -53,30 +53,30 @@ def run_pretraining(asked: PretrainConfig, preset: str = "", started: float | No
         DomextError: any mistake of the user's, before anything is written where that can be known.
     """
     started = time.time() if started is None else started
-    plan = resolve(asked, preset)
+    plan = resolve(config, preset)
     run_dir, base = plan.paths.run, plan.spec.base
-    if not asked.dry_run and is_finished(run_dir, plan.config):
+    if not config.dry_run and is_finished(run_dir, plan.config):
         say_finished(run_dir, plan.config)
         return run_dir
     samples = check_texts(plan.config, base)
     goes_on_from = look_back(run_dir)
     warn_of_rules(base)
     if base is not None:
-        warn_of_rate(asked.optim, base, "--optim.lr")
-    if asked.dry_run:
+        warn_of_rate(config.optim, base, "--optim.lr")
+    if config.dry_run:
         print(forecast_run(plan, samples))
         return run_dir
     with lock_run(run_dir) as held:  # before Ray starts: storage that refuses is told within seconds
-        start_ray(asked.scale.wait_seconds)
-        config = resolve_workers(plan.config)  # what a cluster's machines are is known only now
-        check_room(config.scale)
+        start_ray(config.scale.wait_seconds)
+        settled = resolve_workers(plan.config)  # what a cluster's machines are is known only now
+        check_room(settled.scale)
         print(f"run directory: {held}", flush=True)
         if not held.is_local:
             print(f"prepared corpora: {plan.paths.corpora}", flush=True)
         check_target(held / "export", HUGGINGFACE)
         enter_phase(held, "starting the job", START_UP, started)
         enter_phase(held, "preparing the text", PREPARING)
-        run = prepare_run(replace(plan, config=config, paths=replace(plan.paths, run=held)), goes_on_from)
+        run = prepare_run(replace(plan, config=settled, paths=replace(plan.paths, run=held)), goes_on_from)
         if is_finished(held, run.config):  # known only now, where the corpus says how many steps there are
             say_finished(held, run.config)
         else:
