@@ -12,7 +12,6 @@ import contextlib
 import time
 import traceback
 from dataclasses import replace
-from functools import partial
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ReportError, StorageError
@@ -117,9 +116,12 @@ def publish_run(run: Run) -> None:
         print(format_summary(summary))
         log.delete()
     except Exception as error:
-        for do in ((run_dir / "report.html").delete, partial(write_text, log, traceback.format_exc())):
-            with contextlib.suppress(OSError, StorageError):  # the disk may be what is wrong
-                do()  # a page of before the end goes first: without it the same command writes it anew
+        with contextlib.suppress(
+            OSError, StorageError
+        ):  # of before the end: without it the same command writes it anew
+            (run_dir / "report.html").delete()
+        with contextlib.suppress(OSError, StorageError):  # the disk may be what is wrong
+            write_text(log, traceback.format_exc())
         reason = " ".join(str(error).split()).removesuffix(".")
         failure = ReportError(
             f"the model in {run_dir / 'export'} is whole, but the report could not be written ({type(error).__name__}: "
