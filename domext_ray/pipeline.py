@@ -116,10 +116,8 @@ def publish_run(run: Run) -> None:
         print(format_summary(summary))
         log.delete()
     except Exception as error:
-        with contextlib.suppress(
-            OSError, StorageError
-        ):  # of before the end: without it the same command writes it anew
-            (run_dir / "report.html").delete()
+        with contextlib.suppress(OSError, StorageError):
+            (run_dir / "report.html").delete()  # of before the end: without it the same command writes it anew
         with contextlib.suppress(OSError, StorageError):  # the disk may be what is wrong
             write_text(log, traceback.format_exc())
         reason = " ".join(str(error).split()).removesuffix(".")
