@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import sys
 import threading
@@ -229,7 +228,7 @@ def test_wandb_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             ids |= {written.run.run_id} - {""}
             items = {each.key or ".".join(each.nested_key): each.value_json for each in written.history.item}
             found += [(int(items["_step"]), float(items["train/mlm_loss"]))] if items else []
-            assert not any(each.encode() in data for each in ("/tmp", str(tmp_path), socket.gethostname()))
+            assert not written.run.host and str(tmp_path).encode() not in data
     assert sorted(found) == [(each, each + 0.5) for each in range(9)], "no step twice"
     assert len(ids) == 1 and (run / "trackers" / "wandb").read_text() == f"{ids.pop()} 8"
 
