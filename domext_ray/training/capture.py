@@ -32,14 +32,14 @@ class CapturedPasses:
     It has the graph of one shape, of which every phase of a run has one: another shape takes its place.
 
     Args:
-        make_pass: takes a batch's fields and the factors of its losses, tensors on the GPU; leaves gradients in the
+        make_pass: takes a batch and the factors of its losses, on the GPU; leaves gradients in the
             parameters, added to those that are there, and returns the sums of its losses.
         params: those that have gradients.
         record: captures a call that is made without arguments; returns where its result will be, and what launches it.
     """
 
     def __init__(
-        self, make_pass: Callable[[dict[str, Any], Tensor], Tensor], params: Collection[nn.Parameter], record: Record
+        self, make_pass: Callable[[Any, Tensor], Tensor], params: Collection[nn.Parameter], record: Record
     ) -> None:
         self._make_pass, self._params, self._record = make_pass, list(params), record
         self._shapes: list[Any] = []
@@ -48,17 +48,17 @@ class CapturedPasses:
         self._inputs, self._sums = list[Tensor](), torch.empty(0)
         self._gradients = list[Tensor | None]()
 
-    def __call__(self, fields: dict[str, Any], factors: Tensor) -> Tensor:
+    def __call__(self, batch: Any, factors: Tensor) -> Tensor:
         """Compute a pass; the sums that are returned are overwritten by the next one."""
-        shapes = _describe_shapes(fields)
+        shapes = _describe_shapes(batch)
         if shapes != self._shapes:
             self._shapes, self._num_warm, self._launch = shapes, 0, None
         if self._num_warm < WARM_PASSES:
             self._num_warm += 1
-            return self._make_pass(fields, factors)
+            return self._make_pass(batch, factors)
         if self._launch is None:
-            self._launch = self._capture(fields, factors)
-        for own, given in zip(self._inputs, _list_tensors(fields, factors), strict=True):
+            self._launch = self._capture(batch, factors)
+        for own, given in zip(self._inputs, _list_tensors(batch, factors), strict=True):
             own.copy_(given)
         pairs = [*zip(self._params, self._gradients, strict=True)]
         # Of the pass before, in the same step, gradients may stand where the graph will write.
@@ -69,15 +69,15 @@ class CapturedPasses:
                 param.grad = gradient if before is None else before.add_(gradient)
         return self._sums
 
-    def _capture(self, fields: dict[str, Any], factors: Tensor) -> Callable[[], None]:
+    def _capture(self, batch: Any, factors: Tensor) -> Callable[[], None]:
         """Capture a pass that leaves gradients in memory of its own; return what launches it."""
-        own_fields, own_factors = map_tensors(fields, torch.clone), factors.clone()
-        self._inputs = _list_tensors(own_fields, own_factors)
+        own_batch, own_factors = map_tensors(batch, torch.clone), factors.clone()
+        self._inputs = _list_tensors(own_batch, own_factors)
         before = [param.grad for param in self._params]
         for param in self._params:
             param.grad = None
         try:
-            self._sums, launch = self._record(lambda: self._make_pass(own_fields, own_factors))
+            self._sums, launch = self._record(lambda: self._make_pass(own_batch, own_factors))
         except RuntimeError as error:
             reason = " ".join(str(error).split()).removesuffix(".")
             raise RunError(
@@ -97,14 +97,14 @@ def record_graph(function: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], N
     return result, graph.replay
 
 
-def _list_tensors(fields: dict[str, Any], factors: Tensor) -> list[Tensor]:
+def _list_tensors(batch: Any, factors: Tensor) -> list[Tensor]:
     tensors = list[Tensor]()
-    map_tensors(fields, tensors.append)
+    map_tensors(batch, tensors.append)
     return [*tensors, factors]
 
 
-def _describe_shapes(fields: dict[str, Any]) -> list[Any]:
+def _describe_shapes(batch: Any) -> list[Any]:
     """What a graph of a pass has in it for good: shapes and dtypes of tensors, and numbers."""
     described = list[Any]()
-    map_tensors(fields, lambda each: described.append((each.shape, each.dtype)))
-    return [*described, *(value for value in fields.values() if value is None or isinstance(value, int))]
+    map_tensors(batch, lambda each: described.append((each.shape, each.dtype)))
+    return [*described, *(value for value in vars(batch).values() if value is None or isinstance(value, int))]

@@ -51,7 +51,7 @@ from domext_ray.text.corpus.batching import find_sequences, round_up
 from domext_ray.text.corpus.views import pad_views
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
 from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_loss, make_vector_loss, needs_teacher
-from domext_ray.training.objective import DistillRows, MaskedBatch, ViewBatch, to_batch, to_tensors
+from domext_ray.training.objective import LOSS, DistillRows, MaskedBatch, ViewBatch, to_batch, to_tensors
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
 COUNTED_TOKENS = 1024
@@ -136,7 +136,7 @@ def count_flops(objective: Objective, batch: Any) -> Roofline:
     asked = batch.distill_rows
     batch = replace(batch, **unbound, distill_rows=asked and replace(asked, **unbound))
     with _Matmuls() as matmuls, FlopCounterMode(display=False) as counter:
-        loss: Tensor = functional_call(objective, shapes, kwargs=move_batch(batch, META))[0]
+        loss: Tensor = functional_call(objective, shapes, (move_batch(batch, META),))[LOSS]
         forward = counter.get_total_flops()
         loss.backward()
     backward, is_on_gpu = counter.get_total_flops() - forward, objective.device_type == "cuda"
@@ -334,7 +334,7 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
     with as_worker(TRAINING, uses_fp32=not bf16):
         while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
             start = time.perf_counter()
-            trainer.train_step([batch], batch.num_masked, len(seconds), num_distilled=batch.num_distilled)
+            trainer.train_step([batch], batch.counts, len(seconds))
             _wait(model.device)
             seconds.append(time.perf_counter() - start)
     return StepCost(flops_per_token, model.rows[0] * length / statistics.median(seconds[1:]))
@@ -486,8 +486,7 @@ def measure_step_memory(objective: Objective, batch: Any, *, keeps_gradients: bo
     trained = [each for each in objective.parameters() if each.requires_grad]
     handles = [each.register_post_accumulate_grad_hook(watch.take_gradient) for each in trained]
     with watch:
-        inputs = move_batch(batch, next(objective.parameters()).device)
-        objective(**inputs)[0].backward()
+        objective(move_batch(batch, next(objective.parameters()).device))[LOSS].backward()
     for each in handles:
         each.remove()
     objective.zero_grad()

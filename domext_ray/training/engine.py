@@ -33,7 +33,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.fused import fuse
 from domext_ray.model.joined import join_products
 from domext_ray.training.capture import CapturedPasses, record_graph
-from domext_ray.training.losses import MaskedLoss, Objective, stack_scores
+from domext_ray.training.losses import MaskedLoss, Objective
 from domext_ray.training.optimizer import MOMENTS, clip_gradients, create_moments, set_learning_rate
 from domext_ray.training.step import Trainer, list_trainables, move_batch
 
@@ -141,11 +141,12 @@ class Engine(Trainer):
             self._load_moments(state)
 
     def evaluate(self, batch: Any) -> Tensor:
-        """Score the rows of this rank's batch without dropout; return what `stack_scores` does."""
+        """Score the rows of this rank's batch without dropout; return the fields of `evaluate.Scores` of each."""
         self._deepspeed.eval()
         try:
             with torch.no_grad(), self._as_written():
-                return stack_scores(self._forward(move_batch(batch, self.device)))
+                scores: Tensor = self._run_objective(move_batch(batch, self.device))
+                return scores
         finally:
             self._deepspeed.train()
 
@@ -185,9 +186,14 @@ class Engine(Trainer):
         is_alone = self._stage == 0 and self.world_size == 1
         return self._deepspeed.no_sync() if is_alone else contextlib.nullcontext()
 
-    def _forward(self, fields: dict[str, Any]) -> tuple[Tensor, ...]:
-        # A graph has no Python in it: at ZeRO-0 DeepSpeed's hooks compute nothing, and are left out.
-        return self._deepspeed.module.forward(**fields) if self._captures else self._deepspeed(**fields)
+    def _forward(self, batch: Any) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = self._run_objective(batch)
+        return sums
+
+    def _run_objective(self, batch: Any) -> Any:
+        # A graph has no Python in it: at ZeRO-0 DeepSpeed's hooks compute nothing, and are left out. Where they are, a
+        # batch is no positional argument: they would warn that they find no tensors in it, which have no gradients.
+        return self._deepspeed.module.forward(batch) if self._captures else self._deepspeed(batch=batch)
 
     def _backward(self, loss: Tensor) -> None:
         if self._captures:
@@ -226,8 +232,7 @@ class Engine(Trainer):
         if self._stage > 0:
             # DeepSpeed links optimizer state in a step, so one is made that changes nothing: gradient 0 at rate 0.
             set_learning_rate(self._optimizer, 0.0)
-            counts = torch.ones(len(self._loss_weights), dtype=torch.float64)
-            self._accumulate_gradients([self._deepspeed.module.make_empty()], counts)
+            self._accumulate_gradients([self._deepspeed.module.make_empty()], [1] * len(self.loss_weights))
             _, applied = self._apply_gradients().tolist()
             assert applied, "the empty step was refused"
         for name, param in self._trainables.items():

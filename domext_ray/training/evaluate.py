@@ -39,7 +39,7 @@ from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.text.corpus.draws import hash_counters
 from domext_ray.text.corpus.manifest import Manifest, take_numbered
 from domext_ray.text.corpus.views import make_masker
-from domext_ray.training.losses import Objective, stack_scores
+from domext_ray.training.losses import Objective
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import (
     EVALUATION_SEED,
@@ -113,7 +113,7 @@ class Evaluator(Protocol):
     device: torch.device
 
     def evaluate(self, batch: Any) -> Tensor:
-        """Score this rank's batch without dropout; return what `stack_scores` does."""
+        """Score this rank's batch without dropout; return the fields of `Scores` of each row, float64 [B, 5 or 3]."""
 
     def sum_over_ranks(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all ranks."""
@@ -134,7 +134,8 @@ class LoneEvaluator:
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> Tensor:
-        return stack_scores(self.objective(**move_batch(batch, self.device)))
+        scores: Tensor = self.objective(move_batch(batch, self.device))
+        return scores
 
     def sum_over_ranks(self, tensor: Tensor) -> None:
         pass

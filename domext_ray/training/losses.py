@@ -1,6 +1,6 @@
 """What training makes small: a model and its losses as one module.
 
-Enters: a batch's fields by name. Leaves: sums of losses, which whoever trains divides by their counts over the global
+Enters: a batch. Leaves: sums of losses by name, which whoever trains divides by their counts over the global
 batch. BERT section 3.1: masked words, and whether the second text follows the first; Hinton et al. 2015: the base's
 predictions, which the model keeps to on general text. Or what teaches a model to make a vector of a row, InfoNCE: rows
 that are compared with each other are neighbours in the canonical order, and in one forward pass of one rank, so the
@@ -29,8 +29,20 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.pooling import pool_states
 from domext_ray.model.spec import build_base
 from domext_ray.text.corpus.views import pad_views
-from domext_ray.training.objective import NO_LABEL, DistillRows, ViewBatch, pad_batch, to_batch
+from domext_ray.training.objective import (
+    KEEP_LOSS,
+    LOSS,
+    NEXT_SENTENCE_LOSS,
+    NO_LABEL,
+    PART_LOSSES,
+    DistillRows,
+    MaskedBatch,
+    ViewBatch,
+    pad_batch,
+    to_batch,
+)
 
+_BOUNDS = "token_indices", "cu_seq_lens", "max_length"
 MAX_SCORES = 2**28
 """Scores of words that stand at once, [P, V]: 1 GiB in fp32, of which a forward and backward pass holds several."""
 
@@ -38,13 +50,9 @@ MAX_SCORES = 2**28
 class Objective(nn.Module):
     """Model and loss as one module, so that DeepSpeed, autocast and the compiler see the whole forward pass.
 
-    Its forward takes a batch's fields by name and returns first the sums of its losses (fp32 scalars; 0 for one that
-    there is not), each of which the engine divides by its count over the global batch, then what else is looked at.
-
-    Args:
-        model: the model.
-        device: where it is.
-        bf16: run the forward pass under torch's autocast.
+    Its forward takes a batch on `device`. In training it returns the sums of its losses by name, fp32 scalars: the
+    trainer divides each by its count over the global batch, and takes one that a batch lacks for 0. With `bf16` it runs
+    under torch's autocast.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool) -> None:
@@ -52,10 +60,10 @@ class Objective(nn.Module):
         self.model = model
         self.device_type = device.type
         self.bf16 = bf16
-        self.loss_weights: tuple[float, ...] = (1.0,)
-        """A weight for each of its losses' means."""
-        self.num_watched = 0
-        """Sums that its last output has, [num_watched]: added up over the global batch, and nothing more."""
+        self.loss_weights = {LOSS: 1.0}
+        """Its losses, with a weight for the mean of each."""
+        self.num_parts = 0
+        """Sums that its output of `PART_LOSSES` has, [num_parts]: added up over the global batch, and nothing more."""
 
     def autocast(self) -> torch.autocast:
         """Run what is computed meanwhile in bf16, if that was asked for."""
@@ -67,14 +75,6 @@ class Objective(nn.Module):
         if getattr(self.model, "predicts_next_sentence", False):
             return replace(empty, next_sentence_labels=torch.full((1,), NO_LABEL))
         return empty
-
-
-def stack_scores(figures: Sequence[Tensor]) -> Tensor:
-    """Return what an objective returns in eval mode as one tensor, float64 on its device.
-
-    Of each row these are the fields of `evaluate.Scores`: [B, 5] of pairs, else [B, 3].
-    """
-    return torch.stack([each.double() for each in figures], dim=1)
 
 
 class MaskedLoss(Objective):
@@ -111,37 +111,22 @@ class MaskedLoss(Objective):
         num_chunks: int = 1,
     ) -> None:
         super().__init__(model, device, bf16=bf16)
-        self.num_watched = num_parts
+        self.num_parts = num_parts
         self.num_chunks = num_chunks
-        self.loss_weights = (1.0, 1.0, distill_weight)
+        self.loss_weights = {LOSS: 1.0, NEXT_SENTENCE_LOSS: 1.0, KEEP_LOSS: distill_weight}
         self.teaches_itself = teacher is model
         self.teacher = None if self.teaches_itself else teacher
         self.num_shared_layers = count_base_layers(cast(Any, model).config) if self.teaches_itself else 0
         self.num_words = num_words
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        masked_positions: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        next_sentence_labels: Tensor | None,
-        distill_rows: DistillRows | None = None,
-        kinds: Tensor | None = None,
-        parts: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        token_indices: Tensor | None = None,
-        cu_seq_lens: Tensor | None = None,
-        max_length: int = 0,
-    ) -> tuple[Tensor, ...]:
-        """Return sums of losses (fp32): words', pairs', distilled; losses by part. In eval mode: `Engine.evaluate`."""
-        rows: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
-        rows |= {"token_type_ids": token_type_ids, "document_ids": document_ids}
-        bounds: dict[str, Any] = {"token_indices": token_indices, "cu_seq_lens": cu_seq_lens, "max_length": max_length}
+    def forward(self, batch: MaskedBatch) -> dict[str, Tensor] | Tensor:
+        """Return sums of losses by name, those by part too; in eval mode scores of rows, see `_score_rows`."""
+        rows: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        rows |= {"token_type_ids": batch.token_type_ids, "document_ids": batch.document_ids}
+        bounds = {name: getattr(batch, name) for name in _BOUNDS}
+        distill_rows = batch.distill_rows if self.training else None
         asked = None
-        if self.training and distill_rows is not None:
+        if distill_rows is not None:
             if self.num_shared_layers:
                 rows = self._run_shared_layers(rows, bounds)
             asked = self._ask_base(rows, distill_rows)
@@ -149,28 +134,33 @@ class MaskedLoss(Objective):
         with self.autocast():
             # A base's configuration may ask for all hidden states, which nobody reads here.
             asks = {"pool": model.predicts_next_sentence, "output_hidden_states": False}
-            encoded, (states, *_) = model.encode(**rows, **bounds, masked_positions=masked_positions, **asks)
+            encoded, (states, *_) = model.encode(**rows, **bounds, masked_positions=batch.masked_positions, **asks)
             order = model.cls.seq_relationship(encoded.pooler_output) if model.predicts_next_sentence else None
         kept = None if asked is None or distill_rows is None else distill_rows.prediction_indices
-        losses, predicted, divergences = self._score_chunks(states, labels, kinds, asked, kept)
+        losses, predicted, divergences = self._score_chunks(states, batch.labels, batch.kinds, asked, kept)
         if not self.training:
-            row_of = masked_positions // input_ids.shape[1]
-            words = _score_rows(losses, predicted == labels, weights, row_of, len(input_ids))
-            if next_sentence_labels is None:
-                return words
+            row_of = batch.masked_positions // batch.input_ids.shape[1]
+            return _score_rows(
+                losses,
+                predicted == batch.labels,
+                batch.weights,
+                row_of,
+                len(batch.input_ids),
+                None if order is None else order.argmax(-1),
+                batch.next_sentence_labels,
+            )
+        sums = {LOSS: (losses * batch.weights).sum()}
+        if batch.next_sentence_labels is not None:
             assert order is not None
-            return *words, order.argmax(-1) == next_sentence_labels, next_sentence_labels != NO_LABEL
-        loss_sum = (losses * weights).sum()
-        order_loss_sum, distill_loss_sum = torch.zeros_like(loss_sum), torch.zeros_like(loss_sum)
-        if next_sentence_labels is not None:
-            assert order is not None
-            order_loss_sum = F.cross_entropy(order.float(), next_sentence_labels, reduction="sum")
-        if distill_rows is not None and asked is not None:
-            distill_loss_sum = (divergences * distill_rows.weights).sum()
-        elif distill_rows is not None:
-            distill_loss_sum = (losses.index_select(0, distill_rows.prediction_indices) * distill_rows.weights).sum()
-        watched = distill_loss_sum.detach() if parts is None else _sum_rows(losses.detach(), parts, self.num_watched)
-        return loss_sum, order_loss_sum, distill_loss_sum, watched
+            sums[NEXT_SENTENCE_LOSS] = F.cross_entropy(order.float(), batch.next_sentence_labels, reduction="sum")
+        if distill_rows is not None:
+            kept_losses = divergences
+            if asked is None:
+                kept_losses = losses.index_select(0, distill_rows.prediction_indices)
+            sums[KEEP_LOSS] = (kept_losses * distill_rows.weights).sum()
+        if batch.parts is not None:
+            sums[PART_LOSSES] = _sum_rows(losses.detach(), batch.parts, self.num_parts)
+        return sums
 
     @contextlib.contextmanager
     def _as_base(self) -> Iterator[Any]:
@@ -198,7 +188,7 @@ class MaskedLoss(Objective):
         own = {
             name: each.index_select(0, asked.rows) if isinstance(each, Tensor) else each for name, each in rows.items()
         }
-        own |= {name: getattr(asked, name) for name in ("token_indices", "cu_seq_lens", "max_length")}
+        own |= {name: getattr(asked, name) for name in _BOUNDS}
         with self._as_base() as teacher:
             states: Tensor = teacher.encode(**own, masked_positions=asked.positions, output_hidden_states=False)[1][0]
         return states
@@ -253,12 +243,25 @@ def _score_words(model: Any, states: Tensor) -> Tensor:
 
 
 def _score_rows(
-    losses: Tensor, is_exact: Tensor, weights: Tensor, rows: Tensor, num_rows: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return losses, exact predictions and predicted tokens of rows, [B] each, from positions [P] and their rows."""
+    losses: Tensor,
+    is_exact: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    num_rows: int,
+    order: Tensor | None = None,
+    order_labels: Tensor | None = None,
+) -> Tensor:
+    """Return of each row the fields of `evaluate.Scores`, float64: [B, 5] of pairs, else [B, 3].
+
+    Of positions [P] it takes losses, whether the prediction is right, weights and rows; of pairs [B] what their order
+    is predicted to be, and what it is.
+    """
     figures = losses * weights, is_exact & (weights > 0), weights > 0
-    loss_sums, num_exact, num_tokens = (_sum_rows(each, rows, num_rows) for each in figures)
-    return loss_sums, num_exact, num_tokens
+    scores = [_sum_rows(figure, rows, num_rows) for figure in figures]
+    if order_labels is not None:
+        assert order is not None
+        scores += [order == order_labels, order_labels != NO_LABEL]
+    return torch.stack([score.double() for score in scores], dim=1)
 
 
 def _sum_rows(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
@@ -285,20 +288,13 @@ class InfoNCELoss(Objective):
         rows = [np.zeros(8, dtype=np.int64)]
         return cast(ViewBatch, to_batch(pad_views(rows, rows, pad_id=0)).without_weight())
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        weights: Tensor,
-        cu_seq_lens: Tensor | None = None,
-        max_length: int = 0,
-    ) -> Any:
-        """Return what `MaskedLoss` returns: there are no pairs, nothing is kept, and nothing is watched."""
+    def forward(self, batch: ViewBatch) -> dict[str, Tensor] | Tensor:
+        """Return what `MaskedLoss` does, for rows in the place of words."""
         with self.autocast():
             encoder = cast(Any, self.model).bert
-            masks = {"attention_mask": attention_mask, "cu_seq_lens": cu_seq_lens, "max_length": max_length}
-            states = encoder(input_ids, pool=False, **masks).last_hidden_state
-            vectors = pool_states(states, attention_mask, self.objective.pooling)
+            masks = {name: getattr(batch, name) for name in ("attention_mask", "cu_seq_lens", "max_length")}
+            states = encoder(batch.input_ids, pool=False, **masks).last_hidden_state
+            vectors = pool_states(states, batch.attention_mask, self.objective.pooling)
         with torch.autocast(self.device_type, enabled=False):
             first, second = F.normalize(vectors).chunk(2)
             own = torch.arange(len(first), device=first.device)
@@ -307,9 +303,8 @@ class InfoNCELoss(Objective):
             scores = scores.masked_fill(groups[:, None] != groups, -torch.inf)
         losses = F.cross_entropy(scores, own, reduction="none")
         if not self.training:
-            return _score_rows(losses, scores.argmax(-1) == own, weights, own, len(own))
-        nothing = torch.zeros((), device=scores.device)
-        return (losses * weights).sum(), nothing, nothing, nothing
+            return _score_rows(losses, scores.argmax(-1) == own, batch.weights, own, len(own))
+        return {LOSS: (losses * batch.weights).sum()}
 
 
 def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., InfoNCELoss]:

@@ -11,6 +11,8 @@ import torch
 
 from domext_ray.text.corpus.batching import Arrays, MaskedRows, pad_masked
 
+LOSS, NEXT_SENTENCE_LOSS, KEEP_LOSS, PART_LOSSES = "loss", "next_sentence_loss", "keep_loss", "part_losses"
+"""Names of what a forward pass in training returns: the loss of what is predicted, then those that some runs have."""
 NO_LABEL = -100
 """Next-sentence label of a row that does not count; cross entropy leaves it out."""
 
@@ -89,6 +91,11 @@ class MaskedBatch:
         """Predicted tokens of the distillation term."""
         return 0 if self.distill_rows is None else int(self.distill_rows.weights.sum().item())
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What each loss is a mean of, by its name."""
+        return {LOSS: self.num_masked, NEXT_SENTENCE_LOSS: self.num_pairs, KEEP_LOSS: self.num_distilled}
+
     def without_weight(self) -> MaskedBatch:
         """Return the same forward pass, of which nothing counts."""
         pairs, distill, parts = self.next_sentence_labels, self.distill_rows, self.parts
@@ -123,12 +130,10 @@ class ViewBatch:
     cu_seq_lens: torch.Tensor | None = None
     max_length: int = 0
 
-    num_pairs = num_distilled = 0
-
     @property
-    def num_masked(self) -> int:
-        """What the loss is a mean of: rows."""
-        return int(self.weights.sum().item())
+    def counts(self) -> dict[str, int]:
+        """What each loss is a mean of, by its name: rows."""
+        return {LOSS: int(self.weights.sum().item())}
 
     def without_weight(self) -> ViewBatch:
         """Return the same forward pass, of which nothing counts."""

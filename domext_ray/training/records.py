@@ -16,6 +16,7 @@ from domext_ray.runs.losses import TRAIN, name_losses
 from domext_ray.training.checkpoint import describe_resumption
 from domext_ray.training.cost import Roofline, count_step, measure_peak_memory
 from domext_ray.training.losses import Objective
+from domext_ray.training.objective import KEEP_LOSS, LOSS, NEXT_SENTENCE_LOSS
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import Phase, count_epochs
 from domext_ray.training.run import Run
@@ -33,10 +34,8 @@ class StepBatch:
 
     micro_batches: Sequence[Any]
     waited: float  # seconds until they were there
-    num_masked: int  # targets
     num_tokens: int
-    num_pairs: int
-    num_distilled: int
+    counts: Mapping[str, int]  # what each loss is a mean of, by its name
     of_parts: tuple[int, ...]  # see `PartFigures.count`
 
 
@@ -105,13 +104,13 @@ class StepRecords:
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
         self.seconds += seconds
-        self._check(figures, batch.num_masked, step, stop)
+        self._check(figures, batch.counts[LOSS], step, stop)
         record = {
             "step": step,
             TRAIN + self.losses.loss: figures.loss,
             "train/lr": figures.learning_rate,
             "train/grad_norm": figures.grad_norm,
-            TRAIN + self.losses.count: batch.num_masked,
+            TRAIN + self.losses.count: batch.counts[LOSS],
             "train/tokens": tokens,
             "train/skipped": int(figures.skipped),
             "throughput/tokens_per_second": batch.num_tokens / seconds,
@@ -120,13 +119,14 @@ class StepRecords:
             "time/seconds": self.seconds,
             **self._describe_speed(step, batch.num_tokens, seconds),
         }
-        record |= {"train/next_sentence_loss": figures.next_sentence_loss} if batch.num_pairs else {}
+        if batch.counts.get(NEXT_SENTENCE_LOSS):
+            record["train/next_sentence_loss"] = figures.losses[NEXT_SENTENCE_LOSS]
         record |= self.parts.describe(step, batch.of_parts, figures.part_losses)
         if self.config.parts:
             record["train/domain_epochs"], *beside = count_epochs(self.phases, step)
             record |= {"train/replay_epochs": beside[0]} if self.config.replay.corpus else {}
         if self.config.has_general_text and self.config.objective.keep != "none":
-            record |= {"train/keep_loss": figures.distill_loss, "train/keep_tokens": batch.num_distilled}
+            record |= {"train/keep_loss": figures.losses[KEEP_LOSS], "train/keep_tokens": batch.counts[KEEP_LOSS]}
         return record
 
     def _describe_speed(self, step: int, num_tokens: int, seconds: float) -> dict[str, float]:

@@ -208,14 +208,7 @@ class PretrainWorker:
         Then those of the step before are: a GPU always has a step to work at.
         """
         batch = self._ahead or self._look_ahead()
-        read_figures = self.engine.launch_step(
-            batch.micro_batches,
-            batch.num_masked,
-            self.step,
-            batch.num_pairs,
-            batch.num_distilled,
-            self._measure_progress(),
-        )
+        read_figures = self.engine.launch_step(batch.micro_batches, batch.counts, self.step, self._measure_progress())
         self.step, self.tokens = self.step + 1, self.tokens + batch.num_tokens
         before = None if self._unread is None else self._read_step()
         if before is not None and self.log is not None:
@@ -239,16 +232,17 @@ class PretrainWorker:
         started = time.perf_counter()
         micro_batches, tokens_here = next(self.batches, ([], []))  # no more behind the last step
         waited = time.perf_counter() - started
-        self.clock, *counts = self.ranks.add_up(
+        counts_here = [batch.counts for batch in micro_batches]
+        names = self.engine.loss_weights.keys()
+        self.clock, *totals = self.ranks.add_up(
             self.records.seconds if self.rank == 0 else 0.0,
-            sum(each.num_masked for each in micro_batches),
             sum(tokens_here),
-            sum(each.num_pairs for each in micro_batches),
-            sum(each.num_distilled for each in micro_batches),
+            *(sum(counts[name] for counts in counts_here) for name in names),
             *self.parts.count(micro_batches, tokens_here),
         )
-        num_masked, num_tokens, num_pairs, num_distilled, *of_parts = map(int, counts)
-        return StepBatch(micro_batches, waited, num_masked, num_tokens, num_pairs, num_distilled, tuple(of_parts))
+        num_tokens, *numbers = map(int, totals)
+        counts, of_parts = dict(zip(names, numbers, strict=False)), numbers[len(names) :]
+        return StepBatch(micro_batches, waited, num_tokens, counts, tuple(of_parts))
 
     def _evaluate_step(self, record: dict[str, Any], *, at_end: bool = False) -> dict[str, Any]:
         """Evaluate a step, write its record, and let its checkpoint count if it has one.

@@ -38,6 +38,7 @@ from benchmarks.timing import compare
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig
 from domext_ray.training.cost import Sharding, make_full_batch, plan_memory
 from domext_ray.training.losses import MaskedLoss
+from domext_ray.training.objective import LOSS
 
 NUM_STEPS = 2
 """Steps that are watched: ZeRO-3 gathers ahead in the second one."""
@@ -151,10 +152,10 @@ def _train(options: argparse.Namespace, method: str, stage: int, length: int, ro
     config = EngineConfig(zero_stage=stage, precision=options.precision)
     engine = make_engine(model, rows, device, config, accumulation_steps=passes)
     batches = [make_full_batch(PretrainConfig(), VOCAB_SIZE, length, rows)] * passes
-    num_targets = sum(each.num_masked for each in batches) * options.ranks
+    counts = {LOSS: sum(batch.counts[LOSS] for batch in batches) * options.ranks}
     _read_memory(device)
     for step in range(NUM_STEPS):
-        engine.train_step(batches, num_targets, step)
+        engine.train_step(batches, counts, step)
 
 
 def _read_memory(device: torch.device) -> int:

@@ -213,12 +213,12 @@ def make_own(
     rows, loss = _to_rows(batch, keeps=method == "af_kept"), partial(MaskedLoss, num_words=VOCAB_SIZE)
     if method == "frozen":
         objective = loss(network, device, bf16=options.precision == "bf16")
-        return torch.no_grad()(lambda: objective(**move_batch(rows, device)))
+        return torch.no_grad()(lambda: objective(move_batch(rows, device)))
     config = EngineConfig(precision=options.precision, **engine)
     kept = partial(loss, teacher=network) if method == "af_kept" else loss
     trainer = make_engine(network, len(batch.input_ids), device, config, objective=kept)
     # As on a card, figures are read later or never.
-    return lambda: trainer.launch_step([rows], rows.num_masked, 0, num_distilled=rows.num_distilled)
+    return lambda: trainer.launch_step([rows], rows.counts, 0)
 
 
 def _to_rows(batch: Batch, *, keeps: bool = False) -> MaskedBatch:

@@ -72,7 +72,7 @@ from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.metrics import find_last_step, read_metrics
-from domext_ray.training.objective import to_batch
+from domext_ray.training.objective import LOSS, to_batch
 from domext_ray.training.optimizer import compute_learning_rate
 from domext_ray.training.phases import make_sampler, resolve_max_steps
 from domext_ray.training.step import move_batch
@@ -113,7 +113,7 @@ def run_finetune(options: argparse.Namespace) -> None:
             if step == UNTIMED_STEPS:
                 clock.restart()
             batches = collate_passes(task, [rows[i] for i in places], device)
-            trainer.train_step(batches, sum(batch.num_targets for batch in batches), step)
+            trainer.train_step(batches, {LOSS: sum(batch.num_targets for batch in batches)}, step)
         return clock.read(len(epoch) - UNTIMED_STEPS)
 
     def let_train(sampler: str) -> Seconds:
@@ -208,7 +208,7 @@ def _check_losses(start: StartModel, task: Task, batch: Any, tensors: Any, devic
     model = build_task_model(start, task, FULL, dropout=0.0, seed=0).to(device).eval()
     rival, given = _make_rival(start, task, 0.0).to(device).eval(), move_batch(batch, device)
     with torch.no_grad():
-        loss = task.compute_loss_sum(model(**given["inputs"]), given["targets"]).item() / batch.num_targets
+        loss = task.compute_loss_sum(model(**given.inputs), given.targets).item() / batch.num_targets
         difference = abs(loss - rival(**tensors.to(device)).loss.item())
     assert difference < 1e-4, f"the losses of one batch differ by {difference}"
 

@@ -16,7 +16,7 @@ from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.text.corpus.batching import MaskedRows, Masker, RowLengths
 from domext_ray.text.corpus.rows import RowSettings, build_rows
 from domext_ray.training.losses import MaskedLoss
-from domext_ray.training.objective import to_batch
+from domext_ray.training.objective import LOSS, to_batch
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(VOCAB - 15)), *".!?:;"]
 CPU = torch.device("cpu")
@@ -84,10 +84,7 @@ def test_losses_are_those_of_batches_as_they_are(position_rule: str) -> None:
     losses, gradients = [], []
     for lengths in (None, measure(rows, 24), RowLengths(24, 24.0)):
         (batch,) = Masker(tokenizer, ObjectiveConfig(), 1, packed=True, lengths=lengths).collate(rows, len(rows))
-        made = to_batch(batch)
-        fields = {name: getattr(made, name) for name in ("document_ids", "token_indices", "cu_seq_lens", "max_length")}
-        first = (made.input_ids, made.attention_mask, None, made.masked_positions, made.labels, made.weights, None)
-        loss = MaskedLoss(model, CPU, bf16=False).train()(*first, **fields)[0]
+        loss = MaskedLoss(model, CPU, bf16=False).train()(to_batch(batch))[LOSS]
         loss.backward()
         losses.append(loss.item())
         gradients.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -74,7 +73,7 @@ from domext_ray.training.cost import make_full_batch
 from domext_ray.training.engine import compile_layers, join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.losses import MaskedLoss
-from domext_ray.training.objective import to_batch
+from domext_ray.training.objective import LOSS, to_batch
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.step import move_batch
 
@@ -125,8 +124,8 @@ def step_packed(places: Places, device: torch.device) -> list[float]:
         rows = masker.mask(draw_rows(row, places, step), epoch=0)
         batches = [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)]
         share, rank = NUM_ROWS // MICRO_BATCH // dist.get_world_size(), dist.get_rank()
-        num_masked = sum(each.num_masked for each in batches)
-        losses.append(engine.train_step(batches[rank * share :][:share], num_masked, step).loss)
+        counts = {LOSS: sum(batch.num_masked for batch in batches)}
+        losses.append(engine.train_step(batches[rank * share :][:share], counts, step).loss)
     return losses
 
 
@@ -299,7 +298,7 @@ def test_gradients_of_many_tokens_are_compiled_rightly(method: str, places: Plac
     for prepare in (lambda: None, partial(compile_layers, model, device)):
         prepare()
         model.zero_grad()
-        MaskedLoss(model, device, bf16=False)(**move_batch(batch, device))[0].backward()
+        MaskedLoss(model, device, bf16=False)(move_batch(batch, device))[LOSS].backward()
         gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
     expected, found = gradients
     assert expected.keys() == found.keys()
@@ -444,12 +443,12 @@ def test_kernels_of_our_own_train_as_the_formulas(layout: dict[str, Any], bf16: 
 
 
 def test_batches_that_wait_for_a_busy_card_arrive_as_they_are(device: torch.device) -> None:
-    batches = [SimpleNamespace(ids=torch.full((64, 512), i), weights=torch.full((7,), i / 2)) for i in range(50)]
+    batches = [{"ids": torch.full((64, 512), i), "weights": torch.full((7,), i / 2)} for i in range(50)]
     if device != CPU:
         torch.cuda._sleep(10**9)
     sent = [move_batch(each, device) for each in batches]
     for each, found in zip(batches, sent, strict=True):
-        assert torch.equal(found["ids"].cpu(), each.ids) and torch.equal(found["weights"].cpu(), each.weights)
+        assert torch.equal(found["ids"].cpu(), each["ids"]) and torch.equal(found["weights"].cpu(), each["weights"])
 
 
 def test_a_banks_mixed_pass_is_the_cpus(places: Places, device: torch.device, tmp_path: Path) -> None:
@@ -459,7 +458,7 @@ def test_a_banks_mixed_pass_is_the_cpus(places: Places, device: torch.device, tm
     outputs: list[Any] = []
     for each in (CPU, device):
         server = serve_adapters(bank).to(each)
-        batch = move_batch(SimpleNamespace(input_ids=ids, attention_mask=mask), each)
+        batch = move_batch({"input_ids": ids, "attention_mask": mask}, each)
         with torch.no_grad():
             outputs.append(
                 [server(**batch, adapter_names=names) for names in (["tags1", "sorts2", "fills1", "__base__"], "auto")]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from trained_methods import DROPOUT, make_method_engine, make_trainable
 
 from domext_ray.config.pretrain import EngineConfig
-from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.objective import LOSS, MaskedBatch
 from domext_ray.training.step import StepFigures
 
 STEPS, CHANGE, BROKEN = 9, 5, 7
@@ -88,6 +88,6 @@ def train_captured(
     model.bert.embeddings.register_forward_pre_hook(count)
     for step in range(STEPS):
         batches = [draw_batch(step, number) for number in range(2)]
-        figures.append(trainer.train_step(batches, 2 * 5 + 1, step))
+        figures.append(trainer.train_step(batches, {LOSS: 2 * 5 + 1}, step))
     state = trainer.gather_state()
     return figures, {name: each.param for name, each in state.tensors.items()}, num_calls

@@ -232,7 +232,7 @@ def run_bank(folder: Path, root: Path) -> dict[str, Waits]:
     draw = torch.Generator().manual_seed(0)
     ids, mask = torch.randint(5, 200, (6, 9), generator=draw), torch.ones(6, 9, dtype=torch.long)
     mask[3, 5:] = 0
-    batch = SimpleNamespace(input_ids=ids, attention_mask=mask)
+    batch = {"input_ids": ids, "attention_mask": mask}
     names = [*bank.names()[:5], "__base__"]
     with Card() as card:
         server = serve_adapters(bank).to(device)

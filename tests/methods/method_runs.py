@@ -56,7 +56,7 @@ from domext_ray.training.checkpoint import (
 )
 from domext_ray.training.engine import Engine, TrainState
 from domext_ray.training.losses import make_loss
-from domext_ray.training.objective import MaskedBatch, to_batch
+from domext_ray.training.objective import KEEP_LOSS, LOSS, NEXT_SENTENCE_LOSS, MaskedBatch, to_batch
 from domext_ray.training.start import (
     apply_start,
     check_vocabulary,
@@ -264,7 +264,8 @@ def train(engine: Engine, row: Row, places: Places, first: int, last: int) -> li
     figures = []
     for step in range(first, last):
         batches, num_masked, num_kept = draw_batches(row, places, step, dist.get_rank(), dist.get_world_size())
-        figures.append(engine.train_step(batches, num_masked, step, NUM_ROWS if row.pairs else 0, num_kept))
+        counts = {LOSS: num_masked, NEXT_SENTENCE_LOSS: NUM_ROWS if row.pairs else 0, KEEP_LOSS: num_kept}
+        figures.append(engine.train_step(batches, counts, step))
     return figures
 
 

@@ -121,7 +121,7 @@ def take(results: dict[str, Any], key: str) -> Any:
 
 
 def list_losses(figures: list[StepFigures]) -> list[float]:
-    return [each.loss + each.next_sentence_loss + each.distill_loss for each in figures]
+    return [sum(step.losses.values()) for step in figures]
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from domext_ray.model.build import store_base
 from domext_ray.model.domext.layers_domext import COPY, compute_cos_sin
 from domext_ray.model.joined import join_products
 from domext_ray.training.losses import MaskedLoss
+from domext_ray.training.objective import LOSS, MaskedBatch
 
 CPU = torch.device("cpu")
 
@@ -40,7 +41,7 @@ def run(model: Any, *, bf16: bool, num_chunks: int = 1) -> tuple[float, dict[str
     labels = ids.flatten()[positions] % (VOCAB // 2)
     torch.manual_seed(1)
     objective = MaskedLoss(model, CPU, bf16=bf16, num_words=VOCAB, num_chunks=num_chunks).train()
-    loss = objective(ids, mask, None, positions, labels, torch.ones(len(positions)), None)[0]
+    loss = objective(MaskedBatch(ids, mask, None, positions, labels, torch.ones(len(positions))))[LOSS]
     loss.backward()
     found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad()

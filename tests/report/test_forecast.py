@@ -34,6 +34,7 @@ from domext_ray.text.data.files import find_files
 from domext_ray.text.data.sample import check_corpus, read_sample
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.cost import StepCost, make_dry_run_model, measure_step_cost
+from domext_ray.training.objective import KEEP_LOSS
 from domext_ray.training.phases import count_limited_steps, count_phase_steps
 from domext_ray.training.step import SingleProcessTrainer, StepFigures
 
@@ -146,9 +147,9 @@ def test_steps_that_ask_the_base_are_timed_as_such(
 ) -> None:
     made, real = list[StepFigures](), SingleProcessTrainer.train_step
 
-    def train_step(self: SingleProcessTrainer, *args: Any, **counts: Any) -> StepFigures:
-        assert counts["num_distilled"] == round(0.25 * 40)  # of 8 rows of 32 tokens, of which 40 are predicted
-        made.append(real(self, *args, **counts))
+    def train_step(self: SingleProcessTrainer, *args: Any, **named: Any) -> StepFigures:
+        assert args[1][KEEP_LOSS] == round(0.25 * 40)  # of 8 rows of 32 tokens, of which 40 are predicted
+        made.append(real(self, *args, **named))
         return made[-1]
 
     monkeypatch.setattr(SingleProcessTrainer, "train_step", train_step)
@@ -159,7 +160,7 @@ def test_steps_that_ask_the_base_are_timed_as_such(
         train=TrainConfig(seq_length=32, global_batch_size=8),
     )
     measure_step_cost(make_dry_run_model(config, ModelSpec.of(config, load_base(config.base))))
-    assert made[-1].distill_loss > 0 and made[-1].loss > 0
+    assert made[-1].losses[KEEP_LOSS] > 0 and made[-1].loss > 0
 
 
 def test_a_rate_beside_other_work_says_so_and_rows_lack_new_words(tiny_base_folder: Path) -> None:

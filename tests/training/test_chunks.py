@@ -27,7 +27,6 @@ from domext_ray.training import losses
 from domext_ray.training.cost import estimate_memory, make_dry_run_model
 from domext_ray.training.losses import make_loss
 from domext_ray.training.objective import MaskedBatch
-from domext_ray.training.step import move_batch
 
 pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")
@@ -64,10 +63,10 @@ def measure(row: Row, places: Places) -> tuple[int, list[tuple[Tensor, ...]], di
     rows = resolve_micro_batch_sizes(config)
     loss: Any = make_loss(config, built.base, network, built.fixed, CPU, rows)(network, CPU, bf16=False)
     batches = [*draw_batches(row, places, 0)[0], take_position(draw_batches(row, places, 1)[0][-1])]
-    outputs = [loss.train()(**move_batch(each, CPU)) for each in batches]
-    sum(each for found in outputs for each in found[:3]).backward()
+    outputs = [loss.train()(batch) for batch in batches]
+    sum(sums[name] for sums in outputs for name in sums.keys() & loss.loss_weights.keys()).backward()
     with torch.no_grad():
-        scored = [loss.eval()(**move_batch(each, CPU)) for each in batches]
+        scored = [loss.eval()(batch) for batch in batches]
     gradients = {name: None if each.grad is None else each.grad for name, each in network.named_parameters()}
     return loss.num_chunks, [*outputs, *scored], gradients
 
@@ -96,16 +95,16 @@ def test_kinds_are_kept_in_chunks(places: Places, monkeypatch: pytest.MonkeyPatc
     batch = replace(batch, kinds=(torch.arange(model.config.vocab_size) % 3).to(torch.uint8))
     found = [losses.MaskedLoss(cast(nn.Module, model), CPU, bf16=False, num_chunks=each).eval() for each in (1, 4)]
     with torch.no_grad():
-        whole, chunks = (each(**move_batch(batch, CPU)) for each in found)
+        whole, chunks = (objective(batch) for objective in found)
     torch.testing.assert_close(chunks, whole, rtol=1e-5, atol=1e-5)
-    assert int(whole[1].sum()) <= int(whole[2].sum()) == batch.num_masked
+    assert int(whole[:, 1].sum()) <= int(whole[:, 2].sum()) == batch.num_masked
 
 
 @pytest.mark.slow
 def test_chunks_on_two_workers_at_zero_3(places: Places, tmp_path: Path) -> None:
     """Ranks predict different numbers of tokens, and gather the head equally often."""
     for (expected, before), (found, after) in launch(measure_both, (places,), 2, tmp_path)[0]:
-        figures = [[(each.loss, each.distill_loss, each.grad_norm) for each in steps] for steps in (found, expected)]
+        figures = [[(each.losses, each.grad_norm) for each in steps] for steps in (found, expected)]
         torch.testing.assert_close(*figures, rtol=1e-4, atol=1e-5)
         for name, tensor in before.tensors.items():
             torch.testing.assert_close(after.tensors[name].param, tensor.param, rtol=1e-4, atol=1e-4)

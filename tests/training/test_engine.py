@@ -35,7 +35,7 @@ from domext_ray.text.corpus.sampler import share_rows
 from domext_ray.training.checkpoint import Checkpoint, find_latest, save_checkpoint
 from domext_ray.training.engine import Engine, TensorState, TrainState, _forbid_compiled_op
 from domext_ray.training.evaluate import evaluate
-from domext_ray.training.objective import MaskedBatch, pad_batch
+from domext_ray.training.objective import LOSS, NEXT_SENTENCE_LOSS, MaskedBatch, pad_batch
 from domext_ray.training.optimizer import compute_learning_rate
 from domext_ray.training.passages import EvalSet
 from domext_ray.training.step import StepFigures, seed_step
@@ -109,12 +109,13 @@ def join(rows: Parts) -> MaskedBatch:
     return MaskedBatch(attention_mask=None, masked_positions=positions, **{each: concatenate(each) for each in names})
 
 
-def split(step: int, rank: int, world_size: int, accumulation_steps: int, *, pairs: bool = False) -> tuple[Parts, int]:
-    """This rank's micro batches of a step, and the masked tokens of the global batch."""
+def split(step: int, rank: int, world_size: int, accumulation_steps: int, *, pairs: bool = False) -> tuple[Parts, Any]:
+    """This rank's micro batches of a step, and what the global batch has of each loss."""
     rows = draw_rows(step, pairs=pairs)
     size = ROWS // world_size // accumulation_steps
     parts = [join(rows[i : i + size]) for i in range(0, ROWS, size)]
-    return parts[rank * accumulation_steps :][:accumulation_steps], sum(each.num_masked for each in rows)
+    counts = {LOSS: sum(row.num_masked for row in rows), NEXT_SENTENCE_LOSS: ROWS if pairs else 0}
+    return parts[rank * accumulation_steps :][:accumulation_steps], counts
 
 
 # --- the reference: a bare loop, written without the engine ---------------------------------------------------------
@@ -226,7 +227,7 @@ def measure_pairs(stages: Stages) -> dict[str, Any]:
     for stage in stages:
         engine = build_engine(stage, 2, model=build_model(method="exbert"))
         parts = [split(step, *place, 2 if step < 4 else 4, pairs=True) for step in range(STEPS)]
-        figures = [engine.train_step(*each, step, num_pairs=ROWS) for step, each in enumerate(parts)]
+        figures = [engine.train_step(*each, step) for step, each in enumerate(parts)]
         scores = engine.evaluate(join(draw_rows(99, pairs=True))).sum(0).tolist()
         results[str(stage)] = figures, gather_whole(engine), scores
     return results
@@ -309,12 +310,12 @@ def measure_bad_steps(stages: Stages) -> dict[str, Any]:
         engine = build_engine(stage, 2, model=model, offload=offload)
         train(engine, 0, 2, 2)
         before = gather_whole(engine)
-        parts, num_masked = split(2, dist.get_rank(), dist.get_world_size(), 2)
+        parts, counts = split(2, dist.get_rank(), dist.get_world_size(), 2)
         bad_parts = [parts[0], replace(parts[1], weights=torch.full_like(parts[1].weights, math.inf))]
-        bad = [engine.train_step(bad_parts if is_last else parts, num_masked, 2)]
+        bad = [engine.train_step(bad_parts if is_last else parts, counts, 2)]
         bias = next(each for name, each in model.named_parameters() if name.endswith("adapters.domain.output.bias"))
         hook = bias.register_hook(lambda grad: torch.full_like(grad, math.inf)) if is_last else None
-        bad.append(engine.train_step(parts, num_masked, 2))
+        bad.append(engine.train_step(parts, counts, 2))
         if hook is not None:
             hook.remove()
         after = gather_whole(engine)
@@ -382,7 +383,7 @@ def _measure_padded() -> list[list[float]]:
     losses = []
     for compile in (False, True):
         engine = build_engine(compile=compile)
-        losses.append([engine.train_step([each], each.num_masked, i).loss for i, each in enumerate(batches)])
+        losses.append([engine.train_step([each], each.counts, i).loss for i, each in enumerate(batches)])
     return losses
 
 
@@ -412,7 +413,7 @@ def measure_uneven(_: int, stages: Stages) -> dict[str, Any]:
             rows = draw_rows(step)
             parts = [join(rows[i : min(i + 2, share.stop)]) for i in range(share.start, share.stop, 2)]
             parts += [parts[-1].without_weight()] * (2 - len(parts))
-            figures.append(engine.train_step(parts, sum(each.num_masked for each in rows), step))
+            figures.append(engine.train_step(parts, {LOSS: sum(row.num_masked for row in rows)}, step))
         results[f"{stage}/2"] = figures, gather_whole(engine)
     return {"losses": results}
 
@@ -496,7 +497,7 @@ def test_both_losses_of_pairs_equal_the_bare_loop(two_ranks: list[Any], stage: i
     for result in two_ranks:
         figures, state, scores = result["pairs"][str(stage)]
         assert [each.loss for each in figures] == pytest.approx(pairs.losses, abs=1e-4)
-        assert [each.next_sentence_loss for each in figures] == pytest.approx(pairs.pair_losses, abs=1e-4)
+        assert [each.losses[NEXT_SENTENCE_LOSS] for each in figures] == pytest.approx(pairs.pair_losses, abs=1e-4)
         assert [each.grad_norm for each in figures] == pytest.approx(pairs.norms, rel=1e-4)
         assert measure_distance(state, pairs.states[-1]) < 2e-4
         assert scores[0] > 0 and 0 <= scores[3] <= scores[4] == ROWS

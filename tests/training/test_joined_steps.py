@@ -13,7 +13,7 @@ from domext_ray.config.pretrain import EngineConfig, PretrainConfig
 from domext_ray.model.joined import JoinedLinear, join_products
 from domext_ray.training.cost import count_flops, make_full_batch
 from domext_ray.training.losses import MaskedLoss
-from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.objective import LOSS, MaskedBatch
 
 STEPS = 20
 
@@ -35,7 +35,7 @@ def train(method: str, *, joined: bool, layout: str = "bert", dropout: bool = Fa
     figures = []
     for step in range(STEPS):
         batches = [draw_batch(0), draw_batch(1 + step % 2)]
-        figures.append(trainer.train_step(batches, sum(each.num_masked for each in batches), step))
+        figures.append(trainer.train_step(batches, {LOSS: sum(batch.num_masked for batch in batches)}, step))
     assert all(each.finite for each in figures)
     assert min(each.loss for each in figures[2::2]) < figures[0].loss, "of the same rows"
     return figures

@@ -24,8 +24,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
 from domext_ray.text.corpus.batching import MaskedRows, join_rows, pad_masked
 from domext_ray.training.losses import MaskedLoss, make_loss
-from domext_ray.training.objective import MaskedBatch, pad_batch, to_batch
-from domext_ray.training.step import move_batch
+from domext_ray.training.objective import KEEP_LOSS, LOSS, NEXT_SENTENCE_LOSS, MaskedBatch, pad_batch, to_batch
 
 CPU = torch.device("cpu")
 AF = {"heads": 1, "ffn_units": 6}
@@ -72,8 +71,9 @@ def make_batch(kept: list[bool], seed: int = 0) -> MaskedBatch:
     return pad_batch(rows, [row + 1 for row in rows], chosen, pad_id=0, is_distilled=np.array(kept))
 
 
-def run(loss: MaskedLoss, batch: MaskedBatch) -> tuple[Tensor, ...]:
-    return loss(**move_batch(batch, CPU))
+def run(loss: MaskedLoss, batch: MaskedBatch) -> dict[str, Tensor]:
+    sums: dict[str, Tensor] = loss(batch)
+    return sums
 
 
 @torch.no_grad()
@@ -108,8 +108,9 @@ def test_the_term_is_the_divergence_from_the_base_at_the_kept_positions(base: Ba
     config = make_config(base, **method)
     model, batch = build(base, config), make_batch(KEPT)
     loss = make_loss_of(base, config, model)
-    assert loss.loss_weights == (1.0, 1.0, 3.0)
-    words, _, kept, *_ = run(loss.train(), batch)
+    assert loss.loss_weights == {LOSS: 1.0, NEXT_SENTENCE_LOSS: 1.0, KEEP_LOSS: 3.0}
+    sums = run(loss.train(), batch)
+    words, kept = sums[LOSS], sums[KEEP_LOSS]
     plain = build(base, make_config(base, **SHIFTS), start="zero")
     theirs, own = score(plain, batch), score(model, batch)
     places = [(int(p) // batch.input_ids.shape[1], int(p) % batch.input_ids.shape[1]) for p in batch.masked_positions]
@@ -128,8 +129,10 @@ def test_general_text_may_be_learned_instead(base: Base) -> None:
     model, batch = build(base, config), make_batch(KEPT)
     loss = make_loss_of(base, config, model)
     assert loss.teacher is None and not loss.teaches_itself
-    words, _, kept, *_ = run(loss.train(), batch)
-    everything, _, nothing, *_ = run(loss, make_batch([False] * 4))
+    sums = run(loss.train(), batch)
+    words, kept = sums[LOSS], sums[KEEP_LOSS]
+    plain = run(loss, make_batch([False] * 4))
+    everything, nothing = plain[LOSS], plain[KEEP_LOSS]
     assert float(kept) > 1 and float(nothing) == 0.0
     assert float(words + kept) == pytest.approx(float(everything), rel=1e-5)
 
@@ -138,7 +141,7 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
     """The base is asked without dropout, and training goes on with it."""
     config = make_config(base, **AF)
     without = make_loss_of(base, config, build(base, config, start="zero")).train()
-    assert abs(float(run(without, make_batch(KEPT))[2])) < 1e-6
+    assert abs(float(run(without, make_batch(KEPT))[KEEP_LOSS])) < 1e-6
     model = build(base, config, dropout=0.5, start="zero")
     loss = make_loss_of(base, config, model).train()
     asked = [
@@ -147,7 +150,7 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
     ]
     # Not to the last bit: how MKL sums may depend on where a tensor lies in memory.
     torch.testing.assert_close(cast(Tensor, asked[0]), cast(Tensor, asked[1]), rtol=0, atol=1e-5)
-    assert cast(nn.Module, model).training and float(run(loss, make_batch(KEPT))[2]) > 0.01
+    assert cast(nn.Module, model).training and float(run(loss, make_batch(KEPT))[KEEP_LOSS]) > 0.01
 
 
 @pytest.mark.parametrize("first_id", [None, 2], ids=["rows", "documents"])
@@ -184,10 +187,13 @@ def test_the_base_is_asked_within_the_bounds_of_its_rows(
         found = loss._ask_base(rows, batch.distill_rows)
         assert torch.allclose(cast(Tensor, found), cast(Tensor, expected), rtol=0, atol=1e-5), attention
     assert lengths == [len(batch.distill_rows.token_indices)] * model.config.num_hidden_layers == [64] * len(lengths)
-    words, _, kept, *_ = run(loss, batch)
+    sums = run(loss, batch)
+    words, kept = sums[LOSS], sums[KEEP_LOSS]
     model.set_attn_implementation("sdpa")
     masked = run(loss, replace(batch, distill_rows=without, token_indices=None))
-    assert float(kept) == pytest.approx(float(masked[2]), rel=1e-4) and float(words) == pytest.approx(float(masked[0]))
+    assert float(kept) == pytest.approx(float(masked[KEEP_LOSS]), rel=1e-4) and float(words) == pytest.approx(
+        float(masked[LOSS])
+    )
 
 
 def test_the_extensions_take_part_again_when_the_base_was_asked(base: Base) -> None:
@@ -235,7 +241,8 @@ def test_layers_below_the_first_adapter_run_once_for_model_and_base(
         loss = MaskedLoss(model, CPU, bf16=False, teacher=model, num_words=VOCAB).train()
         assert loss.num_shared_layers == 1
         loss.num_shared_layers = num_shared_layers
-        words, _, kept, *_ = run(loss, batch)
+        sums = run(loss, batch)
+        words, kept = sums[LOSS], sums[KEEP_LOSS]
         (words + kept).backward()
         assert float(kept) > 1e-3
         return [words.detach(), kept.detach(), *(each.grad for each in model.parameters() if each.grad is not None)]
@@ -283,7 +290,7 @@ def test_every_micro_batch_asks_the_base_as_often(base: Base) -> None:
     loss = make_loss_of(base, config, build(base, config)).train()
     calls = count_calls(loss, lambda: run(loss, make_batch([False] * 4)))
     assert calls == count_calls(loss, lambda: run(loss, make_batch(KEPT))) == 2
-    assert float(run(loss, make_batch([False] * 4))[2]) == 0.0
+    assert float(run(loss, make_batch([False] * 4))[KEEP_LOSS]) == 0.0
     unmasked = pad_batch(
         [np.arange(5, 9)] * 2, [np.arange(5, 9)] * 2, [np.zeros(4, bool)] * 2, 0, is_distilled=np.array([True, False])
     )

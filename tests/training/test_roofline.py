@@ -29,8 +29,7 @@ from domext_ray.training.cost import (
     time_matmuls,
 )
 from domext_ray.training.losses import MaskedLoss, make_loss
-from domext_ray.training.objective import MaskedBatch
-from domext_ray.training.step import move_batch
+from domext_ray.training.objective import LOSS, MaskedBatch
 
 CPU = torch.device("cpu")
 ROWS, LENGTH, VOCAB = 4, 32, 500
@@ -170,7 +169,7 @@ def test_all_hidden_states_that_a_base_asks_for_are_not_kept() -> None:
     model.config.output_hidden_states = True
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
     batch = replace(make_full_batch(config, VOCAB, LENGTH, ROWS), token_indices=torch.arange(TOKENS))
-    assert MaskedLoss(model, CPU, bf16=False)(**move_batch(batch, CPU))[0].isfinite()
+    assert MaskedLoss(model, CPU, bf16=False)(batch)[LOSS].isfinite()
 
 
 def test_a_step_is_held_against_its_roofline() -> None:

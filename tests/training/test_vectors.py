@@ -33,7 +33,7 @@ from domext_ray.text.corpus.views import Viewer
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.losses import make_vector_loss
-from domext_ray.training.objective import ViewBatch, to_batch
+from domext_ray.training.objective import LOSS, ViewBatch, to_batch
 from domext_ray.training.step import move_batch
 
 CROP = ObjectiveConfig(kind="infonce", views="crop", group_rows=4)
@@ -100,8 +100,8 @@ def get_model(engine: Engine) -> Any:
 
 
 def train(engine: Engine, batches: list[ViewBatch], steps: range) -> list[float]:
-    number = sum(each.num_masked for each in batches)
-    return [engine.train_step(batches, number, step).loss for step in steps]
+    counts = {LOSS: sum(batch.counts[LOSS] for batch in batches)}
+    return [engine.train_step(batches, counts, step).loss for step in steps]
 
 
 @each_objective
@@ -185,7 +185,7 @@ def test_what_trains_has_a_gradient_and_is_counted(tiny_base_folder: Path) -> No
         with torch.no_grad():  # away from the zero start, at which the way in has no gradient
             for param in engine._trainables.values():
                 param.add_(0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
-        engine._deepspeed.module(**batch)[0].backward()
+        engine._deepspeed.module(batch)[LOSS].backward()
         for name, param in model.named_parameters():
             assert (param.grad is not None) == param.requires_grad, (name, method)
         counts = ModelSpec(base, method, reads_words=CROP.reads_words).counts

@@ -31,6 +31,7 @@ from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.build import merge_extensions, prepare_for_device
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Objective
+from domext_ray.training.objective import LOSS
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
 CPU_TOKENS = 1024
@@ -77,13 +78,13 @@ class TaskLoss(Objective):
         super().__init__(model, device, bf16=bf16)
         self.task = task
 
-    def forward(self, inputs: dict[str, Any], targets: dict[str, Tensor], num_targets: int) -> Any:
+    def forward(self, batch: TaskBatch) -> dict[str, Tensor] | tuple[Tensor, ...]:
         """Return the loss's sum in training; the outputs that decoding needs otherwise."""
-        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
-            outputs = self.model(**inputs)
+        with self.autocast():
+            outputs = self.model(**batch.inputs)
         if not self.training:
             return self.task.read_outputs(outputs)
-        return (self.task.compute_loss_sum(outputs, targets),)
+        return {LOSS: self.task.compute_loss_sum(outputs, batch.targets)}
 
 
 @dataclass
@@ -133,7 +134,7 @@ class Fitted:
         """Return what the task's decoding needs of some rows, without dropout and gradients."""
         batch = move_batch(self.task.collate(rows), self.device)
         with torch.no_grad():
-            return cast("tuple[Tensor, ...]", self.objective.eval()(**batch))
+            return cast("tuple[Tensor, ...]", self.objective.eval()(batch))
 
     def predict(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return a prediction an example, with the thresholds as they are."""
@@ -259,7 +260,8 @@ def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, poin
     started = time.perf_counter()
     batches = collate_passes(fitted.task, rows, fitted.device, micro_batch_size)
     assert fitted.trainer is not None
-    figures = fitted.trainer.train_step(batches, sum(batch.num_targets for batch in batches), fitted.steps)
+    num_targets = sum(batch.num_targets for batch in batches)
+    figures = fitted.trainer.train_step(batches, {LOSS: num_targets}, fitted.steps)
     if not figures.finite:
         raise TrainingError(
             f"step {fitted.steps + 1:,} of fine-tuning ({point.key}) has a loss of {figures.loss}; lower --grid.lr."

@@ -363,12 +363,12 @@ def predict_masked(
         given = move_batch(pad_batch(ids, labels, is_scored, pad_id, longest), device)
         with autocast(device):
             logits = model(
-                given["input_ids"],
-                attention_mask=given["attention_mask"],
-                masked_positions=given["masked_positions"],
+                given.input_ids,
+                attention_mask=given.attention_mask,
+                masked_positions=given.masked_positions,
                 adapter_names=adapter_names,
             ).logits
-        is_right = (logits.argmax(dim=-1) == given["labels"]).cpu().numpy()
+        is_right = (logits.argmax(dim=-1) == given.labels).cpu().numpy()
         ends = np.cumsum([len(row.places) for row in own])[:-1]
         for i, part in zip(batch, np.split(is_right, ends), strict=True):
             found[i] = part

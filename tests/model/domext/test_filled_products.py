@@ -15,7 +15,7 @@ from domext_ray.model.build import prepare_for_device
 from domext_ray.model.domext.layers_domext import HEAD_MULTIPLE, HeadGroup, Linear
 from domext_ray.model.domext.words_domext import WORD_MULTIPLE
 from domext_ray.training.losses import MaskedLoss
-from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.objective import LOSS, MaskedBatch
 
 CPU = torch.device("cpu")
 IDS, MASK = make_rows()
@@ -33,7 +33,7 @@ def fill(model: Any) -> Any:
 def compute_loss(model: Any, *, bf16: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a step, and the gradients of all parameters."""
     batch = MaskedBatch(IDS, MASK, None, POSITIONS, IDS.flatten()[POSITIONS], torch.ones(len(POSITIONS)))
-    loss = MaskedLoss(model.train(), CPU, bf16=bf16)(**vars(batch))[0]
+    loss = MaskedLoss(model.train(), CPU, bf16=bf16)(batch)[LOSS]
     loss.backward()
     return loss.detach(), {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
