@@ -54,25 +54,16 @@ def read_documents(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> 
 def read_grouped(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> Iterator[tuple[str, bytes]]:
     """Yield the clean documents of a task, in order, each with a hash of its group.
 
-    Args:
-        task: what to read.
-        prepare: what a document is, and its bounds.
-        dropped: counts what is left out, and values of the fields that it watches.
-
-    Yields:
-        Documents without a line break; with `prepare.pair` two texts, `PAIR_SEPARATOR` between them, neither empty. The
-        hash, 8 bytes, is of the group's name, whatever file it is in; without `prepare.grouped_by` there is none.
-
-    Raises:
-        CorpusError: a file that is damaged, has vanished, lacks the column, or is not what its name says; or a row
-            without a group.
+    A document has no line break; with `prepare.pair` it is two texts, neither empty, with `PAIR_SEPARATOR` between
+    them. The hash, 8 bytes, is of the group's name, whatever file it is in, and empty without `prepare.grouped_by`.
+    `dropped` counts what is left out, and values of the fields that it watches.
     """
     for file in task.files:
         nothing = BLANK if file.kind in (TEXT, PACKAGE_DOCS) else "empty"
         before, num_bad, num_documents = dropped.count_rows(0), dropped.counts["bad_utf8"], 0
         for number, raw, name in _read_raw(file, task, prepare, dropped):
             try:
-                texts = [clean_text(each if isinstance(each, str) else each.decode("utf-8")) for each in raw]
+                texts = [clean_text(text if isinstance(text, str) else text.decode("utf-8")) for text in raw]
             except UnicodeDecodeError:
                 dropped.add("bad_utf8", file, number, start=task.start)
                 continue
@@ -100,7 +91,7 @@ def _cut(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:
     """Documents of a text; of a pair one, of texts that are too long the beginning, as of one with too many tokens."""
     size = prepare.max_document_chars
     if prepare.pair:
-        return iter([PAIR_SEPARATOR.join(each[:size] for each in texts)])
+        return iter([PAIR_SEPARATOR.join(text[:size] for text in texts)])
     return (texts[0][first : first + size] for first in range(0, len(texts[0]), size))
 
 
@@ -121,7 +112,7 @@ def clean_text(text: str) -> str:
     """
     text = text if text.isascii() else unicodedata.normalize("NFC", part_words(text))
     if not text.isprintable():  # isprintable is false for spaces other than " " and for the categories C*
-        text = "".join(each if each.isprintable() or each.isspace() or each in "\u200c\u200d" else "" for each in text)
+        text = "".join(char if char.isprintable() or char.isspace() or char in "\u200c\u200d" else "" for char in text)
     return _SPACES.sub(" ", text).strip()
 
 
@@ -198,11 +189,11 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
             values = tuple(row.value[name] for name in names if name in row.value)
             group = row.value.get(prepare.grouped_by)
             if len(values) < len(names):
-                inner = (each for each in row.value.values() if isinstance(each, dict))
-                is_nested = any(all(name in row.value or name in each for name in names) for each in inner)
+                inner = (value for value in row.value.values() if isinstance(value, dict))
+                is_nested = any(all(name in row.value or name in value for name in names) for value in inner)
                 add("nested" if is_nested else "no_field", number=number, note=_list_names(row.value))
-            elif not all(isinstance(each, str) for each in values):
-                is_list = all(isinstance(each, str | list) for each in values)
+            elif not all(isinstance(value, str) for value in values):
+                is_list = all(isinstance(value, str | list) for value in values)
                 add("null" if None in values else "list" if is_list else "not_text", number=number)
             else:
                 if prepare.grouped_by and group is None and (found := find_within(row.value, prepare.grouped_by)):
@@ -216,7 +207,7 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
 
 
 def _list_names(names: Iterable[str]) -> str:
-    shown = [" ".join(each.split())[:40] for each in names]
+    shown = [" ".join(name.split())[:40] for name in names]
     more = f" and {len(shown) - _LISTED_NAMES} more" if len(shown) > _LISTED_NAMES else ""
     return f"it has {', '.join(shown[:_LISTED_NAMES]) or 'none'}{more}"
 
@@ -225,7 +216,7 @@ def _require_columns(file: SourceFile, prepare: PrepareConfig, names: Sequence[s
     """Refuse a table without the columns, with several of one, or with other values than texts in them."""
     if not names:
         raise csv.Error("Empty CSV file")
-    columns = [(each, prepare.fields_option) for each in prepare.text_fields]
+    columns = [(field, prepare.fields_option) for field in prepare.text_fields]
     for column, option in [*columns, *([(prepare.grouped_by, _GROUP_OPTION)] if prepare.grouped_by else [])]:
         if names.count(column) != 1:
             fault = f"{names.count(column)} columns" if column in names else "no column"
@@ -243,7 +234,7 @@ def _require_columns(file: SourceFile, prepare: PrepareConfig, names: Sequence[s
 
 
 def _hint_at_separator(file: SourceFile, prepare: PrepareConfig, names: Sequence[str]) -> str:
-    found = next((each for each in ",;\t|" if each in names[0]), "")
+    found = next((char for char in ",;\t|" if char in names[0]), "")
     if len(names) == 1 and found:
         separator = "\t" if file.suffix == ".tsv" else ","
         return f"; its columns are parted by {found!r}, and those of a {file.suffix} file must be by {separator!r}"

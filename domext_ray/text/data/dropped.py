@@ -57,11 +57,7 @@ _UNITS = {TEXT: "line", JSONL: "line", PACKAGE_DOCS: "paragraph"}
 def describe_place(file: SourceFile, number: int, start: int = 0, note: str = "") -> str:
     """Return the place of a line, row or paragraph of a file, in words.
 
-    Args:
-        file: where it stands.
-        number: which line, row or paragraph, from 1; 0: all of the file.
-        start: the byte from which on they are counted: what is before a range is not read for its number.
-        note: what is there.
+    `number` counts from 1 at the byte `start`, as nothing before a range is read; 0 stands for the whole file.
     """
     unit, place = _UNITS.get(file.kind, "row"), file.path
     if number and start:
@@ -73,21 +69,13 @@ def describe_place(file: SourceFile, number: int, start: int = 0, note: str = ""
 
 @dataclass
 class Dropped:
-    """Counts what is left out, by reason, and keeps the first place of each, in words; and what a reading shows beside.
-
-    Args:
-        counts: by reason.
-        places: by reason.
-        forms: see `tables.tell_forms`.
-        watched: kinds of fields whose values are counted.
-        values: of these; see `groups.tell_groups`.
-    """
+    """Counts what is left out, by reason, and keeps the first place of each, and what a reading shows beside."""
 
     counts: Counter[str] = field(default_factory=Counter)
     places: dict[str, str] = field(default_factory=dict)
-    forms: Forms = field(default_factory=dict)
-    watched: Sequence[str] = ()
-    values: FieldValues = field(default_factory=dict)
+    forms: Forms = field(default_factory=dict)  # see `tables.tell_forms`
+    watched: Sequence[str] = ()  # kinds of fields whose values are counted
+    values: FieldValues = field(default_factory=dict)  # of these; see `groups.tell_groups`
 
     def add(self, reason: str, file: SourceFile, number: int, note: str = "", start: int = 0) -> None:
         """Count one, by a reason of the tables above or `BLANK`; where it is, see `describe_place`."""
@@ -115,9 +103,7 @@ class Dropped:
     def describe(self, prepare: PrepareConfig, *, others: bool = True) -> list[str]:
         """Return one line for each reason: how many, which, and the first of them.
 
-        Args:
-            prepare: the options that the reasons speak of.
-            others: documents that are no rows without text, too.
+        With `others` it also tells of documents that are left out though they hold text.
         """
         values = {
             "field": " or ".join(map(repr, prepare.text_fields)),
@@ -135,14 +121,7 @@ class Dropped:
     def tell(self, spec: str, num_documents: int, prepare: PrepareConfig, *, is_new: bool) -> None:
         """Say on standard error what was dropped; warn, or refuse, where too many rows hold no text.
 
-        Args:
-            spec: the `--corpus` option.
-            num_documents: documents that stayed.
-            prepare: which share is too much.
-            is_new: the corpus is read for the first time; of one that is used again only a warning is said.
-
-        Raises:
-            CorpusError: see `require_text`.
+        Of a corpus that was read before, only a warning is said.
         """
         self.require_text(spec, num_documents, prepare)
         num_not_text, num_rows = self.num_not_text, self.count_rows(num_documents)
@@ -159,11 +138,7 @@ class Dropped:
             )
 
     def require_text(self, spec: str, num_documents: int, prepare: PrepareConfig) -> None:
-        """Refuse a corpus of which too many rows hold no text, and say how it was read; arguments as of `tell`.
-
-        Raises:
-            CorpusError: more than `--prepare.max_dropped_frac` of the rows hold no text, or too many are not UTF-8.
-        """
+        """Refuse a corpus of which too many rows hold no text or are not UTF-8, and say how it was read."""
         tell_forms(self.forms)
         num_not_text, num_rows = self.num_not_text, self.count_rows(num_documents)
         require_encoding(f"--corpus {spec!r}", self.counts["bad_utf8"], num_rows, self.places.get("bad_utf8", ""))
@@ -195,17 +170,7 @@ class Dropped:
 
 
 def require_encoding(name: str, num_bad: int, num_rows: int, place: str = "") -> None:
-    """Refuse text of which a considerable share is not UTF-8.
-
-    Args:
-        name: what the text is called.
-        num_bad: of its rows, those that are not UTF-8.
-        num_rows: all of them, but blank ones.
-        place: the first of the bad ones, in words; empty: it is not told.
-
-    Raises:
-        CorpusError: says what to run.
-    """
+    """Refuse text of which a considerable share is not UTF-8; `num_rows` are all but blank ones."""
     if num_bad > max(_MOST_NOT_UTF8 * num_rows, _FEW_ROWS):
         first = f" (the first is {place})" if place else ""
         raise CorpusError(

@@ -92,21 +92,13 @@ _MARKUP = {rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b": "html", rb"(\xef\xbb
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a corpus.
+    """One file of a corpus."""
 
-    Args:
-        path: path within its file system; on the hub OWNER/NAME@COMMIT/PATH.
-        kind: text, jsonl, csv, parquet, arrow or package-docs.
-        size: bytes; 1 of `package-docs` that is not written yet (`package_docs`).
-        scheme: "" for local files, else for example "s3".
-        modified: nanoseconds, as the listing has it: a hint, see `hashes`.
-    """
-
-    path: str
-    kind: str
-    size: int
-    scheme: str = ""
-    modified: int = 0
+    path: str  # within its file system; on the hub OWNER/NAME@COMMIT/PATH
+    kind: str  # text, jsonl, csv, parquet, arrow or package-docs
+    size: int  # bytes; 1 of `package-docs` that is not written yet (`package_docs`)
+    scheme: str = ""  # empty for local files, else for example "s3"
+    modified: int = 0  # nanoseconds, as the listing has it: a hint, see `hashes`
 
     @property
     def address(self) -> str:
@@ -125,17 +117,9 @@ class SourceFile:
 
 
 def find_files(spec: str, *, by_names: bool = True) -> tuple[list[SourceFile], list[str]]:
-    """Find the files of a corpus without reading them.
+    """Find the files of a corpus without reading them: each once, and the paths that were named more than once.
 
-    Args:
-        spec: the `--corpus` option.
-        by_names: of a folder, files whose names alone say that they are of another split than train are left out.
-
-    Returns:
-        The files, each once, and the paths that were named more than once.
-
-    Raises:
-        CorpusError: an entry that names nothing, a file of an unknown kind, or files that are all empty.
+    With `by_names` files of a folder whose names alone say that they are of another split than train are left out.
     """
     files: dict[tuple[str, str], SourceFile] = {}
     repeated: dict[str, None] = {}
@@ -143,12 +127,12 @@ def find_files(spec: str, *, by_names: bool = True) -> tuple[list[SourceFile], l
     # What is elsewhere takes a request for each entry. A stop is obeyed at once: nobody waits for this pool's threads.
     with ThreadPool(max(1, min(len(entries), LISTING_THREADS))) as pool:
         found = list(itertools.chain.from_iterable(pool.imap(find, entries)))
-    for each in found:
-        key = ("", os.path.realpath(each.path)) if each.scheme in LOCAL else (each.scheme, each.path)
+    for file in found:
+        key = ("", os.path.realpath(file.path)) if file.scheme in LOCAL else (file.scheme, file.path)
         if key in files:
-            repeated[each.path] = None
-        files.setdefault(key, each)
-    if not any(each.size for each in files.values()):
+            repeated[file.path] = None
+        files.setdefault(key, file)
+    if not any(source.size for source in files.values()):
         raise CorpusError(f"--corpus {spec!r} is empty; give {READABLE} that has content.")
     return list(files.values()), list(repeated)
 
@@ -160,18 +144,14 @@ def _find_files(entry: str, *, by_names: bool = True) -> list[SourceFile]:
     _check_entry(entry)
     scheme, _, path = entry.rpartition("://")
     files = _find_dataset(entry, path) if scheme == HUB else _find_paths(entry, scheme, path, by_names)
-    for each in files:
-        if each.path.lower().endswith(_UNREADABLE):
-            raise CorpusError(f"--corpus {entry!r} includes {each.path}, whose format cannot be read; give {READABLE}.")
-    return sorted(files, key=lambda each: each.path)
+    for file in files:
+        if file.path.lower().endswith(_UNREADABLE):
+            raise CorpusError(f"--corpus {entry!r} includes {file.path}, whose format cannot be read; give {READABLE}.")
+    return sorted(files, key=lambda source: source.path)
 
 
 def check_addresses(spec: str) -> None:
-    """Refuse addresses that are none, without asking anybody.
-
-    Raises:
-        CorpusError: one is.
-    """
+    """Refuse addresses that are none, without asking anybody."""
     for entry in split_paths(spec):
         _check_entry(entry)
 
@@ -208,15 +188,15 @@ def _find_paths(entry: str, scheme: str, path: str, by_names: bool) -> list[Sour
     if not infos:
         hint = f"; a dataset of the hub is {HUB}://{entry}" if re.fullmatch(_HUB_NAME, entry) else ""
         raise CorpusError(f"--corpus {entry!r} names no file; give a file, a glob, a folder or {PACKAGE_DOCS}{hint}.")
-    for each in infos:
-        if not each.is_file:
-            is_missing = each.type == _NOTHING
+    for info in infos:
+        if not info.is_file:
+            is_missing = info.type == _NOTHING
             what = "does not exist" if is_missing else "is no regular file"
-            what = "is a link to nothing" if is_missing and os.path.islink(each.path) else what
-            raise CorpusError(f"--corpus {entry!r} includes {each.path}, which {what}; mend it or leave it out.")
-        if scheme not in LOCAL and (fault := find_fault(address := f"{scheme}://{each.path}")) and is_address(address):
+            what = "is a link to nothing" if is_missing and os.path.islink(info.path) else what
+            raise CorpusError(f"--corpus {entry!r} includes {info.path}, which {what}; mend it or leave it out.")
+        if scheme not in LOCAL and (fault := find_fault(address := f"{scheme}://{info.path}")) and is_address(address):
             raise CorpusError(f"--corpus {entry!r} includes {address!r}, which cannot be read; it must be {fault}.")
-    return [SourceFile(each.path, _find_kind(each.path), each.size, scheme, each.mtime_ns or 0) for each in infos]
+    return [SourceFile(file.path, _find_kind(file.path), file.size, scheme, file.mtime_ns or 0) for file in infos]
 
 
 def _list_files(filesystem: pafs.FileSystem, path: str, by_names: bool) -> list[pafs.FileInfo]:
@@ -237,7 +217,7 @@ def _list_files(filesystem: pafs.FileSystem, path: str, by_names: bool) -> list[
         return _list_text(filesystem, path, by_names) if saved is None else saved
     if info.type != _NOTHING or os.path.islink(path):
         return [info]
-    return _glob(filesystem, path) if any(each in path for each in "*?[") else []
+    return _glob(filesystem, path) if any(char in path for char in "*?[") else []
 
 
 def _open_filesystem(scheme: str, path: str) -> pafs.FileSystem:
@@ -266,28 +246,28 @@ def _list_all(
         paths, matching = [path for path, _ in found], [path for path, is_match in found if is_match]
     else:
         infos = filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
-        listed = {each.path: each for each in infos if each.type != pafs.FileType.Directory}
+        listed = {info.path: info for info in infos if info.type != pafs.FileType.Directory}
         paths = [*listed]
-        matching = [each for each in paths if matches(globs, each[len(folder) :].removeprefix("/"))]
+        matching = [path for path in paths if matches(globs, path[len(folder) :].removeprefix("/"))]
     made = _find_own(paths)
     if own := made - {folder}:
-        pages = {f"{each.rpartition('/')[0]}/{_RUNS_PAGE}" for each in own}
-        matching = [each for each in matching if each not in pages and not _is_below(each, own)]
-        outer = sorted(each for each in own if not _is_below(each.rpartition("/")[0], own))
+        pages = {f"{path.rpartition('/')[0]}/{_RUNS_PAGE}" for path in own}
+        matching = [path for path in matching if path not in pages and not _is_below(path, own)]
+        outer = sorted(path for path in own if not _is_below(path.rpartition("/")[0], own))
         say(
             "what jobs of this package have made is no text, and is left out: "
-            f"{name_few([_name(filesystem, each) for each in outer])}"
+            f"{name_few([_name(filesystem, path) for path in outer])}"
         )
     if isinstance(filesystem, pafs.LocalFileSystem):
         return filesystem.get_file_info(matching), made
-    return [listed[each] for each in matching], made
+    return [listed[path] for path in matching], made
 
 
 def _find_own(paths: Sequence[str]) -> set[str]:
     """The folders of a listing that jobs of this package have made: at the first start of a run it was not there."""
-    configs = {each.removesuffix("/config.yaml") for each in paths if each.endswith("/config.yaml")}
-    runs = {each.removesuffix("/run.json") for each in paths if each.endswith("/run.json")}
-    return (runs & configs) | {found[1] or found[2] for each in paths if (found := _OWN_FILE.fullmatch(each))}
+    configs = {path.removesuffix("/config.yaml") for path in paths if path.endswith("/config.yaml")}
+    runs = {path.removesuffix("/run.json") for path in paths if path.endswith("/run.json")}
+    return (runs & configs) | {found[1] or found[2] for path in paths if (found := _OWN_FILE.fullmatch(path))}
 
 
 def _name(filesystem: pafs.FileSystem, path: str) -> str:
@@ -301,16 +281,12 @@ def _is_below(path: str, folders: Container[str]) -> bool:
 
 
 def _list_text(filesystem: pafs.FileSystem, folder: str, by_names: bool) -> list[pafs.FileInfo]:
-    """The files of a folder that are its text, none of them hidden.
-
-    Raises:
-        CorpusError: a job of this package has made the folder itself, or see `choose_text`.
-    """
+    """The files of a folder that are its text, none of them hidden."""
     infos, made = _list_all(filesystem, folder)
     named, start = _name(filesystem, folder), len(folder.rstrip("/")) + 1
     if folder in made:
         raise CorpusError(f"--corpus names {named}, which a job of this package has made; give a folder of text.")
-    listed = {each.path[start:]: each for each in infos if "/." not in each.path[start - 1 :]}
+    listed = {info.path[start:]: info for info in infos if "/." not in info.path[start - 1 :]}
 
     def read_card() -> bytes:
         if not listed[CARD].is_file:  # a pipe would be waited for
@@ -318,8 +294,8 @@ def _list_text(filesystem: pafs.FileSystem, folder: str, by_names: bool) -> list
         with filesystem.open_input_file(listed[CARD].path) as file:
             return file.read(_CARD_BYTES)
 
-    sizes = {name: each.size or 0 for name, each in listed.items()}
-    return [listed[each] for each in choose_text(named, sizes, _find_form, read_card, by_names=by_names)]
+    sizes = {name: info.size or 0 for name, info in listed.items()}
+    return [listed[name] for name in choose_text(named, sizes, _find_form, read_card, by_names=by_names)]
 
 
 def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo] | None:
@@ -329,7 +305,7 @@ def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.F
         if "train" not in splits:
             raise CorpusError(f"{folder} has no split 'train'; name one of {', '.join(splits)} below it.")
         split = f"{folder}/train"
-        if others := [each for each in splits if each != "train"]:
+        if others := [other for other in splits if other != "train"]:
             named = _name(filesystem, folder)
             say_train(named, splits, f"to read another, name its folder, such as {named}/{others[0]}")
     files = _read_names(filesystem, f"{split}/state.json", "_data_files")
@@ -356,7 +332,7 @@ def _read_names(filesystem: pafs.FileSystem, path: str, field: str) -> list[str]
     try:
         record = json.loads(content)
         names = record["splits"] if field == "splits" else record.get(field)
-        names = names and [each["filename"] if field == "_data_files" else each for each in names]
+        names = names and [entry["filename"] if field == "_data_files" else entry for entry in names]
         "".join(names or [])  # all are text
     except (AttributeError, KeyError, TypeError) as error:
         raise CorpusError(f"{path} is damaged ({_to_line(error)}); save the dataset again.") from error
@@ -378,7 +354,7 @@ def _find_dataset(entry: str, path: str) -> list[SourceFile]:
         )
     kept = Place(find_cache()) / "hub"
     with contextlib.suppress(FileNotFoundError):
-        files = [SourceFile(**each) for each in json.loads((kept / hash_text(path)).read_bytes())]
+        files = [SourceFile(**record) for record in json.loads((kept / hash_text(path)).read_bytes())]
         with contextlib.suppress(FileNotFoundError):  # a former version kept the files alone
             _say_split(entry, json.loads((kept / f"{hash_text(path)}.splits").read_bytes()))
         return files
@@ -388,9 +364,9 @@ def _find_dataset(entry: str, path: str) -> list[SourceFile]:
     try:
         info = HfApi().dataset_info(name, revision=revision, files_metadata=True)
         splits = datasets.load_dataset_builder(name, config, revision=info.sha).config.data_files
-        sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
-        paths = [str(each).partition(f"@{info.sha}/")[2] for each in splits["train"]]
-        files = [SourceFile(f"{name}@{info.sha}/{each}", _find_kind(each), sizes[each], HUB) for each in paths]
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+        paths = [str(address).partition(f"@{info.sha}/")[2] for address in splits["train"]]
+        files = [SourceFile(f"{name}@{info.sha}/{file}", _find_kind(file), sizes[file], HUB) for file in paths]
     except Exception as error:  # the hub's client raises a dozen kinds: offline, unknown, gated, no such split …
         raise CorpusError(
             f"--corpus {entry!r} could not be fetched as a dataset with a train split ({type(error).__name__}: "
@@ -398,7 +374,7 @@ def _find_dataset(entry: str, path: str) -> list[SourceFile]:
         ) from error
     pinned = hash_text(f"{path.partition('@')[0]}@{info.sha}")
     (kept / f"{pinned}.splits").put(json.dumps([*splits]).encode())
-    (kept / pinned).put(json.dumps([vars(each) for each in files]).encode())
+    (kept / pinned).put(json.dumps([vars(file) for file in files]).encode())
     _say_split(entry, [*splits])
     return files
 
@@ -411,19 +387,14 @@ def _say_split(entry: str, splits: Sequence[str]) -> None:
 def pin_entries(spec: str, known: str, megabytes: int | None) -> str:
     """Return a corpus with all named that may change: the commit of a dataset, and how much of `package-docs` is read.
 
-    Args:
-        spec: the `--corpus` option.
-        known: what this returned when the work began that goes on; empty: it begins.
-        megabytes: of `package-docs` that are wanted; None: all.
-
-    Raises:
-        CorpusError: the hub has no such dataset, or does not answer.
+    `known` is what this returned when the work began, empty where it begins now. `megabytes` of `package-docs` are
+    wanted; None: all.
     """
     entries, before = split_paths(spec), split_paths(known)
     for i, entry in enumerate(entries):
         is_docs, is_moving = entry == PACKAGE_DOCS, entry.startswith(f"{HUB}://") and "@" not in entry
         if is_docs or is_moving:
-            pinned = next((each for each in before if each.startswith(entry + ("@" if is_moving else ":"))), "")
+            pinned = next((former for former in before if former.startswith(entry + ("@" if is_moving else ":"))), "")
             if is_moving and not pinned:
                 pinned = f"{entry}@{_find_files(entry)[0].path.split('@')[1].split('/')[0]}"
             entries[i] = pinned or f"{entry}:{megabytes or 'all'}"
@@ -464,9 +435,7 @@ def _download(file: SourceFile) -> str:
 def name_unreadable(file: SourceFile) -> Iterator[None]:
     """Name a file that cannot be read to its end.
 
-    Raises:
-        CorpusError: it is damaged, or has vanished.
-        StorageError: its disk fails, or its bucket does.
+    One that is damaged or has vanished is a CorpusError; a disk or bucket that fails is a StorageError.
     """
     try:
         with name_file(file.path):
@@ -484,11 +453,7 @@ def name_unreadable(file: SourceFile) -> Iterator[None]:
 
 
 def open_stream(file: SourceFile) -> IO[bytes]:
-    """Open a file of text, through gzip if its name says so.
-
-    Raises:
-        CorpusError: its name says so, and it is no gzip file.
-    """
+    """Open a file of text, through gzip if its name says so."""
     path = _download(file) if file.scheme == HUB else file.path
     source = open_file(file) if file.scheme not in (*LOCAL, HUB) else open(path, "rb")  # noqa: SIM115
     if not file.is_gzip:
@@ -506,11 +471,7 @@ def part_words(text: str) -> str:
 
 
 def require_utf8_text(file: SourceFile, stream: IO[bytes]) -> bytes:
-    """Refuse what is no text, or text of another encoding; return the first bytes, by which that was seen.
-
-    Raises:
-        CorpusError: says which, and what to run.
-    """
+    """Refuse what is no text, or text of another encoding; return the first bytes, by which that was seen."""
     head = stream.read(HEAD_BYTES)
     stream.seek(0)
     require_text(file.path, head)
@@ -540,11 +501,7 @@ def require_text(path: str, head: bytes) -> None:
 
 
 def require_lines(path: str, head: bytes) -> None:
-    r"""Refuse a file whose lines end with \r alone, by its first bytes: all of it would be one line.
-
-    Raises:
-        CorpusError: says what to run.
-    """
+    r"""Refuse a file whose lines end with \r alone, by its first bytes: all of it would be one line."""
     if b"\n" not in head and b"\r" in head.strip():
         raise CorpusError(
             rf"{path} ends its lines with CR alone, as old Macs did; run tr '\r' '\n' < FILE > NEW and give that."

@@ -68,25 +68,18 @@ def choose_text(
 ) -> list[str]:
     """Return the names of the files that are a folder's text.
 
-    Args:
-        folder: as a user would write it.
-        sizes: bytes of each file, by its path in the folder.
-        find_kind: returns what kind of file a name says.
-        read_card: returns the content of `CARD`; called where there is one.
-        by_names: names alone may say that a file is of another split than train.
-
-    Raises:
-        CorpusError: the folder has no training split, or what declares its splits cannot be read.
+    `folder` is as a user would write it, and `sizes` has the bytes of its files by their paths in it. `read_card` is
+    called only where there is a `CARD`. With `by_names` names alone may say that a file is of another split than train.
     """
     if commits := _find_commits(sizes):
         raise CorpusError(
             f"--corpus names {folder}, where the hub's client keeps every file twice; name a commit's folder in it: "
-            f"{name_few([f'{folder}/{each}' for each in commits])}."
+            f"{name_few([f'{folder}/{commit}' for commit in commits])}."
         )
     beside = _find_beside(sizes)
-    names = [each for each in sorted(sizes) if each not in beside]
+    names = [name for name in sorted(sizes) if name not in beside]
     globs = _read_globs(folder, read_card()) if CARD in sizes and names else {}
-    splits = {split: [each for each in names if matches(of, each)] for split, of in globs.items()}
+    splits = {split: [name for name in names if matches(of, name)] for split, of in globs.items()}
     if by_names and not splits:
         splits = _find_shards(names)
     kept = names
@@ -100,26 +93,26 @@ def choose_text(
             f"of {folder}, what describes or repeats its text, or is of another kind than most of it, is left out: "
             f"{name_few(left_out)}; to read such a file, name it, too, or {folder}/** for all"
         )
-    return [each for each in kept if each not in strangers]
+    return [name for name in kept if name not in strangers]
 
 
 def _find_commits(names: Collection[str]) -> list[str]:
     """Return the folders of commits in the cache of the hub's client, whose files are links to its `blobs`."""
-    caches = {each.rpartition("blobs/")[0] for each in names if "blobs/" in each}
-    return sorted({found[0] for each in names if (found := _SNAPSHOT.match(each)) and found[1] in caches})
+    caches = {name.rpartition("blobs/")[0] for name in names if "blobs/" in name}
+    return sorted({found[0] for name in names if (found := _SNAPSHOT.match(name)) and found[1] in caches})
 
 
 def _find_beside(sizes: Mapping[str, int]) -> set[str]:
     """What is beside text; nothing where nothing else is there, and no README where most of the text is READMEs."""
-    parts = {each: each.rpartition("/") for each in sizes}
-    caches = {each for each, (*_, name) in parts.items() if _CACHE.fullmatch(name)}
-    with_arrow = {parts[each][0] for each in sizes if each.endswith(".arrow") and each not in caches}
-    beside = {each for each in caches if parts[each][0] in with_arrow}
-    beside |= {each for each, (*_, name) in parts.items() if _BESIDE.fullmatch(name) or _BESIDE_FOLDER.search(each)}
+    parts = {path: path.rpartition("/") for path in sizes}
+    caches = {path for path, (*_, name) in parts.items() if _CACHE.fullmatch(name)}
+    with_arrow = {parts[path][0] for path in sizes if path.endswith(".arrow") and path not in caches}
+    beside = {path for path in caches if parts[path][0] in with_arrow}
+    beside |= {path for path, (*_, name) in parts.items() if _BESIDE.fullmatch(name) or _BESIDE_FOLDER.search(path)}
     if not (num_others := len(sizes) - len(beside)):
         return set()
-    readmes = {each for each in beside if parts[each][2].lower().startswith("readme")}
-    num_folders = len({parts[each][0] for each in readmes})
+    readmes = {path for path in beside if parts[path][2].lower().startswith("readme")}
+    num_folders = len({parts[path][0] for path in readmes})
     return beside - readmes if num_folders >= _MOST * (num_folders + num_others) else beside
 
 
@@ -136,33 +129,33 @@ def _read_globs(folder: str, card: bytes) -> dict[str, Globs]:
         card_data = DatasetCardData(configs=parse_yaml(header[1], "its header").value.get("configs"))
         configs = MetadataConfigs.from_dataset_card_data(card_data)
         default = configs.get_default_config_name()
-        with_files = {name: each["data_files"] for name, each in configs.items() if each.get("data_files")}
-        declared = {name: sanitize_patterns(each) for name, each in with_files.items()}
+        with_files = {name: config["data_files"] for name, config in configs.items() if config.get("data_files")}
+        declared = {name: sanitize_patterns(files) for name, files in with_files.items()}
     except (ConfigError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CorpusError(
             f"{folder}/{CARD} declares a dataset and cannot be read ({' '.join(str(error).split())[:200]}); mend its "
             f"header, or name the files, as {folder}/**."
         ) from error
     if declared and default is None:
-        trained = [f"{folder}/{each}" for splits in declared.values() for each in splits.get("train", ())]
+        trained = [f"{folder}/{pattern}" for splits in declared.values() for pattern in splits.get("train", ())]
         raise CorpusError(
             f"{folder} has {len(declared)} datasets by its {CARD} ({name_few([*declared])}); name the files of one: "
             f"{name_few(trained)}."
         )
     patterns = declared.get(str(default), {})
-    return {split: _parse_globs(each) for split, each in patterns.items()}
+    return {split: _parse_globs(globs) for split, globs in patterns.items()}
 
 
 def _parse_globs(patterns: Iterable[str]) -> Globs:
-    return Globs().union(*(parse_glob(each.removeprefix("./")) for each in patterns))
+    return Globs().union(*(parse_glob(pattern.removeprefix("./")) for pattern in patterns))
 
 
 def _find_shards(names: Iterable[str]) -> Splits:
     """Return the files of each split of a dataset as `datasets` uploads it; empty: it is none with a training split."""
     splits: Splits = {}
-    for each in names:
-        if found := _SHARD.fullmatch(each):
-            splits.setdefault(found[1], []).append(each)
+    for name in names:
+        if found := _SHARD.fullmatch(name):
+            splits.setdefault(found[1], []).append(name)
     return splits if "train" in splits else {}
 
 
@@ -170,7 +163,7 @@ def _take_train(folder: str, names: Sequence[str], splits: Splits) -> list[str]:
     """Return the training files of a dataset whose splits are certain."""
     if not (train := splits.get("train")):
         fault = "without a file" if "train" in splits else "missing"
-        others = [f"{folder}/{each}" for files in splits.values() for each in files]
+        others = [f"{folder}/{name}" for files in splits.values() for name in files]
         raise CorpusError(
             f"--corpus names {folder}, a dataset by its {CARD}, whose split 'train' is {fault}; name what is text in it"
             f"{f', such as {name_few(others)}' if others else ''}."
@@ -191,29 +184,29 @@ def say_train(dataset: str, splits: Sequence[str], how: str) -> None:
 
 def _take_named(folder: str, names: Sequence[str]) -> list[str]:
     """Return the files but those of another split than train, by the words that `datasets` looks for in names."""
-    suspects = [each for each in names if _MAY_BE_SPLIT.search(each)]
+    suspects = [name for name in names if _MAY_BE_SPLIT.search(name)]
     if not suspects:
         return list(names)
     from datasets import data_files
 
     splits: dict[str, set[str]] = {}
-    parts = {each: each.lower().rpartition("/")[::2] for each in suspects}  # folders, and the file's own name
+    parts = {name: name.lower().rpartition("/")[::2] for name in suspects}  # folders, and the file's own name
     for place, patterns in enumerate(
         (data_files.DEFAULT_PATTERNS_SPLIT_IN_DIR_NAME, data_files.DEFAULT_PATTERNS_SPLIT_IN_FILENAME)
     ):
         for split, globs in patterns.items():  # **/WORD/** and **/WORD: one pass of a large folder, name by name
-            words = [fnmatch.translate(each.removeprefix("**/").removesuffix("/**")) for each in globs]
+            words = [fnmatch.translate(glob.removeprefix("**/").removesuffix("/**")) for glob in globs]
             is_word = re.compile("|".join(words)).match
-            said = {each for each in {of[place] for of in parts.values()} if any(map(is_word, each.split("/")))}
-            splits.setdefault(str(split), set()).update(each for each, of in parts.items() if of[place] in said)
+            said = {part for part in {of[place] for of in parts.values()} if any(map(is_word, part.split("/")))}
+            splits.setdefault(str(split), set()).update(name for name, of in parts.items() if of[place] in said)
         found = set[str]().union(*splits.values())
-        parts = {each: of for each, of in parts.items() if each not in found}  # folders say it before files do
+        parts = {name: of for name, of in parts.items() if name not in found}  # folders say it before files do
     train = splits.pop("train")
     others = set[str]().union(*splits.values()) - train
     if train and len(train) + len(others) >= _MOST * len(names):
         if others:
             _say_left_out(folder, ["train", *(split for split, of in splits.items() if of)], sorted(others))
-        return [each for each in names if each not in others]
+        return [name for name in names if name not in others]
     if others and len(others) == len(names):
         raise CorpusError(
             f"--corpus names {folder}, whose files are by their names all of another split than train "
@@ -233,13 +226,13 @@ def _find_strangers(
 ) -> set[str]:
     """Return the files of another kind than most; none where no kind has most of both files and bytes."""
     kinds: dict[str, list[str]] = {}
-    for each in names:
-        kinds.setdefault(find_kind(each), []).append(each)
+    for name in names:
+        kinds.setdefault(find_kind(name), []).append(name)
     if len(kinds) < 2:
         return set()
-    num_bytes = sum(sizes[each] for each in names)
+    num_bytes = sum(sizes[path] for path in names)
     for of in kinds.values():
-        if len(of) >= _MOST * len(names) and sum(sizes[each] for each in of) >= _MOST * num_bytes:
+        if len(of) >= _MOST * len(names) and sum(sizes[path] for path in of) >= _MOST * num_bytes:
             return {*names} - {*of}
     listed = (f"{len(of):,} {kind} ({of[0]}{', …' if len(of) > 1 else ''})" for kind, of in kinds.items())
     say(f"{folder} has files of several kinds, of which none is most of it, and all are read: {'; '.join(listed)}")

@@ -68,14 +68,7 @@ a category's."""
 def hash_group(name: Any, place: object, field: object, option: str) -> bytes:
     """Return a hash, 8 bytes long, of a group's name: a text or a whole number, however a file writes it.
 
-    Args:
-        name: what the row has; None: nothing.
-        place: of the row, for the message, which never quotes the name.
-        field: what names it.
-        option: where that was given.
-
-    Raises:
-        CorpusError: the row has none.
+    A row without one is refused; the message has its `place`, and never quotes a name.
     """
     text = _read_name(name)
     if not text:
@@ -110,7 +103,7 @@ def _find_kind(name: str) -> FieldKind:
     if not found:
         return "id" if words & (_ID | _OWNERS) else "other"
     about = f"{key[found[-1].end() :]}_{key.rpartition('_of_')[0]}"
-    said = {word for each in about.split("_") for word in (each, each.removesuffix("s"))}
+    said = {word for part in about.split("_") for word in (part, part.removesuffix("s"))}
     if said & _ABOUT or _COUNTED.fullmatch(key):
         return ""
     return "person" if found[-1]["person"] else "stay"
@@ -120,14 +113,10 @@ def may_say_whose(name: str, kind: pa.DataType | None, kinds: Collection[str]) -
     """Whether a column, or a field within it, is of some kinds (`FieldKind`) by its name and holds texts or numbers.
 
     Of a file with types each column costs its reading, which may be of long texts: those of the kind "other" are left.
-
-    Args:
-        name: of the column.
-        kind: its type; None: it holds texts.
-        kinds: that are looked for.
+    A column without a type holds texts.
     """
     if kind is not None and pa.types.is_struct(kind):
-        return any(may_say_whose(each.name, each.type, kinds) for each in kind)
+        return any(may_say_whose(field.name, field.type, kinds) for field in kind)
     found = _find_kind(name)
     if kind is None or found not in kinds:
         return found in kinds
@@ -138,14 +127,9 @@ def may_say_whose(name: str, kind: pa.DataType | None, kinds: Collection[str]) -
 def count_values(
     values: FieldValues, row: Mapping[str, Any], texts: Collection[str], kinds: Collection[str], within: str = ""
 ) -> None:
-    """Count a row's values of fields that may say whose it is.
+    """Count a row's values of fields that may say whose it is, but for `texts`, the fields that are read as text.
 
-    Args:
-        values: so far.
-        row: fields by name, those of objects within it, too.
-        texts: fields that are read as text.
-        kinds: of the fields that are counted.
-        within: names of the objects around the row, each with `_WITHIN` behind it.
+    `within`: the names of the objects around the row, each with `_WITHIN` behind it.
     """
     for name, value in row.items():
         if isinstance(value, dict):
@@ -161,10 +145,7 @@ def count_values(
 def find_within(row: Mapping[str, Any], field: str, outer: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the names, from the outermost on, of a field within an object of a row; empty: there is no such field.
 
-    Args:
-        row: fields by name.
-        field: its own name, or all of them with dots between them.
-        outer: names of the objects around the row.
+    `field` is its own name, or all names with dots between them; `outer` are those of the objects around the row.
     """
     for name, value in row.items():
         if outer and field in (name, ".".join((*outer, name))):
@@ -180,7 +161,7 @@ def describe_option(names: Sequence[str]) -> str:
     option = f"give --prepare.group_field {shlex.quote(name)}"
     if not outer:
         return option
-    program = shlex.quote(". + ." + ".".join(json.dumps(each, ensure_ascii=False) for each in outer))
+    program = shlex.quote(". + ." + ".".join(json.dumps(key, ensure_ascii=False) for key in outer))
     return f"take {name!r} out of {'.'.join(outer)!r} (of JSONL: jq -c {program} FILE > NEW.jsonl) and {option}"
 
 
@@ -212,19 +193,12 @@ def _keep_lowest(own: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Counted:
-    """A field, and how often its values occur.
+    """A field, and how often its values occur."""
 
-    Args:
-        names: of the field, from the outermost object on.
-        kind: what its name says.
-        rows: of each of its values, or of those that were kept.
-        num_values: how many it has; about, where not all were kept.
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # from the outermost object on
     kind: FieldKind
-    rows: Sequence[int]
-    num_values: int
+    rows: Sequence[int]  # of each of its values, or of those that were kept
+    num_values: int  # about, where not all were kept
 
     @property
     def num_rows(self) -> int:
@@ -243,7 +217,7 @@ class _Counted:
     @property
     def repeats(self) -> bool:
         """Whether rows belong together, by its values and, where it has such a one, its name."""
-        most, repeated = max(self.rows), sum(each for each in self.rows if each > 1)
+        most, repeated = max(self.rows), sum(number for number in self.rows if number > 1)
         if self.kind in PEOPLE:
             return most > 1
         is_usual = self.num_values >= _FEW_VALUES and self.num_rows <= _MOST_ROWS * self.num_values
@@ -260,7 +234,7 @@ def _list_counted(values: FieldValues) -> list[_Counted]:
         names = path.split(_WITHIN)
         counted.append(_Counted(names, _find_kind(names[-1]), [*own.values()], num_values))
     order = [*ALL_KINDS]
-    return sorted(counted, key=lambda each: (len(each.names) > 1, order.index(each.kind), each.num_values))
+    return sorted(counted, key=lambda field: (len(field.names) > 1, order.index(field.kind), field.num_values))
 
 
 def tell_groups(
@@ -274,30 +248,22 @@ def tell_groups(
 ) -> None:
     """Say on standard error, once a process, which field seems to say whose a row is, where no option does.
 
-    Args:
-        values: that were counted of the corpus, or of a sample of it.
-        spec: the corpus.
-        prepare: what was said of its rows.
-        option: that names the corpus.
-        learned: the option by which words are learned on it; empty: none are.
-        is_general: it is general text, which is read as nobody's.
-
-    Raises:
-        CorpusError: words would be learned that a person's rows alone may have; or a field is called `none`.
+    Two things are errors: new words, learned by the option `learned`, that a person's rows alone may have; and a field
+    called `none` beside `--prepare.group_field none`. With `is_general` the text is read as nobody's.
     """
     fields = _list_counted(values)
     if prepare.group_field == NO_GROUPS:
-        if not is_general and any(each.names == [NO_GROUPS] for each in fields):
+        if not is_general and any(field.names == [NO_GROUPS] for field in fields):
             raise CorpusError(
                 f"{option} {spec!r} has a field {NO_GROUPS!r}, and --prepare.group_field {NO_GROUPS} says that no rows "
                 "belong together; give that field another name, whether or not it is the one that you mean."
             )
         return
-    given = next((each for each in fields if each.names == [prepare.group_field]), None)
+    given = next((field for field in fields if field.names == [prepare.group_field]), None)
     if is_general or not prepare.group_field:
-        fields = [each for each in fields if each.repeats and (each.kind in PEOPLE or not is_general)]
+        fields = [field for field in fields if field.repeats and (field.kind in PEOPLE or not is_general)]
     elif given is not None and given.kind != "person":  # a stay, say, and a person may have several
-        fields = [each for each in fields if each.kind == "person" and each.num_values < given.num_values]
+        fields = [field for field in fields if field.kind == "person" and field.num_values < given.num_values]
     else:
         return
     if not fields:

@@ -31,23 +31,15 @@ bucket may be from this machine's."""
 
 
 def hash_sources(files: Sequence[SourceFile], memory: Memory | None = None) -> list[str]:
-    """Return the sha256 of each file's content; of the hub its path, which has a commit.
-
-    Args:
-        files: as they were found.
-        memory: see `hash_listed`.
-
-    Raises:
-        CorpusError: one cannot be read.
-    """
-    local = [each.path for each in files if each.scheme in LOCAL]
-    remote = [_list_remote(each) for each in files if each.scheme not in (*LOCAL, HUB)]
+    """Return the sha256 of each file's content; of the hub its path, which has a commit."""
+    local = [file.path for file in files if file.scheme in LOCAL]
+    remote = [_list_remote(file) for file in files if file.scheme not in (*LOCAL, HUB)]
     try:
         what = f"{len(files):,} file{'s' if len(files) > 1 else ''} of text"
         hashes = hash_listed([*list_on_disk(local), *remote], memory, HashLine(what))
     except FileNotFoundError as error:
         raise CorpusError(f"--corpus names {error.filename}, which cannot be read ({error.strerror}).") from error
-    return [hashes.get(each.address) or name_former(each) for each in files]
+    return [hashes.get(file.address) or name_former(file) for file in files]
 
 
 def name_former(file: SourceFile) -> str:
@@ -72,22 +64,13 @@ def _list_remote(file: SourceFile) -> Listed:
 
 @dataclass(frozen=True)
 class Listed:
-    """A file as a listing has it, which may tell that its bytes are those that were hashed before.
+    """A file as a listing has it, which may tell that its bytes are those that were hashed before."""
 
-    Args:
-        name: by which it is remembered.
-        size: bytes.
-        hints: what changes with its bytes as good as ever: all equal, the bytes are; a difference says nothing. None:
-            a clock may not tell when it changes again.
-        hash: reads it; called with what counts the bytes.
-        find_tag: returns its storage's own word for the bytes, asked for where hints differ; empty: there is none.
-    """
-
-    name: str
-    size: int
-    hints: list[Any] | None
-    hash: Callable[[Callable[[int], None]], str]
-    find_tag: Callable[[], str] = lambda: ""
+    name: str  # by which it is remembered
+    size: int  # bytes
+    hints: list[Any] | None  # None: a clock may not tell when it changes again
+    hash: Callable[[Callable[[int], None]], str]  # reads it; called with what counts the bytes
+    find_tag: Callable[[], str] = lambda: ""  # its storage's own word for the bytes; empty: there is none
 
 
 def list_on_disk(paths: Iterable[str]) -> list[Listed]:
@@ -95,9 +78,6 @@ def list_on_disk(paths: Iterable[str]) -> list[Listed]:
 
     Hints are size, time, inode, and the time of the last change, which is what `rsync -t`, `tar -x` and `cp -p` cannot
     set: text of equal length may have taken the place of other text under the old time.
-
-    Raises:
-        StorageError: a file cannot be looked at.
     """
 
     def look(path: str) -> Listed:
@@ -126,29 +106,23 @@ def hash_listed(
 ) -> dict[str, str]:
     """Return the sha256 of files, by name; of those that are remembered without reading them.
 
-    Args:
-        files: each once.
-        memory: what is remembered, which is written anew where something has changed.
-        watch: told, every half second or so, how many bytes were read, and how many are to be.
-
-    Raises:
-        FileNotFoundError: one is not there.
-        StorageError: one cannot be read.
+    Each file is given once; one that is not there is a FileNotFoundError. `memory` is written anew where something has
+    changed. `watch` is told, every half second or so, how many bytes were read, and how many are to be.
     """
     known = _read_memory(memory)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         found = dict(
-            zip((each.name for each in files), pool.map(lambda each: _recall(each, known), files), strict=True)
+            zip((file.name for file in files), pool.map(lambda file: _recall(file, known), files), strict=True)
         )
-    fresh = [each for each in files if not found[each.name]["sha256"]]
+    fresh = [file for file in files if not found[file.name]["sha256"]]
     for name, sha256 in _hash_all(fresh, watch).items():
         found[name]["sha256"] = sha256
     if isinstance(memory, dict):
         memory.update(found)
-    elif memory and found != known and any(each["hints"] or each["tag"] for each in found.values()):
+    elif memory and found != known and any(entry["hints"] or entry["tag"] for entry in found.values()):
         with contextlib.suppress(OSError, StorageError):  # of another user's folder: files are read again then
             memory.put(json.dumps(found).encode(), flush=False)
-    return {name: each["sha256"] for name, each in found.items()}
+    return {name: entry["sha256"] for name, entry in found.items()}
 
 
 def _read_memory(memory: Memory | None) -> dict[str, dict[str, Any]]:
@@ -164,7 +138,7 @@ def _read_memory(memory: Memory | None) -> dict[str, dict[str, Any]]:
     except (TypeError, ValueError):
         return {}
     fields = {"hints", "tag", "sha256"}
-    return {name: each for name, each in values.items() if isinstance(each, dict) and each.keys() == fields}
+    return {name: entry for name, entry in values.items() if isinstance(entry, dict) and entry.keys() == fields}
 
 
 def _recall(file: Listed, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -179,7 +153,7 @@ def _recall(file: Listed, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]
 
 def _hash_all(files: Sequence[Listed], watch: Callable[[int, int], None] | None) -> dict[str, str]:
     """Read files in threads, which end soon after the job is asked to end or one of them fails."""
-    total, done, has_ended = sum(each.size for each in files), deque[int](), threading.Event()
+    total, done, has_ended = sum(file.size for file in files), deque[int](), threading.Event()
 
     def count(num_bytes: int) -> None:
         if has_ended.is_set():
@@ -188,13 +162,13 @@ def _hash_all(files: Sequence[Listed], watch: Callable[[int, int], None] | None)
 
     num_bytes, pool = 0, ThreadPoolExecutor(HASH_THREADS)
     try:
-        running = {pool.submit(each.hash, count): each.name for each in files}
+        running = {pool.submit(file.hash, count): file.name for file in files}
         waiting = {*running}
         while waiting:
             pause = max(0.5, len(waiting) / 10_000)  # to wait for a hundred thousand takes a second itself
             ended, waiting = wait(waiting, pause, FIRST_EXCEPTION)
-            for each in ended:
-                each.result()
+            for task in ended:
+                task.result()
             while done:
                 num_bytes += done.popleft()
             if watch:
@@ -206,11 +180,7 @@ def _hash_all(files: Sequence[Listed], watch: Callable[[int, int], None] | None)
 
 
 class HashLine:
-    """Says how far files are hashed, and where that took long how fast it went.
-
-    Args:
-        what: the files, such as "shards of a prepared corpus".
-    """
+    """Says how far files, which `what` names, are hashed, and where that took long how fast it went."""
 
     def __init__(self, what: str) -> None:
         self._what, self._line = what, StatusLine(is_due=False)

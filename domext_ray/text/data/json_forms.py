@@ -49,15 +49,8 @@ def require_json_lines(
 ) -> None:
     """Refuse JSON that is not JSON Lines, by its beginning.
 
-    Args:
-        path: of the file.
-        head: its first bytes.
-        fields: that hold texts; a first row that has one is an object as it should be.
-        field: what a text without a field becomes; empty: such a row lacks more than that, and is not refused here.
-        taken: programs for jq that are not needed here.
-
-    Raises:
-        CorpusError: says what it is, and what to run.
+    A first row that has one of `fields`, which hold texts, is an object as it should be. `field` is what a text without
+    a field becomes; if it is empty, such a row is not refused here. Nor is JSON whose program for jq is in `taken`.
     """
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     what, program = _find_form(text, fields)
@@ -80,20 +73,20 @@ def _find_form(text: str, fields: Sequence[str]) -> tuple[str, str]:
         return "", ""
     except ValueError as error:
         if form[1]:  # of a row that is longer than this beginning only a text in it tells that it is one
-            has_text = any(re.search(rf"{re.escape(json.dumps(each))}\s*:\s*\"", text) for each in fields)
+            has_text = any(re.search(rf"{re.escape(json.dumps(field))}\s*:\s*\"", text) for field in fields)
             return ("", "") if form[1] == COLUMNS and has_text and not end else form
         is_begun = isinstance(error, json.JSONDecodeError) and error.pos >= len(line.rstrip()) and bool(end)
         return ("an object over several lines", LINES) if is_begun and line[0] in "{[" else ("", "")
     is_alone, is_like = not rest.strip(), rest.lstrip()[:1] == line[0]
     if not is_alone and not is_like:  # it is a row unlike the others
         return "", ""
-    are_texts = [isinstance(each, str) for each in value] if isinstance(value, list) else []
+    are_texts = [isinstance(item, str) for item in value] if isinstance(value, list) else []
     if any(are_texts) and not (is_alone and all(are_texts)):
         return "an array a line", "{FIELD: .[PLACE]}"
     if isinstance(value, dict) and value:
         if _has_text(value, fields):
             return "", ""
-        if is_alone and all(_has_text(each, fields) for each in value.values()):
+        if is_alone and all(_has_text(item, fields) for item in value.values()):
             return "an object of objects", ITEMS
     return form
 
@@ -109,4 +102,4 @@ def _find_place(text: str) -> str:
 
 
 def _has_text(value: Any, fields: Sequence[str]) -> bool:
-    return isinstance(value, dict) and any(isinstance(value.get(each), str) for each in fields)
+    return isinstance(value, dict) and any(isinstance(value.get(field), str) for field in fields)

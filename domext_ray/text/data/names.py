@@ -30,19 +30,19 @@ _SUFFIXES = (
 def find_near(path: str) -> list[str]:
     """Return the paths beside one that is not there that it was probably meant to be, at most three."""
     folder, name = os.path.split(path.rstrip("/"))
-    return [os.path.join(folder, each) for each in pick_near(name, _list_names(folder))]
+    return [os.path.join(folder, near) for near in pick_near(name, _list_names(folder))]
 
 
 def pick_near(name: str, known: Iterable[str]) -> list[str]:
     """Return the names that an unknown one was probably meant to be, at most three, the likeliest first."""
     known = list(known)
-    slips = [each for each in known if is_slip(name, each)]
+    slips = [other for other in known if is_slip(name, other)]
     return list(dict.fromkeys([*slips, *difflib.get_close_matches(name, known, n=3, cutoff=0.75)]))[:3]
 
 
 def is_slip(name: str, known: str) -> bool:
     """Whether two names are the same but for one letter, two that changed places, or how they are written."""
-    name, known = (each.casefold().replace("_", "-") for each in (name, known))
+    name, known = (word.casefold().replace("_", "-") for word in (name, known))
     start = len(os.path.commonprefix([name, known]))
     name, known = name[start:], known[start:]
     end = len(os.path.commonprefix([name[::-1], known[::-1]]))
@@ -52,7 +52,7 @@ def is_slip(name: str, known: str) -> bool:
 
 def _list_names(folder: str) -> list[str]:
     try:
-        return sorted(each for each in os.listdir(os.path.expanduser(folder) or ".") if not each.startswith("."))
+        return sorted(entry for entry in os.listdir(os.path.expanduser(folder) or ".") if not entry.startswith("."))
     except OSError:
         return []
 
@@ -70,17 +70,7 @@ def describe_near(near: Sequence[str]) -> str:
 def check_name(option: str, name: str, kind: Kind, give: str, shipped: Sequence[str] = ()) -> None:
     """Refuse a name that is nothing on this machine and nothing of the hub's.
 
-    Args:
-        option: that has it, such as --base.
-        name: that is no folder here.
-        kind: of what it names.
-        give: what the option takes, as it follows "give".
-        shipped: names that come with the package.
-
-    Raises:
-        BaseModelError: of a model: it is meant as a path, is one letter off from a name of this machine, or the hub has
-            it not or is not reached.
-        ConfigError: of a set, the same.
+    `give` is what the option takes, as it follows "give" in a sentence.
     """
     error = BaseModelError if kind == "model" else ConfigError
     folder, _, leaf = name.rpartition("/")
@@ -89,9 +79,9 @@ def check_name(option: str, name: str, kind: Kind, give: str, shipped: Sequence[
         raise error(f"{option} names {name!r}, which does not exist; {hint}")
     if _is_kept(name, kind):
         return
-    runs = [os.path.join(RUNS, each) for each in _list_names(RUNS)]
+    runs = [os.path.join(RUNS, run) for run in _list_names(RUNS)]
     known = find_near(name) if folder else [*shipped, *filter(os.path.isdir, _list_names("")), *runs]
-    near = known if folder else [each for each in known if is_slip(leaf, os.path.basename(each))]
+    near = known if folder else [other for other in known if is_slip(leaf, os.path.basename(other))]
     if near or os.path.isdir(folder):
         hint = describe_near(near[:3]) or f"give {give}."
         fetch = f"hf download {name}{' --repo-type dataset' if kind == 'dataset' else ''}"

@@ -59,12 +59,12 @@ def _index_distributions() -> dict[str, tuple[str, tuple[str, ...]]]:
         if not name or name.lower().replace("-", "_") == "domext_ray" or name.lower() in index:
             continue
         files = []
-        for each in distribution.files or []:
-            path = each.as_posix()
+        for file in distribution.files or []:
+            path = file.as_posix()
             if not path.endswith(".py") or _SKIPPED_FOLDERS.search(path):
                 continue
-            located = Path(str(each.locate()))
-            num_bytes = each.size or (located.stat().st_size if located.exists() else 0)
+            located = Path(str(file.locate()))
+            num_bytes = file.size or (located.stat().st_size if located.exists() else 0)
             if 0 < num_bytes <= MAX_FILE_BYTES:
                 files.append(str(located))
         if files:
@@ -77,7 +77,7 @@ def count_wanted(config: RunOptions) -> int | None:
     train, held_out_frac = config.train, config.prepare.held_out_frac
     longest = train.lengths[-1]
     steps = 0 if train.epochs else max(train.max_steps, config.optim.decay_steps)
-    wanted = [each for each in (steps * train.global_batch_size * longest, train.max_tokens) if each]
+    wanted = [limit for limit in (steps * train.global_batch_size * longest, train.max_tokens) if limit]
     tokens = max(min(wanted, default=0) / (1.0 - held_out_frac), train.eval_rows * longest / held_out_frac)
     megabytes = math.ceil(tokens * BYTES_PER_TOKEN / 1e6)
     learns = config.base == "none" or (config.vocab.extends_base and not config.vocab.words)
@@ -105,11 +105,8 @@ def write_docs(file: SourceFile, folder: Place | None = None) -> SourceFile:
     """Return the file that the prose is in, if it is what a file stands for; else that file.
 
     It is JSONL, an object with the field `text` a line, in the order of the packages' names, and ends at the megabytes
-    that are named. Its own name has all that decides its content.
-
-    Args:
-        file: as it was found.
-        folder: where all nodes read it; None: a cache of this machine.
+    that are named. Its own name has all that decides its content. It is in `folder`, where all nodes read it, or in a
+    cache of this machine.
     """
     if file.kind != PACKAGE_DOCS:
         return file

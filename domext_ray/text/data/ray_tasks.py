@@ -19,15 +19,7 @@ def run_read_tasks(
 ) -> Iterator[Result]:
     """Run a function over (number, read task, plan) of all tasks on Ray, in order.
 
-    Args:
-        function: what a task does; it is pickled.
-        sources: the tasks.
-        verb: what the progress line calls the work.
-        records: where results are kept; those that are there already are taken over.
-        find_plan: returns what a task is told of its documents, by its number.
-
-    Raises:
-        DomextError: see `run_tasks`.
+    The function is pickled. A plan is what a task is told of its documents. Results that `records` has are taken over.
     """
     from domext_ray.runtime.tasks import Task, run_tasks  # here, for most who import this file run no tasks: no Ray
 

@@ -44,19 +44,12 @@ _DECODER, _TEXT_DECODER = json.JSONDecoder(), json.JSONDecoder(parse_int=lambda 
 
 
 class Row(NamedTuple):
-    """A row as it was read.
+    """A row as it was read."""
 
-    Args:
-        number: of the line, object or row, from 1 at the first that begins in the range; a header does not count.
-        value: its fields by name; of a blank line None; of a row that cannot be used what is there.
-        reason: why it cannot: bad_utf8, bad_json, no_object, bad_csv, bad_quote or too_long; empty: it can.
-        fault: the same as it follows "the row" in a sentence.
-    """
-
-    number: int
-    value: Any
-    reason: str = ""
-    fault: str = ""
+    number: int  # from 1 at the first line, object or row that begins in the range; a header does not count
+    value: Any  # its fields by name; of a blank line None; of a row that cannot be used what is there
+    reason: str = ""  # why it cannot: bad_utf8, bad_json, no_object, bad_csv, bad_quote or too_long; empty: it can
+    fault: str = ""  # the same as it follows "the row" in a sentence
 
 
 CheckColumns: TypeAlias = Callable[[Sequence[str], pa.Schema | None], None]
@@ -79,20 +72,12 @@ def read_rows(
 ) -> Iterator[Row]:
     """Yield the rows of a file.
 
-    Args:
-        file: of any kind.
-        fields: of a table these columns are read, as far as it has them; the first is a text's.
-        check: see `CheckColumns`.
-        start: of a file of lines or row groups, the first byte; only those that begin there or later are read.
-        end: the byte after the range; -1: to the end.
-        max_bytes: of the longest line, so that memory stays bounded; of a CSV characters of the longest cell.
-        only_texts: nothing but texts and names is wanted of JSON: numbers may have thousands of digits, of which the
-            first are read, and half a surrogate pair may be encoded as UTF-8 encodes it.
-        forms: is told what `tables.tell_forms` tells.
-        also: says which further columns of a table are read; what is wrong with a value of theirs is no fault of a row.
-
-    Raises:
-        CorpusError: the file is no text, is damaged, has vanished, or has another layout; or `check` refuses.
+    Of a file of lines or row groups, those are read that begin at the byte `start` or later, and before `end` (-1: to
+    the end). Of a table, the columns `fields` are read, as far as it has them (the first is a text's), and those that
+    `also` wants; a bad value of the latter is no fault of a row. A line has at most `max_bytes` bytes, and a cell of a
+    CSV as many characters, so that memory stays bounded. With `only_texts`, numbers of JSON may have thousands of
+    digits, of which the first are read, and half a surrogate pair may be encoded as UTF-8 encodes it. `forms` is told
+    what `tables.tell_forms` tells.
     """
     with name_unreadable(file):
         if file.kind in (PARQUET, ARROW):
@@ -115,14 +100,11 @@ def read_rows(
 def read_lines(
     stream: IO[bytes], start: int, end: int, max_bytes: int, *, goes_on: bool = False
 ) -> Iterator[tuple[int, int, bytes]]:
-    r"""Yield (number, first byte, line without its end) of the lines that begin in a range.
+    """Yield (number, first byte, line without its end) of the lines that begin in a range.
 
-    Args:
-        stream: of a file.
-        start: the first byte.
-        end: the byte after the range; -1: to the end of the file.
-        max_bytes: a longer line comes in pieces of one number, of whole characters, so that memory stays bounded.
-        goes_on: if a line begins in the range, those after the range come, too.
+    The range ends before the byte `end`, or with the file (-1). A line longer than `max_bytes` comes in pieces of one
+    number, of whole characters, so that memory stays bounded. With `goes_on`, if a line begins in the range, those
+    after the range come, too.
     """
     position = _find_line(stream, start, end)
     number, rest, is_begun = 0, b"", False
@@ -221,9 +203,9 @@ def _read_table(
     """Yield the rows below a header, whose names are without the spaces around them where that tells them apart."""
     rows = read_cells(stream, file.path, is_tsv=file.suffix == ".tsv", max_cell=max_cell, forms=forms)
     names = next((cells for _, cells, _ in rows if cells), [])
-    stripped = [each.strip() for each in names]
+    stripped = [name.strip() for name in names]
     names = stripped if len({*stripped}) == len({*names}) else names
-    check([each.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for each in names], None)
+    check([name.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name in names], None)
     places = {name: i for i, name in enumerate(names) if name in fields or also(name, None)}
     for number, (_, cells, fault) in enumerate(rows, 1):
         if fault:
@@ -253,7 +235,7 @@ def read_columns(
         else:
             batches, schema = _open_arrow(source)
         check(schema.names, schema)
-        own = [each for each in schema.names if fields is None or each in fields]
+        own = [name for name in schema.names if fields is None or name in fields]
         wanted = [
             name for name, kind in zip(schema.names, schema.types, strict=True) if name in own or also(name, kind)
         ]
@@ -274,7 +256,7 @@ def _list_groups(parquet: pq.ParquetFile) -> Iterator[int]:
     """Yield the first byte of every row group."""
     for number in range(parquet.num_row_groups):
         first = parquet.metadata.row_group(number).column(0)
-        yield min(each for each in (first.dictionary_page_offset, first.data_page_offset) if each is not None)
+        yield min(offset for offset in (first.dictionary_page_offset, first.data_page_offset) if offset is not None)
 
 
 def _open_arrow(source: Any) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:
@@ -299,8 +281,8 @@ def _to_values(column: pa.Array) -> list[Any]:
         column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
     column.validate(full=True)
     if is_texts:
-        return [each if each is None else _decode(each) for each in column.to_pylist()]
-    return [part_values(each) for each in column.to_pylist()] if pa.types.is_nested(column.type) else column.to_pylist()
+        return [cell if cell is None else _decode(cell) for cell in column.to_pylist()]
+    return [part_values(cell) for cell in column.to_pylist()] if pa.types.is_nested(column.type) else column.to_pylist()
 
 
 def part_values(value: Any) -> Any:
@@ -309,9 +291,9 @@ def part_values(value: Any) -> Any:
         case str():
             return part_words(value)
         case list():
-            return [part_values(each) for each in value]
+            return [part_values(item) for item in value]
         case dict():
-            return {name: part_values(each) for name, each in value.items()}
+            return {name: part_values(item) for name, item in value.items()}
     return value
 
 

@@ -34,32 +34,18 @@ ItemT = TypeVar("ItemT")
 
 @dataclass
 class SampledPlace:
-    """What was read at a place of a corpus.
+    """What was read at a place of a corpus."""
 
-    Args:
-        documents: the first of its documents.
-        groups: hashes of their groups, joined; see `read_grouped`.
-        files: path and number of these documents of each file.
-        num_chars: characters of what was read to its end.
-        num_bytes: bytes of that.
-    """
-
-    documents: list[str] = field(default_factory=list)
-    groups: bytearray = field(default_factory=bytearray)
-    files: list[tuple[str, int]] = field(default_factory=list)
-    num_chars: int = 0
-    num_bytes: int = 0
+    documents: list[str] = field(default_factory=list)  # the first of those that were read
+    groups: bytearray = field(default_factory=bytearray)  # hashes of their groups, joined; see `read_grouped`
+    files: list[tuple[str, int]] = field(default_factory=list)  # the path of each, and how many of these documents
+    num_chars: int = 0  # of what was read to its end
+    num_bytes: int = 0  # of that
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of a corpus.
-
-    Args:
-        files: all of the corpus.
-        places: what was read, in order.
-        dropped: what was lost of it.
-    """
+    """A sample of a corpus; `files` are all of the corpus's."""
 
     files: Sequence[SourceFile]
     places: Sequence[SampledPlace]
@@ -68,30 +54,23 @@ class Sample:
     @property
     def frac(self) -> float:
         """Share of the corpus's bytes that was read to its end, 0 to 1."""
-        return sum(each.num_bytes for each in self.places) / sum(each.size for each in self.files)
+        return sum(place.num_bytes for place in self.places) / sum(file.size for file in self.files)
 
     @property
     def documents(self) -> list[str]:
         """The documents of all places, in order."""
-        return [each for place in self.places for each in place.documents]
+        return [document for place in self.places for document in place.documents]
 
     @property
     def is_whole(self) -> bool:
         """Whether these are all documents of the corpus."""
-        return self.frac == 1 and all(sum(map(len, each.documents)) == each.num_chars for each in self.places)
+        return self.frac == 1 and all(sum(map(len, place.documents)) == place.num_chars for place in self.places)
 
 
 def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> Sample:
     """Read a sample of a corpus and refuse what it shows to be a mistake.
 
-    Args:
-        spec: the `--corpus` option.
-        prepare: what a document is.
-        to_end: read more of it, package documentation and files that cannot be cut to their end, too: for an estimate.
-
-    Raises:
-        CorpusError: a file that is missing, unreadable, of another format or encoding, or without the field; nothing
-            but rows without text; or a corpus of less than two documents.
+    With `to_end`, for an estimate, more is read: package documentation, and files that cannot be cut, to their end.
     """
     files, repeated = find_files(spec)
     for file in files:
@@ -102,7 +81,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
     sample = read_sample(files, prepare, to_end=to_end)
     tell_forms(sample.dropped.forms)
     dropped, documents = sample.dropped, sample.documents
-    has_docs = any(each.kind == PACKAGE_DOCS for each in files)  # which are text
+    has_docs = any(source.kind == PACKAGE_DOCS for source in files)  # which are text
     if sample.frac == 1 or (
         dropped.num_not_text == dropped.count_rows(len(documents)) and not has_docs
     ):  # else only a reading of all of it says which share holds no text
@@ -121,14 +100,7 @@ def check_corpus(spec: str, prepare: PrepareConfig, *, to_end: bool = False) -> 
 def tell_owners(sample: Sample, config: RunOptions, part: TextPart, *, is_begun: bool = False) -> None:
     """Tell which field of a run's text seems to say whose a row is, where no option does: see `tell_groups`.
 
-    Args:
-        sample: of the text.
-        config: the run.
-        part: the text.
-        is_begun: the run has its words already.
-
-    Raises:
-        CorpusError: new words would be learned on it.
+    A run that `is_begun` has its words already.
     """
     learned = config.vocab.learned_by if part.name == DOMAIN and not is_begun else ""
     values, prepare = sample.dropped.values, config.prepare
@@ -136,15 +108,15 @@ def tell_owners(sample: Sample, config: RunOptions, part: TextPart, *, is_begun:
 
 
 def read_sample(files: Sequence[SourceFile], prepare: PrepareConfig, *, to_end: bool = False) -> Sample:
-    """Read documents at some places of a corpus; arguments as of `check_corpus`."""
+    """Read documents at some places of a corpus; `to_end` as of `check_corpus`."""
     size, read = PLACE_BYTES, files
     if not to_end:
-        size, read = GLANCE_BYTES, [each for each in files if each.kind != PACKAGE_DOCS]
+        size, read = GLANCE_BYTES, [file for file in files if file.kind != PACKAGE_DOCS]
     tasks, number = [*cut_tasks(read, replace(prepare, shard_bytes=size))], PLACES
-    if any(each.scheme not in LOCAL for each in read) and not to_end:
-        tasks, number = [replace(each, files=each.files[:1]) for each in tasks], REMOTE_PLACES
+    if any(file.scheme not in LOCAL for file in read) and not to_end:
+        tasks, number = [replace(task, files=task.files[:1]) for task in tasks], REMOTE_PLACES
     dropped = Dropped(watched=PEOPLE if to_end else ALL_KINDS)  # to the end the others would cost time
-    places = [_read_place(each, prepare, dropped, size, to_end=to_end) for each in choose_evenly(tasks, number)]
+    places = [_read_place(task, prepare, dropped, size, to_end=to_end) for task in choose_evenly(tasks, number)]
     return Sample(files, places, dropped)
 
 

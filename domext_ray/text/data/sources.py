@@ -31,39 +31,26 @@ MOST_TASKS = 4096
 
 @dataclass(frozen=True)
 class ReadTask:
-    """A part of a corpus that one task reads.
+    """A part of a corpus that one task reads."""
 
-    Args:
-        files: files read whole, in order; one file when it is a byte range.
-        start: first byte of a range (0 for whole files); what begins before it is another task's.
-        end: byte after the range; -1 for whole files.
-    """
-
-    files: tuple[SourceFile, ...]
-    start: int = 0
-    end: int = -1
+    files: tuple[SourceFile, ...]  # read whole, in order; one file when it is a byte range
+    start: int = 0  # first byte of a range; what begins before it is another task's
+    end: int = -1  # byte after the range; -1 for whole files
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the task reads."""
-        return sum(each.size for each in self.files) if self.end < 0 else self.end - self.start
+        return sum(file.size for file in self.files) if self.end < 0 else self.end - self.start
 
 
 @dataclass(frozen=True)
 class Sources:
-    """A resolved corpus.
-
-    Args:
-        spec: what the user wrote.
-        tasks: what to read, in canonical order.
-        folder: where hashes of files are remembered; None: nowhere.
-        by_names: as of `find_files`.
-    """
+    """A resolved corpus."""
 
     spec: str
-    tasks: tuple[ReadTask, ...]
-    folder: Place | None = None
-    by_names: bool = True
+    tasks: tuple[ReadTask, ...]  # in canonical order
+    folder: Place | None = None  # where hashes of files are remembered; None: nowhere
+    by_names: bool = True  # as of `find_files`
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -100,15 +87,11 @@ class Sources:
         return _record(self.files, self.hashes)
 
     def require_unchanged(self) -> None:
-        """Refuse what was read while its files changed; one that has gone since was there.
-
-        Raises:
-            CorpusError: naming them.
-        """
+        """Refuse what was read while its files changed; one that has gone since was there."""
         found = find_files(self.spec, by_names=self.by_names)[0]
-        there = {each.address: each for each in (write_docs(each, self.folder) for each in found)}
-        now = [there[each.address] for each in self.files if each.address in there]
-        before = [each for each in self.record() if each[0] in there]
+        there = {file.address: file for file in (write_docs(source, self.folder) for source in found)}
+        now = [there[file.address] for file in self.files if file.address in there]
+        before = [record for record in self.record() if record[0] in there]
         if changes := describe_changes(before, _record(now, hash_sources(now, self._memory))):
             raise CorpusError(
                 f"--corpus {self.spec!r} changed while it was read ({changes}); start again when nothing writes to it."
@@ -117,28 +100,22 @@ class Sources:
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(each.num_bytes for each in self.tasks)
+        return sum(task.num_bytes for task in self.tasks)
 
 
 def resolve_sources(spec: str, prepare: PrepareConfig, folder: Place | None = None) -> Sources:
     """Find the files of a corpus and cut them into read tasks; text that is there is not read.
 
-    Args:
-        spec: the `--corpus` option.
-        prepare: says what a document is and how large a task may be.
-        folder: of prepared corpora, where a job remembers what it has hashed and writes what stands for `package-docs`;
-            None: nothing is remembered, and that is written to a cache of this machine.
-
-    Raises:
-        CorpusError: an entry that names nothing, a file of an unknown kind, or files that are all empty.
+    In `folder`, that of prepared corpora, a job remembers what it has hashed and writes what stands for `package-docs`.
+    Without one it remembers nothing, and writes that to a cache of this machine.
     """
-    files = [write_docs(each, folder) for each in find_files(spec)[0]]
+    files = [write_docs(file, folder) for file in find_files(spec)[0]]
     return Sources(spec, tuple(cut_tasks(files, prepare, (*LINES, PARQUET))), folder)
 
 
 def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig, kinds: Sequence[str] = LINES) -> Iterator[ReadTask]:
     """Cut large files of some kinds into ranges and join small files, in order."""
-    task_bytes = max(prepare.shard_bytes, -(-sum(each.size for each in files) // MOST_TASKS))
+    task_bytes = max(prepare.shard_bytes, -(-sum(source.size for source in files) // MOST_TASKS))
     group: list[SourceFile] = []
     group_bytes = 0
     for file in files:
@@ -176,13 +153,7 @@ def write_files(folder: Place, record: Sequence[FileRecord]) -> None:
 def require_files(folder: Place, find_record: Callable[[], Sequence[FileRecord]], remedy: str) -> None:
     """Refuse files that are not those that something was made of; nobody knows them of what 0.1.0 made.
 
-    Args:
-        folder: what `write_files` was given.
-        find_record: returns the files as they are; not called where nobody knows what they were.
-        remedy: what to do, the end of the sentence.
-
-    Raises:
-        RunError: naming those that have changed, are new, or are gone.
+    `find_record` is not called where nobody knows them; `remedy` ends the sentence.
     """
     try:
         content = (folder / SOURCES).read_bytes()
@@ -197,12 +168,7 @@ def require_files(folder: Place, find_record: Callable[[], Sequence[FileRecord]]
 
 
 def describe_changes(before: Sequence[FileRecord], now: Sequence[FileRecord]) -> str:
-    """Say which files of a text have changed, are new, or are gone; empty: the text is the same, if it has moved, too.
-
-    Args:
-        before: `Sources.record` of the text as it was.
-        now: as it is.
-    """
+    """Say which files of a text have changed, are new, or are gone; empty: the text is the same, moved or not."""
     old, new = dict(before), dict(now)
     if [*old.values()] == [*new.values()]:
         return ""

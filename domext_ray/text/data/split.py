@@ -56,10 +56,8 @@ def describe_split(files: Sequence[SourceFile], prepare: PrepareConfig, held_out
 def hold_out_blocks(keep: np.ndarray, held_out_frac: float, is_held_out: np.ndarray) -> None:
     """Choose blocks of neighbours, one in each of equal stretches of the corpus, at a place that is drawn.
 
-    Args:
-        keep: bool [D], documents that stay, in order.
-        held_out_frac: share of them that is held out; if that is less than one, as many as `_count_fewest` says.
-        is_held_out: bool [D], false; those that are held out become true.
+    `keep`, bool [D], has the documents that stay, in order; in `is_held_out`, bool [D] and false, those that are held
+    out become true. Where the share is less than one document, `_count_fewest` says how many.
     """
     num_kept = int(np.count_nonzero(keep))
     num_held_out = round(num_kept * held_out_frac) or _count_fewest(num_kept)
@@ -94,9 +92,7 @@ def hold_out_hashes(hashes: np.ndarray, share: float) -> np.ndarray:
 def choose_share(hashes: Iterable[np.ndarray], held_out_frac: float) -> float:
     """Return the share of the hashes' range that is held out: `held_out_frac`, or more if no hash falls into that.
 
-    Args:
-        hashes: of the documents, or of the groups of the documents, that stay, unsigned integers of 8 bytes, in parts.
-        held_out_frac: share of them that is asked for.
+    The hashes, unsigned integers of 8 bytes, in parts, are of the documents that stay, or of their groups.
     """
     different = np.zeros(0)
     for own in hashes:
@@ -123,17 +119,10 @@ def hold_out_files(
     held_out_frac: float,
     is_held_out: np.ndarray,
 ) -> None:
-    """Choose whole files, in the order of a hash of their content, while they fit into the share.
+    """Choose whole files, in the order of a hash of their content, while they fit into the share; at least one.
 
-    Args:
-        keep: bool [D], documents that stay, in order.
-        draws: unsigned integers of 8 bytes [D], hashes of the documents.
-        files: path and number of documents of each part of a file, in order.
-        held_out_frac: share of the documents that is held out, as nearly as files allow: at least one file's.
-        is_held_out: bool [D], false; documents that are held out become true.
-
-    Raises:
-        CorpusError: fewer than two files have documents.
+    `draws` has hashes of the documents, unsigned integers of 8 bytes [D], and `files` the path and number of documents
+    of each part of a file, in order; `keep` and `is_held_out` are as of `hold_out_blocks`.
     """
     ends = itertools.accumulate(number for _, number in files)
     parts = [(path, slice(end - number, end)) for (path, number), end in zip(files, ends, strict=True)]
@@ -143,18 +132,18 @@ def hold_out_files(
         number, kept = numbers.setdefault(path, len(numbers)), keep[own]
         sizes[number] += int(np.count_nonzero(kept))
         hashes[number] ^= int(np.bitwise_xor.reduce(draws[own][kept].astype(np.uint64)))
-    used = [each for each in numbers.values() if sizes[each]]
+    used = [index for index in numbers.values() if sizes[index]]
     if len(used) < 2:
         raise CorpusError(
             f"--prepare.held_out_by is 'file' and the documents are of {len(used)} file; give two or more files, or "
             "--prepare.held_out_by block."
         )
     wanted, taken, chosen = held_out_frac * sizes.total(), 0, set[int]()
-    for file in sorted(used, key=lambda each: hashes[each]):
+    for file in sorted(used, key=lambda index: hashes[index]):
         if taken < wanted and taken + sizes[file] <= 1.5 * wanted:
             chosen.add(file)
             taken += sizes[file]
-    chosen = chosen or {min(used, key=lambda each: sizes[each])}
+    chosen = chosen or {min(used, key=lambda index: sizes[index])}
     for path, own in parts:
         if numbers[path] in chosen:
             is_held_out[own] = keep[own]

@@ -61,15 +61,7 @@ _IN_QUOTES = re.compile(r'\\["\\]|""?')
 def read_cells(stream: IO[bytes], path: str, *, is_tsv: bool, max_cell: int, forms: Forms) -> Iterator[TableRow]:
     """Yield the rows of a table, its header, too; bytes that are no UTF-8 are halves of surrogate pairs (PEP 383).
 
-    Args:
-        stream: of the file.
-        path: what messages call it.
-        is_tsv: tabs, not commas, part its cells.
-        max_cell: characters of the longest cell.
-        forms: is told what `tell_forms` tells.
-
-    Raises:
-        CorpusError: quotes leave open where a row ends, or what a backslash before a quote means.
+    A cell has at most `max_cell` characters. `forms` is told what `tell_forms` tells.
     """
     csv.field_size_limit(max_cell)
     newline = "\n" if is_tsv and b"\n" in stream.read(HEAD_BYTES) else ""  # "": \r ends a line, too
@@ -162,7 +154,7 @@ class _Table:
                 self._choose()
             except csv.Error as error:
                 fault = _MIXED if self.is_unusual or (self.is_chosen and '\\"' in "".join(row)) else _STRAY
-                fault = next((each for each in (_OPEN, _LONG, _BREAK) if each in str(error)), fault)
+                fault = next((message for message in (_OPEN, _LONG, _BREAK) if message in str(error)), fault)
                 first = self.num_lines + 1
                 self._end_row(0)
                 self.place = self._name_row(self.num_rows, first, 0 if fault == _OPEN else self.num_lines)
@@ -189,7 +181,7 @@ class _Table:
 
     def _shows_spaces(self, cells: list[str]) -> bool:
         is_new = not self.is_spaced and self.form != _PLAIN and len(cells) > 1
-        return is_new and all(each[:1] == " " for each in cells[1:])
+        return is_new and all(cell[:1] == " " for cell in cells[1:])
 
     def _put_back(self) -> None:
         self.waiting.extendleft(reversed(self.row))
@@ -211,11 +203,7 @@ class _Table:
         self.forms.setdefault(form, [0, f"{self.path}, line {line}"])[0] += 1
 
     def _choose(self) -> None:
-        """Choose the form by the rows that follow, unless they are the same in each.
-
-        Raises:
-            CorpusError: it is uncertain.
-        """
+        """Choose the form by the rows that follow, unless they are the same in each; refuse what is uncertain."""
         num_chars, is_all, chosen, is_told, is_plain = _FIRST_CHARS, False, "", True, self.form == _PLAIN
         while not chosen and not is_all and num_chars <= _MOST_CHARS:
             lines, is_all = self._look(num_chars)
@@ -268,7 +256,7 @@ class _Trial:
     @property
     def texts(self) -> list[tuple[str, ...]]:
         """The rows, but for backslashes that escape backslashes."""
-        return [(fault, *(each.replace("\\\\", "\\") for each in cells)) for _, cells, fault in self.rows]
+        return [(fault, *(cell.replace("\\\\", "\\") for cell in cells)) for _, cells, fault in self.rows]
 
 
 def _choose_escape(quoted: _Trial, escaped: _Trial) -> str:
@@ -289,10 +277,10 @@ def _choose_quotes(plain: _Trial, quoted: _Trial, escaped: _Trial, *, is_header:
     last = next((line for line, _, fault in found.rows[-1:] if fault == _OPEN), math.inf)
     raw = {line: cells for line, cells, _ in plain.rows}
     has_doubled = any('"' in cell and cell not in raw[line] for line, cells, _ in found.rows for cell in cells)
-    if any(each < last for each in found.faults - plain.faults):
+    if any(line < last for line in found.faults - plain.faults):
         return _PLAIN, has_doubled
-    is_around = is_header and all(len(each) > 1 and each[0] == each[-1] == '"' for each in plain.rows[0][1])
-    if has_doubled or is_around or any(each < last for each in plain.faults - found.faults):
+    is_around = is_header and all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in plain.rows[0][1])
+    if has_doubled or is_around or any(line < last for line in plain.faults - found.faults):
         return form, True
     is_open = any(len(cells) == 1 and "\n" in cells[0] for _, cells, _ in found.rows)
     return "" if is_open else _PLAIN, False
