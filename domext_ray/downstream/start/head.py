@@ -22,24 +22,18 @@ from domext_ray.storage import Place, parse_json
 
 _FAMILY = re.compile("^(Domext|Bert|Roberta)(?=For)")  # their heads have the same tensors
 _ENCODERS = ("bert.", "roberta.")
-_OUTPUTS = {f"{layer}.{each}" for layer in ("classifier", "type_dense") for each in ("weight", "bias")}
+_OUTPUTS = {f"{layer}.{kind}" for layer in ("classifier", "type_dense") for kind in ("weight", "bias")}
 _UNNAMED_LABELS = ("DomextForQuestionAnswering", "DomextForMultipleChoice")  # their outputs are no labels of a set
 _MAX_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class StartHead:
-    """A checkpoint's head.
+    """A checkpoint's head."""
 
-    Args:
-        kind: its class in heads_domext.py.
-        labels: of its outputs, in order.
-        tensors: fp32, by that class' names.
-    """
-
-    kind: str
-    labels: tuple[str, ...]
-    tensors: dict[str, Tensor]
+    kind: str  # its class in heads_domext.py
+    labels: tuple[str, ...]  # of its outputs, in order
+    tensors: dict[str, Tensor]  # fp32, by that class' names
 
 
 def find_head(folder: Path) -> str | None:
@@ -52,40 +46,21 @@ def find_head(folder: Path) -> str | None:
 
 
 def read_head(folder: Path, model: str, option: str) -> StartHead:
-    """Read the head that a checkpoint brings.
-
-    Args:
-        folder: the checkpoint.
-        model: what the user called it.
-        option: the command's option that named it, for messages.
-
-    Raises:
-        ConfigError: it brings none.
-        BaseModelError: its weights cannot be read.
-    """
+    """Read the head that a checkpoint brings; messages name it by `model` and `option`, as the user did."""
     kind = find_head(folder)
     if kind is None:
         raise ConfigError(
             f"--keep_head is True; it must be false with {option} {model!r}, which brings no task's head."
         )
     names: Mapping[str, str] = read_config(folder).get("id2label") or {}
-    labels = tuple(names[each] for each in sorted(names, key=int))
+    labels = tuple(names[number] for number in sorted(names, key=int))
     weights = read_weights(folder, model)
-    tensors = {name: each.float().contiguous() for name, each in weights.items() if not name.startswith(_ENCODERS)}
+    tensors = {name: tensor.float().contiguous() for name, tensor in weights.items() if not name.startswith(_ENCODERS)}
     return StartHead(kind, labels, tensors)
 
 
 def fit_head(head: StartHead, task: Task, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a head's tensors in the order of a task's labels.
-
-    Args:
-        head: the head.
-        task: what it goes on with.
-        expected: the tensors of the task's own head, which says the shapes.
-
-    Raises:
-        ConfigError: it is another task's head, or has other labels or shapes.
-    """
+    """Return a head's tensors in the order of a task's labels; `expected` are those of the task's own head."""
     rule = "leave --keep_head out for a new head"
     if head.kind != task.head:
         raise ConfigError(
@@ -103,7 +78,7 @@ def fit_head(head: StartHead, task: Task, expected: Mapping[str, Tensor]) -> dic
         for name in tensors.keys() & _OUTPUTS:
             with contextlib.suppress(RuntimeError):  # of another shape, which is said below
                 tensors[name] = tensors[name].unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
-    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(expected.keys() | shapes.keys()):
         wanted = tuple(expected[name].shape) if name in expected else None
         if shapes.get(name) != wanted:

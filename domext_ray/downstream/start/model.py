@@ -52,37 +52,22 @@ NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "head
 
 @dataclass(frozen=True)
 class StartModel:
-    """An encoder to start from: a run's newest checkpoint, an export of this library, a base, or a bank's adapter.
+    """An encoder to start from: a run's newest checkpoint, an export of this library, a base, or a bank's adapter."""
 
-    Args:
-        id: what the user called it.
-        kind: "run", "export", "base", or "adapter" of a bank.
-        config: its shape and extensions.
-        tensors: fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates and scales merged.
-        tokenizer: its tokenizer.
-        mlm_head: those of its masked-LM head; empty: it has none.
-        brings: kind of the head that it has, see `find_head`; None: it has none.
-        head: that head, if it goes on.
-        terms: those of its card, or of the card of a run's base.
-        step: of a run, the checkpoint's.
-        wrong_rules: what a base's tokenizer gets wrong, see `model.base.Base`.
-        no_scale: with what it has no scale of what was added to its base; empty: it has one.
-        option: the command's option that named it, for messages.
-    """
-
-    id: str
-    kind: str
+    id: str  # what the user called it
+    kind: str  # "run", "export", "base", or "adapter" of a bank
     config: DomextConfig
     tensors: dict[str, Tensor]
+    """fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates and scales merged."""
     tokenizer: PreTrainedTokenizerBase
-    mlm_head: dict[str, Tensor] = field(default_factory=dict)
-    brings: str | None = None
-    head: StartHead | None = None
-    terms: Terms = field(default_factory=Terms)
-    step: int = 0
-    wrong_rules: str = ""
-    no_scale: str = ""
-    option: str = "--model"
+    mlm_head: dict[str, Tensor] = field(default_factory=dict)  # empty: it has none
+    brings: str | None = None  # kind of the head that it has, see `find_head`
+    head: StartHead | None = None  # that head, if it goes on
+    terms: Terms = field(default_factory=Terms)  # those of its card, or of the card of a run's base
+    step: int = 0  # of a run, the checkpoint's
+    wrong_rules: str = ""  # what a base's tokenizer gets wrong, see `model.base.Base`
+    no_scale: str = ""  # with what it has no scale of what was added to its base; empty: it has one
+    option: str = "--model"  # the command's option that named it, for messages
 
     @property
     def name(self) -> str:
@@ -152,31 +137,23 @@ def take_tensors(model: Any) -> dict[str, Tensor]:
     merge_extensions(model)
     fold_scales(model)
     tied = model.all_tied_weights_keys
-    return {name: each.detach().float().contiguous() for name, each in model.state_dict().items() if name not in tied}
+    return {
+        name: tensor.detach().float().contiguous() for name, tensor in model.state_dict().items() if name not in tied
+    }
 
 
 def pick_tensors(tensors: Mapping[str, Tensor], start: str = _ENCODER) -> dict[str, Tensor]:
     """Return the encoder's tensors among a model's, or those of another part, by the start of their names."""
-    return {name: each for name, each in tensors.items() if name.startswith(start)}
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def load_start_model(
     model: str, step: int = 0, keep_head: bool = False, option: str = "--model", scale: float = 1.0
 ) -> StartModel:
-    """Read a model by what the user calls it; code that a folder brings along is never run.
+    """Read a run, an export, or a base (a folder or a hub id); code that a folder brings along is never run.
 
-    Args:
-        model: a run's directory, an export of this library, a base's folder, or a hub id.
-        step: checkpoint of a run; 0: the newest.
-        keep_head: read the head that it brings, too.
-        option: the command's option that named it, for messages.
-        scale: of what a run's method adds (`scale_extensions`), or of what an export's adapter adds, beside its own.
-
-    Raises:
-        ConfigError: `step` is given and `model` is no run, `keep_head` and it brings no head, or the model has no scale
-            but 1 (`StartModel.no_scale`).
-        BaseModelError: it is none of these, or its files are not what its configuration says.
-        RunError: a run without a usable checkpoint.
+    `step` is a run's checkpoint, 0 the newest. `scale` is of what a run's method adds (`scale_extensions`), or of what
+    an export's adapter adds, beside its own.
     """
     folder = Path(model).expanduser()
     if step and not is_run(folder):
@@ -228,18 +205,14 @@ def load_start_model(
 def build_encoder(start: StartModel, device: torch.device) -> DomextModel:
     """Make a start model's encoder without a head, in evaluation mode; on the CPU its tensors are the start's own."""
     encoder: Any = DomextModel(copy.deepcopy(start.config))
-    tensors = {name.removeprefix(_ENCODER): each for name, each in start.tensors.items()}
+    tensors = {name.removeprefix(_ENCODER): tensor for name, tensor in start.tensors.items()}
     encoder.load_state_dict(tensors, assign=True)
     prepare_for_device(encoder, device, bf16=has_bf16(device))
     return encoder.to(device).eval()
 
 
 def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dropout: float) -> DomextConfig:
-    """Return the configuration of a start model with a task's head and the extensions that a method adds.
-
-    Raises:
-        ConfigError: the method does not fit the encoder, or the task's rows are longer than its positions.
-    """
+    """Return the configuration of a start model with a task's head and the extensions that a method adds."""
     config = copy.deepcopy(start.config)
     if task.options.max_length > config.max_row_length:
         raise ConfigError(
@@ -276,19 +249,8 @@ def build_task_model(
 ) -> Any:
     """Make a start model with a task's head; a new head, and what the method adds, start from `seed`.
 
-    Args:
-        start: the encoder.
-        task: says which head.
-        method: the extensions that it adds, and the rule that says what trains.
-        dropout: of hidden states, attention weights and the head's input.
-        seed: of what starts at random.
-        **head_values: what is between encoder and head, see `FinetuneConfig.head_values`; default: nothing.
-
-    Returns:
-        The model, with `requires_grad` set by the method's rule (`choose_trainables`).
-
-    Raises:
-        ConfigError: the start model's head goes on and does not fit, or see `describe_task_model`.
+    `head_values` say what is between encoder and head, see `FinetuneConfig.head_values`. `requires_grad` is set as
+    `choose_trainables` says.
     """
     config = describe_task_model(start, task, method, dropout)
     config.update(NO_BILSTM | head_values)
@@ -299,7 +261,7 @@ def build_task_model(
         model: DomextPreTrainedModel = getattr(heads_domext, task.head)(config)
         tensors = start.tensors
         if start.head is not None:
-            own_head = {name: each for name, each in model.state_dict().items() if not name.startswith(_ENCODER)}
+            own_head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(_ENCODER)}
             tensors = {**tensors, **fit_head(start.head, task, own_head)}
         missing, unexpected = model.load_state_dict(tensors, strict=False)
         assert not unexpected, unexpected

@@ -30,10 +30,6 @@ def choose_trainables(model: DomextPreTrainedModel, method: MethodConfig) -> set
     "all": everything; "extensions": every extension, those that the start model brings too; "adapter": the method's own
     adapter only; "top_layers", "layer_norms", "biases": these parts of the base. Nothing of an encoder trains whose
     layers' outputs are features (`head_layers`).
-
-    Args:
-        model: a model with a task's head.
-        method: the rule.
     """
     reads_pooler = isinstance(model, PooledHeadModel)
     return {
@@ -57,13 +53,7 @@ def _trains(name: str, model: DomextPreTrainedModel, method: MethodConfig) -> bo
 
 
 def scale_rates(model: DomextPreTrainedModel, optim: FinetuneOptimConfig, lr: float) -> dict[str, float]:
-    """Return each parameter's rate relative to the grid's, for those that have one of their own.
-
-    Args:
-        model: a model with a task's head.
-        optim: the rates of the head and of the top layers.
-        lr: the grid's peak rate.
-    """
+    """Return each parameter's rate relative to the grid's peak rate `lr`, for those that have one of their own."""
     first_top = cast(DomextConfig, model.config).num_hidden_layers - optim.top_layers
     scales: dict[str, float] = {}
     for name, _ in cast(nn.Module, model).named_parameters():

@@ -30,15 +30,7 @@ MAX_LENGTH = 64
 
 
 def choose_pooling(model: str, asked: PoolingChoice) -> Pooling:
-    """Return how a model makes vectors: as asked, or as its run or export says; the mean where nothing does.
-
-    Args:
-        model: what `load_start_model` takes.
-        asked: the option.
-
-    Raises:
-        RunError: a run's configuration is damaged.
-    """
+    """Return how a model makes vectors: as asked, or as its run or export says; the mean where nothing does."""
     folder = Path(model).expanduser()
     if asked != "auto":
         return asked
@@ -49,22 +41,12 @@ def choose_pooling(model: str, asked: PoolingChoice) -> Pooling:
 
 @dataclass(frozen=True)
 class TextEmbedding:
-    """An encoder's states, pooled over a text's tokens; it is not trained.
-
-    Args:
-        start: the encoder.
-        pooling: see `pool_states`.
-        layers: the layers whose states are averaged first, 0 for the embeddings; empty: the last one.
-        normalize: make every vector one of length 1.
-        max_length: tokens of a text at most, [CLS] and [SEP] included; the model's longest row where that is shorter.
-        batch_size: texts of a forward pass.
-        device: where it runs, "cpu" or "cuda".
-    """
+    """An encoder's states, pooled over a text's tokens; it is not trained."""
 
     start: StartModel
     pooling: Pooling = "mean"
-    layers: tuple[int, ...] = ()
-    normalize: bool = False
+    layers: tuple[int, ...] = ()  # those whose states are averaged first, 0 for the embeddings; empty: the last one
+    normalize: bool = False  # make every vector one of length 1
     max_length: int = MAX_LENGTH
     batch_size: int = BATCH_TEXTS
     device: str = "cpu"
@@ -76,7 +58,7 @@ class TextEmbedding:
 
     @property
     def longest(self) -> int:
-        """Tokens of a text at most, [CLS] and [SEP] included."""
+        """Tokens of a text at most, [CLS] and [SEP] included: `max_length`, or the model's longest row."""
         return min(self.max_length, self.start.config.max_row_length)
 
     @cached_property
@@ -84,7 +66,7 @@ class TextEmbedding:
         return build_encoder(self.start, torch.device(self.device))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: each for name, each in vars(self).items() if name != "_encoder"}  # its tensors are the start's
+        return {name: value for name, value in vars(self).items() if name != "_encoder"}  # its tensors are the start's
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [texts, d]."""
@@ -116,5 +98,5 @@ class TextEmbedding:
             encoded = self._encoder(**given, output_hidden_states=bool(self.layers))
         states = mean_layers(encoded.hidden_states, self.layers) if self.layers else encoded.last_hidden_state
         vectors = pool_states(states.float(), given["attention_mask"], self.pooling)
-        is_cut = [bool(each.overflowing) for each in batch.encodings]
+        is_cut = [bool(encoding.overflowing) for encoding in batch.encodings]
         return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).cpu().numpy(), is_cut
