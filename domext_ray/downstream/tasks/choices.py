@@ -49,18 +49,18 @@ class ChoiceTask(Task):
         """Make one row an example, with a segment a choice; see `Task.encode`."""
         choices = cast("Sequence[Choice]", examples)
         cutting, pad_id = self._cutting, self.tokenizer.pad_token_id or 0
-        contexts = self.backend.encode_batch([each.context for each in choices], add_special_tokens=False)
-        texts = [join_stem(each.stem, option) for each in choices for option in each.options]
+        contexts = self.backend.encode_batch([choice.context for choice in choices], add_special_tokens=False)
+        texts = [join_stem(choice.stem, option) for choice in choices for option in choice.options]
         continuations = iter(self.backend.encode_batch(texts, add_special_tokens=False))
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         rows: list[Row] = []
         cut: list[str] = []
         for i, (example, context) in enumerate(zip(choices, contexts, strict=True)):
             segments = [cutting.post_process(context, next(continuations)) for _ in example.options]
-            if any(each.overflowing for each in segments):
+            if any(segment.overflowing for segment in segments):
                 cut.append(example.source)
-            ids = stack_rows([each.ids for each in segments], pad_id)
-            types = stack_rows([each.type_ids for each in segments], 0)
+            ids = stack_rows([segment.ids for segment in segments], pad_id)
+            types = stack_rows([segment.type_ids for segment in segments], 0)
             answer = np.array(example.answer, dtype=np.int64)
             rows.append(Row(i, ids, types if has_types and types.any() else None, {"labels": answer}))
         what = f"examples have more than {self.options.max_length} tokens: the longer one of context and continuation"
@@ -80,14 +80,14 @@ class ChoiceTask(Task):
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score places; see `metrics.score_classes`."""
         choices = cast("Sequence[Choice]", examples)
-        labels = [str(i) for i in range(max(len(each.options) for each in choices))]
-        found = [str(each["answer"]) for each in predictions]
-        return score_classes([str(each.answer) for each in choices], found, labels)
+        labels = [str(i) for i in range(max(len(choice.options) for choice in choices))]
+        found = [str(prediction["answer"]) for prediction in predictions]
+        return score_classes([str(choice.answer) for choice in choices], found, labels)
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return the most frequent place of the right choice in training, the first of equals."""
-        counts = Counter(cast(Choice, each).answer for each in self.data.train)
-        return [{"answer": min(counts, key=lambda each: (-counts[each], each))}] * len(examples)
+        counts = Counter(cast(Choice, example).answer for example in self.data.train)
+        return [{"answer": min(counts, key=lambda answer: (-counts[answer], answer))}] * len(examples)
 
 
 def join_stem(stem: str, option: str) -> str:

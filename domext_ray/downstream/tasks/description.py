@@ -28,31 +28,18 @@ WHOLE_TASK = "task"
 
 @dataclass(frozen=True)
 class TaskDescription:
-    """A task without its labelled set.
-
-    Args:
-        family: a key of `FAMILIES`.
-        set_name: what its set is called.
-        labels: classes, entity types or predicates, in the head's order; none where the family has none.
-        metric: path of the figure that dev chose by.
-        options: how examples become rows.
-        negative_label: the relation that is none.
-        positive_label: the class whose F1 is "f1.positive".
-        catalogue: standard terms (normalisation only).
-        thresholds: what was tuned on dev, by stage and name; `WHOLE_TASK` has those of no stage.
-        state: what the family found out from its set; see `StagedTask.state_dict`.
-    """
+    """A task without its labelled set; the fields of a set are as in `LabelledSet`."""
 
     family: str
     set_name: str
-    labels: tuple[str, ...]
-    metric: str
+    labels: tuple[str, ...]  # in the head's order
+    metric: str  # path of the figure that dev chose by
     options: TaskOptions
     negative_label: str | None = None
     positive_label: str | None = None
     catalogue: tuple[str, ...] = ()
-    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    state: State = field(default_factory=dict)
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by stage and name, see `WHOLE_TASK`
+    state: State = field(default_factory=dict)  # of `StagedTask.state_dict`
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as JSON has them."""
@@ -60,23 +47,19 @@ class TaskDescription:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TaskDescription:
-        """Read what `to_json` gave.
-
-        Raises:
-            ValueError: a value is missing, or of another kind.
-        """
+        """Read what `to_json` gave; a ValueError says which value is missing or of another kind."""
         check_state(values, _RULES)
         check_state(values["options"], _OPTIONS)
         check_state(values["thresholds"], dict.fromkeys(values["thresholds"], rules.OBJECT))
-        for each in values["thresholds"].values():
-            check_state(each, dict.fromkeys(each, rules.NUMBER))
+        for value in values["thresholds"].values():
+            check_state(value, dict.fromkeys(value, rules.NUMBER))
         metric, labels = values["metric"], values["labels"]
         known = FAMILIES[values["family"]].metrics
-        if not any(fnmatch.fnmatchcase(metric, each) for each in known):
+        if not any(fnmatch.fnmatchcase(metric, pattern) for pattern in known):
             raise ValueError(f"metric is {metric!r}; it must be one of {', '.join(known)}")
-        for each in (values["negative_label"], values["positive_label"]):
-            if each not in (None, *labels):
-                raise ValueError(f"{each!r} is none of its labels")
+        for value in (values["negative_label"], values["positive_label"]):
+            if value not in (None, *labels):
+                raise ValueError(f"{value!r} is none of its labels")
         own = {"labels": tuple(labels), "catalogue": tuple(values["catalogue"])}
         return cls(**{**values, **own, "options": TaskOptions(**values["options"])})
 
@@ -103,7 +86,7 @@ def describe_task(task: StagedTask) -> TaskDescription:
         data.negative_label,
         data.positive_label,
         tuple(dict.fromkeys(data.catalogue)),
-        {name: dict(each.thresholds) for name, each in _list_parts(task).items() if each.thresholds},
+        {name: dict(part.thresholds) for name, part in _list_parts(task).items() if part.thresholds},
         task.state_dict(),
     )
 
@@ -115,27 +98,18 @@ def _list_parts(task: StagedTask) -> dict[str, StagedTask]:
 def make_described_task(
     description: TaskDescription, tokenizer: PreTrainedTokenizerBase, embed: Embed | None = None
 ) -> StagedTask:
-    """Make the task of a description, with its thresholds.
-
-    Args:
-        description: what `describe_task` gave.
-        tokenizer: the model's.
-        embed: makes the embeddings by which normalisation recalled terms, where it did.
-
-    Raises:
-        RunError: the description is of no such task.
-    """
+    """Make the task of a description, with its thresholds; `embed` is for normalisation that recalled by embeddings."""
     own = description
-    labels: dict[str, Any] = {each: getattr(own, each) for each in ("labels", "negative_label", "positive_label")}
+    labels: dict[str, Any] = {key: getattr(own, key) for key in ("labels", "negative_label", "positive_label")}
     data = LabelledSet(own.set_name, (), (), (), catalogue=own.catalogue, **labels)
     try:
         task = make_task(own.family, data, tokenizer, own.options, own.metric, embed, own.state)
         parts = _list_parts(task)
-        expected = {name: sorted(each.thresholds) for name, each in parts.items() if each.thresholds}
-        if expected != {name: sorted(each) for name, each in own.thresholds.items()}:
+        expected = {name: sorted(part.thresholds) for name, part in parts.items() if part.thresholds}
+        if expected != {name: sorted(values) for name, values in own.thresholds.items()}:
             raise ValueError(f"thresholds is {dict(own.thresholds)!r}; it must have {expected or 'none'}")
-        for name, each in own.thresholds.items():
-            parts[name].set_thresholds(each)
+        for name, thresholds in own.thresholds.items():
+            parts[name].set_thresholds(thresholds)
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, DomextError):
             raise

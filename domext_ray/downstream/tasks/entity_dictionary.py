@@ -9,18 +9,14 @@ from domext_ray.labelled.examples import AnnotatedText, Entity
 
 
 class DictionaryMatcher:
-    """Finds the entries of a dictionary in texts, from left to right, the longest first, as whole words.
-
-    Args:
-        entries: type of every entry.
-    """
+    """Finds a dictionary's entries, each with a type, in texts: left to right, the longest first, as whole words."""
 
     def __init__(self, entries: dict[str, str]) -> None:
         self.entries = entries
         lengths: defaultdict[str, set[int]] = defaultdict(set)
-        for each in entries:
-            lengths[each[:2]].add(len(each))
-        self._lengths = {start: sorted(each, reverse=True) for start, each in lengths.items()}
+        for entry in entries:
+            lengths[entry[:2]].add(len(entry))
+        self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
 
     def match(self, text: str) -> Iterator[Entity]:
         """Yield the entries in a text; they do not overlap."""
@@ -50,16 +46,16 @@ def _is_inside_word(text: str, place: int) -> bool:
 def build_matcher(texts: Sequence[AnnotatedText]) -> DictionaryMatcher:
     """Make the dictionary of the entities of some texts."""
     types: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for each in texts:
-        for entity in each.entities:
-            types[each.text[entity.start : entity.end]][entity.label] += 1
+    for text in texts:
+        for entity in text.entities:
+            types[text.text[entity.start : entity.end]][entity.label] += 1
     matcher = DictionaryMatcher({string: counts.most_common(1)[0][0] for string, counts in types.items() if string})
     found: Counter[str] = Counter()
     right: Counter[str] = Counter()
-    for each in texts:
-        gold = {(entity.start, entity.end) for entity in each.entities}
-        for entity in matcher.match(each.text):
-            string = each.text[entity.start : entity.end]
+    for text in texts:
+        gold = {(entity.start, entity.end) for entity in text.entities}
+        for entity in matcher.match(text.text):
+            string = text.text[entity.start : entity.end]
             found[string] += 1
             right[string] += (entity.start, entity.end) in gold
     return DictionaryMatcher(

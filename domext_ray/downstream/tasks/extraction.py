@@ -44,18 +44,11 @@ Pair: TypeAlias = tuple[Entity, Entity]
 
 @dataclass(frozen=True)
 class PairOptions:
-    """Which pairs of entities step 2 sees.
+    """Which pairs of entities step 2 sees."""
 
-    Args:
-        num_negatives: unrelated pairs for every related one of a training text (for one, in a text without), 0 or more.
-        max_pairs: pairs of a text at most, 1 or more, those whose entities are nearest first; training never loses a
-            related pair to it.
-        seed: of the choice of negatives.
-    """
-
-    num_negatives: int = 3
-    max_pairs: int = 512
-    seed: int = 0
+    num_negatives: int = 3  # unrelated pairs for every related one of a training text (for one, in a text without)
+    max_pairs: int = 512  # of a text, those whose entities are nearest first; training never loses a related pair to it
+    seed: int = 0  # of the choice of negatives
 
 
 class ExtractionTask(StagedTask):
@@ -64,15 +57,7 @@ class ExtractionTask(StagedTask):
     A prediction has "entities", and "relations" with head, tail, label and the label's probability as "score". A triple
     is right when its three strings are, wherever in the text its entities are (CBLUE's rule for CMeIE). A pair gets one
     predicate; training pairs with several are seen with each. The state has types of entities, predicates, and which
-    types are related somewhere in training.
-
-    Args:
-        data, tokenizer, options, metric, state: see `StagedTask`; `data.labels` are the predicates.
-        pair_options: which pairs step 2 sees; None: the defaults.
-
-    Raises:
-        CorpusError: training or dev has no related pair, or a relation that is not among the set's labels.
-        ConfigError, ValueError: as of `StagedTask`.
+    types are related somewhere in training. The set's labels are the predicates.
     """
 
     family = "relation_extraction"
@@ -98,11 +83,11 @@ class ExtractionTask(StagedTask):
         """Find the types and the predicates of training and dev."""
         train, dev = _texts(self.data.train), _texts(self.data.dev)
         predicates = _find_predicates(self.data)
-        related = {(each.head.label, each.tail.label) for text in train for each in text.relations}
+        related = {(relation.head.label, relation.tail.label) for text in train for relation in text.relations}
         return {
-            "entity_types": sorted({each.label for text in (*train, *dev) for each in text.entities}),
+            "entity_types": sorted({entity.label for text in (*train, *dev) for entity in text.entities}),
             "predicates": list(predicates),
-            "related_types": [list(each) for each in sorted(related)],
+            "related_types": [list(pair) for pair in sorted(related)],
             "max_pairs": self.pair_options.max_pairs,
         }
 
@@ -135,50 +120,48 @@ class ExtractionTask(StagedTask):
     ) -> list[list[MarkedText]]:
         """Pair up entities as step 2 is asked about them.
 
-        Args:
-            texts: the texts.
-            entities: what step 1 found in each.
-
-        Returns:
-            For each text all ordered pairs of different stretches whose types are related somewhere in training, up to
-            `PairOptions.max_pairs`; what exceeds it is counted in `notes`.
+        A text has all ordered pairs of different stretches whose types are related somewhere in training, up to
+        `PairOptions.max_pairs`; what exceeds it is counted in `notes`.
         """
-        pairs = [self._pair_up(each) for each in entities]
+        pairs = [self._pair_up(found) for found in entities]
         most = self.pair_options.max_pairs
-        if num_left := sum(max(0, len(each) - most) for each in pairs):
+        if num_left := sum(max(0, len(own) - most) for own in pairs):
             what = (
                 "pairs of predicted entities were not asked about: their texts have more than "
                 f"{most}, and these are the farthest apart"
             )
             self.cases[what] += num_left
             self.keep_note(f"{num_left} {what}.")
-        return [[_mark(text, each, NO_RELATION) for each in own[:most]] for text, own in zip(texts, pairs, strict=True)]
+        return [[_mark(text, pair, NO_RELATION) for pair in own[:most]] for text, own in zip(texts, pairs, strict=True)]
 
     def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
         """Find entities, then the relation of every pair; predictors are those of "entities" and "relations"."""
         found = predictors[ENTITIES](examples)
-        pairs = self.make_pairs(_texts(examples), [[*map(read_entity, each["entities"])] for each in found])
-        asked = [each for own in pairs for each in own]
+        pairs = self.make_pairs(_texts(examples), [[*map(read_entity, prediction["entities"])] for prediction in found])
+        asked = [pair for own in pairs for pair in own]
         answers = iter(predictors[RELATIONS](asked) if asked else ())
         return [
-            {"entities": each["entities"], "relations": [*_relate(own, answers)]}
-            for each, own in zip(found, pairs, strict=True)
+            {"entities": prediction["entities"], "relations": [*_relate(own, answers)]}
+            for prediction, own in zip(found, pairs, strict=True)
         ]
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score triples by their strings; see `score_triples`."""
         found = [
-            {(each["head"]["text"], each["label"], each["tail"]["text"]) for each in prediction["relations"]}
+            {
+                (relation["head"]["text"], relation["label"], relation["tail"]["text"])
+                for relation in prediction["relations"]
+            }
             for prediction in predictions
         ]
-        return score_triples([_read_gold(each) for each in _texts(examples)], found, self.relation_task.data.labels[1:])
+        return score_triples([_read_gold(text) for text in _texts(examples)], found, self.relation_task.data.labels[1:])
 
     def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
         """Score step 1 by its entities, and as "pairs" what a perfect step 2 would reach on its pairs."""
-        gold = [_read_gold(each) for each in _texts(examples)]
+        gold = [_read_gold(example) for example in _texts(examples)]
         reachable = []
-        for text, own, each in zip(_texts(examples), gold, predictions, strict=True):
-            pairs = self._pair_up([*map(read_entity, each["entities"])])[: self.pair_options.max_pairs]
+        for text, own, prediction in zip(_texts(examples), gold, predictions, strict=True):
+            pairs = self._pair_up([*map(read_entity, prediction["entities"])])[: self.pair_options.max_pairs]
             asked = {(_cut(text, head), _cut(text, tail)) for head, tail in pairs}
             reachable.append({triple for triple in own if (triple[0], triple[2]) in asked})
         return {ENTITIES: self.entity_task.score(examples, predictions), "pairs": score_triples(gold, reachable)}
@@ -186,11 +169,11 @@ class ExtractionTask(StagedTask):
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Predict every training triple whose two strings both occur in the text."""
         known: dict[str, list[Triple]] = defaultdict(list)
-        for triple in sorted({each for text in _texts(self.data.train) for each in _read_triples(text)}):
+        for triple in sorted({fact for text in _texts(self.data.train) for fact in _read_triples(text)}):
             known[triple[0]].append(triple)
         predictions = []
-        for text in (each.text for each in _texts(examples)):
-            triples = [each for subject in known if subject in text for each in known[subject] if each[2] in text]
+        for text in (example.text for example in _texts(examples)):
+            triples = [fact for subject in known if subject in text for fact in known[subject] if fact[2] in text]
             relations = [
                 {"head": {"text": head}, "label": label, "tail": {"text": tail}} for head, label, tail in triples
             ]
@@ -213,15 +196,15 @@ class ExtractionTask(StagedTask):
         examples: list[MarkedText] = []
         for text in texts:
             labels: dict[Pair, list[str]] = defaultdict(list)
-            for each in text.relations:
-                if _is_pair(each.head, each.tail):
-                    labels[each.head, each.tail].append(each.label)
+            for relation in text.relations:
+                if _is_pair(relation.head, relation.tail):
+                    labels[relation.head, relation.tail].append(relation.label)
             # Scoring is by strings, so another occurrence of two related strings is no example of "no relation".
             related = {(_cut(text, head), _cut(text, tail)) for head, tail in labels}
             candidates = self._pair_up(text.entities)
             negatives = [pair for pair in candidates if (_cut(text, pair[0]), _cut(text, pair[1])) not in related]
             if is_training:
-                positives = [(pair, label) for pair, each in labels.items() for label in dict.fromkeys(each)]
+                positives = [(pair, label) for pair, own in labels.items() for label in dict.fromkeys(own)]
                 chosen = self._choose_negatives(text.id, negatives, len(positives))
             else:
                 positives = [(pair, labels[pair][0]) for pair in candidates if pair in labels]
@@ -240,17 +223,17 @@ class ExtractionTask(StagedTask):
 
 def _find_predicates(data: LabelledSet) -> tuple[str, ...]:
     texts = _texts((*data.train, *data.dev))
-    if not any(each.relations for each in _texts(data.train)):
+    if not any(example.relations for example in _texts(data.train)):
         raise CorpusError(f"the training texts of {data.name} have no relation; relation extraction needs some.")
-    predicates = data.labels or tuple(sorted({each.label for text in texts for each in text.relations}))
+    predicates = data.labels or tuple(sorted({found.label for text in texts for found in text.relations}))
     for text in texts:
-        for each in text.relations:
-            if each.label not in predicates or each.label == NO_RELATION:
+        for relation in text.relations:
+            if relation.label not in predicates or relation.label == NO_RELATION:
                 raise CorpusError(
-                    f"{text.source}: the relation {each.label!r} must be one of {', '.join(predicates)}, and not "
+                    f"{text.source}: the relation {relation.label!r} must be one of {', '.join(predicates)}, and not "
                     f"{NO_RELATION!r}, which stands for none."
                 )
-    return tuple(each for each in predicates if each != NO_RELATION)
+    return tuple(predicate for predicate in predicates if predicate != NO_RELATION)
 
 
 def _texts(examples: Sequence[AnyExample]) -> Sequence[AnnotatedText]:
@@ -279,7 +262,7 @@ def _cut(text: AnnotatedText | MarkedText, entity: Entity) -> str:
 
 
 def _read_triples(text: AnnotatedText) -> set[Triple]:
-    return {(_cut(text, each.head), each.label, _cut(text, each.tail)) for each in text.relations}
+    return {(_cut(text, relation.head), relation.label, _cut(text, relation.tail)) for relation in text.relations}
 
 
 def _read_gold(text: AnnotatedText) -> set[Triple]:

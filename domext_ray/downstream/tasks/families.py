@@ -21,8 +21,8 @@ from domext_ray.downstream.tasks.tokens import TokenClassificationTask
 from domext_ray.labelled.examples import LabelledSet
 
 TASKS: Mapping[str, type[StagedTask]] = {
-    each.family: each
-    for each in (
+    task.family: task
+    for task in (
         *(TokenClassificationTask, SpanTask, RelationTask, ClassificationTask, MultiLabelTask, RegressionTask),
         *(QuestionTask, ChoiceTask, ExtractionTask, NormalizationTask),
     )
@@ -38,21 +38,7 @@ def make_task(
     embed: Embed | None = None,
     state: State | None = None,
 ) -> StagedTask:
-    """Make the task of a labelled set.
-
-    Args:
-        family: a name of `TASKS`.
-        data: the set.
-        tokenizer: the model's tokenizer.
-        options: how examples become rows.
-        metric: path of the figure that dev chooses by; empty: the family's.
-        embed: makes the embeddings by which normalisation recalls terms, besides n-grams; None: n-grams only.
-        state: the `state_dict` of an earlier task of the set, instead of examples; None: it is found out from `data`.
-
-    Raises:
-        ConfigError: there is no figure `metric`, or a rule of the family's is broken.
-        ValueError: `state` is not what such a task finds out.
-    """
+    """Make the task of a labelled set; see `StagedTask`. With `embed` normalisation recalls by embeddings, too."""
     recall: dict[str, Any] = {}
     if embed is not None and family == NormalizationTask.family:
         recall["recall_options"] = RecallOptions(embed=embed)

@@ -49,12 +49,7 @@ class ClassTask(Task):
         """Return the weights, float64, with which classes are balanced over `data.train`."""
 
     def sum_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the summed cross-entropy.
-
-        Args:
-            logits: fp32 [M, classes].
-            labels: int64 [M]; `NO_TARGET` has no part.
-        """
+        """Return the summed cross-entropy of fp32 logits [M, classes] and int64 labels [M]."""
         return nn.functional.cross_entropy(
             logits,
             labels,
@@ -74,25 +69,17 @@ class ClassTask(Task):
 def balance(targets: Iterable[str], classes: Sequence[str]) -> np.ndarray:
     """Return weights that balance classes: n / (k · n_c), for n targets of k different classes, n_c of them of class c.
 
-    Args:
-        targets: every target of training; those of other classes do not count.
-        classes: in the order of the weights; one that is no target weighs 1.
-
-    Source:
-        King and Zeng, Logistic Regression in Rare Events Data (2001), as in scikit-learn's `class_weight="balanced"`.
+    A target of another class does not count, and a class that is no target weighs 1 (King and Zeng, Logistic Regression
+    in Rare Events Data, 2001, as in scikit-learn's `class_weight="balanced"`).
     """
     counted = Counter(targets)
-    counts = np.array([counted[each] for each in classes], dtype=np.float64)
+    counts = np.array([counted[label] for label in classes], dtype=np.float64)
     occurs = counts > 0
     return np.where(occurs, counts.sum() / (max(1, occurs.sum()) * np.maximum(counts, 1)), 1.0)
 
 
 def set_loss(task: StagedTask, options: LossOptions) -> None:
-    """Make a task train with other losses than the default.
-
-    Raises:
-        OptionError: the task's loss has no classes to weigh, or no labels to smooth.
-    """
+    """Make a task train with other losses than the default; what its loss cannot do is refused."""
     weights, smoothing = options.class_weights, options.label_smoothing
     has_classes = isinstance(task, ClassTask)
     rule = f"with a task of the family {task.family}, whose loss is not over classes"

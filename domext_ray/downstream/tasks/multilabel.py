@@ -60,7 +60,7 @@ class MultiLabelTask(TextRows, ClassTask):
 
     def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
         """Return the target "labels", float32 [L], 1 for a label that the example has."""
-        strange = [each for each in example.labels if each not in self.data.labels]
+        strange = [label for label in example.labels if label not in self.data.labels]
         if is_training and strange:
             raise CorpusError(
                 f"{example.source}: the label {strange[0]!r} is none of {', '.join(self.data.labels)}; name it among "
@@ -84,7 +84,7 @@ class MultiLabelTask(TextRows, ClassTask):
     def balance_classes(self) -> np.ndarray:
         """Return weights [2, L] of a label's absence and presence: each label is a balanced problem of its own."""
         examples = cast("Sequence[MultiLabelText]", self.data.train)
-        marked = mark_labels([each.labels for each in examples], self.data.labels)
+        marked = mark_labels([example.labels for example in examples], self.data.labels)
         return np.stack([balance(map(str, column), ("False", "True")) for column in marked.T], axis=1)
 
     def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
@@ -96,19 +96,21 @@ class MultiLabelTask(TextRows, ClassTask):
     def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
         """Choose the labels above the threshold."""
         probabilities = prediction["probabilities"]
-        labels = [label for label, each in probabilities.items() if each > self.thresholds["threshold"]]
+        labels = [label for label, probability in probabilities.items() if probability > self.thresholds["threshold"]]
         return {"labels": labels, "probabilities": probabilities}
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score label sets; see `score_label_sets`."""
-        gold = [cast(MultiLabelText, each).labels for each in examples]
-        found = [each["labels"] for each in predictions]
+        gold = [cast(MultiLabelText, example).labels for example in examples]
+        found = [prediction["labels"] for prediction in predictions]
         return replace(score_label_sets(gold, found, self.data.labels), primary=self.metric)
 
     def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose the threshold by the figure that dev chooses by, or by micro F1 where that is no F1 or accuracy."""
-        gold = mark_labels([cast(MultiLabelText, each).labels for each in examples], self.data.labels)
-        found = np.array([[each["probabilities"][label] for label in self.data.labels] for each in predictions])
+        gold = mark_labels([cast(MultiLabelText, example).labels for example in examples], self.data.labels)
+        found = np.array(
+            [[prediction["probabilities"][label] for label in self.data.labels] for prediction in predictions]
+        )
         path = self.metric if self.metric in ("f1.macro", "accuracy") else "f1.micro"
         self.thresholds = {"threshold": choose_threshold(gold, found, path)}
         return self.thresholds
@@ -116,9 +118,9 @@ class MultiLabelTask(TextRows, ClassTask):
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return for every example the labels that have the best micro F1 as a constant answer in training."""
         train = cast("Sequence[MultiLabelText]", self.data.train)
-        counts = Counter(label for each in train for label in each.labels if label in self.data.labels)
-        ranked = sorted(self.data.labels, key=lambda each: -counts[each])
-        matches = np.cumsum([counts[each] for each in ranked])
+        counts = Counter(label for example in train for label in example.labels if label in self.data.labels)
+        ranked = sorted(self.data.labels, key=lambda label: -counts[label])
+        matches = np.cumsum([counts[label] for label in ranked])
         sizes = 1 + np.arange(len(ranked))
         best = int(np.argmax(2 * matches / (sizes * len(train) + matches[-1])))
         return [{"labels": ranked[: best + 1]}] * len(examples)

@@ -37,19 +37,12 @@ _NEVER = 1.01  # above every probability
 
 @dataclass(frozen=True)
 class RecallOptions:
-    """How candidates are found.
+    """How candidates are found."""
 
-    Args:
-        num_candidates: terms that are recalled for a mention, 1 or more.
-        num_negatives: recalled terms that a training mention is paired with, the nearest wrong ones, 1 or more.
-        ngrams: lengths of the character n-grams, from and to.
-        embed: makes embeddings for a second ranking; None: n-grams only.
-    """
-
-    num_candidates: int = 20
-    num_negatives: int = 6
-    ngrams: tuple[int, int] = (1, 3)
-    embed: Embed | None = None
+    num_candidates: int = 20  # terms that are recalled for a mention
+    num_negatives: int = 6  # recalled terms that a training mention is paired with, the nearest wrong ones
+    ngrams: tuple[int, int] = (1, 3)  # lengths of the character n-grams, from and to
+    embed: Embed | None = None  # for a second ranking
 
 
 class TermRecall:
@@ -57,14 +50,8 @@ class TermRecall:
 
     Terms are ranked by the cosine of TF-IDF weights of character n-grams, lower-cased. With embeddings, a second
     ranking by their cosine is merged with it: a term's score is the sum over both rankings of 1 / (60 + rank), nothing
-    from the first where no n-gram is shared. Of equal terms the catalogue's first goes first.
-
-    Args:
-        catalogue: the terms, without duplicates.
-        options: how candidates are found.
-
-    Source:
-        Cormack, Clarke and Büttcher, Reciprocal rank fusion (2009).
+    from the first where no n-gram is shared (Cormack, Clarke and Büttcher, Reciprocal rank fusion, 2009). Of equal
+    terms the catalogue's first goes first; it has no duplicates.
     """
 
     def __init__(self, catalogue: Sequence[str], options: RecallOptions) -> None:
@@ -95,15 +82,8 @@ class NormalizationTask(StagedTask):
 
     A prediction has "terms", "candidates" with their probabilities that they and the mention mean the same, the highest
     first, and "recalled": the candidates as step 1 found them. The best candidate is always an answer; every other
-    candidate is one whose probability reaches a threshold, one half before dev chooses it.
-
-    Args:
-        data, tokenizer, options, metric, state: see `StagedTask`.
-        recall_options: how candidates are found; None: the defaults; with `state` only `embed` counts.
-
-    Raises:
-        CorpusError: the set has no catalogue.
-        ConfigError, ValueError: as of `StagedTask`; or the embeddings that `state` speaks of are not there.
+    candidate is one whose probability reaches a threshold, one half before dev chooses it. With `state`, of
+    `recall_options` only `embed` counts.
     """
 
     family = "normalization"
@@ -161,14 +141,16 @@ class NormalizationTask(StagedTask):
     def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
         """Recall candidates, then rank them; the predictor is that of "ranking"."""
         mentions = _mentions(examples)
-        recalled = self.recall.find([each.text for each in mentions])
-        pairs = [_pair_up(*each, DIFFERENT) for each in _flatten(mentions, recalled)]
-        probabilities = iter([each["probabilities"][SAME] for each in predictors[RANKING](pairs)])
+        recalled = self.recall.find([mention.text for mention in mentions])
+        pairs = [_pair_up(*candidate, DIFFERENT) for candidate in _flatten(mentions, recalled)]
+        probabilities = iter([prediction["probabilities"][SAME] for prediction in predictors[RANKING](pairs)])
         found = []
         for terms in recalled:
             scored = [{"term": term, "probability": next(probabilities)} for term in terms]
             # Sorting is stable: of equally probable candidates the nearer goes first.
-            found.append({"candidates": sorted(scored, key=lambda each: -each["probability"]), "recalled": terms})
+            found.append(
+                {"candidates": sorted(scored, key=lambda candidate: -candidate["probability"]), "recalled": terms}
+            )
         return self.decide_all(examples, found)
 
     def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
@@ -177,24 +159,26 @@ class NormalizationTask(StagedTask):
 
     def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose the threshold of further terms that is best on dev; of equally good ones the highest."""
-        further = [other["probability"] for each in predictions for other in each["candidates"][1:]]
+        further = [other["probability"] for prediction in predictions for other in prediction["candidates"][1:]]
         tried = sorted({_NEVER, *np.quantile(further, np.linspace(0.5, 1, 101)).tolist()} if further else {_NEVER})
         figures = []
         for threshold in tried:
-            chosen = [{"terms": _choose(each, threshold)} for each in predictions]
+            chosen = [{"terms": _choose(prediction, threshold)} for prediction in predictions]
             figures.append((self.score(examples, chosen).get(self.metric), threshold))
         self.thresholds = {"threshold": max(figures)[1]}
         return self.thresholds
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score chosen terms; see `score_terms`."""
-        return score_terms([each.terms for each in _mentions(examples)], [each["terms"] for each in predictions])
+        return score_terms(
+            [mention.terms for mention in _mentions(examples)], [prediction["terms"] for prediction in predictions]
+        )
 
     def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
         """Score the candidates of each step: "recall.at_1" and so on, "recall.micro" of all candidates."""
-        gold = [each.terms for each in _mentions(examples)]
-        recalled = [each["recalled"] for each in predictions]
-        ranked = [[other["term"] for other in each["candidates"]] for each in predictions]
+        gold = [mention.terms for mention in _mentions(examples)]
+        recalled = [prediction["recalled"] for prediction in predictions]
+        ranked = [[other["term"] for other in prediction["candidates"]] for prediction in predictions]
         return {
             "recall": score_terms(gold, recalled, ranked=recalled),
             RANKING: score_terms(gold, ranked, ranked=ranked),
@@ -202,24 +186,26 @@ class NormalizationTask(StagedTask):
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Predict training's most frequent term."""
-        counts = Counter(term for each in _mentions(self.data.train) for term in each.terms)
+        counts = Counter(term for mention in _mentions(self.data.train) for term in mention.terms)
         return [{"terms": [min(counts, key=lambda term: (-counts[term], term))]}] * len(examples)
 
     def predict_baselines(self, examples: Sequence[AnyExample]) -> dict[str, list[Prediction]]:
         """Predict, as "recall", the nearest term, too."""
-        nearest = self.recall.find([each.text for each in _mentions(examples)])
-        return {**super().predict_baselines(examples), "recall": [{"terms": each[:1]} for each in nearest]}
+        nearest = self.recall.find([mention.text for mention in _mentions(examples)])
+        return {**super().predict_baselines(examples), "recall": [{"terms": terms[:1]} for terms in nearest]}
 
     def _label_pairs(self, mentions: Sequence[Mention], *, is_training: bool) -> tuple[LabelledText, ...]:
         """Mentions with their terms and near wrong ones for training; with all candidates to choose and score by."""
-        candidates = self.recall.find([each.text for each in mentions])
+        candidates = self.recall.find([example.text for example in mentions])
         if is_training:
             limit = self.recall_options.num_negatives
             for i, mention in enumerate(mentions):
                 wrong = [term for term in candidates[i] if term not in mention.terms]
                 candidates[i] = [*mention.terms, *wrong[:limit]]
         pairs = _flatten(mentions, candidates)
-        return tuple(_pair_up(each, i, term, SAME if term in each.terms else DIFFERENT) for each, i, term in pairs)
+        return tuple(
+            _pair_up(example, i, term, SAME if term in example.terms else DIFFERENT) for example, i, term in pairs
+        )
 
 
 def _mentions(examples: Sequence[AnyExample]) -> Sequence[Mention]:
@@ -242,12 +228,14 @@ def _rank(scores: np.ndarray) -> np.ndarray:
 
 def _choose(prediction: Prediction, threshold: float) -> list[str]:
     candidates = prediction["candidates"]
-    return [each["term"] for i, each in enumerate(candidates) if i == 0 or each["probability"] >= threshold]
+    return [
+        candidate["term"] for i, candidate in enumerate(candidates) if i == 0 or candidate["probability"] >= threshold
+    ]
 
 
 def _flatten(mentions: Sequence[Mention], terms: Sequence[Sequence[str]]) -> list[tuple[Mention, int, str]]:
     """Each mention with each of its terms and the term's place."""
-    return [(mention, i, term) for mention, each in zip(mentions, terms, strict=True) for i, term in enumerate(each)]
+    return [(mention, i, term) for mention, own in zip(mentions, terms, strict=True) for i, term in enumerate(own)]
 
 
 def _pair_up(mention: Mention, place: int, term: str, label: str) -> LabelledText:

@@ -63,7 +63,7 @@ class QuestionTask(Task):
     def learn(self) -> dict[str, Any]:
         """Take the set's rule for answers, SQuAD 2.0's if it names none; find whether a question may have no answer."""
         questions = cast("Sequence[Question]", (*self.data.train, *self.data.dev))
-        has_none = any(not each.answer_texts for each in questions)
+        has_none = any(not question.answer_texts for question in questions)
         return {"rule": self.data.rule or SQUAD_V2, "has_no_answer": has_none}
 
     def prepare(self) -> None:
@@ -87,8 +87,8 @@ class QuestionTask(Task):
         template = read_template(self.tokenizer, pair=True)
         room = template.measure_room(self.options.max_length, least=2)
         longest = min(MAX_QUESTION_LENGTH, room * 2 // 3)  # a third of a short row at least is the context's
-        asked = encode_texts(self.backend, [each.question for each in questions])
-        contexts = list(dict.fromkeys(each.context for each in questions))
+        asked = encode_texts(self.backend, [item.question for item in questions])
+        contexts = list(dict.fromkeys(item.context for item in questions))
         pieces = dict(zip(contexts, encode_texts(self.backend, contexts), strict=True))
         rows: list[Row] = []
         counts: dict[str, list[str]] = {}
@@ -153,8 +153,8 @@ class QuestionTask(Task):
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score the answers' texts; see `metrics.score_answers`."""
-        gold = [cast(Question, each).answer_texts for each in examples]
-        return score_answers(gold, [each["answer"] or "" for each in predictions], self.rule)
+        gold = [cast(Question, example).answer_texts for example in examples]
+        return score_answers(gold, [prediction["answer"] or "" for prediction in predictions], self.rule)
 
     def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose tau by the mean F1 (or exact match, if dev chooses by it), of equal ones that nearest to 0.
@@ -165,16 +165,16 @@ class QuestionTask(Task):
             return {}
         figure = 0 if self.metric.endswith("exact") else 1
         gains = []
-        for example, each in zip(cast("Sequence[Question]", examples), predictions, strict=True):
-            texts = example.context[slice(*each["best"])], ""
+        for example, prediction in zip(cast("Sequence[Question]", examples), predictions, strict=True):
+            texts = example.context[slice(*prediction["best"])], ""
             answered, refused = (score_answer(example.answer_texts, text, self.rule)[figure] for text in texts)
-            gains.append((each["score"], answered - refused))
+            gains.append((prediction["score"], answered - refused))
         self.thresholds = {"tau": choose_threshold(gains)}
         return self.thresholds
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Answer with as many first words of the context (Chinese: characters) as were best in training, or none."""
-        return [take_units(cast(Question, each), self._num_units, self.rule) for each in examples]
+        return [take_units(cast(Question, example), self._num_units, self.rule) for example in examples]
 
     @cached_property
     def _num_units(self) -> int:
@@ -183,7 +183,7 @@ class QuestionTask(Task):
         counts = range(0 if self.has_null else 1, MAX_ANSWER_LENGTH + 1)
 
         def measure(count: int) -> float:
-            return self.score(train, [take_units(each, count, self.rule) for each in train]).get("f1")
+            return self.score(train, [take_units(question, count, self.rule) for question in train]).get("f1")
 
         return max(counts, key=measure)
 
@@ -198,10 +198,7 @@ def find_answer(example: Question, context: TextPieces) -> Window | None:
 def find_best(scores: np.ndarray, is_allowed: np.ndarray, max_length: int) -> tuple[int, int, float]:
     """Return the first and the last token of the best stretch, and its score.
 
-    Args:
-        scores: float64 [P, 2], of the first and the last token.
-        is_allowed: bool [P], tokens that may be first or last.
-        max_length: tokens of a stretch at most.
+    Scores are float64 [P, 2], of the first and the last token; `is_allowed`, bool [P], says which may be first or last.
     """
     starts, ends = np.where(is_allowed[:, None], scores, _LOWEST).T
     best = (0, 0, _LOWEST)
@@ -216,8 +213,7 @@ def find_best(scores: np.ndarray, is_allowed: np.ndarray, max_length: int) -> tu
 def choose_threshold(gains: Sequence[tuple[float, float]]) -> float:
     """Return the threshold above which things are done with the highest sum of gains, of equal ones that nearest to 0.
 
-    Args:
-        gains: for every thing its value, which is compared with the threshold, and what doing it gains.
+    `gains` has for every thing its value, which is compared with the threshold, and what doing it gains.
     """
     values, amounts = np.array(sorted(gains, reverse=True), dtype=np.float64).T
     sums = np.concatenate([[0.0], np.cumsum(amounts)])

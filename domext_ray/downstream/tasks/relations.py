@@ -43,7 +43,7 @@ class RelationTask(SingleLabelTask):
 
     def learn(self) -> dict[str, Any]:
         """Return the set's marks."""
-        return {"marks": [list(each) for each in self.data.marks]}
+        return {"marks": [list(mark) for mark in self.data.marks]}
 
     def prepare(self) -> None:
         """Choose the marks that are written into texts."""
@@ -55,12 +55,13 @@ class RelationTask(SingleLabelTask):
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row an example; see `Task.encode`."""
         texts = cast("Sequence[MarkedText]", examples)
-        marked = [mark_text(each, self.marks) for each in texts]
+        marked = [mark_text(text, self.marks) for text in texts]
         encodings = self.backend.encode_batch([text for text, _ in marked], add_special_tokens=False)
         rows: list[Row] = []
         num_cut: dict[int, list[str]] = {_OUTSIDE: [], _BETWEEN: []}
         for i, (example, (_, characters), encoding) in enumerate(zip(texts, marked, encodings, strict=True)):
-            places = [cast(int, encoding.char_to_token(each)) for each in characters]  # a mark is a piece of its own
+            # A mark is a piece of its own.
+            places = [cast(int, encoding.char_to_token(character)) for character in characters]
             kept, lost = choose_pieces(len(encoding.ids), places, self._room)
             if lost:
                 num_cut[lost].append(example.source)
@@ -76,13 +77,11 @@ class RelationTask(SingleLabelTask):
 
 
 def find_marks(backend: Tokenizer, unknown: int | None) -> tuple[str, str]:
-    """Return the first two characters of `MARKS` that a vocabulary has.
-
-    Raises:
-        ConfigError: it has no two of them.
-    """
+    """Return the first two characters of `MARKS` that a vocabulary has; `unknown` is its unknown token's id."""
     encodings = backend.encode_batch([f" {mark} " for mark in MARKS], add_special_tokens=False)
-    known = [mark for mark, each in zip(MARKS, encodings, strict=True) if each.ids and unknown not in each.ids]
+    known = [
+        mark for mark, encoding in zip(MARKS, encodings, strict=True) if encoding.ids and unknown not in encoding.ids
+    ]
     if len(known) < 2:
         raise ConfigError(
             f"the model's vocabulary has {len(known)} of the characters {MARKS}; marking two stretches of a text takes "
@@ -94,13 +93,7 @@ def find_marks(backend: Tokenizer, unknown: int | None) -> tuple[str, str]:
 def mark_text(example: MarkedText, marks: tuple[str, str]) -> tuple[str, list[int]]:
     """Write marks around both stretches, a space on each side; stretches may nest, touch or overlap.
 
-    Args:
-        example: the text.
-        marks: of the first argument, and of the second.
-
-    Returns:
-        The text with its marks, and the places of the characters that open and close the first argument, and the
-        second.
+    Returned with the text are the places of the characters that open and close the first argument, and the second.
     """
     # At one place, what closes comes before what opens; of two that open the longer is outside, likewise of two that
     # close the shorter comes first.
@@ -116,16 +109,10 @@ def mark_text(example: MarkedText, marks: tuple[str, str]) -> tuple[str, list[in
 
 
 def choose_pieces(num_pieces: int, marks: Sequence[int], room: int) -> tuple[np.ndarray, int]:
-    """Choose the pieces of a text that a row keeps.
+    """Return the places of a text's pieces that a row keeps, int64 in ascending order, and the nearest that was lost.
 
-    Args:
-        num_pieces: pieces of the text.
-        marks: places of the marks that open and close the first stretch, and the second.
-        room: pieces that the row holds, 4 or more.
-
-    Returns:
-        Places that are kept, int64 in ascending order, and the nearest that was lost: 0 nothing, 2 pieces between or
-        in the stretches, 3 pieces around them only.
+    `marks` are the places of the marks that open and close the first stretch, and the second; `room` is 4 or more. What
+    was lost is 0 for nothing, 2 for pieces between or in the stretches, and 3 for pieces around them only.
     """
     if num_pieces <= room:
         return np.arange(num_pieces), 0

@@ -2,7 +2,7 @@
 
 Enters: texts with entities that may nest and overlap. Leaves: their entities in characters. Long texts make several
 windows, whose predictions are joined. The loss is ZLPR (Su et al., 2022), summed over rows and types: its threshold is
-0, from which `tune` may move on dev.
+0, from which `fit_thresholds` may move on dev.
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ class SpanTask(Task):
         rows: list[Row] = []
         unaligned: list[str] = []
         cut: list[str] = []
-        encoded = encode_texts(self.backend, [each.text for each in texts])
+        encoded = encode_texts(self.backend, [text.text for text in texts])
         for i, (example, pieces) in enumerate(zip(texts, encoded, strict=True)):
             spans = self._align(example, pieces, unaligned, is_training)
-            whole = [each for _, each in spans] if is_training else []
+            whole = [span for _, span in spans] if is_training else []
             windows = plan_windows(len(pieces), size, self.options.stride, whole)
-            cut += [example.source for _, each in spans if not any(holds(window, each) for window in windows)]
+            cut += [example.source for _, span in spans if not any(holds(window, span) for window in windows)]
             for window in windows:
                 part = pieces.cut(window)
                 ids, types = template.join(part.ids)
                 shift = template.find_text() - window[0]
                 own = [[kind, span[0] + shift, span[1] - 1 + shift] for kind, span in spans if holds(window, span)]
                 rows.append(Row(i, ids, types, {"spans": np.array(own, dtype=np.int64).reshape(-1, 3)}, part))
-        num_entities = sum(len(each.entities) for each in texts)
+        num_entities = sum(len(text.entities) for text in texts)
         self.note_cases(unaligned, num_entities, "entities begin or end inside a token and cannot be found")
         self.note_cases(cut, num_entities, "entities are whole in no window; a larger stride or max_length helps")
         return rows
@@ -106,14 +106,14 @@ class SpanTask(Task):
             firsts.setdefault(int(pieces.starts[place]), int(place))
             lasts[int(pieces.ends[place])] = int(place)
         spans = []
-        for each in example.entities:
-            kind = self._type_ids.get(each.label)
+        for entity in example.entities:
+            kind = self._type_ids.get(entity.label)
             if kind is None and is_training:
                 raise CorpusError(
-                    f"{example.source}: the entity type {each.label!r} is none of {', '.join(self.data.labels)}; name "
-                    "it among the set's labels."
+                    f"{example.source}: the entity type {entity.label!r} is none of {', '.join(self.data.labels)}; "
+                    "name it among the set's labels."
                 )
-            first, last = firsts.get(each.start), lasts.get(each.end)
+            first, last = firsts.get(entity.start), lasts.get(entity.end)
             if first is None or last is None or last < first:
                 unaligned.append(example.source)
             elif kind is not None:
@@ -142,7 +142,7 @@ class SpanTask(Task):
         scores, places = logits.flatten(1).topk(num_kept, dim=1)
         pair = places % (width * width)
         parts = (places // (width * width), pair // width, pair % width, scores)
-        return (torch.stack([each.float() for each in parts], dim=-1),)
+        return (torch.stack([part.float() for part in parts], dim=-1),)
 
     def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         """Join the spans of each text's windows; the higher score counts. See `Task.decode`."""
@@ -155,34 +155,40 @@ class SpanTask(Task):
             kinds, firsts, lasts = spans[:, :3].astype(np.int64).T
             firsts, lasts = firsts - shift, lasts - shift
             is_text = (firsts >= 0) & (lasts < len(pieces)) & (firsts <= lasts)
-            kinds, firsts, lasts, scores = (each[is_text] for each in (kinds, firsts, lasts, spans[:, 3]))
+            kinds, firsts, lasts, scores = (column[is_text] for column in (kinds, firsts, lasts, spans[:, 3]))
             columns = (pieces.starts[firsts], pieces.ends[lasts], kinds, scores)
             own = found[row.example]
-            for start, end, kind, score in zip(*(each.tolist() for each in columns), strict=True):
+            for start, end, kind, score in zip(*(column.tolist() for column in columns), strict=True):
                 span = (start, end, self.data.labels[kind])
                 if start < end and score > own.get(span, -TUNED_RANGE):
                     own[span] = score
-        ranked = [sorted(each.items(), key=lambda item: (-item[1], item[0])) for each in found]
-        candidates = [{"candidates": [[*span, score] for span, score in each]} for each in ranked]
+        ranked = [sorted(scored.items(), key=lambda item: (-item[1], item[0])) for scored in found]
+        candidates = [{"candidates": [[*span, score] for span, score in scored]} for scored in ranked]
         return self.decide_all(examples, candidates)
 
     def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
         """Choose the entities above the threshold."""
         text = cast(AnnotatedText, example).text
-        above = sorted(each for each in prediction["candidates"] if each[3] > self.thresholds["threshold"])
+        above = sorted(
+            candidate for candidate in prediction["candidates"] if candidate[3] > self.thresholds["threshold"]
+        )
         found = [describe_entity(text, Entity(*span), expit(score)) for *span, score in above]
         return {"entities": found, "candidates": prediction["candidates"]}
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score entities in characters; see `metrics.score_entities`."""
-        gold = [cast(AnnotatedText, each).gold for each in examples]
-        return score_entities(gold, [[*map(read_entity, each["entities"])] for each in predictions], self.data.labels)
+        gold = [cast(AnnotatedText, example).gold for example in examples]
+        return score_entities(
+            gold, [[*map(read_entity, prediction["entities"])] for prediction in predictions], self.data.labels
+        )
 
     def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose the threshold with the best micro F1, of equal ones that nearest to 0."""
-        golds = [set(cast(AnnotatedText, each).gold) for each in examples]
+        golds = [set(cast(AnnotatedText, example).gold) for example in examples]
         pairs = zip(golds, predictions, strict=True)
-        candidates = [(score, Entity(*span) in gold) for gold, each in pairs for *span, score in each["candidates"]]
+        candidates = [
+            (score, Entity(*span) in gold) for gold, prediction in pairs for *span, score in prediction["candidates"]
+        ]
         scores = np.array([score for score, _ in candidates])
         is_right = np.array([right for _, right in candidates], dtype=bool)
         num_gold = sum(map(len, golds))
@@ -192,7 +198,7 @@ class SpanTask(Task):
             return 2 * int((is_kept & is_right).sum()) / max(1, int(is_kept.sum()) + num_gold)
 
         thresholds: list[float] = np.linspace(-TUNED_RANGE, TUNED_RANGE, _STEPS + 1).round(6).tolist()
-        self.thresholds = {"threshold": max(thresholds, key=lambda each: (measure(each), -abs(each)))}
+        self.thresholds = {"threshold": max(thresholds, key=lambda threshold: (measure(threshold), -abs(threshold)))}
         return self.thresholds
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
@@ -201,8 +207,8 @@ class SpanTask(Task):
         An entry has its most frequent type; entries that are no entity in most of their places in training are left
         out.
         """
-        texts = [cast(AnnotatedText, each).text for each in examples]
-        return [{"entities": [describe_entity(text, each) for each in self._matcher.match(text)]} for text in texts]
+        texts = [cast(AnnotatedText, example).text for example in examples]
+        return [{"entities": [describe_entity(text, entity) for entity in self._matcher.match(text)]} for text in texts]
 
     @cached_property
     def _matcher(self) -> DictionaryMatcher:

@@ -11,19 +11,11 @@ from domext_ray.labelled.metrics.scores import Score, over_clusters
 
 @dataclass(frozen=True)
 class StagedResult:
-    """What a chain of trained stages reached, by split.
+    """What a chain of trained stages reached, by split."""
 
-    Args:
-        scores: of the whole chain.
-        predictions: one an example.
-        steps: scores of single steps, by name.
-        thresholds: what was tuned on dev.
-        notes: what was counted on the way.
-    """
-
-    scores: dict[str, Score]
+    scores: dict[str, Score]  # of the whole chain
     predictions: dict[str, list[Prediction]]
-    steps: dict[str, dict[str, Score]]
+    steps: dict[str, dict[str, Score]]  # by split, then by the step's name
     thresholds: dict[str, float]
     notes: tuple[str, ...]
 
@@ -35,13 +27,9 @@ def evaluate_stages(
     splits: Sequence[str] = ("dev", "test"),
     thresholds: dict[str, float] | None = None,
 ) -> StagedResult:
-    """Score a chain of trained stages, tuned on dev.
+    """Score a chain of trained stages; an empty split is left out.
 
-    Args:
-        task: the task; its thresholds are set.
-        predictors: for each stage what predicts with its trained model.
-        splits: what to score; an empty split is left out.
-        thresholds: what was tuned on dev before; None: dev is run in any case, to tune now.
+    The task gets `thresholds`, which were tuned before; without them dev is run in any case, and they are tuned on it.
     """
     known: dict[str, list[Prediction]] = {}
     if thresholds is None:
@@ -72,4 +60,4 @@ def list_notes(task: StagedTask) -> tuple[str, ...]:
 def score_baselines(task: StagedTask, split: str) -> dict[str, Score]:
     """Return what trivial baselines score on a split, by their names."""
     examples = getattr(task.data, split)
-    return {name: task.score(examples, each) for name, each in task.predict_baselines(examples).items()}
+    return {name: task.score(examples, predictions) for name, predictions in task.predict_baselines(examples).items()}

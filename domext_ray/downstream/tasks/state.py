@@ -34,17 +34,17 @@ OPTIONAL_TEXT: Rule = ("a text or null", lambda value: value is None or _is_text
 TEXTS: Rule = ("a list of different texts", lambda value: _is_list(value, _is_text) and len({*value}) == len(value))
 PAIRS: Rule = (
     "a list of lists of 2 texts",
-    lambda value: _is_list(value, lambda each: _is_list(each, lambda text: isinstance(text, str)) and len(each) == 2),
+    lambda value: _is_list(value, lambda pair: _is_list(pair, lambda text: isinstance(text, str)) and len(pair) == 2),
 )
 MARKS: Rule = (
     "two marks, each of 1 or 2 texts, or none",
     lambda value: (
-        _is_list(value, lambda each: _is_list(each, _is_text) and len(each) in (1, 2)) and len(value) in (0, 2)
+        _is_list(value, lambda mark: _is_list(mark, _is_text) and len(mark) in (1, 2)) and len(value) in (0, 2)
     ),
 )
 RANGE: Rule = (
     "two whole numbers, from and to",
-    lambda value: _is_list(value, lambda each: type(each) is int) and len(value) == 2 and 1 <= value[0] <= value[1],
+    lambda value: _is_list(value, lambda bound: type(bound) is int) and len(value) == 2 and 1 <= value[0] <= value[1],
 )
 OBJECT: Rule = ("a JSON object", lambda value: isinstance(value, dict))
 

@@ -50,37 +50,24 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """How examples become rows.
+    """How examples become rows."""
 
-    Args:
-        max_length: tokens of a row at most, special tokens included.
-        stride: tokens that neighbouring windows of a long example share.
-        context: surrounding sentences of the document fill a row (token classification only).
-    """
-
-    max_length: int = 128
-    stride: int = 32
-    context: bool = False
+    max_length: int = 128  # tokens of a row at most, special tokens included
+    stride: int = 32  # tokens that neighbouring windows of a long example share
+    context: bool = False  # surrounding sentences of the document fill a row (token classification only)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a model's input.
+    """One row of a model's input."""
 
-    Args:
-        example: place of its example in the sequence that was encoded.
-        input_ids: int64 [N], special tokens included; [C, N] for the C options of a choice, padded among themselves.
-        token_type_ids: int64, as `input_ids`; None: all 0.
-        targets: what the loss and the head need, by name, int64 or float32; a name that starts with "input_" is an
-            argument of the model's forward without that prefix (say input_entity_positions [2]).
-        place: what decoding needs, in the task's own terms.
-    """
-
-    example: int
+    example: int  # place of its example in the sequence that was encoded
     input_ids: np.ndarray
-    token_type_ids: np.ndarray | None = None
+    """int64 [N], special tokens included; [C, N] for the C options of a choice, padded among themselves."""
+    token_type_ids: np.ndarray | None = None  # int64, as `input_ids`; None: all 0
     targets: dict[str, np.ndarray] = field(default_factory=dict)
-    place: Any = None
+    """What loss and head need, by name, int64 or float32; "input_x" is the argument x of the model's forward."""
+    place: Any = None  # what decoding needs, in the task's own terms
 
     @property
     def length(self) -> int:
@@ -90,35 +77,20 @@ class Row:
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Rows side by side, ready for the model.
-
-    Args:
-        inputs: arguments of the model's forward: input_ids int64 [B, N] (or [B, C, N]), attention_mask of that shape
-            or None when nothing is padded, token_type_ids or None, cu_seq_lens and max_length (see
-            `corpus.batching.find_sequences`), and what `Row.targets` names input_*.
-        targets: the other targets, stacked and padded.
-        num_targets: what the mean loss divides by (labelled tokens, rows, ...), 0 or more.
-    """
+    """Rows side by side, ready for the model."""
 
     inputs: dict[str, Any]
-    targets: dict[str, Tensor]
-    num_targets: int
+    """Arguments of the model's forward: input_ids int64 [B, N] (or [B, C, N]), attention_mask (None: nothing is padded)
+    and token_type_ids, those of `find_sequences`, and what `Row.targets` names input_*."""
+    targets: dict[str, Tensor]  # the other targets, stacked and padded
+    num_targets: int  # what the mean loss divides by (labelled tokens, rows, ...), 0 or more
 
 
 class StagedTask(ABC):
-    """A task family over one labelled set and one tokenizer.
+    """A task family over one labelled set and one tokenizer (a fast one); an empty `metric` is the family's.
 
-    Args:
-        data: the set.
-        tokenizer: the model's tokenizer (fast).
-        options: how examples become rows, in every stage.
-        metric: path of the figure that dev chooses by; empty: the family's.
-        state: the `state_dict` of a task of the same set, instead of examples: `data` may have none then; None: it is
-            found out from `data`.
-
-    Raises:
-        ConfigError: there is no figure `metric`, or a rule of the family's is broken.
-        ValueError: `state` is not what such a task finds out.
+    With `state`, the `state_dict` of a task of the same set, `data` needs no examples. Any other state raises a
+    ValueError.
     """
 
     family: ClassVar[str]
@@ -189,12 +161,7 @@ class StagedTask(ABC):
 
     @abstractmethod
     def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
-        """Return a prediction an example, with the thresholds as they are.
-
-        Args:
-            predictors: for each name in `stages` what predicts with its trained model.
-            examples: of one split of `data`.
-        """
+        """Return a prediction an example, with a predictor for each of `stages` and the thresholds as they are."""
 
     def show(self, prediction: Prediction) -> Prediction:
         """Return a prediction as a user reads it: `shown`, numbers rounded to six digits."""
@@ -223,7 +190,7 @@ class StagedTask(ABC):
 
     def decide_all(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> list[Prediction]:
         """Return all predictions as the thresholds have them now."""
-        return [self.decide(*each) for each in zip(examples, predictions, strict=True)]
+        return [self.decide(*pair) for pair in zip(examples, predictions, strict=True)]
 
     @abstractmethod
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
@@ -241,10 +208,7 @@ class StagedTask(ABC):
     def note_cases(self, sources: Sequence[str], total: int, what: str) -> None:
         """Keep in `notes` how many of all cases are odd, and the first; add their number to `cases`.
 
-        Args:
-            sources: FILE:LINE of the odd ones.
-            total: all cases.
-            what: "texts have ...", as it follows the numbers in a sentence.
+        `sources` are FILE:LINE of the odd ones; `what` follows the numbers in a sentence, such as "texts have ...".
         """
         if sources:
             self.cases[what] += len(sources)
@@ -296,37 +260,21 @@ class Task(StagedTask):
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make the rows of examples, in their order.
 
-        Args:
-            examples: of one split.
-            is_training: rows are for training: they may differ (negative windows left out, say) but have all targets.
-
-        Raises:
-            ConfigError: the rows are too short for any example.
-            CorpusError: an example to learn from has a label that the head does not have.
+        Rows for training may differ (negative windows left out, say) but have all targets: a label there that the head
+        does not have raises a CorpusError.
         """
 
     @abstractmethod
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-        """Return the summed loss (fp32 scalar, nats) of a batch; the caller divides by the sum of `num_targets`.
-
-        Args:
-            outputs: what the head's forward returned.
-            targets: `TaskBatch.targets` on the device.
-        """
+        """Return the summed loss (fp32 scalar, nats) of a batch; the caller divides by the sum of `num_targets`."""
 
     def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
         """Return the tensors of the head's outputs that `decode` needs, first dimension B (fp32). Default: logits."""
         return (outputs.logits.float(),)
 
     def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
-        """Return one prediction an example.
-
-        Args:
-            examples: as they were encoded.
-            rows: what `encode` made of them.
-            outputs: of these rows.
-        """
-        return [self.decode_row(example, *each) for example, each in zip(examples, outputs, strict=True)]
+        """Return one prediction an example, from the outputs of the rows that `encode` made of them."""
+        return [self.decode_row(example, *output) for example, output in zip(examples, outputs, strict=True)]
 
     def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
         """Return the prediction of an example that has one row, in a family whose examples have one each."""
@@ -369,7 +317,7 @@ class Task(StagedTask):
 
 def _stack(values: Sequence[np.ndarray], pad: int) -> Tensor:
     """Pad arrays along their last dimension to one length and stack them."""
-    stacked = pad_sequence([torch.from_numpy(each).movedim(-1, 0) for each in values], True, pad)
+    stacked = pad_sequence([torch.from_numpy(array).movedim(-1, 0) for array in values], True, pad)
     return stacked.movedim(1, -1).contiguous()
 
 
@@ -386,7 +334,7 @@ def read_entity(values: Prediction) -> Entity:
 
 def _round(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _round(each) for name, each in value.items()}
+        return {name: _round(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_round(each) for each in value]
+        return [_round(item) for item in value]
     return round(value, _DIGITS) if isinstance(value, float) else value

@@ -27,23 +27,15 @@ _REMEDY = "export the model again"
 
 @dataclass(frozen=True)
 class TaskFile:
-    """What task.json says.
-
-    Args:
-        description: the task.
-        stages: for each stage's model its folder, from the one that holds task.json: `HERE`, or a folder inside it.
-    """
+    """What task.json says."""
 
     description: TaskDescription
     stages: Mapping[str, str]
+    """For each stage's model its folder, from the one that holds task.json: `HERE`, or a folder inside it."""
 
 
 def write_task_file(folder: Path, content: TaskFile) -> None:
-    """Write task.json, and the catalogue where there is one; task.json comes last.
-
-    Raises:
-        StorageError: the disk refuses.
-    """
+    """Write task.json, and the catalogue where there is one; task.json comes last."""
     terms, place = content.description.catalogue, Place(folder)
     if terms:
         write_json(place / CATALOGUE_FILE, {"terms": list(terms)})
@@ -59,11 +51,7 @@ def write_task_file(folder: Path, content: TaskFile) -> None:
 
 
 def read_task_file(folder: Path) -> TaskFile:
-    """Read task.json, and the catalogue where there is one.
-
-    Raises:
-        RunError: it is missing, damaged, changed or of another version.
-    """
+    """Read task.json, and the catalogue where there is one."""
     place = Place(folder)
     path = place / TASK_FILE
     values = read_json(path, _REMEDY, {"sha256": str, "task": dict, "stages": dict}, "task")

@@ -72,7 +72,9 @@ class SingleLabelTask(ClassTask):
 
     def balance_classes(self) -> np.ndarray:
         """Return the weights of the classes; see `losses.balance`."""
-        return balance((cast("LabelledText | MarkedText", each).label for each in self.data.train), self.data.labels)
+        return balance(
+            (cast("LabelledText | MarkedText", example).label for example in self.data.train), self.data.labels
+        )
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return the rows whose label the head has."""
@@ -89,8 +91,8 @@ class SingleLabelTask(ClassTask):
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score classes; see `metrics.score_classes`."""
         return score_classes(
-            [cast("LabelledText | MarkedText", each).label for each in examples],
-            [each["label"] for each in predictions],
+            [cast("LabelledText | MarkedText", example).label for example in examples],
+            [prediction["label"] for prediction in predictions],
             self.data.labels,
             negative=self.data.negative_label,
             positive=self.positive,
@@ -99,7 +101,7 @@ class SingleLabelTask(ClassTask):
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return the most frequent class of training for every example."""
-        counts = Counter(cast("LabelledText | MarkedText", each).label for each in self.data.train)
+        counts = Counter(cast("LabelledText | MarkedText", example).label for example in self.data.train)
         return [{"label": max(self.data.labels, key=counts.__getitem__)}] * len(examples)
 
 
@@ -114,15 +116,15 @@ class TextRows(Task):
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row an example; see `Task.encode`."""
         texts = cast("Sequence[LabelledText | MultiLabelText]", examples)
-        pairs = [each.text if each.pair is None else (each.text, each.pair) for each in texts]
+        pairs = [text.text if text.pair is None else (text.text, text.pair) for text in texts]
         encodings = self.backend.encode_batch(pairs)
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         rows: list[Row] = []
-        for i, (each, encoding) in enumerate(zip(texts, encodings, strict=True)):
-            types = np.array(encoding.type_ids, dtype=np.int64) if has_types and each.pair is not None else None
+        for i, (example, encoding) in enumerate(zip(texts, encodings, strict=True)):
+            types = np.array(encoding.type_ids, dtype=np.int64) if has_types and example.pair is not None else None
             ids = np.array(encoding.ids, dtype=np.int64)
-            rows.append(Row(i, ids, types, self.make_targets(each, is_training)))
-        overlong = [each.source for each, encoding in zip(texts, encodings, strict=True) if encoding.overflowing]
+            rows.append(Row(i, ids, types, self.make_targets(example, is_training)))
+        overlong = [text.source for text, encoding in zip(texts, encodings, strict=True) if encoding.overflowing]
         what = f"texts have more than {self.options.max_length} tokens and are cut, of a pair the longer one first"
         self.note_cases(overlong, len(texts), what)
         return rows
@@ -157,7 +159,7 @@ class RegressionTask(TextRows):
 
     def learn(self) -> dict[str, Any]:
         """Return mean and standard deviation of the training values."""
-        values = np.array([cast(LabelledText, each).value for each in self.data.train], dtype=np.float64)
+        values = np.array([cast(LabelledText, example).value for example in self.data.train], dtype=np.float64)
         mean, std = float(values.mean()), float(values.std()) or 1.0
         if max(abs(mean), std) > USUAL_VALUES[1] or std < USUAL_VALUES[0]:
             self.notes.append(
@@ -191,8 +193,8 @@ class RegressionTask(TextRows):
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score values by their correlations."""
-        gold = [cast(LabelledText, each).value for each in examples]
-        return replace(score_values(gold, [each["value"] for each in predictions]), primary=self.metric)
+        gold = [cast(LabelledText, example).value for example in examples]
+        return replace(score_values(gold, [prediction["value"] for prediction in predictions]), primary=self.metric)
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return the mean of training for every example: the constant with the least squared error."""

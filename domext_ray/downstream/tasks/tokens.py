@@ -36,15 +36,10 @@ Pieces: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class TaggedWords:
-    """The words of a sentence that a row is asked about.
+    """The words of a sentence that a row is asked about."""
 
-    Args:
-        words: int64 [K], places in the sentence.
-        positions: int64 [K], places of their first pieces in the row.
-    """
-
-    words: np.ndarray
-    positions: np.ndarray
+    words: np.ndarray  # int64 [K], places in the sentence
+    positions: np.ndarray  # int64 [K], places of their first pieces in the row
 
 
 class TokenClassificationTask(ClassTask):
@@ -71,7 +66,7 @@ class TokenClassificationTask(ClassTask):
     def learn(self) -> dict[str, Any]:
         """Learn which marks are part of words."""
         sentences = cast("Sequence[TaggedSentence]", self.data.train)
-        marks = learn_marks([each.words for each in sentences if not isinstance(each, RawSentence)])
+        marks = learn_marks([sentence.words for sentence in sentences if not isinstance(sentence, RawSentence)])
         return marks.to_json() if marks else {}
 
     def load_state_dict(self, state: State) -> None:
@@ -96,16 +91,16 @@ class TokenClassificationTask(ClassTask):
         is_kept = functools.cache(lambda word: cut_words(word, marks)[0] == (word,))
         cut: list[tuple[TaggedSentence, str]] = []
         total = 0
-        for each in cast("Sequence[TaggedSentence]", getattr(self.data, split)):
-            for entity in () if isinstance(each, RawSentence) else read_tags(each.tags):
+        for sentence in cast("Sequence[TaggedSentence]", getattr(self.data, split)):
+            for entity in () if isinstance(sentence, RawSentence) else read_tags(sentence.tags):
                 total += 1
-                words = each.words[entity.start : entity.end]
-                cut += [(each, word) for word in words if not is_kept(word)][:1]
+                words = sentence.words[entity.start : entity.end]
+                cut += [(sentence, word) for word in words if not is_kept(word)][:1]
         if cut:
             what = f"entities of {split} have words that are cut otherwise in running text"
             first, word = cut[0]
             shown = "" if first.group else f", such as {word!r}"
-            self.note_cases([each.source for each, _ in cut], total, f"{what}{shown}")
+            self.note_cases([case.source for case, _ in cut], total, f"{what}{shown}")
             self.limits.append(f"{len(cut):,} of {total:,} {what}.")
 
     @property
@@ -116,12 +111,12 @@ class TokenClassificationTask(ClassTask):
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make the rows of sentences: one each, or several windows of a long one; see `Task.encode`."""
         sentences = cast("Sequence[TaggedSentence]", examples)
-        encoded = encode_words(self.backend, [each.words for each in sentences])
+        encoded = encode_words(self.backend, [example.words for example in sentences])
         self._note_oddities(sentences, encoded)
         rows: list[Row] = []
         for first, last in self._list_documents(sentences):
             own = sentences[first:last]
-            starts = [0, *itertools.accumulate(len(each.words) for each in own)]
+            starts = [0, *itertools.accumulate(len(example.words) for example in own)]
             ids, bounds = join_words(encoded[first:last], starts, self._room)
             for i, sentence in enumerate(own):
                 tags = self._read_tags(sentence, is_training)
@@ -138,7 +133,7 @@ class TokenClassificationTask(ClassTask):
             total += len(sizes)
         self.note_cases(dropped, total, "words are dropped by the tokenizer and taken as O")
         self.note_cases(overlong, total, f"words have more than {self._room} pieces and are read by their first ones")
-        if self.options.context and sentences and not any(each.document for each in sentences):
+        if self.options.context and sentences and not any(example.document for example in sentences):
             source = sentences[0].source
             self.keep_note(f"context is set, and no sentence names its document ({source}): rows hold one sentence.")
 
@@ -187,7 +182,7 @@ class TokenClassificationTask(ClassTask):
     def balance_classes(self) -> np.ndarray:
         """Return the weights of the tags, O among them; see `losses.balance`."""
         sentences = cast("Sequence[TaggedSentence]", self.data.train)
-        return balance(itertools.chain.from_iterable(each.tags for each in sentences), self._tags)
+        return balance(itertools.chain.from_iterable(sentence.tags for sentence in sentences), self._tags)
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return the tagged words."""
@@ -196,12 +191,12 @@ class TokenClassificationTask(ClassTask):
     def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         """Return the tags of every sentence's words and their entities; see `Task.decode`."""
         sentences = cast("Sequence[TaggedSentence]", examples)
-        scores = [np.full((len(each.words), len(self._tags)), -np.inf) for each in sentences]
-        for each in scores:
-            each[:, 0] = 0.0  # what no row is asked about is O
+        scores = [np.full((len(sentence.words), len(self._tags)), -np.inf) for sentence in sentences]
+        for matrix in scores:
+            matrix[:, 0] = 0.0  # what no row is asked about is O
         for row, (logits,) in zip(rows, outputs, strict=True):
             scores[row.example][row.place.words] = logits[row.place.positions]
-        return [self._read_entities(*each) for each in zip(sentences, scores, strict=True)]
+        return [self._read_entities(*pair) for pair in zip(sentences, scores, strict=True)]
 
     def _read_entities(self, sentence: TaggedSentence, scores: np.ndarray) -> Prediction:
         """Choose the tags of a sentence by their logits, float64 [W, tags]."""
@@ -211,15 +206,17 @@ class TokenClassificationTask(ClassTask):
         if best.any():
             text = place_words(sentence)[0]
             probabilities = softmax(scores, axis=1)[np.arange(len(best)), best]
-            for each, entity in zip(read_tags(tags), place_entities(sentence, tags), strict=True):
-                found.append(describe_entity(text, entity, probabilities[each.start : each.end].mean()))
+            for span, entity in zip(read_tags(tags), place_entities(sentence, tags), strict=True):
+                found.append(describe_entity(text, entity, probabilities[span.start : span.end].mean()))
         return {"entities": found, "tags": tags}
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score entities by boundaries and type (seqeval's strict mode); what no tags can say is a miss."""
         sentences = cast("Sequence[TaggedSentence]", examples)
-        gold = [(*place_entities(each, each.tags), *each.misplaced) for each in sentences]
-        found = [place_entities(own, each["tags"]) for own, each in zip(sentences, predictions, strict=True)]
+        gold = [(*place_entities(sentence, sentence.tags), *sentence.misplaced) for sentence in sentences]
+        found = [
+            place_entities(own, prediction["tags"]) for own, prediction in zip(sentences, predictions, strict=True)
+        ]
         return replace(score_entities(gold, found, self.data.labels), primary=self.metric)
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
@@ -228,34 +225,31 @@ class TokenClassificationTask(ClassTask):
         All O, the most frequent tag, would find no entity at all.
         """
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for each in cast("Sequence[TaggedSentence]", self.data.train):
-            for word, tag in zip(each.words, each.tags, strict=True):
+        for sentence in cast("Sequence[TaggedSentence]", self.data.train):
+            for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 counts[word][tag] += 1
         usual = {word: max(sorted(tags), key=tags.__getitem__) for word, tags in counts.items()}
         sentences = cast("Sequence[TaggedSentence]", examples)
-        return [{"tags": [*repair_tags([usual.get(word, "O") for word in each.words])]} for each in sentences]
+        return [{"tags": [*repair_tags([usual.get(word, "O") for word in example.words])]} for example in sentences]
 
 
 def encode_words(backend: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[Pieces]:
     """Tokenise the words of sentences one by one, as `is_split_into_words` does with `add_prefix_space`."""
     if isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
         sentences = [[f" {word}" for word in words] for words in sentences]
-    words = [list(each) for each in sentences]
+    words = [list(sentence) for sentence in sentences]
     encodings = backend.encode_batch(words, is_pretokenized=True, add_special_tokens=False)
-    return [(np.array(each.ids, dtype=np.int64), np.array(each.word_ids, dtype=np.int64)) for each in encodings]
+    return [
+        (np.array(encoding.ids, dtype=np.int64), np.array(encoding.word_ids, dtype=np.int64)) for encoding in encodings
+    ]
 
 
 def join_words(encoded: Sequence[Pieces], starts: Sequence[int], room: int) -> tuple[np.ndarray, np.ndarray]:
     """Put the words of sentences one after another, each with its first `room` pieces.
 
-    Args:
-        encoded: of `encode_words`.
-        starts: for each sentence the number of its first word, and the number of all words.
-        room: pieces that a word keeps at most.
-
-    Returns:
-        The pieces' ids, int64 [P], and bounds, int64 [W + 1]: word w has the pieces bounds[w] to bounds[w + 1], none if
-        the tokenizer drops it.
+    `starts` has for each sentence the number of its first word, then the number of all words. Returned are the pieces'
+    ids, int64 [P], and bounds, int64 [W + 1]: word w has the pieces bounds[w] to bounds[w + 1], none if the tokenizer
+    drops it.
     """
     ids = np.concatenate([own for own, _ in encoded])
     words = np.concatenate([start + own for start, (_, own) in zip(starts, encoded, strict=False)])
@@ -269,7 +263,7 @@ def join_words(encoded: Sequence[Pieces], starts: Sequence[int], room: int) -> t
 
 def list_tags(types: Sequence[str]) -> tuple[str, ...]:
     """Return the tags of entity types in the head's order: O, then B- and I- of every type."""
-    return ("O", *(f"{prefix}-{each}" for each in types for prefix in "BI"))
+    return ("O", *(f"{prefix}-{label}" for label in types for prefix in "BI"))
 
 
 def place_words(sentence: TaggedSentence) -> tuple[str, Sequence[tuple[int, int]]]:
@@ -283,7 +277,7 @@ def place_words(sentence: TaggedSentence) -> tuple[str, Sequence[tuple[int, int]
 def place_entities(sentence: TaggedSentence, tags: Sequence[str]) -> list[Entity]:
     """Return the entities of a sentence's tags (none: it has none) with their places in its text."""
     offsets = place_words(sentence)[1]
-    return [Entity(offsets[each.start][0], offsets[each.end - 1][1], each.label) for each in read_tags(tags)]
+    return [Entity(offsets[span.start][0], offsets[span.end - 1][1], span.label) for span in read_tags(tags)]
 
 
 def cut_again(sentence: RawSentence, marks: WordMarks) -> RawSentence:
@@ -294,15 +288,10 @@ def cut_again(sentence: RawSentence, marks: WordMarks) -> RawSentence:
 
 
 def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[Window]:
-    """Cut a sentence into ranges of whole words that fit a row.
+    """Cut a sentence into ranges [first, last) of whole words that fit a row; each goes further than the one before.
 
-    Args:
-        sizes: int64 [W], pieces of every word, each `room` at most.
-        room: pieces of a window at most.
-        stride: pieces that a window shares with the one before, at most; fewer where the next word needs the room.
-
-    Returns:
-        Ranges [first, last) that cover all words; each goes further than the one before.
+    `sizes` are the pieces of every word, int64 [W], each `room` at most. A window shares up to `stride` pieces with the
+    one before, fewer where the next word needs the room.
     """
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     windows: list[Window] = []
@@ -320,11 +309,7 @@ def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[Window]:
 def grow_window(bounds: np.ndarray, first: int, last: int, room: int) -> Window:
     """Widen a range of words until the row is full, by as many pieces on either side as there are.
 
-    Args:
-        bounds: int64 [W + 1], first piece of every word of the document, and their number.
-        first: the range's first word.
-        last: the word after its last.
-        room: pieces of a window at most.
+    `bounds` are the document's, as of `join_words`; `last` is the word after the range's last.
     """
     spare = room - (bounds[last] - bounds[first])
     left = min(bounds[first], max(spare // 2, spare - (bounds[-1] - bounds[last])))
@@ -335,14 +320,8 @@ def grow_window(bounds: np.ndarray, first: int, last: int, room: int) -> Window:
 def assign_words(bounds: np.ndarray, windows: Sequence[Window], begin: int, end: int) -> np.ndarray:
     """Give every word of a sentence to the window where its shorter side has most pieces, the first of equals.
 
-    Args:
-        bounds: int64 [W + 1], of the document.
-        windows: ranges of the document's words; together they cover the sentence.
-        begin: the sentence's first word.
-        end: the word after its last.
-
-    Returns:
-        int64 [end - begin], numbers of windows.
+    `bounds` are the document's, as of `join_words`. The windows cover the sentence, which is words `begin` to `end`;
+    their numbers are returned as int64 [end - begin].
     """
     owners = np.full(end - begin, -1, dtype=np.int64)
     most = np.full(end - begin, -1, dtype=np.int64)
@@ -357,13 +336,9 @@ def assign_words(bounds: np.ndarray, windows: Sequence[Window], begin: int, end:
 
 
 def find_best_tags(scores: np.ndarray) -> np.ndarray:
-    """Return the valid IOB2 sequence with the highest sum of scores (Viterbi).
+    """Return the valid IOB2 sequence with the highest sum of scores (Viterbi), as int64 columns [W].
 
-    Args:
-        scores: float [W, 1 + 2·T], of O, then of B- and I- of every type; -inf where a tag is out of the question.
-
-    Returns:
-        int64 [W], columns; an I- always follows B- or I- of its type.
+    Scores are float [W, 1 + 2·T], of O, then of B- and I- of every type; -inf where a tag is out of the question.
     """
     best = scores.argmax(axis=1)
     before = np.concatenate([[0], best[:-1]])

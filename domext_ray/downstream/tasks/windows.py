@@ -24,17 +24,11 @@ Window = tuple[int, int]
 
 @dataclass(frozen=True)
 class TextPieces:
-    """The pieces of a text.
+    """The pieces of a text."""
 
-    Args:
-        ids: int64 [P], without special tokens.
-        starts: int64 [P], first character of each piece, spaces and invisible characters left out.
-        ends: int64 [P], the character after its last; not above its start if the piece shows nothing.
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
+    ids: np.ndarray  # int64 [P], without special tokens
+    starts: np.ndarray  # int64 [P], first character of each piece, spaces and invisible characters left out
+    ends: np.ndarray  # int64 [P], the character after its last; not above its start if the piece shows nothing
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -72,12 +66,8 @@ def _trim_spaces(text: str, starts: np.ndarray, ends: np.ndarray) -> tuple[np.nd
 def plan_windows(num_pieces: int, size: int, overlap: int, stretches: Iterable[Window] = ()) -> list[Window]:
     """Cover a text with windows, in order; the last one by place ends with the text.
 
-    Args:
-        num_pieces: pieces of the text; 0 gives one empty window.
-        size: pieces of a window at most, 1 or more.
-        overlap: pieces that neighbours share, half a window at most.
-        stretches: labelled parts, for training only: in prediction nobody knows where they are. One that no window
-            holds whole has a window around it; one that is longer than a window cannot be helped.
+    A text without pieces has one empty window. Neighbours share `overlap` pieces, half a window at most. Labelled
+    stretches are for training only: one that no window holds whole, and that fits into one, has a window around it.
     """
     step = size - min(overlap, size // 2)
     starts = [*range(0, num_pieces - size, step), max(0, num_pieces - size)]
@@ -95,11 +85,7 @@ def holds(window: Window, stretch: Window) -> bool:
 
 
 def make_cutting_backend(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Tokenizer:
-    """Return a tokenizer's engine that cuts rows at their end, of two texts the longer one first; see `make_backend`.
-
-    Raises:
-        ConfigError: there is no room for two texts.
-    """
+    """Return a tokenizer's engine that cuts rows at their end, of two texts the longer one first."""
     read_template(tokenizer, pair=True).measure_room(max_length, least=2)
     backend = make_backend(tokenizer)
     backend.enable_truncation(max_length, strategy="longest_first")
@@ -116,15 +102,11 @@ def stack_rows(rows: Sequence[Sequence[int]], pad: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RowTemplate:
-    """How a tokenizer writes a row: its special tokens and segment types around one text, or two.
+    """How a tokenizer writes a row: its special tokens and segment types around one text, or two."""
 
-    Args:
-        specials: int64 ids before, between (two texts only) and after the texts.
-        types: segment types of specials and texts in the row's order, each as long as its part, texts 1; None: all 0.
-    """
-
-    specials: tuple[np.ndarray, ...]
+    specials: tuple[np.ndarray, ...]  # int64 ids before, between (two texts only) and after the texts
     types: tuple[np.ndarray, ...] | None
+    """Segment types of specials and texts in the row's order, each as long as its part, texts 1; None: all 0."""
 
     @property
     def num_special(self) -> int:
@@ -132,15 +114,7 @@ class RowTemplate:
         return sum(map(len, self.specials))
 
     def measure_room(self, max_length: int, least: int) -> int:
-        """Return how many pieces a row has room for beside its special tokens.
-
-        Args:
-            max_length: tokens of a row at most.
-            least: pieces that a row of the task has to hold.
-
-        Raises:
-            ConfigError: the row is too short.
-        """
+        """Return how many pieces a row has room for beside its special tokens; fewer than `least` are refused."""
         if max_length < self.num_special + least:
             raise ConfigError(
                 f"max_length is {max_length}; a row of this task has {self.num_special} special tokens and needs "
@@ -149,11 +123,7 @@ class RowTemplate:
         return max_length - self.num_special
 
     def join(self, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return a row of texts, int64 [N], and its segment types, int64 [N] or None.
-
-        Args:
-            *texts: int64 ids, as many texts as the template is for.
-        """
+        """Return a row of texts (int64 ids), int64 [N], and its segment types, int64 [N] or None."""
         parts = [self.specials[0]]
         for text, special in zip(texts, self.specials[1:], strict=True):
             parts += [text, special]
@@ -173,9 +143,9 @@ def read_template(tokenizer: PreTrainedTokenizerBase, *, pair: bool) -> RowTempl
     ids, types = np.array(encoding.ids, dtype=np.int64), np.array(encoding.type_ids, dtype=np.int64)
     bounds = [0]
     for text in range(1 + pair):
-        places = np.flatnonzero([each == text for each in encoding.sequence_ids])
+        places = np.flatnonzero([sequence_id == text for sequence_id in encoding.sequence_ids])
         bounds += [int(places[0]), int(places[-1]) + 1]
-    parts = [slice(*each) for each in zip(bounds, [*bounds[1:], len(ids)], strict=True)]
+    parts = [slice(*stretch) for stretch in zip(bounds, [*bounds[1:], len(ids)], strict=True)]
     specials = tuple(ids[part] for part in parts[::2])
     # RoBERTa's tokenizers have no types, and its models' tables no row for a second one.
     if "token_type_ids" not in tokenizer.model_input_names or not types.any():
