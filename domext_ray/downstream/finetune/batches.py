@@ -16,12 +16,6 @@ def plan_epoch(num_rows: int, batch_size: int, seed: int, epoch: int) -> list[np
     Rows of any lengths stand together. Batches of similar lengths would save padding, but the mean over a batch's
     targets would let a word of a short sentence weigh more than one of a long sentence, and it costs F1. The last batch
     may be smaller.
-
-    Args:
-        num_rows: of the training split.
-        batch_size: rows of an optimiser step.
-        seed: the training's.
-        epoch: from 0.
     """
     order = np.argsort(hash_counters(seed, Purpose.TRAINING_ROWS, epoch, np.arange(num_rows)), kind="stable")
     return [order[first : first + batch_size] for first in range(0, num_rows, batch_size)]
@@ -30,10 +24,7 @@ def plan_epoch(num_rows: int, batch_size: int, seed: int, epoch: int) -> list[np
 def batch_by_length(rows: Sequence[Row], max_tokens: int, max_rows: int = 0) -> list[np.ndarray]:
     """Return the places of rows from short to long, cut into batches with little padding.
 
-    Args:
-        rows: of one batch or of many.
-        max_tokens: of a batch, padding counted; a longer row is a batch of its own.
-        max_rows: of a batch; 0: any number.
+    A batch has `max_tokens` at most, padding counted, and a longer row is a batch of its own; `max_rows` 0: any number.
     """
     order = sorted(range(len(rows)), key=lambda i: rows[i].length)
     batches: list[list[int]] = [[]]

@@ -30,19 +30,12 @@ _TASKS = {
 
 @dataclass(frozen=True)
 class CardFigures:
-    """What a card says of how good a model is.
-
-    Args:
-        data: the labelled set.
-        metric: the figure that counts, a path into those of a split.
-        scores: by split what `Score.describe` gave, of all models of the task together.
-        baselines: figures by split and name of a baseline.
-    """
+    """What a card says of how good a model is."""
 
     data: LabelledSet
-    metric: str
-    scores: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metric: str  # a path into the figures of a split
+    scores: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # `Score.describe` of all stages, by split
+    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by split and name
 
 
 def build_card(start: StartModel, fitted: Fitted, figures: CardFigures, *, is_plain: bool) -> str:
@@ -60,9 +53,9 @@ def build_card(start: StartModel, fitted: Fitted, figures: CardFigures, *, is_pl
             dataset_split=split,
             metric_type=metric,
             metric_name=metric,
-            metric_value=flatten(each)[metric],
+            metric_value=flatten(own)[metric],
         )
-        for split, each in scores.items()
+        for split, own in scores.items()
     ]
     more: dict[str, Any] = {}
     if isinstance(task, TokenClassificationTask):
@@ -98,14 +91,14 @@ def _describe_scores(figures: CardFigures) -> str:
     if not figures.scores:
         return ""
     rows = [
-        (split, f"{flatten(each)[metric]:.3f}", format_bounds(*each["intervals"][metric]), f"{each['examples']:,}")
-        for split, each in figures.scores.items()
+        (split, f"{flatten(own)[metric]:.3f}", format_bounds(*own["intervals"][metric]), f"{own['examples']:,}")
+        for split, own in figures.scores.items()
     ]
     table = format_markdown(("", metric, "95 % interval", "examples"), rows)
     said = ["The model was chosen by dev, so dev's figure is rather too high"]
-    scored = {"shared": count_shared(data), "examples": {split: len(each) for split, each in data.splits.items()}}
-    for split, each in figures.scores.items():
-        values = {"this model": flatten(each)[metric]}
+    scored = {"shared": count_shared(data), "examples": {split: len(own) for split, own in data.splits.items()}}
+    for split, own in figures.scores.items():
+        values = {"this model": flatten(own)[metric]}
         said += [
             f"On {split}: {caution}"
             for caution in list_cautions(scored, split, metric, figures.baselines.get(split, {}), values)

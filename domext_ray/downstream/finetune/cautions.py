@@ -19,14 +19,10 @@ def list_cautions(
 ) -> list[str]:
     """Return a clause for each thing that a reader of figures must know, none where there is nothing.
 
-    Args:
-        scored: of the set, by split: the examples, and how many of them are `shared` with train.
-        split: what the figures are of.
-        metric: what is compared, a path into the baselines' figures.
-        baselines: figures of the split by the name of a baseline.
-        values: the metric by the name of a model.
+    `scored` has the number of `examples` by split, and how many of them are `shared` with train; `metric` is a path
+    into the baselines' figures, and `values` has it by the name of a model.
     """
-    found = {name: flatten(dict(each)).get(metric) for name, each in baselines.items()}
+    found = {name: flatten(dict(figures)).get(metric) for name, figures in baselines.items()}
     known = {name: value for name, value in found.items() if value is not None}
     cautions = []
     if known:

@@ -46,7 +46,7 @@ class FinetunedRun:
     @property
     def num_trained(self) -> int:
         """Parameters that trained, the task's head among them."""
-        return sum(each["trainable"] for each in self.summary["parameters"].values())
+        return sum(counts["trainable"] for counts in self.summary["parameters"].values())
 
 
 def write_resamples(folder: Place, resamples: dict[str, np.ndarray]) -> None:
@@ -56,11 +56,7 @@ def write_resamples(folder: Place, resamples: dict[str, np.ndarray]) -> None:
 
 
 def read_sample(folder: Place, split: str, values: Sequence[float], num_clusters: int) -> Sample:
-    """Return the metric of a run's restarts with the resamples that `write_resamples` wrote.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
+    """Return the metric of a run's restarts with the resamples that `write_resamples` wrote."""
     try:
         with name_file(folder / RESAMPLES), np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
             return Sample(np.array(values), arrays[split], num_clusters)
@@ -74,11 +70,7 @@ def is_finetuned(folder: Place) -> bool:
 
 
 def read_finetuned(folder: Place) -> FinetunedRun:
-    """Read a fine-tuning run that has ended.
-
-    Raises:
-        RunError: it has not.
-    """
+    """Read a fine-tuning run that has ended."""
     if not (folder / "summary.json").is_file():
         raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
     return _take_run(folder, read_finetune_summary(folder))
@@ -92,11 +84,7 @@ def _take_run(folder: Place, summary: dict[str, Any]) -> FinetunedRun:
 
 
 def check_comparable(runs: Sequence[FinetunedRun]) -> None:
-    """Refuse runs on different sets, metrics or numbers of resamples.
-
-    Raises:
-        RunError: naming the first two that differ.
-    """
+    """Refuse runs on different sets, metrics or numbers of resamples."""
     first = runs[0]
     for run in runs[1:]:
         for what, values in (
@@ -133,19 +121,14 @@ def draw_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line], path: Pl
 
 def compare_pair(against: FinetunedRun, run: FinetunedRun) -> list[Line]:
     """Compare a run with the model of its --against; the lines are called as their models are."""
-    names = [each.summary["model"]["name"] for each in (against, run)]
+    names = [side.summary["model"]["name"] for side in (against, run)]
     if names[0] == names[1]:
         names = [f"{names[0]} (--against)", f"{names[1]} (--model)"]
     return compare_finetuned((against, run), names)
 
 
 def summarize_pair(folder: Place, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return what summary.json says of the model of --against.
-
-    Args:
-        folder: the run's directory; the run of --against in it has ended.
-        summary: the run's own.
-    """
+    """Return what summary.json says of the model of --against, whose run in `folder` has ended."""
     against, run = read_finetuned(folder / AGAINST), _take_run(folder, summary)
     lines = compare_pair(against, run)
     difference = lines[1].difference
@@ -166,10 +149,7 @@ def summarize_pair(folder: Place, summary: dict[str, Any]) -> dict[str, Any]:
 def describe_pair(against: FinetunedRun, run: FinetunedRun, lines: Sequence[Line]) -> str:
     """Return in one line the difference of two runs, its interval, and what that says and does not say.
 
-    Args:
-        against: the run that is compared with.
-        run: the other one.
-        lines: what `compare_pair` found.
+    `lines` is what `compare_pair` found.
     """
     difference = lines[1].difference
     assert difference is not None
@@ -184,14 +164,14 @@ def describe_pair(against: FinetunedRun, run: FinetunedRun, lines: Sequence[Line
     summary, means = run.summary, {line.name: line.figure.value for line in lines}
     said += list_cautions(summary["set"], run.split, summary["metric"], summary["baselines"][run.split], means)
     where = "dev, which chose both models," if run.split == "dev" else run.split
-    value, low, high = (round(each, 1) + 0.0 for each in (found.value, found.low, found.high))  # no -0.0
+    value, low, high = (round(figure, 1) + 0.0 for figure in (found.value, found.low, found.high))  # no -0.0
     return f"{value:+.1f} points of {run.summary['metric']} on {where} [{low:.1f}, {high:.1f}]: {'; '.join(said)}."
 
 
 def _judge(points: Estimate, lines: Sequence[Line], number: str, seen: str) -> str:
     """What the interval of a difference in points says; `number` of documents were scored, `seen` has restarts, too."""
     if points.is_apart:
-        worse, better = (each.name for each in (lines if points.value > 0 else lines[::-1]))
+        worse, better = (line.name for line in (lines if points.value > 0 else lines[::-1]))
         return f"{better} is better than {worse} on text like these {number}; of other text or labels it says nothing"
     half = (points.high - points.low) / 2
     if half >= 100.0:

@@ -40,23 +40,14 @@ def export_stages(
 ) -> None:
     """Write a fine-tuned model, or of a task of several models each into a folder of its own.
 
-    Args:
-        start: the model that was fine-tuned.
-        task: with its labelled set.
-        fitted: the models of its stages.
-        folder: where they are written.
-        scores: what they reached together, by split, for their cards.
-        baselines: what baselines reached, by split and name, for their cards.
-
-    Raises:
-        RunError: `folder` holds something that is no export, or the disk refuses.
+    `scores`, by split, and `baselines`, by split and name, are for the cards.
     """
     places = {name: HERE if len(task.stages) == 1 else name for name in task.stages}
     content = TaskFile(describe_task(task), places)
     figures = CardFigures(task.data, task.metric, scores or {}, baselines or {})
     with new_export(folder, ExportRecord(FINE_TUNED), Path(start.id).expanduser()) as temporary:
-        for name, each in fitted.items():
-            save_fitted(start, each, temporary / places[name], figures)
+        for name, model in fitted.items():
+            save_fitted(start, model, temporary / places[name], figures)
         write_task_file(temporary, content)
         if content.description.state.get("embedding_recall"):
             _save_recall_encoder(start, temporary / RECALL_ENCODER)

@@ -60,15 +60,15 @@ class ExportedModel:
         if not examples:
             return Predicted([], [])
         asked = {
-            name: partial(predict_examples, each, max_tokens=self.batch_tokens) for name, each in self.fitted.items()
+            name: partial(predict_examples, model, max_tokens=self.batch_tokens) for name, model in self.fitted.items()
         }
         predictions = self.task.run(asked, examples)
-        return Predicted(predictions, [self.task.show(each) for each in predictions])
+        return Predicted(predictions, [self.task.show(prediction) for prediction in predictions])
 
     def take_cases(self) -> dict[str, int]:
         """Return how many of the examples so far were odd (cut, above all), by what is said of them, and begin anew."""
         taken = Counter[str]()
-        for cases in (self.task.cases, *(each.task.cases for each in self.fitted.values())):
+        for cases in (self.task.cases, *(model.task.cases for model in self.fitted.values())):
             taken.update(cases)
             cases.clear()
         return dict(taken)
@@ -81,16 +81,12 @@ def is_finetuned_model(folder: Path) -> bool:
 
 def hash_export(folder: Path) -> str:
     """Return the sha256 of the files of an export that decide what it predicts."""
-    found = [each for each in Place(folder).list_files() if each.endswith(_DECIDING)]
-    return hash_values({each: hash_file(folder / each) for each in found if INT8 not in each.split("/")})
+    found = [name for name in Place(folder).list_files() if name.endswith(_DECIDING)]
+    return hash_values({name: hash_file(folder / name) for name in found if INT8 not in name.split("/")})
 
 
 def find_export(folder: Path) -> Path:
-    """Return the folder of a fine-tuned model: an export, or that of a fine-tuning run.
-
-    Raises:
-        RunError: it holds no fine-tuned model, or half an export.
-    """
+    """Return the folder of a fine-tuned model: an export, or that of a fine-tuning run."""
     if (folder / TRAININGS).is_dir():
         folder /= "export"
         if not folder.is_dir():
@@ -135,9 +131,9 @@ def load_exported(
     fault = f"{folder / TASK_FILE} has the models {', '.join(places) or 'none'}; export the model again."
     if not places:
         raise RunError(fault)
-    for each in places.values():
-        if not is_graph(each) and find_head(each) is None:
-            raise RunError(f"{each} holds no fine-tuned model, and {TASK_FILE} says that it does; export it again.")
+    for place in places.values():
+        if not is_graph(place) and find_head(place) is None:
+            raise RunError(f"{place} holds no fine-tuned model, and {TASK_FILE} says that it does; export it again.")
     recalls = description.state.get("embedding_recall") is True
     embed = TextEmbedding(load_start_model(str(folder / RECALL_ENCODER))) if recalls else None
     tokenizer = load_tokenizer(next(iter(places.values())))
@@ -156,5 +152,5 @@ def load_exported(
 
 def _load_stage(folder: Path, stage: Task) -> Any:
     start = load_start_model(str(folder), keep_head=True)
-    values = {each: getattr(start.config, each) for each in NO_BILSTM}
+    values = {name: getattr(start.config, name) for name in NO_BILSTM}
     return build_task_model(start, stage, FULL, dropout=0.0, seed=0, **values)

@@ -48,25 +48,18 @@ from domext_ray.training.pretrain import check_shared_storage
 
 
 def run_finetuning(config: FinetuneConfig) -> Place:
-    """Carry a fine-tuning run from labelled files to scores, report and export.
+    """Carry a fine-tuning run from labelled files to scores, report and export; return its directory.
 
-    Args:
-        config: the run; with `dry_run` everything is checked and printed and nothing is trained or written.
-
-    Returns:
-        The run's directory.
-
-    Raises:
-        DomextError: any mistake of the user's, before anything is trained where that can be known.
+    With `dry_run` everything is checked and printed, and nothing is trained or written.
     """
     plans = plan_finetuning(config)
     folder = plans[0].folder
-    for note in dict.fromkeys(note for each in plans for note in each.notes):
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes):
         print(note)
     if config.dry_run:
-        outcomes = [each.ledger.read(trial) for each in plans for trial in each.trials]
-        trained = max(sum(number for number, _ in each.counts.values()) for each in plans)
-        amount = describe_amount([each for each in outcomes if each.has_ended], len(outcomes), 4 * trained)
+        outcomes = [plan.ledger.read(trial) for plan in plans for trial in plan.trials]
+        trained = max(sum(number for number, _ in plan.counts.values()) for plan in plans)
+        amount = describe_amount([outcome for outcome in outcomes if outcome.has_ended], len(outcomes), 4 * trained)
         print(f"{amount}\n\n{describe_finetune_plan(*plans)}")
         return folder
     if all(map(is_finished, plans)):
@@ -80,9 +73,9 @@ def run_finetuning(config: FinetuneConfig) -> Place:
     settled = resolve_precision(resolve_gpu(plans[0].config))
     cpus, gpus, parallel = plan_resources(settled)
     ready = []
-    for each in plans:
-        own = replace(each.config, engine=settled.engine, scale=settled.scale)
-        ready.append(replace(each, config=own, cpus=cpus, gpus=gpus, parallel=parallel))
+    for plan in plans:
+        own = replace(plan.config, engine=settled.engine, scale=settled.scale)
+        ready.append(replace(plan, config=own, cpus=cpus, gpus=gpus, parallel=parallel))
     _carry_out(*ready)
     return folder
 
@@ -105,18 +98,14 @@ def _carry_out(plan: FinetunePlan, against: FinetunePlan | None = None) -> None:
 
 
 def plan_resources(config: FinetuneConfig) -> tuple[float, float, int]:
-    """Return CPUs and GPUs of a training, and trainings at once; Ray is initialised.
-
-    Raises:
-        ConfigError: no node has what one training takes.
-    """
+    """Return CPUs and GPUs of a training, and trainings at once; Ray is initialised."""
     nodes, scale = list_nodes(), config.scale
     num_trainings = len(config.grid.points) * config.grid.restarts
-    cpus, gpus = sum(each.cpus for each in nodes), sum(each.gpus for each in nodes)
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     per_card = int(1.0 / scale.gpus + 1e-9)
     limit = int(gpus) * per_card if scale.uses_gpu else max(1, int(cpus / (scale.cpus or 1.0)))
     parallel = min(num_trainings, scale.parallel or limit)
-    largest = max(each.cpus for each in nodes)
+    largest = max(node.cpus for node in nodes)
     share = scale.cpus or min(max(1.0, cpus // parallel), largest or 1.0)  # without a CPU it waits for one
     if share > largest > 0:
         raise ConfigError(f"--scale.cpus is {share:g}; no node has more than {largest:g} CPUs{describe_hold()}.")
@@ -124,11 +113,7 @@ def plan_resources(config: FinetuneConfig) -> tuple[float, float, int]:
 
 
 def train_grid(plan: FinetunePlan) -> GridResults:
-    """Run the trainings of a grid that have not ended before; one at least has ended well.
-
-    Raises:
-        TrainingError: all of them failed.
-    """
+    """Run the trainings of a grid that have not ended before; one at least has ended well."""
     results = _train_all(plan, plan.trials)
     if not results.ended:
         raise TrainingError(f"all {len(plan.trials)} trainings failed; of the first: {results.failed[0]['reason']}")
@@ -138,9 +123,9 @@ def train_grid(plan: FinetunePlan) -> GridResults:
 def score_grid(plan: FinetunePlan, results: GridResults) -> ScoredGrid:
     """Choose a point by dev, score its restarts on test, and export the best of them."""
     best, chosen = choose_point(results)
-    points, best_point = [Point(**each["point"]) for each in chosen], Point(**best["point"])
+    points, best_point = [Point(**record["point"]) for record in chosen], Point(**best["point"])
     _restore_tensors(plan, points)
-    tasks = [Task(i, (each, each == best_point), 1.0, each.key) for i, each in enumerate(points)]
+    tasks = [Task(i, (point, point == best_point), 1.0, point.key) for i, point in enumerate(points)]
     said = {"verb": "scoring", "unit": "models", "remedy": MORE_MEMORY}
     shares = {"total": len(tasks), "cpus": plan.cpus, "gpus": plan.gpus}
     outcomes = run_tasks(partial(score, plan), tasks, None, **said, **shares)  # type: ignore[arg-type]
@@ -166,19 +151,12 @@ def _list_verdicts(summary: dict[str, Any]) -> list[str]:
 def gather_scores(
     plan: FinetunePlan, points: Sequence[Point], best: Point, baselines: dict[str, dict[str, dict[str, Any]]]
 ) -> FinalScores:
-    """Read what the chosen training and its restarts reached, and write the run's predictions and resamples.
-
-    Args:
-        plan: the run.
-        points: the chosen trainings.
-        best: the one that is exported.
-        baselines: figures of trivial baselines by split and name.
-    """
+    """Read what the chosen training and its restarts reached, and write the run's predictions and resamples."""
     splits, folder = plan.splits, plan.trainings / best.key
     lines = [(folder / f"{split}.predictions.jsonl").read_text(encoding="utf-8") for split in splits]
     write_text(plan.folder / "predictions.jsonl", "".join(lines))
-    drawn = {split: [np.load(plan.trainings / each.key / f"{split}.npy") for each in points] for split in splits}
-    write_resamples(plan.folder, {split: np.stack(each) for split, each in drawn.items()})
+    drawn = {split: [np.load(plan.trainings / point.key / f"{split}.npy") for point in points] for split in splits}
+    write_resamples(plan.folder, {split: np.stack(arrays) for split, arrays in drawn.items()})
     remedy = "delete the training's folder and the .json beside it: the same command trains it again"
     read = {
         (point, split): read_json(plan.trainings / point.key / f"{split}.json", remedy, {"figures": dict})
@@ -186,26 +164,26 @@ def gather_scores(
         for split in splits
     }
     own = {split: read[best, split] for split in splits}
-    notes = [note for each in own.values() for note in each["notes"]]
+    notes = [note for record in own.values() for note in record["notes"]]
     return FinalScores(
         own["dev"]["figures"],
         own["test"]["figures"] if "test" in own else {},
         {split: [get_figure(read[point, split]["figures"], plan.task.metric) for point in points] for split in splits},
         baselines,
-        {split: each["steps"] for split, each in own.items()},
+        {split: record["steps"] for split, record in own.items()},
         tuple(dict.fromkeys(notes)),
     )
 
 
 def _train_all(plan: FinetunePlan, trials: Sequence[Trial], *, keep_all: bool = False) -> GridResults:
     """Run the trainings that have not ended before; one that fails leaves its reason, and the others go on."""
-    outcomes = [plan.ledger.read(each) for each in trials]
+    outcomes = [plan.ledger.read(trial) for trial in trials]
     watch = FinetuneWatch(plan.trainings, tuple(plan.task.stages), outcomes, keep_all=keep_all)
     # A process keeps the memory of a GPU that its trial has taken.
     rules = Rules("fine-tuning", _explain_death, reuses=not plan.gpus, failures=TrainingError)
     run_trials(make_pool(plan, len(trials)), trials, plan.ledger, watch, rules)
     watch.line.keep(watch.describe_ended())
-    return gather_results(plan.ledger.read(each) for each in trials)
+    return gather_results(plan.ledger.read(trial) for trial in trials)
 
 
 def _explain_death(trial: Trial, deaths: int) -> str:
@@ -215,12 +193,12 @@ def _explain_death(trial: Trial, deaths: int) -> str:
 def _restore_tensors(plan: FinetunePlan, points: Sequence[Point]) -> None:
     """Train those of the chosen trainings again whose tensors were dropped: an earlier grid had a better point."""
     names = [*(f"{name}.safetensors" for name in plan.task.stages), "dev.json", "dev.npy", "dev.predictions.jsonl"]
-    lost = [each for each in points if not all((plan.trainings / each.key / name).is_file() for name in names)]
+    lost = [point for point in points if not all((plan.trainings / point.key / name).is_file() for name in names)]
     if not lost:
         return
     print(f"{len(lost)} of the chosen trainings were overtaken in an earlier grid: trained again for their tensors.")
-    for each in lost:
-        plan.ledger.find(each.key).delete()
-    failed = _train_all(plan, [Trial(each.key, asdict(each)) for each in lost], keep_all=True).failed
+    for point in lost:
+        plan.ledger.find(point.key).delete()
+    failed = _train_all(plan, [Trial(point.key, asdict(point)) for point in lost], keep_all=True).failed
     if failed:
         raise TrainingError(failed[0]["reason"])

@@ -42,11 +42,7 @@ def open_ledger(trainings: Place) -> Ledger:
 
 
 def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) -> StagedTask:
-    """Make the task of a configuration's set for the tokenizer of its start model.
-
-    Raises:
-        ConfigError: a rule of the family's is broken, it has no such loss, or the tokenizer cannot do without words.
-    """
+    """Make the task of a configuration's set for the tokenizer of its start model."""
     labelled = config.labelled
     for name in ("word_dropout", "new_word_dropout"):
         kind, value = name_model(start.tokenizer), getattr(labelled, name)
@@ -69,16 +65,7 @@ def restore_stages(
     point: Point,
     device: torch.device,
 ) -> dict[str, Fitted]:
-    """Make the models of one training again, by the name of their stage.
-
-    Args:
-        start: the encoder that the training started from.
-        task: the task with its set.
-        config: the run.
-        trainings: the run's folder of trainings.
-        point: the training; its tensors are kept.
-        device: where to predict.
-    """
+    """Make the models of one training again, by the name of their stage."""
     thresholds = read_result(trainings, point)["thresholds"]
     return {
         name: restore_task(
@@ -96,40 +83,21 @@ def restore_stages(
 
 @dataclass(frozen=True)
 class FinetunedModel:
-    """The best training of a fine-tuning run.
+    """The best training of a fine-tuning run."""
 
-    Args:
-        folder: the run's directory.
-        config: the run.
-        start: the encoder that it started from.
-        loaded: the labelled set.
-        task: the task with its set.
-        fitted: the trained model of every stage.
-        summary: content of summary.json.
-    """
-
-    folder: Place
+    folder: Place  # the run's directory
     config: FinetuneConfig
     start: StartModel
     loaded: LoadedSet
     task: StagedTask
-    fitted: dict[str, Fitted]
-    summary: dict[str, Any]
+    fitted: dict[str, Fitted]  # the trained model of every stage
+    summary: dict[str, Any]  # content of summary.json
 
 
 def rebuild_finetuned(folder: Place, device: torch.device, *, data: str = "", model: str = "") -> FinetunedModel:
     """Make the best model of a fine-tuning run that has ended again, to predict with it.
 
-    Args:
-        folder: the run's directory.
-        device: where to predict.
-        data: where its labelled files are now; empty: where they were.
-        model: where its start model is now; empty: where it was.
-
-    Raises:
-        RunError: no such run, or files that have changed since.
-        BaseModelError: its start model is not to be had.
-        CorpusError: its labelled files are not to be had.
+    `data` and `model` say where its labelled files and its start model are now; empty: where they were.
     """
     config, identity, summary = _read_run(folder)
     config = replace(config, data=data or config.data, model=model or config.model)
@@ -167,19 +135,11 @@ def _read_run(folder: Place) -> tuple[FinetuneConfig, Mapping[str, Any], dict[st
 
 
 def read_finetune_summary(folder: Place) -> dict[str, Any]:
-    """Read the summary.json of a fine-tuning run that has ended.
-
-    Raises:
-        RunError: it is missing or damaged.
-    """
+    """Read the summary.json of a fine-tuning run that has ended."""
     remedy = "delete it and run the job again, which writes it anew"
     return read_json(folder / "summary.json", remedy, _SUMMARY)
 
 
 def read_result(trainings: Place, point: Point) -> dict[str, Any]:
-    """Return what a training that has ended has reached.
-
-    Raises:
-        RunError: its record is damaged.
-    """
+    """Return what a training that has ended has reached."""
     return open_ledger(trainings).read(Trial(point.key, asdict(point))).steps[0]

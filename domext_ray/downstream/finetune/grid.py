@@ -22,15 +22,10 @@ Record: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class GridResults:
-    """What the trainings of a grid left, in the grid's order.
+    """What the trainings of a grid left, in the grid's order."""
 
-    Args:
-        ended: records of those that have a figure on dev.
-        failed: records of those that could not be trained.
-    """
-
-    ended: list[Record]
-    failed: list[Record]
+    ended: list[Record]  # those that have a figure on dev
+    failed: list[Record]  # those that could not be trained
 
 
 def list_points(config: FinetuneConfig) -> list[Point]:
@@ -45,12 +40,12 @@ def list_points(config: FinetuneConfig) -> list[Point]:
 def gather_results(outcomes: Iterable[Outcome]) -> GridResults:
     """Return what trainings left."""
     results = GridResults([], [])
-    for each in outcomes:
-        if each.status == "complete":
-            results.ended.append({"point": each.trial.config, **each.steps[0]})
-        elif each.status:
-            failure = {"reason": each.failure, "may_try_again": each.may_try_again}
-            results.failed.append({"point": each.trial.config, **failure})
+    for outcome in outcomes:
+        if outcome.status == "complete":
+            results.ended.append({"point": outcome.trial.config, **outcome.steps[0]})
+        elif outcome.status:
+            failure = {"reason": outcome.failure, "may_try_again": outcome.may_try_again}
+            results.failed.append({"point": outcome.trial.config, **failure})
     return results
 
 
@@ -60,30 +55,25 @@ def choose_point(results: GridResults) -> tuple[Record, list[Record]]:
     The point with the highest mean on dev over its restarts is chosen, of equal ones the earliest. One of whose
     restarts failed is chosen only where there is no other.
     """
-    failed = {_name_point(each) for each in results.failed}
+    failed = {_name_point(record) for record in results.failed}
     by_point: dict[tuple[Any, ...], list[Record]] = {}
-    for each in results.ended:
-        by_point.setdefault(_name_point(each), []).append(each)
+    for record in results.ended:
+        by_point.setdefault(_name_point(record), []).append(record)
     whole = {name: own for name, own in by_point.items() if name not in failed} or by_point
-    chosen = max(whole.values(), key=lambda own: np.mean([each["dev"] for each in own]))
-    return max(chosen, key=lambda each: each["dev"]), chosen
+    chosen = max(whole.values(), key=lambda own: np.mean([record["dev"] for record in own]))
+    return max(chosen, key=lambda record: record["dev"]), chosen
 
 
 def list_overtaken(results: GridResults, waiting: Sequence[Point]) -> list[Point]:
-    """Return the trainings that cannot be chosen any more: another point, all of whose restarts ended, is better.
-
-    Args:
-        results: what has ended.
-        waiting: trainings that have not.
-    """
-    open_points = {_name_point({"point": asdict(each)}) for each in waiting}
+    """Return the trainings that cannot be chosen any more: another point, all of whose restarts ended, is better."""
+    open_points = {_name_point({"point": asdict(point)}) for point in waiting}
     ended, failed = (
-        [each for each in own if _name_point(each) not in open_points] for own in (results.ended, results.failed)
+        [record for record in own if _name_point(record) not in open_points] for own in (results.ended, results.failed)
     )
     if not ended:
         return []
     best, _ = choose_point(GridResults(ended, failed))
-    return [Point(**each["point"]) for each in ended if _name_point(each) != _name_point(best)]
+    return [Point(**record["point"]) for record in ended if _name_point(record) != _name_point(best)]
 
 
 def _name_point(record: Mapping[str, Any]) -> tuple[Any, ...]:

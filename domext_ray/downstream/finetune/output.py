@@ -123,15 +123,15 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
         "dev": final.dev,
         "test": final.test,
         "restarts": {
-            "seeds": [each["point"]["seed"] for each in scored.chosen],
+            "seeds": [record["point"]["seed"] for record in scored.chosen],
             **{
                 split: {
-                    "values": each.values.tolist(),
-                    "mean": each.mean,
-                    "std": each.sd or 0.0,
-                    "interval": each.estimate().interval,
+                    "values": sample.values.tolist(),
+                    "mean": sample.mean,
+                    "std": sample.sd or 0.0,
+                    "interval": sample.estimate().interval,
                 }
-                for split, each in samples.items()
+                for split, sample in samples.items()
             },
         },
         "baselines": final.baselines,
@@ -144,24 +144,24 @@ def build_summary(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> dic
         },
         "trainings": [
             {
-                **each["point"],
-                **{name: each[name] for name in ("dev", "steps", "train_seconds")},
-                **_pick_epochs(each),
+                **record["point"],
+                **{name: record[name] for name in ("dev", "steps", "train_seconds")},
+                **_pick_epochs(record),
             }
-            for each in results.ended
+            for record in results.ended
         ],
         "failed": [
-            {**each["point"], "reason": each["reason"], "may_try_again": each["may_try_again"]}
-            for each in results.failed
+            {**record["point"], "reason": record["reason"], "may_try_again": record["may_try_again"]}
+            for record in results.failed
         ],
         "parameters": {
             name: {"trainable": trained, "total": total, "trainable_frac": trained / total}
             for name, (trained, total) in plan.counts.items()
         },
         "train": {
-            "seconds": sum(each["train_seconds"] for each in results.ended),
-            "tokens_per_second": sum(each["tokens"] for each in results.ended)
-            / sum(each["train_seconds"] for each in results.ended),
+            "seconds": sum(record["train_seconds"] for record in results.ended),
+            "tokens_per_second": sum(record["tokens"] for record in results.ended)
+            / sum(record["train_seconds"] for record in results.ended),
             "wall_seconds": seconds,
         },
         "notes": list(dict.fromkeys([*data.notes, *final.notes])),
@@ -180,7 +180,7 @@ def warn_of_little(config: FinetuneConfig, scored: ScoredGrid, metric: str) -> s
     figure, majority = get_figure(final.dev, metric), get_figure(final.baselines["dev"]["majority"], metric)
     if figure > max(0.0, majority) or figure >= 1.0:
         return ""
-    rates, epochs = (", ".join(f"{each:g}" for each in values) for values in (config.grid.lr, config.grid.epochs))
+    rates, epochs = (", ".join(f"{value:g}" for value in values) for values in (config.grid.lr, config.grid.epochs))
     return (
         f"{metric} of {figure:.3f} on dev is no better than the majority baseline's {majority:.3f}: "
         f"{steps:,} steps taught the model too little; raise --grid.epochs (now {epochs}), or try other rates "
@@ -198,9 +198,9 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
     rows.append((f"{path}, exported model", *(_show_interval(summary[split], path) for split in SCORED)))
     for name in summary["baselines"]["dev"]:
         values = (summary["baselines"].get(split, {}).get(name) for split in SCORED)
-        rows.append((f"baseline: {name}", *("" if each is None else f"{flatten(each)[path]:.3f}" for each in values)))
+        rows.append((f"baseline: {name}", *("" if own is None else f"{flatten(own)[path]:.3f}" for own in values)))
     point, seconds = summary["best"]["point"], summary["train"]["wall_seconds"]
-    trained = sum(each["trainable"] for each in summary["parameters"].values())
+    trained = sum(counts["trainable"] for counts in summary["parameters"].values())
     choice = " by the mean on dev over restarts" if len(restarts["seeds"]) > 1 else ""
     lines = [
         format_text(rows),
@@ -208,16 +208,16 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
         f"{len(summary['trainings'])} trainings{choice}: {_describe_point({**point, **summary['best']})}; "
         f"{seconds / 60:.1f} min, {summary['train']['tokens_per_second']:,.0f} tokens/s a training",
     ]
-    lines += [f"failed: {_describe_point(each)}: {each['reason']}" for each in summary["failed"]]
+    lines += [f"failed: {_describe_point(training)}: {training['reason']}" for training in summary["failed"]]
     lines += [f"note: {note}" for note in summary["notes"]]
-    lines += [f"warning: {each}" for each in _list_warnings(summary)]
+    lines += [f"warning: {warning}" for warning in _list_warnings(summary)]
     return "\n".join(lines)
 
 
 def _list_warnings(summary: Mapping[str, Any]) -> list[str]:
     """What a reader of a run's figures must know, each a sentence."""
     found = [summary["warning"]] if summary["warning"] else []
-    return [*found, *(f"{each[0].upper()}{each[1:]}." for each in summary.get("cautions", []))]  # of 0.1.0 none
+    return [*found, *(f"{text[0].upper()}{text[1:]}." for text in summary.get("cautions", []))]  # of 0.1.0 none
 
 
 def describe_epochs(training: Mapping[str, Any]) -> str:
@@ -266,11 +266,11 @@ def write_finetune_report(folder: Place) -> Place:
         left, right = picture.subplots(1, 2)
         _draw_training(left, progress, summary)
         _draw_scores(right, summary)
-    outcomes = [*((each, f"{each['dev']:.3f}") for each in summary["trainings"])]
-    outcomes += [(each, f"failed: {each['reason']}") for each in summary["failed"]]
+    outcomes = [*((point, f"{point['dev']:.3f}") for point in summary["trainings"])]
+    outcomes += [(point, f"failed: {point['reason']}") for point in summary["failed"]]
     trainings = [
-        (str(i), f"{each['lr']:g}", str(each["batch_size"]), describe_epochs(each), str(each["seed"]), outcome)
-        for i, (each, outcome) in enumerate(outcomes, 1)
+        (str(i), f"{point['lr']:g}", str(point["batch_size"]), describe_epochs(point), str(point["seed"]), outcome)
+        for i, (point, outcome) in enumerate(outcomes, 1)
     ]
     scores = [
         (path, *(_show_interval(summary[split], path) if summary[split] else "" for split in SCORED))
@@ -299,16 +299,16 @@ def _format_pair(folder: Place) -> str:
     """The comparison with the model of --against: the difference, and what every restart of both reached."""
     pair = read_finetuned(folder / AGAINST), read_finetuned(folder)
     table = tabulate_finetuned(pair, lines := compare_pair(*pair))
-    reached = [dict(zip(each.summary["restarts"]["seeds"], each.sample.values, strict=True)) for each in pair]
+    reached = [dict(zip(run.summary["restarts"]["seeds"], run.sample.values, strict=True)) for run in pair]
     restarts = [
-        (f"seed {seed}", *(f"{each[seed]:.3f}" if seed in each else NONE for each in reached))
+        (f"seed {seed}", *(f"{values[seed]:.3f}" if seed in values else NONE for values in reached))
         for seed in sorted({**reached[0], **reached[1]})
     ]
     shared = f"{table.notes[0]} Both models have the same grid, seeds and examples; dev chose the point of each."
     return format_section(
         f"Compared with {lines[0].name}",
         format_html(table.header, table.rows),
-        format_html(("", *(each.name for each in lines)), restarts),
+        format_html(("", *(line.name for line in lines)), restarts),
         format_paragraph(shared),
     )
 
@@ -342,9 +342,9 @@ def _draw_training(axes: Axes, progress: Mapping[str, Sequence[Mapping[str, Any]
     """Training loss by step, one line a training; the best one in colour."""
     best = Point(**summary["best"]["point"]).key
     for key, records in progress.items():
-        for stage in dict.fromkeys(each["stage"] for each in records):
-            own = [each for each in records if each["stage"] == stage]
-            steps, losses = [each["step"] for each in own], [each["loss"] for each in own]
+        for stage in dict.fromkeys(record["stage"] for record in records):
+            own = [record for record in records if record["stage"] == stage]
+            steps, losses = [record["step"] for record in own], [record["loss"] for record in own]
             is_best = key == best
             axes.plot(
                 steps, losses, color=BLUE if is_best else MUTED, linewidth=1.6 if is_best else 0.8, zorder=1 + is_best

@@ -50,7 +50,7 @@ class FinetunePlan:
     @property
     def trials(self) -> list[Trial]:
         """The trainings of the grid."""
-        return [Trial(each.key, asdict(each)) for each in list_points(self.config)]
+        return [Trial(point.key, asdict(point)) for point in list_points(self.config)]
 
     @property
     def ledger(self) -> Ledger:
@@ -68,9 +68,9 @@ class FinetunePlan:
         start = self.start
         notes = [f"warning: {start.wrong_rules}"] if start.wrong_rules else []
         if (self.folder / "summary.json").exists():
-            now = {each.name for each in self.trials}
+            now = {trial.name for trial in self.trials}
             ended = _list_ended(read_finetune_summary(self.folder))
-            if left_out := [each for each in ended if each not in now]:
+            if left_out := [name for name in ended if name not in now]:
                 notes.append(
                     f"warning: {len(left_out)} of the {len(ended)} trainings behind the figures in {self.folder} are "
                     "not in this grid, so new figures replace them; the command that made them brings them back."
@@ -79,15 +79,11 @@ class FinetunePlan:
             kind = start.brings.removeprefix("DomextFor")
             taken = "a new one takes its place (--keep_head true goes on with it)"
             notes.append(f"note: {start.name} brings a {kind} head; {taken}.")
-        return [*notes, *(f"note: {each}" for each in list_notes(self.task))]
+        return [*notes, *(f"note: {note}" for note in list_notes(self.task))]
 
 
 def plan_finetuning(config: FinetuneConfig) -> list[FinetunePlan]:
-    """Check a run and everything that it reads, and return its plan; with --against that model's plan follows.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
+    """Check a run and everything that it reads, and return its plan; with --against that model's plan follows."""
     config = resolve_gpu(config)
     root = resolve_root(config.run.dir)
     starts = [load_start_model(config.model, config.model_step, config.keep_head)]
@@ -138,11 +134,7 @@ def _plan_model(config: FinetuneConfig, root: Place, start: StartModel, loaded: 
 
 
 def require_data(folder: Place, config: FinetuneConfig, loaded: LoadedSet) -> None:
-    """Refuse labelled files that are not those of a run, as far as this knows them.
-
-    Raises:
-        RunError: naming the files.
-    """
+    """Refuse labelled files that are not those of a run, as far as this knows them."""
     given = f"--data {config.data!r}" if config.data else f"--task {config.task}"
     remedy = f"so that {given} is not the labelled set that the run directory {folder} was trained with; "
     require_files(folder, lambda: loaded.files, f"{remedy}bring that back, or give another --run.name")
@@ -159,9 +151,6 @@ def is_finished(plan: FinetunePlan) -> bool:
     """Whether the planned run has ended with just these trainings, and its report and its export are there.
 
     With --against its summary has the difference, too.
-
-    Raises:
-        RunError: its summary.json is damaged.
     """
     folder, config = plan.folder, plan.config
     has_export = not config.export or (folder / "export").exists()
@@ -170,13 +159,13 @@ def is_finished(plan: FinetunePlan) -> bool:
     summary = read_finetune_summary(folder)
     if config.against and "against" not in summary:
         return False
-    return sorted(_list_ended(summary)) == sorted(each.name for each in plan.trials)
+    return sorted(_list_ended(summary)) == sorted(trial.name for trial in plan.trials)
 
 
 def _list_ended(summary: dict[str, Any]) -> list[str]:
     """The names of the trainings that a summary's figures come from, those that failed for good among them."""
-    ended = [*summary["trainings"], *(each for each in summary["failed"] if not each["may_try_again"])]
-    return [Point(each["lr"], each["batch_size"], each["epochs"], each["seed"]).key for each in ended]
+    ended = [*summary["trainings"], *(record for record in summary["failed"] if not record["may_try_again"])]
+    return [Point(record["lr"], record["batch_size"], record["epochs"], record["seed"]).key for record in ended]
 
 
 def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask) -> dict[str, tuple[int, int]]:
@@ -189,6 +178,6 @@ def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask
     counts = {}
     for name, stage in task.stages.items():
         model = make_model(start, stage, config, config.seed)
-        sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
+        sizes = [(param.numel(), param.requires_grad) for param in model.parameters()]
         counts[name] = sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
     return counts

@@ -21,18 +21,16 @@ PROGRESS = ".progress.jsonl"
 class FinetuneWatch(Watch):
     """Says how many trainings have ended and where the slowest running one is, and drops tensors that nobody needs.
 
-    Args:
-        folder: where trainings write their progress.
-        stages: steps of the task, in their order.
-        outcomes: what every training has left before.
-        keep_all: keep all tensors; else those of trainings that may still be chosen.
+    With `keep_all` it drops none.
     """
 
     def __init__(self, folder: Place, stages: Sequence[str], outcomes: Sequence[Outcome], *, keep_all: bool) -> None:
         self.folder, self.stages, self.keep_all = folder, stages, keep_all
         self.place: list[Any] = []
-        self.outcomes = {each.trial.name: each if each.has_ended else Outcome(each.trial) for each in outcomes}
-        super().__init__(len(outcomes), sum(each.has_ended for each in outcomes))
+        self.outcomes = {
+            outcome.trial.name: outcome if outcome.has_ended else Outcome(outcome.trial) for outcome in outcomes
+        }
+        super().__init__(len(outcomes), sum(outcome.has_ended for outcome in outcomes))
         if self.num_kept:
             self.line.keep(f"{self.num_kept} of {self.number} trainings have ended before.")
 
@@ -41,23 +39,25 @@ class FinetuneWatch(Watch):
         self.outcomes[outcome.trial.name] = outcome
         if outcome.failure:
             self.line.keep(f"failed, the others go on: {outcome.failure}")
-        waiting = [Point(**each.trial.config) for each in self.outcomes.values() if not each.status]
+        waiting = [Point(**training.trial.config) for training in self.outcomes.values() if not training.status]
         for point in () if self.keep_all else list_overtaken(gather_results(self.outcomes.values()), waiting):
             shutil.rmtree(self.folder / point.key, ignore_errors=True)
 
     def look(self, running: Sequence[Trial]) -> object:
         """Show how far the running trainings are; return where they are."""
         if self.line.is_due:
-            states = [read[-1] for each in running if (read := self._read(each.name))]
-            self.place = [(each["stage"], each["step"]) for each in states]
+            states = [read[-1] for trial in running if (read := self._read(trial.name))]
+            self.place = [(state["stage"], state["step"]) for state in states]
             self.line.show(f"{self.describe_ended()}{self._describe(states) if states else ''}")
         return self.place
 
     def _describe(self, states: Sequence[dict[str, Any]]) -> str:
         """Where the slowest of the running trainings is."""
-        done = [(self.stages.index(each["stage"]) + each["step"] / each["steps"]) / len(self.stages) for each in states]
+        done = [
+            (self.stages.index(state["stage"]) + state["step"] / state["steps"]) / len(self.stages) for state in states
+        ]
         slowest = states[int(np.argmin(done))]
-        rate, left = sum(each["tokens_per_second"] for each in states), self.describe_left(sum(done))
+        rate, left = sum(state["tokens_per_second"] for state in states), self.describe_left(sum(done))
         return (
             f"; {slowest['stage']} step {slowest['step']:,}/{slowest['steps']:,}  loss {slowest['loss']:.3f}  "
             f"{rate:,.0f} tokens/s{left and f'  {left}'}"

@@ -45,19 +45,12 @@ REPORT_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid, and a restart.
+    """A point of the grid, and a restart."""
 
-    Args:
-        lr: peak learning rate.
-        batch_size: rows of an optimiser step.
-        epochs: passes over the training split; a part of one is allowed.
-        seed: of the head's start, the order of the rows and dropout.
-    """
-
-    lr: float
-    batch_size: int
-    epochs: float
-    seed: int
+    lr: float  # at its peak
+    batch_size: int  # rows of an optimiser step
+    epochs: float  # passes over the training split; a part of one is allowed
+    seed: int  # of the head's start, the order of the rows and dropout
 
     @property
     def key(self) -> str:
@@ -89,39 +82,22 @@ class TaskLoss(Objective):
 
 @dataclass
 class Fitted:
-    """A trained model of one task.
+    """A trained model of one task."""
 
-    Args:
-        task: the task; its thresholds are tuned on dev.
-        model: the model; once it is trained, LoRA's updates are in its matrices, as in an export.
-        objective: model and loss as one module.
-        device: where the model is.
-        trainer: what trains it; None: it only predicts, and nothing of an optimiser is in memory.
-        tensors: the trained tensors by the model's names, fp32 on the CPU.
-        thresholds: what the task tuned on dev.
-        dev_scores: dev's figure that is chosen by, after each epoch.
-        last_epoch: passes over the training split that were made.
-        best_epoch: the passes after which the model was as it is now; below `last_epoch` with patience only.
-        steps: optimiser steps made.
-        tokens: tokens read in training, padding not counted.
-        seconds: time spent in training steps.
-        dev_predictions: those of the model as it is on the task's dev examples; None: not made yet.
-    """
-
-    task: Task
-    model: Any
+    task: Task  # its thresholds are tuned on dev
+    model: Any  # once it is trained, LoRA's updates are in its matrices, as in an export
     objective: TaskLoss
     device: torch.device
-    trainer: SingleProcessTrainer | None = None
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    thresholds: dict[str, float] = field(default_factory=dict)
-    dev_scores: list[float] = field(default_factory=list)
-    last_epoch: float = 0.0
-    best_epoch: float = 0.0
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    dev_predictions: list[Prediction] | None = None
+    trainer: SingleProcessTrainer | None = None  # None: it only predicts, and nothing of an optimiser is in memory
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # what was trained, by the model's names, fp32 on the CPU
+    thresholds: dict[str, float] = field(default_factory=dict)  # what the task tuned on dev
+    dev_scores: list[float] = field(default_factory=list)  # dev's figure that is chosen by, after each epoch
+    last_epoch: float = 0.0  # passes over the training split that were made
+    best_epoch: float = 0.0  # passes after which the model was as it is now; below `last_epoch` with patience only
+    steps: int = 0  # of the optimiser
+    tokens: int = 0  # read in training, padding not counted
+    seconds: float = 0.0  # of training steps
+    dev_predictions: list[Prediction] | None = None  # of the model as it is; None: not made yet
 
     @classmethod
     def place(cls, task: Task, model: Any, device: torch.device, *, bf16: bool) -> Fitted:
@@ -146,8 +122,7 @@ class Fitted:
 class EarlyStopping:
     """Keeps the epoch with the best figure on dev, the first of equal ones, and says when training is over.
 
-    Args:
-        patience: epochs without a better figure after which training stops; 0: it goes on, and the last epoch counts.
+    It is over after `patience` epochs without a better figure; 0: training goes on, and the last epoch counts.
     """
 
     def __init__(self, patience: int) -> None:
@@ -182,7 +157,7 @@ Report = Callable[[dict[str, Any]], None]
 def fit_stages(
     start: StartModel, task: StagedTask, config: FinetuneConfig, point: Point, device: torch.device, report: Report
 ) -> dict[str, Fitted]:
-    """Train the model of every stage of a task; arguments as of `fit_task`, whose reports also name their "stage"."""
+    """Train the model of every stage of a task as `fit_task` does; its reports also name their "stage"."""
 
     def fit(name: str, stage: Task) -> Fitted:
         own_point = at_stage(point, config, name)
@@ -194,19 +169,7 @@ def fit_stages(
 def fit_task(
     start: StartModel, task: Task, config: FinetuneConfig, point: Point, device: torch.device, report: Report
 ) -> Fitted:
-    """Train a task's model and tune its thresholds on dev; with patience, until dev gets no better.
-
-    Args:
-        start: the encoder.
-        task: the task with its set.
-        config: what trains, rates, precision.
-        point: the point of the grid.
-        device: where to train.
-        report: told how it goes, every few seconds and after every epoch.
-
-    Raises:
-        TrainingError: a loss or gradient is not finite.
-    """
+    """Train a task's model and tune its thresholds on dev; with patience, until dev gets no better."""
     rows = task.encode(task.data.train, is_training=True)
     dev_rows = task.encode(task.data.dev, is_training=False)
     batches = draw_batches(start, task, config, point, rows)
@@ -289,11 +252,7 @@ def _score_dev(fitted: Fitted, rows: Sequence[Row]) -> float:
 
 
 def make_model(start: StartModel, task: Task, config: FinetuneConfig, seed: int) -> Any:
-    """Make what a configuration trains: an encoder with a task's head.
-
-    Raises:
-        ConfigError: the method, the features or the task's rows do not fit the encoder.
-    """
+    """Make what a configuration trains: an encoder with a task's head."""
     return build_task_model(start, task, config.method, dropout=config.optim.dropout, seed=seed, **config.head_values)
 
 
@@ -357,19 +316,13 @@ def predict_rows(
 
 
 def run_rows(fitted: Fitted, rows: Sequence[Row], max_tokens: int = PREDICTION_TOKENS) -> list[tuple[np.ndarray, ...]]:
-    """Return for each row what the task's decoding needs (`Task.decode`).
-
-    Args:
-        fitted: the model.
-        rows: of the task's `encode`.
-        max_tokens: tokens of a batch, padding counted.
-    """
+    """Return for each row what the task's decoding needs (`Task.decode`)."""
     outputs: list[tuple[np.ndarray, ...]] = [()] * len(rows)
     for places in batch_by_length(rows, max_tokens):
-        tensors = [each.float().cpu().numpy() for each in fitted.run([rows[i] for i in places])]
+        tensors = [tensor.float().cpu().numpy() for tensor in fitted.run([rows[i] for i in places])]
         for i, place in enumerate(places):
             size = rows[place].length if fitted.task.has_token_outputs else None
-            outputs[place] = tuple(each[i][:size] if size else each[i] for each in tensors)
+            outputs[place] = tuple(array[i][:size] if size else array[i] for array in tensors)
     return outputs
 
 

@@ -57,8 +57,7 @@ def train(plan: FinetunePlan, item: tuple[Trial, int | None]) -> Step:
 def train_point(plan: FinetunePlan, point: Point) -> Step:
     """Train all stages at one point of the grid, write what came out on dev, and return what it reached.
 
-    Raises:
-        TrainingError: a loss is not finite, or the memory is too small.
+    A loss that is not finite, or too little memory, raises a TrainingError.
     """
     try:
         return _train_point(plan, point)
@@ -77,23 +76,23 @@ def _train_point(plan: FinetunePlan, point: Point) -> Step:
                 progress.flush()
 
         fitted = fit_stages(plan.start, plan.task, plan.config, point, device, report)
-    result = evaluate_stages(plan.task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))
+    result = evaluate_stages(plan.task, {name: model.predict for name, model in fitted.items()}, splits=("dev",))
     (plan.trainings / point.key).local().mkdir(exist_ok=True)
-    for name, each in fitted.items():
+    for name, model in fitted.items():
         with new_file(plan.trainings / point.key / f"{name}.safetensors") as temporary:
-            save_file(each.tensors, temporary)
+            save_file(model.tensors, temporary)
             open_to_others(temporary)
     _write_splits(plan, point, result)
     return {
         "dev": result.scores["dev"].get(plan.task.metric),
-        "thresholds": {name: each.thresholds for name, each in fitted.items()},
+        "thresholds": {name: model.thresholds for name, model in fitted.items()},
         "task_thresholds": result.thresholds,
-        "dev_by_epoch": {name: each.dev_scores for name, each in fitted.items()},
-        "last_epoch": {name: each.last_epoch for name, each in fitted.items()},
-        "best_epoch": {name: each.best_epoch for name, each in fitted.items()},
-        "steps": sum(each.steps for each in fitted.values()),
-        "tokens": sum(each.tokens for each in fitted.values()),
-        "train_seconds": sum(each.seconds for each in fitted.values()),
+        "dev_by_epoch": {name: model.dev_scores for name, model in fitted.items()},
+        "last_epoch": {name: model.last_epoch for name, model in fitted.items()},
+        "best_epoch": {name: model.best_epoch for name, model in fitted.items()},
+        "steps": sum(model.steps for model in fitted.values()),
+        "tokens": sum(model.tokens for model in fitted.values()),
+        "train_seconds": sum(model.seconds for model in fitted.values()),
     }
 
 
@@ -103,7 +102,7 @@ def score(plan: FinetunePlan, item: tuple[Point, bool]) -> Step:
     baselines: dict[str, dict[str, Any]] = {}
     if is_best:
         baselines = {
-            split: {name: each.values for name, each in score_baselines(plan.task, split).items()}
+            split: {name: scored.values for name, scored in score_baselines(plan.task, split).items()}
             for split in plan.splits
         }
     _score_point(plan, point, plan.folder / "export" if is_best and plan.config.export else None, baselines)
@@ -120,7 +119,7 @@ def _score_point(plan: FinetunePlan, point: Point, export: Place | None, baselin
     thresholds = read_result(plan.trainings, point)["task_thresholds"]
     plan.task.set_thresholds(thresholds)
     if is_due:
-        predictors = {name: each.predict for name, each in fitted.items()}
+        predictors = {name: model.predict for name, model in fitted.items()}
         _write_splits(plan, point, evaluate_stages(plan.task, predictors, splits=("test",), thresholds=thresholds))
     if export is not None:
         export_stages(plan.start, plan.task, fitted, export, _read_scores(plan, point), baselines)
@@ -130,8 +129,8 @@ def _read_scores(plan: FinetunePlan, point: Point) -> dict[str, Any]:
     """What a training scored, by split, for its card."""
     remedy = "delete it: the same command scores the model again"
     return {
-        each: read_json(plan.trainings / point.key / f"{each}.json", remedy, {"figures": dict})["figures"]
-        for each in plan.splits
+        split: read_json(plan.trainings / point.key / f"{split}.json", remedy, {"figures": dict})["figures"]
+        for split in plan.splits
     }
 
 
@@ -145,15 +144,15 @@ def _write_splits(plan: FinetunePlan, point: Point, result: StagedResult) -> Non
     folder = plan.trainings / point.key
     for split, scored in result.scores.items():
         lines = []
-        for example, each in zip(getattr(plan.task.data, split), result.predictions[split], strict=True):
-            record = {"split": split, "id": example.id, "prediction": each}
+        for example, prediction in zip(getattr(plan.task.data, split), result.predictions[split], strict=True):
+            record = {"split": split, "id": example.id, "prediction": prediction}
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         write_text(folder / f"{split}.predictions.jsonl", "".join(lines))
         with new_file(folder / f"{split}.npy") as temporary:
             np.save(temporary, scored.resample(plan.config.num_resamples, RESAMPLING_SEED)[plan.task.metric])
         figures = {
             "figures": scored.describe(num_resamples=plan.config.num_resamples, seed=RESAMPLING_SEED),
-            "steps": {name: each.values for name, each in result.steps[split].items()},
+            "steps": {name: step.values for name, step in result.steps[split].items()},
             "notes": list(result.notes),
         }
         write_json(folder / f"{split}.json", figures)

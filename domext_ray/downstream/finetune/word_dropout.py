@@ -32,17 +32,11 @@ DROPPING = ("WordPiece", "BPE")
 
 @dataclass(frozen=True)
 class WordDropout:
-    """Shares of a vocabulary's entries that are left out.
+    """Shares of a vocabulary's entries that are left out."""
 
-    Args:
-        known: of the base's, 0 to below 1.
-        new: of those beside them.
-        first_new: id of the first new one.
-    """
-
-    known: float
-    new: float
-    first_new: int
+    known: float  # of the base's, 0 to below 1
+    new: float  # of those beside them
+    first_new: int  # id of the first of these
 
 
 def name_model(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -58,8 +52,8 @@ def make_readers(task: TaskT, dropout: WordDropout, seed: int) -> list[TaskT]:
 def read_anew(readers: Sequence[Task], seed: int, epoch: int) -> list[Row]:
     """Make the rows of an epoch: each document, or what else `Example.unit` says, is read by one task of several."""
     examples = readers[0].data.train
-    places = {unit: i for i, unit in enumerate(dict.fromkeys(each.unit for each in examples))}
-    numbers = np.array([places[each.unit] for each in examples])
+    places = {unit: i for i, unit in enumerate(dict.fromkeys(example.unit for example in examples))}
+    numbers = np.array([places[example.unit] for example in examples])
     chosen = hash_counters(seed, Purpose.READINGS, epoch, numbers) % np.uint64(len(readers))
     shares = [[examples[i] for i in np.flatnonzero(chosen == number)] for number in range(len(readers))]
     pairs = zip(readers, shares, strict=True)
@@ -69,21 +63,16 @@ def read_anew(readers: Sequence[Task], seed: int, epoch: int) -> list[Row]:
 def drop_words(backend: Tokenizer, dropout: WordDropout, seed: int, number: int) -> Tokenizer:
     """Return a tokenizer's engine without the entries that a chance drops; special tokens and single characters stay.
 
-    What these cannot spell stays, too, so that no word becomes unknown.
-
-    Args:
-        backend: of one of the kinds `DROPPING`; see `make_backend`.
-        dropout: the shares.
-        seed: the training's.
-        number: of the vocabulary, from 0.
+    What these cannot spell stays, too, so that no word becomes unknown. The engine is of one of the kinds `DROPPING`;
+    see `make_backend`.
     """
     record = json.loads(backend.to_str())
     model: dict[str, Any] = record["model"]
     prefix = model.get("continuing_subword_prefix") or ""
     vocab: dict[str, int] = model["vocab"]
-    kept = {each["content"] for each in record["added_tokens"]} | {model.get("unk_token")}
-    entries = [each for each in vocab if each not in kept and _is_spelled(each, prefix, vocab)]
-    ids = np.array([vocab[each] for each in entries], dtype=np.int64)
+    kept = {token["content"] for token in record["added_tokens"]} | {model.get("unk_token")}
+    entries = [entry for entry in vocab if entry not in kept and _is_spelled(entry, prefix, vocab)]
+    ids = np.array([vocab[entry] for entry in entries], dtype=np.int64)
     shares = np.where(ids < dropout.first_new, dropout.known, dropout.new)
     draws = to_uniform(hash_counters(seed, Purpose.DROPPED_WORDS, number, ids))
     dropped = {*compress(entries, draws < shares)}
@@ -99,4 +88,4 @@ def drop_words(backend: Tokenizer, dropout: WordDropout, seed: int, number: int)
 def _is_spelled(entry: str, prefix: str, vocab: Mapping[str, int]) -> bool:
     """Whether an entry has several characters, all of which are entries."""
     start = len(entry) - len(entry.removeprefix(prefix)) + 1
-    return start < len(entry) and entry[:start] in vocab and all(prefix + each in vocab for each in entry[start:])
+    return start < len(entry) and entry[:start] in vocab and all(prefix + char in vocab for char in entry[start:])
