@@ -54,16 +54,7 @@ _NOT_PREDICTING = frozenset(
 def load_masked_lm(model: str, option: str = "--models") -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
     """Load a model with its masked-LM head; code that a folder brings along is never run.
 
-    Args:
-        model: see `_load_start`.
-        option: the command's option that named it, for messages.
-
-    Returns:
-        The model in evaluation mode, fp32, LoRA's updates merged, and its tokenizer.
-
-    Raises:
-        BaseModelError: it is none of these, has no masked-LM head, or reads from left to right.
-        RunError: the run has no usable checkpoint.
+    The model is in evaluation mode and fp32, with LoRA's updates merged.
     """
     start = _load_start(model, option)
     return build_masked_lm(start, option), start.tokenizer
@@ -94,65 +85,42 @@ def hash_model(model: DomextForMaskedLM) -> str:
     config = cast(DomextConfig, model.config)
     shape = {name: value for name, value in config.to_dict().items() if name not in _NOT_PREDICTING}
     unread = (POOLER, NEXT_SENTENCE_HEAD)
-    tensors = {name: each.detach() for name, each in model.named_parameters() if not name.startswith(unread)}
-    tensors |= {name: each for name, each in model.named_buffers() if name.startswith("bert.router.")}
+    tensors = {name: param.detach() for name, param in model.named_parameters() if not name.startswith(unread)}
+    tensors |= {name: buffer for name, buffer in model.named_buffers() if name.startswith("bert.router.")}
     record = json.dumps([shape, hash_tensors(tensors)], sort_keys=True, default=str)
     return hashlib.sha256(record.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class AskedModel:
-    """A model that is measured, as it was before anything was.
+    """A model that is measured, as it was before anything was."""
 
-    Args:
-        name: what the user called it, and the scale where that is below 1 (`name_scaled`).
-        place: what it is loaded from.
-        scale: of what it adds to its base.
-        tokenizer: its tokenizer.
-        sha256: `hash_model`.
-    """
-
-    name: str
-    place: str
-    scale: float
+    name: str  # what the user called it, and the scale where that is below 1 (`name_scaled`)
+    place: str  # what it is loaded from
+    scale: float  # of what it adds to its base
     tokenizer: PreTrainedTokenizerBase
-    sha256: str
+    sha256: str  # `hash_model`
 
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """What one model scored.
+    """What one model scored."""
 
-    Args:
-        name: see `AskedModel`.
-        model: what it was loaded from.
-        sha256: `hash_model`.
-        score: "accuracy", and "by_source" where there are several.
-        intervals: bootstrap 95 % [low, high], by the score's paths.
-        lost: accuracy below the first model's, by the score's paths; empty for the first.
-    """
-
-    name: str
-    model: str
-    sha256: str
-    score: Score
-    intervals: dict[str, list[float]]
-    lost: dict[str, Estimate]
+    name: str  # see `AskedModel`
+    model: str  # what it was loaded from
+    sha256: str  # `hash_model`
+    score: Score  # "accuracy", and "by_source" where there are several
+    intervals: dict[str, list[float]]  # bootstrap 95 % [low, high], by the score's paths
+    lost: dict[str, Estimate]  # accuracy below the first model's, by the score's paths; empty for the first
 
 
 @dataclass(frozen=True)
 class Forgetting:
-    """The result of one comparison.
-
-    Args:
-        config: what was asked.
-        masks: what every model predicted.
-        models: in the user's order; the first one is what others lose against.
-    """
+    """The result of one comparison."""
 
     config: ForgettingConfig
     masks: MaskSet
-    models: tuple[ModelFigures, ...]
+    models: tuple[ModelFigures, ...]  # in the user's order; the first one is what others lose against
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -176,33 +144,21 @@ class _Accuracies:
 
 
 def score_predictions(is_right: np.ndarray, masks: MaskSet) -> Score:
-    """Score one model's predictions.
+    """Score one model's predictions; `is_right` is bool [tokens], text after text.
 
-    Args:
-        is_right: bool [tokens], text after text.
-        masks: what was predicted.
-
-    Returns:
-        {"accuracy"} over tokens, and {"by_source": {source: }} where there are several; the examples are texts.
+    The score's examples are texts.
     """
     counts = masks.counts
     sources = tuple(sorted(set(masks.sources)))
     texts = np.repeat(np.arange(len(counts)), counts)
     right = np.bincount(texts, weights=is_right, minlength=len(counts))
-    of_source = np.eye(len(sources))[[sources.index(each) for each in masks.sources]]
+    of_source = np.eye(len(sources))[[sources.index(source) for source in masks.sources]]
     statistics = np.concatenate([of_source * right[:, None], of_source * counts[:, None]], axis=1)
     return make_score(statistics, _Accuracies(sources), ACCURACY)
 
 
 def read_models(config: ForgettingConfig) -> tuple[AskedModel, ...]:
-    """Read every model before any predicts, one at a time: a mistake shows at once, and memory holds one.
-
-    Args:
-        config: models, and the scales that they have.
-
-    Raises:
-        DomextError: a model cannot be read, has no positions for the rows, or has no scale though it is not the first.
-    """
+    """Read every model before any predicts, one at a time: a mistake shows at once, and memory holds one."""
     models: list[AskedModel] = []
     for name, place in config.named_models:
         start = _load_start(place, "--models")
@@ -221,24 +177,19 @@ def read_models(config: ForgettingConfig) -> tuple[AskedModel, ...]:
 def measure_forgetting(config: ForgettingConfig, models: Sequence[AskedModel] = ()) -> Forgetting:
     """Compare models on one mask set.
 
-    Args:
-        config: models, corpus and output folder.
-        models: what `read_models` found; empty: they are read here.
-
-    Raises:
-        DomextError: a model or the corpus cannot be read, or they cannot be compared (`build_mask_set`).
+    `models` is what `read_models` found; empty: they are read here.
     """
     output, device = Path(config.output), choose_device(config)
     sample = check_corpus(config.corpus, config.prepare)
     models = models or read_models(config)
-    for each in (each for each in models if each.scale == 1):
-        settings = make_settings(each.tokenizer, config.prepare, config.max_length)
+    for asked in (model for model in models if model.scale == 1):
+        settings = make_settings(asked.tokenizer, config.prepare, config.max_length)
         check_sample(config.corpus, sample, settings, config.prepare)
     make_folder(output / PREDICTED)
     texts = choose_texts(config.corpus, config.prepare, num_texts=config.num_texts, seed=config.seed)
     masks = build_mask_set(
         texts,
-        {each.name: each.tokenizer for each in models},
+        {model.name: model.tokenizer for model in models},
         mask_frac=config.mask_frac,
         max_length=config.max_length,
         shared_words=config.shared_words,
@@ -248,7 +199,7 @@ def measure_forgetting(config: ForgettingConfig, models: Sequence[AskedModel] = 
         score = score_predictions(_predict_or_read(config, masks, model, device), masks)
         lost: dict[str, Estimate] = {}
         if figures:
-            paths = [ACCURACY, *(f"{BY_SOURCE}.{each}" for each in score.values.get(BY_SOURCE, {}))]
+            paths = [ACCURACY, *(f"{BY_SOURCE}.{source}" for source in score.values.get(BY_SOURCE, {}))]
             lost = compare_scores(score, figures[0].score, paths)
         intervals = score.describe()["intervals"]
         figures.append(ModelFigures(model.name, model.place, model.sha256, score, intervals, lost))
@@ -256,11 +207,7 @@ def measure_forgetting(config: ForgettingConfig, models: Sequence[AskedModel] = 
 
 
 def _check_reference(config: ForgettingConfig, rule: str, name: str, place: str, *, is_first: bool) -> None:
-    """Refuse scales of a model that has none, unless it is what others are held against.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse scales of a model that has none, unless it is what others are held against."""
     if is_first and config.has_corpus and len(config.named_models) > 1:
         return
     scales = ",".join(map(str, config.scales))
@@ -338,19 +285,10 @@ def predict_masked(
     device: torch.device | str = "cpu",
     adapter_names: str | None = None,
 ) -> np.ndarray:
-    """Predict the masked tokens of rows, those of a length side by side.
+    """Predict the masked tokens of rows, those of a length side by side, with a model in evaluation mode.
 
-    Args:
-        model: in evaluation mode.
-        rows: masked texts.
-        pad_id: id of [PAD].
-        batch_size: rows of a forward pass.
-        name: for the progress line.
-        device: where to compute.
-        adapter_names: "auto": the model's routers choose each row's adapter; None: its active adapters.
-
-    Returns:
-        bool [tokens], row after row: whether the most likely entry of the vocabulary is the right one.
+    The result is bool [tokens], row after row: whether the most likely entry of the vocabulary is the right one. With
+    `adapter_names` "auto" the model's routers choose each row's adapter; None: its active adapters take part.
     """
     device = torch.device(device)
     cast(nn.Module, model).to(device)
@@ -385,12 +323,7 @@ def _make_batches(rows: Sequence[MaskedText], batch_size: int) -> Iterator[list[
 
 
 class _Progress:
-    """One model's texts, rate, time left by tokens.
-
-    Args:
-        name: the model.
-        num_rows: all rows.
-    """
+    """One model's texts, rate, time left by tokens."""
 
     def __init__(self, name: str, num_rows: int) -> None:
         self.name, self.num_rows = name, num_rows

@@ -39,32 +39,20 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class GeneralText:
-    """A text of the general corpus.
+    """A text of the general corpus."""
 
-    Args:
-        text: one document.
-        source: name of the file that it is from.
-        draw: 63 bits, the hash of seed and text.
-    """
-
-    text: str
-    source: str
-    draw: int
+    text: str  # one document
+    source: str  # name of the file that it is from
+    draw: int  # 63 bits, the hash of seed and text
 
 
 @dataclass(frozen=True)
 class MaskedText:
-    """A text as one tokenizer cuts it, masked.
+    """A text as one tokenizer cuts it, masked."""
 
-    Args:
-        input_ids: int64 [N], special tokens included.
-        places: int64 [P], where the scored tokens stand.
-        labels: int64 [P], what stood there.
-    """
-
-    input_ids: np.ndarray
-    places: np.ndarray
-    labels: np.ndarray
+    input_ids: np.ndarray  # int64 [N], special tokens included
+    places: np.ndarray  # int64 [P], where the scored tokens stand
+    labels: np.ndarray  # int64 [P], what stood there
 
     def spread(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the ids, what stood there in the place of scored ones, and whether each is scored, [N] each."""
@@ -75,26 +63,18 @@ class MaskedText:
 
 @dataclass(frozen=True)
 class MaskSet:
-    """What every model is asked.
+    """What every model is asked."""
 
-    Args:
-        sources: file of each text.
-        rows: for each tokenizer (by fingerprint) one row a text; all score the same places in the same order.
-        is_shared: vocabularies differ, so whole words are masked and the shared ones scored.
-        num_texts: texts that were drawn; those without a scored token are left out of `sources` and `rows`.
-        num_masked: masked tokens, or words where `is_shared`.
-    """
-
-    sources: tuple[str, ...]
-    rows: dict[str, tuple[MaskedText, ...]]
-    is_shared: bool
-    num_texts: int
-    num_masked: int
+    sources: tuple[str, ...]  # file of each text
+    rows: dict[str, tuple[MaskedText, ...]]  # by a tokenizer's fingerprint, one row a text; all score the same places
+    is_shared: bool  # vocabularies differ, so whole words are masked and the shared ones scored
+    num_texts: int  # that were drawn; those without a scored token are not in `sources` and `rows`
+    num_masked: int  # tokens, or words where `is_shared`
 
     @property
     def counts(self) -> np.ndarray:
         """Scored tokens of each text, int64 [texts]."""
-        return np.array([len(each.places) for each in next(iter(self.rows.values()))], dtype=np.int64)
+        return np.array([len(row.places) for row in next(iter(self.rows.values()))], dtype=np.int64)
 
     def hash_rows(self, fingerprint: str) -> str:
         """Return the sha256 of all that a model with this tokenizer is asked."""
@@ -117,22 +97,9 @@ class MaskSet:
 
 
 def choose_texts(spec: str, prepare: PrepareConfig, *, num_texts: int, seed: int) -> list[GeneralText]:
-    """Draw texts of a corpus without repetition.
-
-    Args:
-        spec: the `--corpus` option.
-        prepare: what a document is.
-        num_texts: how many, at most.
-        seed: of the draw.
-
-    Returns:
-        The texts in the order of their hashes.
-
-    Raises:
-        CorpusError: the corpus is missing, damaged, or has no text.
-    """
+    """Draw texts of a corpus without repetition, in the order of their hashes."""
     dropped, seen = Dropped(), set[int]()
-    texts = heapq.nsmallest(num_texts, _read_texts(spec, prepare, seed, dropped, seen), key=lambda each: each.draw)
+    texts = heapq.nsmallest(num_texts, _read_texts(spec, prepare, seed, dropped, seen), key=lambda text: text.draw)
     dropped.tell(spec, len(seen), prepare, is_new=False)
     if not texts:
         reasons = "; ".join(dropped.describe(prepare)) or "no line"
@@ -177,17 +144,8 @@ def build_mask_set(
 ) -> MaskSet:
     """Mask texts once for all models.
 
-    Args:
-        texts: what is masked.
-        tokenizers: of every model, by its name; the first one says where words begin and end.
-        mask_frac: share of the tokens, or words, that are masked.
-        max_length: tokens of a row, special tokens included; a longer text is cut, at the same character for all.
-        shared_words: vocabularies may differ.
-
-    Raises:
-        ConfigError: tokenizers differ and `shared_words` is off, or fewer than half of the drawn words are one token in
-            every vocabulary.
-        CorpusError: no token is masked.
+    The first model's tokenizer says where words begin and end. A text of more than `max_length` tokens, special tokens
+    included, is cut, at the same character for all. Without `shared_words` all tokenizers must be equal.
     """
     cutters: dict[str, _Cutter] = {}
     owners: dict[str, str] = {}
@@ -216,12 +174,7 @@ def build_mask_set(
 
 
 class _Cutter:
-    """One tokenizer's view of a text.
-
-    Args:
-        tokenizer: a model's.
-        max_length: tokens of a row, special tokens included.
-    """
+    """One tokenizer's view of a text; special tokens count towards `max_length`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         self.backend = make_backend(tokenizer)
@@ -257,17 +210,12 @@ class _Cutter:
         ids = np.array([self.tokenizer.cls_token_id, *tokens, self.tokenizer.sep_token_id], dtype=np.int64)
         places = np.array(scored, dtype=np.int64) + 1
         labels = ids[places]
-        ids[[1 + each for each in masked]] = self.tokenizer.mask_token_id
+        ids[[1 + place for place in masked]] = self.tokenizer.mask_token_id
         return MaskedText(ids, places, labels)
 
 
 class _Builder:
-    """Masks one text after another for several tokenizers, and counts.
-
-    Args:
-        cutters: the different tokenizers.
-        mask_frac: share that is masked.
-    """
+    """Masks one text after another for several tokenizers, and counts."""
 
     def __init__(self, cutters: list[_Cutter], mask_frac: float) -> None:
         self.cutters, self.mask_frac = cutters, mask_frac
@@ -276,14 +224,14 @@ class _Builder:
 
     def mask(self, text: GeneralText) -> list[MaskedText]:
         """Return the text's row for each tokenizer; none where nothing of it is scored."""
-        encodings = [each.encode(text.text) for each in self.cutters]
+        encodings = [cutter.encode(text.text) for cutter in self.cutters]
         cut = min(cutter.find_cut(encoding) for cutter, encoding in zip(self.cutters, encodings, strict=True))
-        sizes = [cutter.count_tokens(each, cut) for cutter, each in zip(self.cutters, encodings, strict=True)]
+        sizes = [cutter.count_tokens(encoding, cut) for cutter, encoding in zip(self.cutters, encodings, strict=True)]
         find = _find_words if self.is_shared else _find_tokens
-        spans = [find(text.text, each, size) for each, size in zip(encodings, sizes, strict=True)]
+        spans = [find(text.text, encoding, size) for encoding, size in zip(encodings, sizes, strict=True)]
         drawn = self._draw(text, list(spans[0]))
-        masked = [span for span in drawn if all(span in each for each in spans)]
-        scored = [span for span in masked if self._is_shared_token(encodings, [each[span] for each in spans])]
+        masked = [span for span in drawn if all(span in own for own in spans)]
+        scored = [span for span in masked if self._is_shared_token(encodings, [own[span] for own in spans])]
         if not self.is_shared:
             masked = scored
         self.num_drawn += len(drawn)
@@ -307,23 +255,15 @@ class _Builder:
 
     def _is_shared_token(self, encodings: Sequence[Encoding], places: Sequence[list[int]]) -> bool:
         """Whether a stretch is one known token, spelled the same, for every tokenizer."""
-        if any(len(each) != 1 for each in places):
+        if any(len(own) != 1 for own in places):
             return False
         tokens = [encoding.ids[own[0]] for encoding, own in zip(encodings, places, strict=True)]
-        if any(token == each.tokenizer.unk_token_id for token, each in zip(tokens, self.cutters, strict=True)):
+        if any(token == cutter.tokenizer.unk_token_id for token, cutter in zip(tokens, self.cutters, strict=True)):
             return False
-        return len({each.spell(token) for token, each in zip(tokens, self.cutters, strict=True)}) == 1
+        return len({cutter.spell(token) for token, cutter in zip(tokens, self.cutters, strict=True)}) == 1
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse a mask set that has too little to score.
-
-        Args:
-            names: a model of each tokenizer.
-
-        Raises:
-            ConfigError: see `build_mask_set`.
-            CorpusError: nothing is scored.
-        """
+        """Refuse a mask set that has too little to score; `names` has a model of each tokenizer."""
         if self.is_shared and self.num_scored < MIN_SHARED_FRAC * self.num_drawn:
             raise ConfigError(
                 f"--models {', '.join(names)} have vocabularies too different to compare: of {self.num_drawn:,} drawn "
@@ -349,6 +289,6 @@ def _find_words(text: str, encoding: Encoding, size: int) -> dict[Span, list[int
         first, end = encoding.offsets[places[0]][0], encoding.offsets[places[-1]][1]
         word_text = text[first:end]
         first += len(word_text) - len(word_text.lstrip())  # some tokenizers count the space before a word to it
-        if places[-1] < size and any(each.isalnum() for each in word_text):
+        if places[-1] < size and any(char.isalnum() for char in word_text):
             spans[first, end] = places
     return spans

@@ -31,10 +31,7 @@ def write_forgetting(
 ) -> str:
     """Write results.json, forgetting.md and pictures into the output folder; return the Markdown.
 
-    Args:
-        config: what was asked.
-        result: of general text; None: there was none.
-        curves: of runs, by what the user called them.
+    `result` is None where there was no general text; `curves` are by the names that the user gave the runs.
     """
     folder, curves = Place(config.output), curves or {}
     parts = ([format_forgetting(result)] if result else []) + ([format_curves(curves)] if curves else [])
@@ -75,7 +72,8 @@ def _list_points(curves: Mapping[str, ScaleCurve]) -> dict[str, list[dict[str, f
     names = ("scale", "bits_per_character", "mlm_accuracy")
     return {
         name: [
-            dict(zip(names, each, strict=True)) for each in zip(curve.scales, curve.bits, curve.accuracies, strict=True)
+            dict(zip(names, point, strict=True))
+            for point in zip(curve.scales, curve.bits, curve.accuracies, strict=True)
         ]
         for name, curve in curves.items()
     }
@@ -111,9 +109,9 @@ def _describe_setting(result: Forgetting) -> str:
 def _compare(result: Forgetting, path: str) -> list[Line]:
     """The models by a figure in per cent, and points lost."""
     lines = []
-    for each in result.models:
-        figure, lost = Estimate(each.score.get(path), *each.intervals[path]), each.lost.get(path)
-        lines.append(Line(each.name, figure.scale(100), lost and lost.scale(100)))
+    for model in result.models:
+        figure, lost = Estimate(model.score.get(path), *model.intervals[path]), model.lost.get(path)
+        lines.append(Line(model.name, figure.scale(100), lost and lost.scale(100)))
     return lines
 
 
@@ -128,7 +126,7 @@ def _tabulate(result: Forgetting, path: str) -> str:
 
 def _count_source(result: Forgetting, source: str) -> tuple[int, int]:
     """Scored tokens and texts of a source."""
-    is_own = [each == source for each in result.masks.sources]
+    is_own = [name == source for name in result.masks.sources]
     return int(result.masks.counts[is_own].sum()), sum(is_own)
 
 
@@ -151,7 +149,7 @@ def to_results(result: Forgetting) -> dict[str, Any]:
             for source in result.sources
         },
         "mask_set": {fingerprint: masks.hash_rows(fingerprint) for fingerprint in masks.rows},
-        "models": {each.name: _describe_model(each) for each in result.models},
+        "models": {model.name: _describe_model(model) for model in result.models},
     }
 
 
@@ -161,7 +159,7 @@ def _describe_model(model: ModelFigures) -> dict[str, Any]:
         "sha256": model.sha256,
         **model.score.values,
         "intervals": model.intervals,
-        "lost": {path: {"difference": each.value, "interval": each.interval} for path, each in model.lost.items()},
+        "lost": {path: {"difference": lost.value, "interval": lost.interval} for path, lost in model.lost.items()},
     }
 
 
@@ -177,7 +175,7 @@ def draw_curves(curves: Mapping[str, ScaleCurve], path: Place) -> None:
         panels = figure.subplots(2, len(curves), sharex=True, sharey="row", squeeze=False)
         for (name, curve), (top, bottom) in zip(curves.items(), panels.T, strict=True):
             _draw_figures(top, curve, curve.gained, ORANGE)
-            _draw_figures(bottom, curve, [100 * each for each in curve.lost], VIOLET)
+            _draw_figures(bottom, curve, [100 * lost for lost in curve.lost], VIOLET)
             bottom.axhline(100 * MAX_LOST, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
             top.set(title=name)
             bottom.set(xlabel="scale of what was added")

@@ -39,27 +39,21 @@ MAX_LOST = 0.003
 
 @dataclass(frozen=True)
 class ScaleCurve:
-    """Figures over the scale of what a method adds.
+    """Figures over the scale of what a method adds."""
 
-    Args:
-        scales: rising, from 0 to 1.
-        bits: bits per character of held-out domain text.
-        accuracies: on general words, shares.
-    """
-
-    scales: tuple[float, ...]
-    bits: tuple[float, ...]
-    accuracies: tuple[float, ...]
+    scales: tuple[float, ...]  # rising, from 0 to 1
+    bits: tuple[float, ...]  # per character of held-out domain text
+    accuracies: tuple[float, ...]  # on general words, shares
 
     @property
     def gained(self) -> tuple[float, ...]:
         """Bits per character below those at 0."""
-        return tuple(self.bits[0] - each for each in self.bits)
+        return tuple(self.bits[0] - bits for bits in self.bits)
 
     @property
     def lost(self) -> tuple[float, ...]:
         """Accuracy below that at 0, shares."""
-        return tuple(self.accuracies[0] - each for each in self.accuracies)
+        return tuple(self.accuracies[0] - accuracy for accuracy in self.accuracies)
 
     @property
     def marked(self) -> float:
@@ -74,7 +68,7 @@ class ScaleCurve:
 
     def find(self, scale: float) -> tuple[float, float]:
         """Return what is gained and lost at a scale between the ends, on the same lines."""
-        gained, lost = (float(np.interp(scale, self.scales, each)) for each in (self.gained, self.lost))
+        gained, lost = (float(np.interp(scale, self.scales, values)) for values in (self.gained, self.lost))
         return gained, lost
 
     def describe(self) -> str:
@@ -88,32 +82,17 @@ class ScaleCurve:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run of which a curve is measured.
+    """A run of which a curve is measured."""
 
-    Args:
-        name: what the user called it.
-        folder: its directory.
-        sets: what its evaluations score.
-    """
-
-    name: str
+    name: str  # what the user called it
     folder: Place
-    sets: Evaluations
+    sets: Evaluations  # what its evaluations score
 
 
 def find_runs(config: ForgettingConfig, models: Sequence[AskedModel]) -> list[MeasuredRun]:
-    """Find the runs that can be measured on text of their own, and say of the other models why they cannot.
-
-    Args:
-        config: what was asked.
-        models: what `read_models` found.
-
-    Raises:
-        ConfigError: some cannot, and there is no general text to measure them on.
-        DomextError: a run's prepared text, or its general probe, is damaged.
-    """
+    """Find the runs that can be measured on text of their own, and say of the other models why they cannot."""
     runs: list[MeasuredRun] = []
-    tokenizers = {each.place: each.tokenizer for each in models if each.scale != 1}
+    tokenizers = {model.place: model.tokenizer for model in models if model.scale != 1}
     for name, place in config.named_models:
         if place not in tokenizers:
             continue
@@ -154,11 +133,7 @@ def _find_corpora(folder: Place, config: SettledConfig) -> Place:
 
 
 def _find_text(folder: Place, config: SettledConfig) -> Manifest | None:
-    """The prepared text that a run's evaluations are of; None: it has gone.
-
-    Raises:
-        CorpusError: it is damaged.
-    """
+    """The prepared text that a run's evaluations are of; None: it has gone."""
     fingerprint = (read_identity(folder) or {}).get("corpus_fingerprint", "")
     place = _find_corpora(folder, config) / fingerprint[:16]
     if not fingerprint or not (place / MANIFEST).is_file():
@@ -170,16 +145,7 @@ def _find_text(folder: Place, config: SettledConfig) -> Manifest | None:
 
 
 def measure_curve(run: MeasuredRun, scales: Sequence[float], device: torch.device) -> ScaleCurve:
-    """Evaluate a run's newest checkpoint as the run itself does, at some scales and at 0 and 1.
-
-    Args:
-        run: the run.
-        scales: between 0 and 1.
-        device: where to compute.
-
-    Raises:
-        DomextError: see `rebuild_run`.
-    """
+    """Evaluate a run's newest checkpoint as the run itself does, at some scales and at 0 and 1."""
     rebuilt = rebuild_run(run.folder)
     model, engine, method = rebuilt.model, rebuilt.config.engine, rebuilt.config.method
     network, bf16 = cast(nn.Module, model), engine.uses_bf16
