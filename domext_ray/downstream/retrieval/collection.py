@@ -21,23 +21,14 @@ CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents and the queries that are judged.
+    """Documents and the queries that are judged."""
 
-    Args:
-        document_ids: ids of the D documents, the greatest first: of equally near ones trec_eval prefers that.
-        documents: their texts, a title first.
-        query_ids: ids of the Q queries that are judged; one without a relevant document scores 0.
-        queries: their texts.
-        judgements: for each query, places of documents and their judgements; 0 and below is irrelevant.
-        sha256: hashes of the three files, by name.
-    """
-
-    document_ids: list[str]
-    documents: list[str]
-    query_ids: list[str]
-    queries: list[str]
-    judgements: list[dict[int, int]]
-    sha256: dict[str, str]
+    document_ids: list[str]  # the greatest first: of equally near ones trec_eval prefers that
+    documents: list[str]  # their texts, a title first
+    query_ids: list[str]  # of the queries that are judged; one without a relevant document scores 0
+    queries: list[str]  # their texts
+    judgements: list[dict[int, int]]  # for each query, by a document's place; 0 and below is irrelevant
+    sha256: dict[str, str]  # of the three files, by name
 
     @property
     def own_places(self) -> list[int]:
@@ -47,15 +38,7 @@ class Collection:
 
 
 def read_collection(folder: Path, split: str) -> Collection:
-    """Read a collection.
-
-    Args:
-        folder: where it is.
-        split: name of the file of judgements.
-
-    Raises:
-        CorpusError: a file is missing, or a line of it is not what the layout says.
-    """
+    """Read a collection."""
     paths = {name: folder / name for name in (CORPUS, QUERIES, f"qrels/{split}.tsv")}
     for name, path in paths.items():
         if not path.is_file():
@@ -70,7 +53,7 @@ def read_collection(folder: Path, split: str) -> Collection:
                 raise CorpusError(f"{line} names the {kind} {name!r}, which is not there; mend the judgements.")
         judged.setdefault(query, {})[places[document]] = judgement
     asked = [name for name in queries if name in judged]
-    if not any(each > 0 for own in judged.values() for each in own.values()):
+    if not any(value > 0 for own in judged.values() for value in own.values()):
         raise CorpusError(f"{paths[f'qrels/{split}.tsv']} judges no document relevant; give another --split.")
     return Collection(
         [*corpus],
@@ -104,11 +87,11 @@ def _read_texts(path: Path) -> dict[str, str]:
         if not isinstance(record, dict) or not {"_id", "text"} <= record.keys():
             raise CorpusError(f'{place} is no object with "_id" and "text"; give an object per line.')
         parts = [record.get("title") or "", record["text"]]
-        if not isinstance(record["_id"], str) or not all(isinstance(each, str) for each in parts):
+        if not isinstance(record["_id"], str) or not all(isinstance(part, str) for part in parts):
             raise CorpusError(f'{place} has an "_id", a "title" or a "text" that is no string; mend it.')
         if record["_id"] in texts:
             raise CorpusError(f"{place} has the id {record['_id']!r} a second time; give each text an id of its own.")
-        texts[record["_id"]] = " ".join(each for each in parts if each)
+        texts[record["_id"]] = " ".join(part for part in parts if part)
     if not texts:
         raise CorpusError(f"{path} is empty; give an object per line.")
     return texts

@@ -37,9 +37,9 @@ def format_retrieval(config: RetrievalConfig, collection: Collection, models: Se
 
 def _tabulate(models: Sequence[SearchFigures], figure: str) -> str:
     lines = []
-    for each in models:
-        found, gained = Estimate(each.score.get(figure), *each.intervals[figure]), each.gained.get(figure)
-        lines.append(Line(each.name, found.scale(100), gained and gained.scale(100)))
+    for model in models:
+        found, gained = Estimate(model.score.get(figure), *model.intervals[figure]), model.gained.get(figure)
+        lines.append(Line(model.name, found.scale(100), gained and gained.scale(100)))
     return tabulate(
         lines, f"{_TITLES[figure]} (%)", names="model", form=".1f", change=f"points above {models[0].name}"
     ).show()
@@ -54,7 +54,7 @@ def to_results(config: RetrievalConfig, collection: Collection, models: Sequence
         "queries": len(collection.queries),
         "documents": len(collection.documents),
         "max_length": config.max_length,
-        "models": {each.name: _describe_model(each) for each in models},
+        "models": {model.name: _describe_model(model) for model in models},
     }
 
 
@@ -66,6 +66,6 @@ def _describe_model(model: SearchFigures) -> dict[str, Any]:
         **model.score.values,
         "intervals": model.intervals,
         "gained": {
-            figure: {"difference": each.value, "interval": each.interval} for figure, each in model.gained.items()
+            figure: {"difference": gained.value, "interval": gained.interval} for figure, gained in model.gained.items()
         },
     }

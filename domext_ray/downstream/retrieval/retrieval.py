@@ -33,35 +33,19 @@ TEXTS_PER_TURN = 2048
 
 @dataclass(frozen=True)
 class SearchFigures:
-    """What one model scored.
+    """What one model scored."""
 
-    Args:
-        name: what the user called it.
-        model: what it was loaded from.
-        sha256: of its encoder's tensors.
-        pooling: how it was asked for vectors.
-        score: `FIGURES`, one row of statistics a query.
-        intervals: bootstrap 95 % [low, high], by figure.
-        gained: figures above the first model's; empty for the first.
-    """
-
-    name: str
-    model: str
-    sha256: str
+    name: str  # what the user called it
+    model: str  # what it was loaded from
+    sha256: str  # of its encoder's tensors
     pooling: Pooling
-    score: Score
-    intervals: dict[str, list[float]]
-    gained: dict[str, Estimate]
+    score: Score  # `FIGURES`, one row of statistics a query
+    intervals: dict[str, list[float]]  # bootstrap 95 % [low, high], by figure
+    gained: dict[str, Estimate]  # figures above the first model's; empty for the first
 
 
 def evaluate_retrieval(config: RetrievalConfig) -> tuple[Collection, list[SearchFigures]]:
-    """Search with every model.
-
-    Raises:
-        CorpusError: the collection is not in its layout.
-        BaseModelError: a model is not to be had.
-        RunError: a run has no usable checkpoint.
-    """
+    """Search with every model."""
     collection = read_collection(Path(config.data), config.split)
     starts = [(name, load_start_model(model, option="--models")) for name, model in config.named_models]
     found: list[SearchFigures] = []
@@ -97,13 +81,8 @@ def score_model(embed: TextEmbedding, collection: Collection, name: str) -> Scor
 def search(queries: np.ndarray, documents: np.ndarray, depth: int) -> np.ndarray:
     """Find the documents nearest to queries, exactly, by matrix products of bounded size.
 
-    Args:
-        queries: float32 [Q, d], of length 1.
-        documents: float32 [D, d], of length 1.
-        depth: documents to find; all, where there are fewer.
-
-    Returns:
-        int64 [Q, min(depth, D)], places of documents, the nearest first; of equal ones the one with the lower place.
+    `queries` [Q, d] and `documents` [D, d] are float32 of length 1. The result, int64 [Q, min(depth, D)], has places of
+    documents, the nearest first; of equal ones the one with the lower place.
     """
     depth = min(depth, len(documents))
     found = np.empty((len(queries), depth), dtype=np.int64)
@@ -123,10 +102,8 @@ def search(queries: np.ndarray, documents: np.ndarray, depth: int) -> np.ndarray
 def score_rankings(rankings: np.ndarray, judgements: Sequence[dict[int, int]], own_places: Sequence[int]) -> Score:
     """Score what was found for each query as BEIR's evaluator does.
 
-    Args:
-        rankings: int64 [Q, K], places of documents, the best first.
-        judgements: for each query, documents and their judgements; a document that is not judged is irrelevant.
-        own_places: for each query the document that is left out; -1: none.
+    `rankings`, int64 [Q, K], has places of documents, the best first. A document that is not judged is irrelevant, and
+    the query's own one, of `own_places`, is left out (-1: there is none).
     """
     rows = [
         _score_query([place for place in ranking if place != own], judged)
@@ -139,11 +116,11 @@ def score_rankings(rankings: np.ndarray, judgements: Sequence[dict[int, int]], o
 def _score_query(ranking: Sequence[int], judged: dict[int, int]) -> list[float]:
     """nDCG@10 with gains as they are judged (Järvelin and Kekäläinen 2002; trec_eval), and recall@k."""
     gains = [max(0, judged.get(place, 0)) for place in ranking]
-    best = sorted((max(0, each) for each in judged.values()), reverse=True)
-    relevant = sum(each > 0 for each in best)
+    best = sorted((max(0, judgement) for judgement in judged.values()), reverse=True)
+    relevant = sum(gain > 0 for gain in best)
     if not relevant:
         return [0.0] * len(FIGURES)
-    recalls = [sum(each > 0 for each in gains[:k]) / relevant for k in RECALLS]
+    recalls = [sum(gain > 0 for gain in gains[:k]) / relevant for k in RECALLS]
     return [_discount(gains[:10]) / _discount(best[:10]), *recalls]
 
 
