@@ -113,14 +113,14 @@ def _write_change(axes: Axes, row: int, column: int, change: float, lowest: floa
 
 def write_sweep(sweep: Sweep, folder: Place) -> str:
     """Write a sweep's figures, table and picture; return the Markdown."""
-    results = [sweep.reference, *(each for each in sweep.results if each is not sweep.reference)]
-    runs = [each.run for each in results]
-    lines = compare_finetuned(runs, [each.entry.name for each in results])
-    rates = ", ".join(f"{each.entry.name} {each.run.summary['best']['point']['lr']:g}" for each in results)
+    results = [sweep.reference, *(result for result in sweep.results if result is not sweep.reference)]
+    runs = [result.run for result in results]
+    lines = compare_finetuned(runs, [result.entry.name for result in results])
+    rates = ", ".join(f"{result.entry.name} {result.run.summary['best']['point']['lr']:g}" for result in results)
     note = f"Trained parameters include the task's head. Rates that dev chose: {rates}."
     text = f"{tabulate_finetuned(runs, lines).show()}\n\n{note}\n"
-    by_name = {each.name: each for each in lines}
-    found = [(each, by_name[each.entry.name]) for each in sweep.results]
+    by_name = {line.name: line for line in lines}
+    found = [(result, by_name[result.entry.name]) for result in sweep.results]
     write_json(folder / f"{sweep.study}.json", to_results(sweep, found))
     write_text(folder / f"{sweep.study}.md", text)
     with new_picture(folder / f"{sweep.study}.png", (8.6, 5.2)) as figure:
@@ -143,7 +143,7 @@ def to_results(sweep: Sweep, found: Sequence[Found]) -> dict[str, Any]:
         "split": sweep.reference.run.split,
         "reference": sweep.reference.entry.name,
         "majority": _find_majority(sweep.reference),
-        "runs": [_describe(*each) for each in found],
+        "runs": [_describe(*pair) for pair in found],
     }
 
 
@@ -173,13 +173,13 @@ def _plot_families(axes: Axes, sweep: Sweep, found: Sequence[Found]) -> None:
     """The metric's mean over the magnitude, or over trained parameters; a line a family."""
     is_sigma = sweep.study == "sigma"
     for family, color in FAMILY_COLORS.items():
-        own = [each for each in found if each[0].entry.family == family]
-        places = [each.entry.value if is_sigma else each.num_trained for each, _ in own]
+        own = [pair for pair in found if pair[0].entry.family == family]
+        places = [result.entry.value if is_sigma else result.num_trained for result, _ in own]
         _plot_line(axes, [line for _, line in own], places, color, family)
-        for (each, line), place in zip(own, places, strict=True):
-            if not is_sigma and not math.isnan(each.entry.value):
+        for (result, line), place in zip(own, places, strict=True):
+            if not is_sigma and not math.isnan(result.entry.value):
                 style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "x-small"}
-                axes.annotate(f"{each.entry.value:g}", (place, line.figure.value), (6, -8), color=color, **style)
+                axes.annotate(f"{result.entry.value:g}", (place, line.figure.value), (6, -8), color=color, **style)
     axes.margins(x=0.07)
     level = _find_majority(sweep.reference) if is_sigma else sweep.reference.run.mean
     if level is not None:
@@ -192,9 +192,9 @@ def _plot_families(axes: Axes, sweep: Sweep, found: Sequence[Found]) -> None:
 def _plot_line(axes: Axes, lines: Sequence[Line], places: Sequence[float], color: str, label: str) -> None:
     if not lines:
         return
-    means = np.array([each.figure.value for each in lines])
-    bars = np.abs(np.array([[each.figure.low, each.figure.high] for each in lines]).T - means)
+    means = np.array([line.figure.value for line in lines])
+    bars = np.abs(np.array([[line.figure.low, line.figure.high] for line in lines]).T - means)
     axes.errorbar(places, means, yerr=bars, fmt="o-", color=color, capsize=3, markersize=5, label=label)
-    for place, each in zip(places, lines, strict=True):
-        if len(each.values) > 1:
-            axes.plot([place] * len(each.values), each.values, ".", color=color, alpha=0.45, markersize=5)
+    for place, line in zip(places, lines, strict=True):
+        if len(line.values) > 1:
+            axes.plot([place] * len(line.values), line.values, ".", color=color, alpha=0.45, markersize=5)

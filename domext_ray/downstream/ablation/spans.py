@@ -119,11 +119,7 @@ def _find_parts(model: Any, adapter: str, index: int) -> list[nn.Module]:
 
 
 def choose_adapter(config: DomextConfig, method_adapter: str, wanted: str) -> str:
-    """Return the adapter whose parts are removed: `wanted`, or that which fine-tuning made, or the only one.
-
-    Raises:
-        ConfigError: the model has no adapter, not this one, several and none is named, or it does not take part.
-    """
+    """Return the adapter whose parts are removed: `wanted`, or that which fine-tuning made, or the only one."""
     names = ", ".join(config.adapters) or "none"
     if not config.adapters:
         raise ConfigError(
@@ -140,11 +136,7 @@ def choose_adapter(config: DomextConfig, method_adapter: str, wanted: str) -> st
 
 
 def prepare_spans(config: AblateConfig) -> SpanWork:
-    """Rebuild the fine-tuned model and choose the adapter; nothing is removed yet.
-
-    Raises:
-        DomextError: the run has not ended, its model has no such adapter, or its task takes several models.
-    """
+    """Rebuild the fine-tuned model and choose the adapter; nothing is removed yet."""
     folder = Place(config.finetuned).resolve()
     finetuned = rebuild_finetuned(folder, _choose_device(config), data=config.data, model=config.model)
     if finetuned.task.is_chain:
@@ -190,23 +182,19 @@ def describe_spans(work: SpanWork) -> str:
 
 
 def study_spans(work: SpanWork) -> SpanStudy:
-    """Score dev without the adapter's parts in every span of layers; spans that were scored before are kept.
-
-    Raises:
-        RunError: the results that are there are another study's, or the model as it is scores 0 or less.
-    """
+    """Score dev without the adapter's parts in every span of layers; spans that were scored before are kept."""
     identity, ledger = _identify(work), Ledger(work.folder / SPANS)
     _check_study(ledger, identity)
     trials = {
         span: Trial(f"{span[0]}-{span[1]}", {**identity, "first": span[0], "last": span[1]}) for span in work.spans
     }
-    waiting = {each.name: span for span, each in trials.items() if not ledger.read(each).has_ended}
+    waiting = {trial.name: span for span, trial in trials.items() if not ledger.read(trial).has_ended}
     scorer = _Scorer(work)
     (whole,) = run_here([Trial("whole", identity)], lambda trial: scorer.score_whole(), ledger)
     shown = _show_progress([trials[span] for span in waiting.values()], len(trials) - len(waiting))
     run_here(shown, lambda trial: scorer.measure(waiting[trial.name]), ledger)
     (figures,) = whole.steps
-    records = {span: ledger.read(each).steps[0] for span, each in trials.items()}
+    records = {span: ledger.read(trial).steps[0] for span, trial in trials.items()}
     write_json(work.folder / f"{SPANS}.json", {"identity": identity, **figures, "spans": [*records.values()]})
     return SpanStudy(
         figures["run"],
@@ -217,20 +205,23 @@ def study_spans(work: SpanWork) -> SpanStudy:
         figures["whole"],
         figures["majority"],
         work.layers,
-        {span: SpanScore(each["value"], each["difference"], *each["interval"]) for span, each in records.items()},
+        {
+            span: SpanScore(record["value"], record["difference"], *record["interval"])
+            for span, record in records.items()
+        },
     )
 
 
 def _check_study(ledger: Ledger, identity: Mapping[str, Any]) -> None:
-    for each in ledger.list():
-        found = {name: value for name, value in each.trial.config.items() if name not in ("first", "last")}
+    for outcome in ledger.list():
+        found = {name: value for name, value in outcome.trial.config.items() if name not in ("first", "last")}
         if differing := describe_other(found, identity):
             raise RunError(f"{ledger.place} belongs to another study ({'; '.join(differing)}); give another --output.")
 
 
 def _identify(work: SpanWork) -> dict[str, Any]:
     """What results depend on."""
-    tensors = {name: each.detach().float().cpu() for name, each in work.fitted.model.named_parameters()}
+    tensors = {name: param.detach().float().cpu() for name, param in work.fitted.model.named_parameters()}
     return {
         "model_sha256": hash_tensors(tensors),
         "data_sha256": work.finetuned.loaded.sha256,

@@ -53,7 +53,7 @@ class SweepResult:
     @property
     def num_trained(self) -> int:
         """Parameters that trained, the task's head among them."""
-        return sum(each["trainable"] for each in self.run.summary["parameters"].values())
+        return sum(counts["trainable"] for counts in self.run.summary["parameters"].values())
 
     @property
     def values(self) -> list[float]:
@@ -76,34 +76,30 @@ class Sweep:
 
 
 def plan_sweep(config: AblateConfig) -> list[SweepEntry]:
-    """Return the runs of a sweep.
-
-    Raises:
-        DomextError: the start model is not to be had, or has fewer layers than are to be trained.
-    """
+    """Return the runs of a sweep."""
     plain = config.make_finetune_config()
     num_layers = _load_start(plain).config.num_hidden_layers
     if config.study == "sigma":
         methods = [
-            (BOTTLENECKS, each, replace(config.method, name=f"sigma{each:g}", init="paper", bottleneck_std=each))
-            for each in sorted(config.sigmas)
+            (BOTTLENECKS, sigma, replace(config.method, name=f"sigma{sigma:g}", init="paper", bottleneck_std=sigma))
+            for sigma in sorted(config.sigmas)
         ]
-        return [_make_entry(config, *each) for each in methods]
+        return [_make_entry(config, *method) for method in methods]
     named = {"all": tuple(range(1, num_layers + 1)), "none": ()}
     counts = named[config.top_layers] if isinstance(config.top_layers, str) else config.top_layers
     if max(counts, default=0) > num_layers:
         raise ConfigError(f"--top_layers has {max(counts)}; {plain.model!r} has {num_layers} layers.")
     bottlenecks = [
-        (BOTTLENECKS, each, replace(config.method, name=f"size{each}", bottleneck_size=each))
-        for each in sorted(config.sizes)
+        (BOTTLENECKS, size, replace(config.method, name=f"size{size}", bottleneck_size=size))
+        for size in sorted(config.sizes)
     ]
     tops = [
-        (TOP_LAYERS, each, replace(FULL, name=f"top{each}", trains="top_layers", top_layers=each))
-        for each in sorted(counts)
+        (TOP_LAYERS, count, replace(FULL, name=f"top{count}", trains="top_layers", top_layers=count))
+        for count in sorted(counts)
     ]
     norms = replace(FULL, name="layer_norms", trains="layer_norms")
     others = [(LAYER_NORMS, math.nan, norms), (EVERYTHING, math.nan, FULL)]
-    return [_make_entry(config, *each) for each in (*bottlenecks, *tops, *others)]
+    return [_make_entry(config, *method) for method in (*bottlenecks, *tops, *others)]
 
 
 def _load_start(config: FinetuneConfig) -> StartModel:
@@ -135,25 +131,21 @@ def describe_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> str:
     task = make_set_task(entries[0].config, start, loaded)
     lines = [loaded.describe()]
     for entry in entries:
-        trained = sum(each for each, _ in count_parameters(entry.config, start, task).values())
+        trained = sum(number for number, _ in count_parameters(entry.config, start, task).values())
         lines.append(f"{entry.name}: {len(list_points(entry.config))} trainings of {trained:,} parameters")
     lines.append(f"{len(entries)} runs into {resolve_root(config.run.dir)}, chosen by {task.metric} on dev")
     return "\n".join(lines)
 
 
 def run_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> Sweep:
-    """Fine-tune the runs that `plan_sweep` returned, but for those that have ended.
-
-    Raises:
-        DomextError: see `run_finetuning`.
-    """
+    """Fine-tune the runs that `plan_sweep` returned, but for those that have ended."""
     results = []
     for i, entry in enumerate(entries):
         print(f"run {i + 1} of {len(entries)}: {entry.name}", flush=True)
         results.append(SweepResult(entry, read_finetuned(run_finetuning(entry.config))))
-    check_comparable([each.run for each in results])
+    check_comparable([result.run for result in results])
     if config.study == "sigma":
-        reference = min(results, key=lambda each: abs(math.log(each.entry.value / PAPER_SIGMA)))
+        reference = min(results, key=lambda result: abs(math.log(result.entry.value / PAPER_SIGMA)))
     else:
-        reference = next(each for each in results if each.entry.family == EVERYTHING)
+        reference = next(result for result in results if result.entry.family == EVERYTHING)
     return Sweep(config.study, tuple(results), reference)
