@@ -63,7 +63,7 @@ class Base:
     read: BaseFiles | None = field(default=None, repr=False, compare=False)  # None: by another process; see `files`
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"read": None}
+        return {attribute.name: getattr(self, attribute.name) for attribute in fields(self)} | {"read": None}
 
     @property
     def has_mlm_head(self) -> bool:
@@ -74,9 +74,7 @@ class Base:
     def files(self) -> BaseFiles:
         """Its files as this process has read them, now if it has not yet.
 
-        Raises:
-            BaseModelError: they are not to be had here.
-            RunError: they are others than those of the process that this base comes from.
+        A RunError says that they are not those of the process that this base comes from.
         """
         return self.read or cast(BaseFiles, self._here.read)
 
@@ -113,14 +111,7 @@ _held: WeakValueDictionary[tuple[Any, ...], Base] = WeakValueDictionary()
 def load_base(base: str, *, next_sentence: bool = False) -> Base:
     """Read a base checkpoint, or return the one that was read from these files and is still held.
 
-    Args:
-        base: "general-mini" (ships with the package), a folder, the directory of a run that trained all weights, or a
-            hub id such as bert-base-uncased.
-        next_sentence: also read its next-sentence head, if it has one.
-
-    Raises:
-        BaseModelError: it does not exist, is of another architecture, its files are not what its config says, or its
-            tokenizer is missing or another model's.
+    `base` is as for `find_local_base`. Its next-sentence head is read only where `next_sentence` asks for it.
     """
     local = find_local_base(base)
     folder = local or _fetch(base, SMALL_FILES)  # of a hub id: a wrong one costs no download
@@ -146,7 +137,7 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     has_head = f"{MLM_HEAD}transform.dense.weight" in tensors
     _untie(tensors, names, base)
     if not has_head:
-        tensors = {name: each for name, each in tensors.items() if not name.startswith(MLM_HEAD)}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(MLM_HEAD)}
     config.has_pooler = f"{POOLER}dense.weight" in tensors
     _check_tensors(tensors, config, base)
     names = {name: names[name] for name in tensors}
@@ -164,8 +155,8 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
 
 def _stamp(folder: Path) -> tuple[Any, ...]:
     """Return what changes when a file of a folder does."""
-    stats = [(each, each.stat()) for each in sorted(folder.iterdir()) if each.is_file()]
-    return tuple((str(each), stat.st_ino, stat.st_size, stat.st_mtime_ns) for each, stat in stats)
+    stats = [(path, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+    return tuple((str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
 @contextlib.contextmanager
@@ -272,7 +263,7 @@ def _list_weight_files(folder: Path, base: str) -> list[Path]:
                 shards = set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values())
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise BaseModelError(f"{index} is no index of weight files; save the checkpoint again.") from error
-            return [folder / Path(each).name for each in sorted(shards)]
+            return [folder / Path(shard).name for shard in sorted(shards)]
     raise BaseModelError(
         f"--base {base!r} has neither model.safetensors nor pytorch_model.bin; save its weights there."
     )
@@ -281,12 +272,7 @@ def _list_weight_files(folder: Path, base: str) -> list[Path]:
 def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
     """Read all tensors of a checkpoint; .bin files through torch's weights-only loader, which runs no code.
 
-    Args:
-        folder: where its config.json is.
-        base: what the user called it.
-
-    Raises:
-        BaseModelError: it has no weights, or they cannot be read.
+    `base` is what the user called it.
     """
     tensors: dict[str, Tensor] = {}
     for path in _list_weight_files(folder, base):
@@ -323,8 +309,8 @@ def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str) 
     except _SIZE_ERRORS as error:
         reason = (str(error).splitlines() or [""])[0]
         raise BaseModelError(f"--base {base!r} has sizes in its config.json that no model has ({reason}).") from error
-    expected = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(absent)}
-    found = {name: tuple(each.shape) for name, each in tensors.items()}
+    expected = {name: tuple(param.shape) for name, param in model.named_parameters() if not name.startswith(absent)}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if wrong:
         name = wrong[0]

@@ -15,12 +15,8 @@ SHIPPED_BASE = "general-mini"
 def find_local_base(base: str) -> Path | None:
     """Return the folder of a base that is on this machine, with a config.json; None for the hub's.
 
-    Args:
-        base: "general-mini" (ships with the package), a folder, the directory of a run that trained all weights, or a
-            hub id.
-
-    Raises:
-        BaseModelError: it does not exist, or is no base's folder.
+    `base` is "general-mini" (ships with the package), a folder, the directory of a run that trained all weights, or a
+    hub id.
     """
     try:
         check_place(base)

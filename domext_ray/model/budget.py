@@ -39,19 +39,9 @@ class ParameterCounts:
 def solve_budget(
     method: MethodConfig, count: Callable[[MethodConfig], ParameterCounts], *, num_heads: int, hidden_size: int
 ) -> MethodConfig:
-    """Size a method so that its trainable share is `method.trainable_budget`.
+    """Size a method so that its trainable share is `method.trainable_budget`; without a budget it stays as it is.
 
-    Args:
-        method: the method; the proportions of its parts are kept.
-        count: counts a method's parameters.
-        num_heads: attention heads of the base: a module's width is a multiple of them.
-        hidden_size: width of the base, which LoRA's rank may not exceed.
-
-    Returns:
-        The method with other sizes; as it is, without a budget.
-
-    Raises:
-        ConfigError: no size comes within 1 % of the budget.
+    The proportions of its parts are kept.
     """
     budget = method.trainable_budget
     if not budget:
@@ -121,5 +111,7 @@ def _settle(method: MethodConfig, budget: float, count_share: Callable[[MethodCo
 
     parts = [part for extension in EXTENSIONS for part in extension.scaled if getattr(method, part)]
     finest = min(parts, key=lambda part: count_share(resize(part, getattr(method, part) + 1)))
-    size = bisect.bisect_left(range(16 * MANY), budget, lo=2, key=lambda each: count_share(resize(finest, each)))
-    return min((resize(finest, each) for each in (size - 1, size)), key=lambda each: abs(count_share(each) - budget))
+    size = bisect.bisect_left(range(16 * MANY), budget, lo=2, key=lambda number: count_share(resize(finest, number)))
+    return min(
+        (resize(finest, number) for number in (size - 1, size)), key=lambda sized: abs(count_share(sized) - budget)
+    )

@@ -44,13 +44,13 @@ def describe_extensions(config: DomextConfig) -> Extensions:
 
 def has_router(config: DomextConfig) -> bool:
     """Whether an adapter of a shape has a router."""
-    return any(each.router_words for each in config.adapters.values())
+    return any(adapter.router_words for adapter in config.adapters.values())
 
 
 def describe_method(
     config: DomextConfig, method: MethodConfig, earlier: Extensions, option: str = "--init_from"
 ) -> None:
-    """Describe in a configuration what a model has already and what a method adds; ConfigError: see `ModelSpec`.
+    """Describe in a configuration what a model has already and what a method adds.
 
     `option` named what the model goes on from, for messages.
     """
@@ -118,13 +118,10 @@ def trainable_names(
     those that it describes again. "adapter": of that, the method's adapter. "top_layers", "layer_norms", "biases":
     these parts of the encoder. With each of them the heads that the base does not bring (`method.train_heads`: all
     heads, and the pooler if something reads it), never the base's word embeddings, which the MLM head shares. "all":
-    everything that has a gradient; the pooler has none under masked-language modelling alone.
+    everything that has a gradient; the pooler has none under masked-language modelling alone, and nothing of the MLM
+    head has one without `reads_words`.
 
-    Args:
-        model: the augmented model.
-        method: the rule.
-        heads: those of `HEADS` that the base brings.
-        reads_words: the objective reads the MLM head; else nothing of it has a gradient.
+    `heads` are those of `HEADS` that the base brings.
     """
     unread = (*(() if model.predicts_next_sentence else (POOLER,)), *(() if reads_words else (MLM_HEAD,)))
     names = {name for name, _ in model.named_parameters() if not name.startswith(unread)}
@@ -136,7 +133,7 @@ def trainable_names(
         name
         for name in names
         if (
-            any(each.parameters.search(name) and each.trains(name, method) for each in EXTENSIONS)
+            any(extension.parameters.search(name) and extension.trains(name, method) for extension in EXTENSIONS)
             if is_extension(name)
             else name.startswith(trained) or trains_base(name, method, first_layer)
         )
@@ -205,10 +202,10 @@ def count_base_layers(config: DomextConfig) -> int:
     """Return how many of the first layers compute, while the model trains, what they do in its base alone."""
     adapters = config.adapters.values()
     has_dropout = config.hidden_dropout_prob or config.attention_probs_dropout_prob
-    has_more_words = config.extension_vocab_size or any(each.word_rows for each in adapters)
+    has_more_words = config.extension_vocab_size or any(adapter.word_rows for adapter in adapters)
     if has_dropout or has_more_words or config.module_hidden_size:
         return 0
-    return min((each.first_layer for each in adapters), default=0)
+    return min((adapter.first_layer for adapter in adapters), default=0)
 
 
 def attach_extensions(model: nn.Module, method: MethodConfig) -> None:
@@ -224,11 +221,7 @@ def merge_extensions(model: nn.Module) -> None:
 
 
 def scale_extensions(model: nn.Module, method: MethodConfig, scale: float) -> None:
-    """Multiply what a method adds to a frozen base by a scale, 0 or more, until another one is set.
-
-    Raises:
-        ConfigError: the method trains the base itself, or the model has new words or gated modules.
-    """
+    """Multiply what a method adds to a frozen base by a scale, 0 or more, until another one is set."""
     if rule := refuse_scale(model, method):
         raise ConfigError(f"--scale is {scale:g}; it must be 1 {rule}.")
     for extension in EXTENSIONS:
@@ -249,7 +242,7 @@ def fold_scales(model: nn.Module) -> None:
     adapters = cast(DomextConfig, model.config).adapters
     for place in model.modules():
         parts = place.adapters.items() if isinstance(place, AdapterPlace) else ()
-        for module, scale in ((each, adapters[name].scale) for name, part in parts for each in part.modules()):
+        for module, scale in ((inner, adapters[name].scale) for name, part in parts for inner in part.modules()):
             if scale != 1 and isinstance(module, (DeltaProjection, HeadShift, NormShift, WordShift)):
                 for param in module.parameters(recurse=False):
                     param.data *= scale
@@ -263,16 +256,12 @@ def name_unwrapped(name: str) -> str:
 
 
 def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a model without its extensions.
+    """Return the fp32 tensors of a model without its extensions.
 
-    Args:
-        model: an augmented model whose base is stored in fp32 (a base that `store_base` rounded has lost its bits).
-        original_names: `Base.original_names`, for just the base's tensors under its checkpoint's names; None: all but
-            the extensions, under Hugging Face BERT's names.
-
-    Returns:
-        fp32 tensors that share memory with the model, but for those that a checkpoint has in one; tied copies are left
-        out, as in `Base.tensors`.
+    With `Base.original_names` these are just the base's, under its checkpoint's names; with None all but the
+    extensions, under Hugging Face BERT's names. They share memory with the model, but for those that a checkpoint has
+    in one; tied copies are left out. The model's base must be stored in fp32: one that `store_base` rounded has lost
+    its bits.
     """
     params = {name_unwrapped(name): param for name, param in model.named_parameters()}
     if original_names is None:
@@ -281,7 +270,7 @@ def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = Non
     parts: dict[str, list[Tensor]] = {}
     for name, original in original_names.items():
         parts.setdefault(original, []).append(params[name].detach())
-    return {name: each[0] if len(each) == 1 else torch.cat(each) for name, each in parts.items()}
+    return {name: pieces[0] if len(pieces) == 1 else torch.cat(pieces) for name, pieces in parts.items()}
 
 
 def name_plain(model: DomextForMaskedLM) -> dict[str, str]:

@@ -49,14 +49,14 @@ def _rotate(query: Tensor, key: Tensor, cos_sin: Tensor, is_inverse: bool) -> tu
         cos, sin = cos_sin.chunk(2, dim=1)
         cos_sin = torch.cat([cos, -sin], dim=1)
     rotated = _make_rotated(query, key)
-    for each, values in zip(rotated, apply_rotary_pos_emb(query, key, cos_sin), strict=True):
-        each.copy_(values)
+    for target, values in zip(rotated, apply_rotary_pos_emb(query, key, cos_sin), strict=True):
+        target.copy_(values)
     return rotated
 
 
 @_rotate.register_fake
 def _make_rotated(query: Tensor, key: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    new_query, new_key = (each.new_empty(each.transpose(1, 2).shape).transpose(1, 2) for each in (query, key))
+    new_query, new_key = (states.new_empty(states.transpose(1, 2).shape).transpose(1, 2) for states in (query, key))
     return new_query, new_key
 
 
@@ -97,22 +97,15 @@ def normalize_sum(
 ) -> Tensor:
     """Compute `layers_domext.normalize_sum` in one operation, and its gradients in another.
 
-    Args:
-        summands: [..., d] each, of one shape.
-        weight: [d].
-        bias: [d], or None.
-        eps: of the LayerNorm.
-        is_stream: the result is a state of the residual stream, in the weight's dtype.
-        is_multiplied: products read the result. Under autocast they get what they read from here, and nobody casts it.
-
-    Returns:
-        The state, whose attribute `COPY` is what products read; if it is no state, only that.
+    Summands are [..., d], of one shape. Where `is_stream`, the result is a state of the residual stream in the weight's
+    dtype, and its attribute `COPY` is what products read; else it is only that. Where products read the result
+    (`is_multiplied`), they get it from here in autocast's dtype, and nobody casts it.
     """
     dtype = find_autocast_dtype(weight)
     copy_dtype = dtype if is_multiplied and dtype != weight.dtype else None
     is_wide = is_stream or copy_dtype is None
     trains = torch.is_grad_enabled() and any(
-        each is not None and each.requires_grad for each in (*summands, weight, bias)
+        tensor is not None and tensor.requires_grad for tensor in (*summands, weight, bias)
     )
     keeps_total = trains and len(summands) > 1
     states, copy, _ = _normalize_sum([*summands], weight, bias, eps, copy_dtype, is_wide, keeps_total)
@@ -137,9 +130,9 @@ def _normalize_sum(
     made = _make_normalized(summands, weight, bias, eps, copy_dtype, is_wide, keeps_total)
     total = sum(summands[1:], summands[0]).to(weight.dtype)
     values = nn.functional.layer_norm(total, weight.shape, weight, bias, eps)
-    for each, value in zip(made, (values, values, total), strict=True):
-        if each.shape == value.shape:
-            each.copy_(value)
+    for target, value in zip(made, (values, values, total), strict=True):
+        if target.shape == value.shape:
+            target.copy_(value)
     return made
 
 
@@ -187,7 +180,7 @@ def _differentiate_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the sum's gradient in the weight's dtype and in another one, and those of weight and bias."""
     made = _make_gradients(grad, copy_grad, total, weight, eps, narrow_dtype, is_wide, trains)
-    first, *second = [each.to(weight.dtype) for each in (grad, copy_grad) if each is not None]
+    first, *second = [tensor.to(weight.dtype) for tensor in (grad, copy_grad) if tensor is not None]
     given = sum(second, first)
     total = total.to(weight.dtype)
     _, *statistics = torch.native_layer_norm(total, weight.shape, weight, None, eps)
@@ -195,9 +188,9 @@ def _differentiate_norm(
     values = torch.ops.aten.native_layer_norm_backward(
         given, total, weight.shape, *statistics, weight, torch.zeros_like(weight), mask
     )
-    for each, value in zip(made, (values[0], *values), strict=True):
-        if value is not None and each.shape == value.shape:
-            each.copy_(value)
+    for target, value in zip(made, (values[0], *values), strict=True):
+        if value is not None and target.shape == value.shape:
+            target.copy_(value)
     return made
 
 
@@ -230,7 +223,7 @@ def _differentiate_norm_on_card(
 
 def _keep_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     summands, weight, _, ctx.eps, _, _, keeps_total = inputs
-    ctx.dtypes = [each.dtype for each in summands]
+    ctx.dtypes = [summand.dtype for summand in summands]
     ctx.save_for_backward(output[2] if keeps_total else summands[0], weight)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
@@ -240,13 +233,13 @@ def _return_gradients(ctx: Any, grad: Tensor | None, copy_grad: Tensor | None, _
     """All summands have one gradient, in the dtype of each."""
     (total, weight), (asked, *needs, _, _, _, _) = ctx.saved_tensors, ctx.needs_input_grad
     dtypes = {dtype for dtype, is_asked in zip(ctx.dtypes, asked, strict=True) if is_asked}
-    narrow = next((each for each in dtypes if each != weight.dtype), None)
+    narrow = next((dtype for dtype in dtypes if dtype != weight.dtype), None)
     wide_grad, narrow_grad, *sums = _differentiate_norm(
         grad, copy_grad, total, weight, ctx.eps, narrow, weight.dtype in dtypes, any(needs)
     )
     by_dtype = {weight.dtype: wide_grad, narrow: narrow_grad}
     found = [by_dtype[dtype] if is_asked else None for dtype, is_asked in zip(ctx.dtypes, asked, strict=True)]
-    return found, *(each if is_asked else None for each, is_asked in zip(sums, needs, strict=True)), *[None] * 4
+    return found, *(value if is_asked else None for value, is_asked in zip(sums, needs, strict=True)), *[None] * 4
 
 
 _normalize_sum.register_autograd(_return_gradients, setup_context=_keep_total)
@@ -377,13 +370,7 @@ _compute_losses.register_autograd(
 def fuse(model: nn.Module, device: torch.device, *, is_asked: bool) -> str:
     """Have a model's modules compute with these kernels, where they are asked for and the device can.
 
-    Args:
-        model: on `device`, not yet handed to DeepSpeed.
-        device: where it trains.
-        is_asked: `--engine.fused`.
-
-    Returns:
-        What was done and why, for the run's user.
+    The model is on `device`, and not yet handed to DeepSpeed. Return what was done and why, for the run's user.
     """
     if not is_asked:
         return "off (not asked)"
@@ -417,7 +404,7 @@ def find_fault(device: torch.device) -> str:
         return "they run on GPUs"
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST_CAPABILITY:
-        least, own = (".".join(map(str, each)) for each in (OLDEST_CAPABILITY, capability))
+        least, own = (".".join(map(str, version)) for version in (OLDEST_CAPABILITY, capability))
         return f"they need compute capability {least}; this GPU has {own}"
     if find_spec("triton") is None:
         return "they need Triton, which torch brings on Linux; this torch has none"

@@ -54,15 +54,7 @@ class JoinedLinear(nn.Module):
     """Several linear layers of one input as one, whose outputs stand side by side; [..., in] -> [..., out].
 
     It has no parameters of its own. Where `by_columns`, each layer has an input of its own, these stand side by side,
-    and the outputs are summed.
-
-    Args:
-        linears: the layers.
-        dtype: in which they compute.
-        by_columns: whether columns are joined.
-
-    Attributes:
-        num_copied_bytes: what it takes beside the layers' own parameters.
+    and the outputs are summed. `num_copied_bytes` is what it takes beside the layers' own parameters.
     """
 
     weight: Tensor
@@ -73,19 +65,19 @@ class JoinedLinear(nn.Module):
         self.dim = int(by_columns)
         self.parts, shape = list[Part](), [*linears[0].weight.shape]
         shape[self.dim] = 0
-        for each in linears:
-            size, filling = each.weight.shape[self.dim], getattr(each, "filling", None)
+        for linear in linears:
+            size, filling = linear.weight.shape[self.dim], getattr(linear, "filling", None)
             if filling is not None:
                 size += size // filling.size * filling.missing
-            self.parts.append(Part(each, shape[self.dim], size))
+            self.parts.append(Part(linear, shape[self.dim], size))
             shape[self.dim] += size
-        has_bias = any(each.bias is not None for each in linears)
+        has_bias = any(linear.bias is not None for linear in linears)
         options: dict[str, Any] = {"dtype": dtype, "device": linears[0].weight.device}
         self.register_buffer("weight", torch.zeros(shape, **options), persistent=False)
         self.register_buffer("bias", torch.zeros(shape[0], **options) if has_bias else None, persistent=False)
         copy_all(self.list_copies(of_frozen=True))
         shared = 0 if by_columns else sum(map(self._share_memory, self.parts))
-        self.num_copied_bytes = sum(each.nbytes for each in self.buffers()) - shared
+        self.num_copied_bytes = sum(buffer.nbytes for buffer in self.buffers()) - shared
 
     def _share_memory(self, part: Part) -> int:
         """Let what is frozen of a part, and stored as the joined matrix is, be a view of it; return its bytes."""
@@ -107,14 +99,14 @@ class JoinedLinear(nn.Module):
             if not self.dim and bias is not None and (bias.requires_grad or of_frozen):
                 copies.append((part.find(self.bias), bias))
         biases = [part.linear.bias for part in self.parts if part.linear.bias is not None]
-        if self.dim and biases and (of_frozen or any(each.requires_grad for each in biases)):
-            copies.append((self.bias, torch.stack([each.float() for each in biases]).sum(0)))
+        if self.dim and biases and (of_frozen or any(param.requires_grad for param in biases)):
+            copies.append((self.bias, torch.stack([param.float() for param in biases]).sum(0)))
         return [(place, source.detach().view_as(place)) for place, source in copies]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the product."""
         inputs = inputs.to(self.weight.dtype)
-        params = [*(each.linear.weight for each in self.trained), *(each.linear.bias for each in self.biased)]
+        params = [*(part.linear.weight for part in self.trained), *(part.linear.bias for part in self.biased)]
         if not params:
             return nn.functional.linear(inputs, self.weight, self.bias)
         return cast(Tensor, _Product.apply(inputs, self.weight, self.bias, self, *params))
@@ -122,12 +114,12 @@ class JoinedLinear(nn.Module):
     @property
     def trained(self) -> list[Part]:
         """The parts whose weights train."""
-        return [each for each in self.parts if each.linear.weight.requires_grad]
+        return [part for part in self.parts if part.linear.weight.requires_grad]
 
     @property
     def biased(self) -> list[Part]:
         """The parts whose biases train."""
-        return [each for each in self.parts if each.linear.bias is not None and each.linear.bias.requires_grad]
+        return [part for part in self.parts if part.linear.bias is not None and part.linear.bias.requires_grad]
 
     def compute_gradients(self, grad: Tensor, inputs: Tensor) -> list[Tensor]:
         """Return the gradients of the weights that train, then of the biases, given [T, out] and [T, in]."""
@@ -135,17 +127,17 @@ class JoinedLinear(nn.Module):
         thin, packed = _pack(trained, inputs if self.dim else grad)
         if trained:
             table = grad.t().mm(thin) if self.dim else thin.t().mm(inputs)
-            found += [each.find(table, self.dim) for each in packed]
+            found += [part.find(table, self.dim) for part in packed]
         if biased and self.dim:
             found += [grad.sum(0)] * len(biased)
         elif biased:
             if biased != trained:
                 thin, packed = _pack(biased, grad)
             sums = thin.sum(0)
-            found += [each.find(sums) for each in packed]
+            found += [part.find(sums) for part in packed]
         # Copies, for an optimiser may keep them: each a tensor of its own.
-        params = [*(each.linear.weight for each in trained), *(each.linear.bias for each in biased)]
-        copies = [grad.new_empty(each.shape, dtype=torch.float32) for each in params]
+        params = [*(part.linear.weight for part in trained), *(part.linear.bias for part in biased)]
+        copies = [grad.new_empty(param.shape, dtype=torch.float32) for param in params]
         copy_all([(copy.view_as(own), own) for copy, own in zip(copies, found, strict=True)])
         return copies
 
@@ -155,13 +147,13 @@ def _pack(parts: Sequence[Part], table: Tensor) -> tuple[Tensor, list[Part]]:
     if not parts:
         return table, []
     packed, start = list[Part](), 0
-    for each in parts:
-        packed.append(Part(each.linear, start, each.size))
-        start += each.size
+    for part in parts:
+        packed.append(Part(part.linear, start, part.size))
+        start += part.size
     first, last = parts[0], parts[-1]
     if last.start + last.size - first.start == start:
         return table.narrow(1, first.start, start), packed
-    return torch.cat([table.narrow(1, each.start, each.size) for each in parts], dim=1), packed
+    return torch.cat([table.narrow(1, part.start, part.size) for part in parts], dim=1), packed
 
 
 class _Product(torch.autograd.Function):
@@ -182,48 +174,42 @@ class _Product(torch.autograd.Function):
 
 
 class JoinedLayer(Layer):
-    """A layer some of whose products are joined; `join` makes it of a layer.
+    """A layer some of whose products are joined; `join` makes it of a layer."""
 
-    Attributes:
-        heads, units: of the adapters that were active then; where others are, the layer computes as it is written.
-        trains: something of the layer does.
-        projections: queries of the base and of each adapter, their keys, their values; then what LoRA makes of the
-            inputs of these; then queries, keys and values of the extension module, if it reads what they read.
-        context_output: output projections of all heads; None: there are the base's alone.
-        units_input: units of the base and of each adapter, then their gates; None: there are the base's alone, ungated.
-        units_output: output projections of all units; None: there are the base's alone.
-    """
-
+    # Of the adapters that were active at the join; where others are, the layer computes as it is written.
     heads: list[AdapterHeads]
     units: list[AdapterUnits]
-    trains: bool
+    trains: bool  # something of the layer does
+    # Queries of the base and of each adapter, their keys, their values; then what LoRA makes of the inputs of these;
+    # then queries, keys and values of the extension module, if it reads what they read.
     projections: JoinedLinear
-    context_output: JoinedLinear | None
+    context_output: JoinedLinear | None  # of all heads; None: there are the base's alone
+    # Units of the base and of each adapter, then their gates; None: there are the base's alone, ungated.
     units_input: JoinedLinear | None
-    units_output: JoinedLinear | None
+    units_output: JoinedLinear | None  # of all units; None: there are the base's alone
 
     def join(self, dtype: torch.dtype) -> None:
         """Make the joined matrices, which compute in a dtype."""
         attention, ffn = self.attention, self.intermediate
         self.heads, self.units = self._list_active()
-        self.trains = any(each.requires_grad for each in self.parameters())
+        self.trains = any(param.requires_grad for param in self.parameters())
         bases = [getattr(attention.self, name) for name in PROJECTIONS]
         linears: list[nn.Linear] = []
         for base, name in zip(bases, PROJECTIONS, strict=True):
-            linears += [base.base_layer if has_lora(base) else base, *(getattr(each, name) for each in self.heads)]
-        linears += [each.lora_A["default"] for each in bases if has_lora(each)]
+            linears += [base.base_layer if has_lora(base) else base, *(getattr(part, name) for part in self.heads)]
+        linears += [base.lora_A["default"] for base in bases if has_lora(base)]
         if self._has_joined_module:
             linears += [getattr(cast(ExtensionModule, self.extension).heads, name) for name in PROJECTIONS]
         self.projections = JoinedLinear(linears, dtype)
         self.context_output = self.units_input = self.units_output = None
         if self.heads:
-            outputs = [attention.output.dense, *(each.output for each in self.heads)]
+            outputs = [attention.output.dense, *(part.output for part in self.heads)]
             self.context_output = JoinedLinear(outputs, dtype, by_columns=True)
         if self.units or (ffn.gate is not None and not has_lora(ffn.dense)):
-            gates = [] if ffn.gate is None else [ffn.gate, *(cast(Linear, each.gate) for each in self.units)]
-            self.units_input = JoinedLinear([ffn.dense, *(each.input for each in self.units), *gates], dtype)
+            gates = [] if ffn.gate is None else [ffn.gate, *(cast(Linear, part.gate) for part in self.units)]
+            self.units_input = JoinedLinear([ffn.dense, *(part.input for part in self.units), *gates], dtype)
         if self.units:
-            outputs = [self.output.dense, *(each.output for each in self.units)]
+            outputs = [self.output.dense, *(part.output for part in self.units)]
             self.units_output = JoinedLinear(outputs, dtype, by_columns=True)
 
     @property
@@ -235,7 +221,7 @@ class JoinedLayer(Layer):
         """The heads and units of the active adapters whose scale is 1."""
         places = (self.attention.adapters, self.adapters)
         heads, units = (
-            [part for part, _, scale in select_adapters(self.config, each, None) if scale == 1] for each in places
+            [part for part, _, scale in select_adapters(self.config, place, None) if scale == 1] for place in places
         )
         return heads, units
 
@@ -265,7 +251,7 @@ class JoinedLayer(Layer):
         normalized = attention.output.normalize_input(hidden_states)
         outputs = self.projections(to_autocast_dtype(normalized))
         context, weights, rest = self._attend(outputs, attention_mask, cos_sin, **kwargs)
-        context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, normalized))
+        context, residual, read = (take_tokens(state, output_indices) for state in (context, hidden_states, normalized))
         attended = attention.output.finish((self.context_output or attention.output.dense)(context), residual, read)
         normalized = self.output.normalize_input(attended)
         units = self._compute_units(to_autocast_dtype(normalized))
@@ -296,7 +282,7 @@ class JoinedLayer(Layer):
             if has_lora(update):  # and then there are no other groups
                 projected[i] = projected[i] + update.lora_B["default"](rest.pop(0)) * update.scaling["default"]
         if not is_apart:
-            num_heads = sum(each.num_heads for each in groups)
+            num_heads = sum(group.num_heads for group in groups)
             context, weights = base.attend(projected, num_heads, attention_mask, cos_sin, **kwargs)
             return context, None if weights is None else weights[:, : base.num_heads], rest
         triples = (projected[i :: len(groups)] for i in range(len(groups)))
@@ -325,14 +311,11 @@ def has_lora(linear: nn.Module) -> bool:
 def join_products(model: nn.Module, dtype: torch.dtype) -> None:
     """Have a model's layers compute joined products, in a dtype, where they train.
 
-    A layer where LoRA updates a matrix that would be joined with an adapter's stays as it is.
-
-    Args:
-        model: on its device; what trains is known, and frozen parameters are stored as they will be.
-        dtype: in which steps compute.
+    The model is on its device; what trains is known, and frozen parameters are stored as they will be. A layer where
+    LoRA updates a matrix that would be joined with an adapter's stays as it is.
     """
-    for layer in [each for each in model.modules() if isinstance(each, Layer)]:
-        wrapped = any(has_lora(each) for each in layer.modules())
+    for layer in [module for module in model.modules() if isinstance(module, Layer)]:
+        wrapped = any(has_lora(module) for module in layer.modules())
         if not (wrapped and (layer.attention.adapters or layer.adapters)):
             layer.__class__ = JoinedLayer
             cast(JoinedLayer, layer).join(dtype)
@@ -340,13 +323,13 @@ def join_products(model: nn.Module, dtype: torch.dtype) -> None:
 
 def list_joined(model: nn.Module) -> list[JoinedLinear]:
     """Return the joined matrices in which something trains."""
-    found = (each for each in model.modules() if isinstance(each, JoinedLinear))
-    return [each for each in found if each.trained or each.biased]
+    found = (module for module in model.modules() if isinstance(module, JoinedLinear))
+    return [linear for linear in found if linear.trained or linear.biased]
 
 
 def refresh(joined: Sequence[JoinedLinear]) -> None:
     """Copy what trains into joined matrices again, for it has changed."""
-    copy_all([copy for each in joined for copy in each.list_copies()])
+    copy_all([copy for linear in joined for copy in linear.list_copies()])
 
 
 def copy_all(copies: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -117,14 +117,10 @@ def choose_tile(size: int) -> dict[str, int]:
 def rotate_into(
     query: Tensor, key: Tensor, cos_sin: Tensor, rotated: tuple[Tensor, Tensor], *, is_inverse: bool
 ) -> None:
-    """Rotate queries and keys in one launch.
+    """Rotate queries and keys, [B, heads, N, size] of any strides, in one launch.
 
-    Args:
-        query: [B, heads, N, size], of any strides.
-        key: likewise.
-        cos_sin: fp32 [1 or B, 2, N, size // 2].
-        rotated: where they are written to: [B, heads, N, size] each, in memory [B, N, heads, size].
-        is_inverse: rotate back.
+    `cos_sin` is fp32 [1 or B, 2, N, size // 2]. The results are written to `rotated`, of the same shape, which lie
+    in memory as [B, N, heads, size].
     """
     num_rows, num_heads, num_tokens, size = query.shape
     if not query.numel():
@@ -267,14 +263,10 @@ def normalize_into(
 ) -> None:
     """Add states and normalise the sum in one launch; of more than three, those before the last two are added first.
 
-    Args:
-        summands: [..., d], of any dtypes.
-        weight: [d].
-        bias: [d], or None.
-        eps: of the LayerNorm.
-        made: where the result, the result in another dtype, and the sum are written to: [..., d], or empty: not asked.
+    Summands are [..., d] of any dtypes, weight and bias [d]. The result, the result in another dtype, and the sum are
+    written to `made`, [..., d] each; an empty one is not asked for.
     """
-    *rest, last = [each.contiguous() for each in summands]
+    *rest, last = [summand.contiguous() for summand in summands]
     while len(rest) > 2:
         rest = [rest[0] + rest[1], *rest[2:]]
     states, (wide, copy, total) = [*rest, last], made
@@ -308,14 +300,9 @@ def differentiate_norm_into(
 ) -> None:
     """Compute the gradients of `normalize_into` in one launch, and where the weight trains one more that adds up.
 
-    Args:
-        grad: of the result, [..., d]; None: nobody read it.
-        copy_grad: of the result in another dtype, likewise.
-        total: the sum, [..., d].
-        weight: [d].
-        eps: of the LayerNorm.
-        made: where the gradients are written to: the sum's in two dtypes [..., d], the weight's and the bias's [d];
-            empty: not asked for.
+    `total` is the sum, [..., d], as are the gradients of the result and of its copy; None: nobody read it. The sum's
+    gradient in two dtypes, [..., d], and those of weight and bias, [d], are written to `made`; an empty one is not
+    asked for.
     """
     wide, narrow, *sums = made
     trains, tile = bool(sums[0].numel()), choose_rows(weight.numel())
@@ -326,7 +313,7 @@ def differentiate_norm_into(
     partial = [weight.new_empty(num_programs if trains else 0, tile["WIDTH"], dtype=torch.float32) for _ in sums]
     if num_rows:
         _differentiate_norm[(num_programs,)](
-            *(total if each is None else each.contiguous() for each in (grad, copy_grad)),
+            *(total if tensor is None else tensor.contiguous() for tensor in (grad, copy_grad)),
             total.contiguous(),
             weight,
             wide,
@@ -342,8 +329,8 @@ def differentiate_norm_into(
             **tile,
         )
     if trains:
-        for each, own in zip(sums, partial, strict=True):
-            torch.sum(own, 0, out=each)
+        for target, own in zip(sums, partial, strict=True):
+            torch.sum(own, 0, out=target)
 
 
 # --- gated units ---
@@ -400,23 +387,12 @@ def _differentiate_gates(
 
 
 def gate_into(outputs: Tensor, gated: Tensor) -> None:
-    """Compute gated units in one launch.
-
-    Args:
-        outputs: [..., 2f], units and then their gates.
-        gated: where they are written to, [..., f].
-    """
+    """Compute gated units, [..., f], in one launch from units and then their gates, [..., 2f]."""
     _launch_over_units(_gate, gated, outputs.contiguous(), gated)
 
 
 def differentiate_gates_into(grad: Tensor, outputs: Tensor, made: Tensor) -> None:
-    """Compute the gradient of units and gates in one launch.
-
-    Args:
-        grad: of the gated units, [..., f].
-        outputs: [..., 2f], units and then their gates.
-        made: where it is written to, [..., 2f].
-    """
+    """Compute the gradient of units and gates, [..., 2f], in one launch from that of the gated units, [..., f]."""
     _launch_over_units(_differentiate_gates, grad, grad.contiguous(), outputs.contiguous(), made)
 
 
@@ -482,10 +458,8 @@ def _differentiate_losses(
 def compute_losses_into(scores: Tensor, labels: Tensor, made: tuple[Tensor, Tensor]) -> None:
     """Compute cross-entropies in one launch, which reads the scores once.
 
-    Args:
-        scores: [P, V], of any strides between rows; some may be -inf, but for those of the labels.
-        labels: int64 [P], 0 to V - 1.
-        made: where losses and the logarithms of the sums of exponentials are written to, fp32 [P] each.
+    Scores [P, V] may have any strides between rows, and be -inf but for those of the labels; labels are int64 [P].
+    Losses and the logarithms of the sums of exponentials are written to `made`, fp32 [P] each.
     """
     if len(scores):
         rows = scores if scores.stride(1) == 1 else scores.contiguous()
@@ -493,14 +467,9 @@ def compute_losses_into(scores: Tensor, labels: Tensor, made: tuple[Tensor, Tens
 
 
 def differentiate_losses_into(grad: Tensor, scores: Tensor, labels: Tensor, log_sums: Tensor, made: Tensor) -> None:
-    """Compute the gradient of the scores in one launch.
+    """Compute the gradient of the scores, [P, V], in one launch.
 
-    Args:
-        grad: of the losses, fp32 [P].
-        scores: as above.
-        labels: as above.
-        log_sums: as above.
-        made: where it is written to, [P, V].
+    `grad`, of the losses, and `log_sums` are fp32 [P]; scores and labels are as in `compute_losses_into`.
     """
     if len(scores):
         rows, columns = scores if scores.stride(1) == 1 else scores.contiguous(), 2048

@@ -40,28 +40,18 @@ def _share(renamed: Mapping[str, str], absent: tuple[str, ...] = ()) -> dict[str
 
 
 class Layout:
-    """One architecture of transformers.
-
-    Class attributes:
-        config_class: its configuration.
-        family: how the names of its classes begin, such as "Bert" of BertForMaskedLM.
-        prefix: how its encoder's tensors begin; a checkpoint of the encoder alone leaves that out.
-        names: start of its tensors' names -> start of BERT's, "#" for the layer's number. Several of BERT's names stand
-            for matrices that one tensor holds one below another, in this order.
-        fields: name in `DomextConfig` -> name in its configuration, of the values that both have.
-        fixed: values of `DomextConfig` by which a model is known to be of this layout.
-        has_plain_heads: its heads for tasks have the tensors of heads_domext.py.
-        formats: formats of adapters alone that can be written for it: those whose library knows the layers by BERT's
-            names.
-    """
+    """One architecture of transformers."""
 
     config_class: ClassVar[type[PreTrainedConfig]]
-    family: ClassVar[str]
-    prefix: ClassVar[str]
+    family: ClassVar[str]  # how the names of its classes begin, such as "Bert" of BertForMaskedLM
+    prefix: ClassVar[str]  # how its encoder's tensors begin; a checkpoint of the encoder alone leaves that out
+    # Start of its tensors' names -> start of BERT's, "#" for the layer's number. Several of BERT's names stand for
+    # matrices that one tensor holds one below another, in this order.
     names: ClassVar[Mapping[str, str | tuple[str, ...]]]
-    fields: ClassVar[Mapping[str, str]] = _share({})
-    fixed: ClassVar[Mapping[str, Any]] = {}
-    has_plain_heads: ClassVar[bool] = False
+    fields: ClassVar[Mapping[str, str]] = _share({})  # name in `DomextConfig` -> name in its configuration
+    fixed: ClassVar[Mapping[str, Any]] = {}  # values of `DomextConfig` by which a model is known to be of this layout
+    has_plain_heads: ClassVar[bool] = False  # its heads for tasks have the tensors of heads_domext.py
+    # Formats of adapters alone that can be written for it: those whose library knows the layers by BERT's names.
     formats: ClassVar[tuple[Format, ...]] = ()
 
     def refuse(self, found: PreTrainedConfig) -> str:
@@ -84,9 +74,7 @@ class Layout:
     def restore(self, config: DomextConfig, architecture: str) -> PreTrainedConfig:
         """Return the configuration of transformers' own model that a model without extensions is.
 
-        Args:
-            config: of this layout.
-            architecture: its class without the family, such as "ForMaskedLM".
+        `architecture` is its class without the family, such as "ForMaskedLM".
         """
         values = {theirs: getattr(config, own) for own, theirs in self.fields.items()}
         values = {name: value for name, value in values.items() if value is not None}
@@ -136,8 +124,8 @@ class Bert(Layout):
     family = "Bert"
     prefix = "bert."
     names = {
-        each: each
-        for each in ("bert.embeddings.", "bert.encoder.", "bert.pooler.", "cls.predictions.", "cls.seq_relationship.")
+        start: start
+        for start in ("bert.embeddings.", "bert.encoder.", "bert.pooler.", "cls.predictions.", "cls.seq_relationship.")
     }
     has_plain_heads = True
     formats = ("adapterhub", "peft")
@@ -249,7 +237,7 @@ class ModernBert(Layout):
         "model.embeddings.tok_embeddings.": "bert.embeddings.word_embeddings.",
         "model.embeddings.norm.": "bert.embeddings.LayerNorm.",
         "model.layers.#.attn_norm.": f"{_LAYER}attention.output.LayerNorm.",
-        "model.layers.#.attn.Wqkv.": tuple(f"{_LAYER}attention.self.{each}." for each in ("query", "key", "value")),
+        "model.layers.#.attn.Wqkv.": tuple(f"{_LAYER}attention.self.{name}." for name in ("query", "key", "value")),
         "model.layers.#.attn.Wo.": f"{_LAYER}attention.output.dense.",
         "model.layers.#.mlp_norm.": f"{_LAYER}output.LayerNorm.",
         "model.layers.#.mlp.Wi.": (f"{_LAYER}intermediate.dense.", f"{_LAYER}intermediate.gate."),
@@ -279,7 +267,7 @@ class ModernBert(Layout):
     fixed = {"norm_place": "pre", "position_rule": "rotary", "gated_ffn": True, "type_vocab_size": 0}
 
     def refuse(self, found: PreTrainedConfig) -> str:
-        scaled = [kind for kind, each in _read_rotations(found).items() if each.get("rope_type") != "default"]
+        scaled = [kind for kind, rotation in _read_rotations(found).items() if rotation.get("rope_type") != "default"]
         if scaled:
             return f"scales its rotary positions (rope_parameters of {scaled[0]}); give a base that does not"
         if not getattr(found, "decoder_bias", True):
@@ -287,7 +275,7 @@ class ModernBert(Layout):
         return super().refuse(found)
 
     def describe_more(self, found: PreTrainedConfig) -> dict[str, Any]:
-        thetas = {kind: float(each["rope_theta"]) for kind, each in _read_rotations(found).items()}
+        thetas = {kind: float(rotation["rope_theta"]) for kind, rotation in _read_rotations(found).items()}
         kinds = getattr(found, "layer_types", None) or []
         return {
             "rope_theta": thetas[_GLOBAL],
@@ -330,6 +318,8 @@ LAYOUTS: dict[str, Layout] = {
 def find_layout(config: DomextConfig) -> Layout:
     """Return the layout of a model: of those whose `fixed` values it has, the one that says most."""
     fitting = (
-        each for each in LAYOUTS.values() if all(getattr(config, name) == value for name, value in each.fixed.items())
+        layout
+        for layout in LAYOUTS.values()
+        if all(getattr(config, name) == value for name, value in layout.fixed.items())
     )
-    return max(fitting, key=lambda each: len(each.fixed))
+    return max(fitting, key=lambda layout: len(layout.fixed))

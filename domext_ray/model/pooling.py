@@ -11,15 +11,10 @@ from domext_ray.config.vectors import Pooling
 
 
 def pool_states(states: Tensor, attention_mask: Tensor | None, pooling: Pooling) -> Tensor:
-    """Return a vector for each row, fp32 [B, d].
+    """Return a vector for each row, fp32 [B, d], of states [B, N, d].
 
-    Args:
-        states: [B, N, d], an encoder's last states, or those of another layer.
-        attention_mask: [B, N], 0 for padding; None: nothing is padded.
-        pooling: mean: of all tokens, the special ones included; cls: the first token's state.
-
-    Source:
-        Reimers and Gurevych 2019, "Sentence-BERT", section 3; as in sentence-transformers.
+    "mean" is of all tokens, the special ones included; "cls" is the first token's state (Reimers and Gurevych 2019,
+    "Sentence-BERT", section 3; as in sentence-transformers). The mask is [B, N], 0 for padding.
     """
     if pooling == "cls":
         return states[:, 0].float()
@@ -30,10 +25,5 @@ def pool_states(states: Tensor, attention_mask: Tensor | None, pooling: Pooling)
 
 
 def mean_layers(states: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
-    """Return the mean of some layers' states, [B, N, d].
-
-    Args:
-        states: the embeddings' output and every layer's, each [B, N, d].
-        layers: numbers of layers, 0 for the embeddings.
-    """
-    return torch.stack([states[each] for each in layers]).mean(0)
+    """Return the mean of some layers' states, [B, N, d]; number 0 is the embeddings' output."""
+    return torch.stack([states[layer] for layer in layers]).mean(0)

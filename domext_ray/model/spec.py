@@ -47,41 +47,23 @@ _NOT_SHAPE = ("transformers_version", "model_type")
 class ModelSpec:
     """An augmented model before its first step.
 
-    Args:
-        base: its base; None: random weights of `sizes`.
-        method: its extensions, and the rule that says what trains.
-        sizes: encoder to make where there is no base.
-        vocab_size: words that the tokenizer has, the new ones not counted; 0: the base's.
-        new_words: the base's pieces of every extension word, for `method.word_init`.
-        next_sentence: the model also predicts whether the second text follows the first, so it needs a pooler.
-        causal: tokens attend to those before them only.
-        reads_words: the objective reads the MLM head; else nothing of it trains.
-        pad_token_id: id of [PAD] where there is no base.
-        earlier: extensions of the run that this one goes on from; they stand beside the method's own.
-        dropout: of hidden states.
-        attention_dropout: of attention weights; None: the same.
-        seed: of everything that starts at random.
-
-    Raises:
-        ConfigError: an extension module does not fit the base's number of heads, a layer is not in the encoder, an
-            adapter's name is taken or unknown, the base has one segment type and `next_sentence` needs two, or it has
-            no biases and these should train.
-        BaseModelError: the tokenizer has more entries than the base has rows.
+    A method that does not fit the base is a ConfigError; a tokenizer with more entries than the base has rows is a
+    BaseModelError.
     """
 
-    base: Base | None
+    base: Base | None  # None: random weights of `sizes`
     method: MethodConfig
     sizes: ShapeConfig = field(default_factory=ShapeConfig)
-    vocab_size: int = 0
-    new_words: Sequence[Sequence[int]] = ()
-    next_sentence: bool = False
-    causal: bool = False
-    reads_words: bool = True
-    pad_token_id: int = 0
-    earlier: Extensions = field(default_factory=Extensions)
-    dropout: float = 0.0
-    attention_dropout: float | None = None
-    seed: int = 0
+    vocab_size: int = 0  # words that the tokenizer has, the new ones not counted; 0: the base's
+    new_words: Sequence[Sequence[int]] = ()  # the base's pieces of every extension word, for `method.word_init`
+    next_sentence: bool = False  # it also predicts whether the second text follows the first, so it needs a pooler
+    causal: bool = False  # tokens attend to those before them only
+    reads_words: bool = True  # the objective reads the MLM head; else nothing of it trains
+    pad_token_id: int = 0  # where there is no base
+    earlier: Extensions = field(default_factory=Extensions)  # of the run that this one goes on from; they stay
+    dropout: float = 0.0  # of hidden states
+    attention_dropout: float | None = None  # None: as `dropout`
+    seed: int = 0  # of everything that starts at random
     shape: DomextConfig = field(init=False, repr=False, compare=False)  # of the model; whoever changes it copies it
 
     def __post_init__(self) -> None:
@@ -93,11 +75,7 @@ class ModelSpec:
     ) -> ModelSpec:
         """Return the model of a run whose tokenizer is not there yet.
 
-        Args:
-            config: the run.
-            base: its base; None for random weights.
-            earlier: extensions of the run that this one goes on from, or of its own checkpoint.
-            num_new_words: words that will stand beside the base's.
+        `earlier` are extensions of the run that this one goes on from, or of its own checkpoint.
         """
         objective, train = config.objective, config.train
         return cls(
@@ -126,11 +104,7 @@ class ModelSpec:
         return replace(self, vocab_size=num_words, new_words=new_words, pad_token_id=cast(int, tokenizer.pad_token_id))
 
     def solve(self) -> ModelSpec:
-        """Return the model with the sizes that its method's trainable budget asks for.
-
-        Raises:
-            ConfigError: no size meets the budget.
-        """
+        """Return the model with the sizes that its method's trainable budget asks for."""
         if self.base is None:
             return self
         heads, width = self.base.config.num_attention_heads, self.base.config.hidden_size
@@ -150,11 +124,11 @@ class ModelSpec:
         """How many parameters it has, and trains, counted on a model without values."""
         model = self.build(META)
         params = dict(model.named_parameters())
-        sizes = {name: each.numel() for name, each in params.items()}
-        trained = [name for name, each in params.items() if each.requires_grad]
+        sizes = {name: param.numel() for name, param in params.items()}
+        trained = [name for name, param in params.items() if param.requires_grad]
         kinds = {
-            type(each).__name__: sum(sizes[name] for name in trained if each.parameters.search(name))
-            for each in EXTENSIONS
+            type(extension).__name__: sum(sizes[name] for name in trained if extension.parameters.search(name))
+            for extension in EXTENSIONS
         }
         encoder = sum(size for name, size in sizes.items() if name.startswith("bert."))
         return ParameterCounts(sum(sizes.values()), sum(sizes[name] for name in trained), encoder, kinds)
@@ -162,8 +136,7 @@ class ModelSpec:
     def build(self, device: torch.device = CPU) -> DomextForMaskedLM:
         """Make the model, with `requires_grad` set by the method's rule; torch's own generator is left as it was.
 
-        Args:
-            device: the CPU, or `meta`: without values.
+        On the device `meta` it has no values.
         """
         make, config = DomextForPreTraining if self.next_sentence else DomextForMaskedLM, copy.deepcopy(self.shape)
         if device.type == "meta":
@@ -187,15 +160,11 @@ class ModelSpec:
         return model
 
     def load(self, tensors: Mapping[str, Tensor], source: object) -> DomextForMaskedLM:
-        """Build the model and put over it what was trained, all of it; `source` is where that is from, for messages.
-
-        Raises:
-            RunError: a tensor that trains is missing, or one has no place in the model.
-        """
+        """Build the model and put over it what was trained, all of it; `source` is where that is from, for messages."""
         model = self.build()
-        shapes = {name: each.shape for name, each in model.state_dict().items()}
-        missing = {name for name, each in model.named_parameters() if each.requires_grad} - tensors.keys()
-        if wrong := missing | {name for name, each in tensors.items() if each.shape != shapes.get(name)}:
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        missing = {name for name, param in model.named_parameters() if param.requires_grad} - tensors.keys()
+        if wrong := missing | {name for name, tensor in tensors.items() if tensor.shape != shapes.get(name)}:
             raise RunError(f"{source} does not fit the model that config.yaml describes (first at {min(wrong)}).")
         model.load_state_dict(tensors, strict=False)
         return model
@@ -215,7 +184,7 @@ class ModelSpec:
             )
         else:
             values = base.config.to_dict().items()
-            config = DomextConfig(**{name: each for name, each in values if name not in _NOT_SHAPE})
+            config = DomextConfig(**{name: value for name, value in values if name not in _NOT_SHAPE})
         describe_method(config, self.method, self.earlier)
         config.causal = self.causal
         config.extension_vocab_size = len(self.new_words)
@@ -253,12 +222,7 @@ def build_base(
 ) -> DomextForMaskedLM:
     """Make a model of the base alone, frozen.
 
-    Args:
-        base: the base.
-        device: where it is to be.
-        causal: tokens attend to those before them only.
-        bf16: it is asked under autocast.
-        is_narrow: its matrices are stored in bf16.
+    With `bf16` it is asked under autocast; with `is_narrow` its matrices are stored in bf16.
     """
     model = ModelSpec(
         base, MethodConfig(name="base", trains="layer_norms", heads=0, ffn_units=0), causal=causal

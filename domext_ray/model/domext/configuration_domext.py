@@ -172,7 +172,7 @@ class DomextConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return the values as JSON keeps them; those of a layout only where they are not BERT's."""
         values = {**super().to_dict(), "adapters": {name: asdict(adapter) for name, adapter in self.adapters.items()}}
-        return {name: each for name, each in values.items() if each != LAYOUT_DEFAULTS.get(name, ...)}
+        return {name: value for name, value in values.items() if value != LAYOUT_DEFAULTS.get(name, ...)}
 
     def describe_layout(self) -> dict[str, Any]:
         """Return those values of `LAYOUT_DEFAULTS` that are not BERT's."""
@@ -236,7 +236,7 @@ def complete_adapter(name: str, values: AdapterConfig | Mapping[str, Any], num_h
             "torch's words (such as keys or forward)."
         )
     given = asdict(values) if isinstance(values, AdapterConfig) else dict(values)
-    keys = [each.name for each in fields(AdapterConfig)]
+    keys = [attribute.name for attribute in fields(AdapterConfig)]
     if unknown := sorted(given.keys() - set(keys)):
         raise ValueError(f"the adapter {name!r} has the key {unknown[0]!r}; its keys are {', '.join(keys)}.")
     last = num_hidden_layers - 1

@@ -382,7 +382,7 @@ class DomextForMultipleChoice(PooledHeadModel):
         names = None if own is None else [name for name in own for _ in range(num_choices)]
         rows = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         rows |= {"input_ids": input_ids, "attention_mask": attention_mask}
-        joined = {key: None if each is None else each.flatten(0, 1) for key, each in rows.items()}
+        joined = {key: None if value is None else value.flatten(0, 1) for key, value in rows.items()}
         asked, states = self._encode(**joined, adapter_names=names, **kwargs)
         logits = self.classifier(self.dropout(self._pool(states, joined["attention_mask"]))).view(-1, num_choices)
         loss = None if labels is None else self._compute_loss(logits, labels)

@@ -88,7 +88,7 @@ def attend_sequences(
     from torch.nn.attention import varlen  # older versions of torch have none
 
     reach = -1 if sliding_window is None else sliding_window - 1
-    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     context = varlen.varlen_attn(
         query,
         key,
@@ -141,7 +141,7 @@ class Linear(nn.Linear):
         bias: Tensor | None = self.bias
         for shift, scale in weight_shifts:
             weight = shift(table=weight, scale=scale)
-        is_stored_otherwise = any(each is not None and each.dtype != inputs.dtype for each in (weight, bias))
+        is_stored_otherwise = any(param is not None and param.dtype != inputs.dtype for param in (weight, bias))
         if is_stored_otherwise and not torch.is_autocast_enabled(inputs.device.type):
             weight, bias = weight.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype)
         if (filling := self.filling) is not None:
@@ -282,7 +282,7 @@ class AdapterPlace(nn.Module):
     def compute_deltas(self, adapter_rows: dict[str, Tensor] | None, *inputs: Any, **kwargs: Any) -> list[Delta]:
         """Return what the parts make of their adapters' rows of the inputs."""
         return [
-            Delta(rows, apply_scale(part(*(take_rows(each, rows) for each in inputs), **kwargs), scale))
+            Delta(rows, apply_scale(part(*(take_rows(value, rows) for value in inputs), **kwargs), scale))
             for part, rows, scale in select_adapters(self.config, self.adapters, adapter_rows)
         ]
 
@@ -424,14 +424,14 @@ class HeadGroup(nn.Module):
 
         The context of heads whose weights have a `Filling` is as wide as these make it.
         """
-        padded = (each if padding is None else padding.pad_input(each) for each in projected)
-        query, key, value = (each.unflatten(-1, (num_heads, -1)).transpose(1, 2) for each in padded)
+        padded = (states if padding is None else padding.pad_input(states) for states in projected)
+        query, key, value = (states.unflatten(-1, (num_heads, -1)).transpose(1, 2) for states in padded)
         width = query.shape[-1]
         if cos_sin is not None:
             query, key = self.rotate(query, key, cos_sin)
         # Where heads are no multiple of 16 bytes, fused kernels refuse them, or their masks; zeros change no score.
         if missing := -width % HEAD_MULTIPLE if query.is_cuda or "cu_seq_lens" in kwargs else 0:
-            query, key, value = (nn.functional.pad(each, (0, missing)) for each in (query, key, value))
+            query, key, value = (nn.functional.pad(states, (0, missing)) for states in (query, key, value))
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
         context, weights = interface(
             self,
@@ -581,9 +581,9 @@ class SublayerOutput(AdapterPlace):
         deltas = self.compute_deltas(adapter_rows, sublayer_input, output)
         if self.config.has_pre_norm:
             return add_deltas(output, deltas) + residual
-        if any(each.rows is not None for each in deltas):
+        if any(delta.rows is not None for delta in deltas):
             return self._normalize(adapter_rows, add_deltas(output, deltas), residual)
-        return self._normalize(adapter_rows, output, *(each.value for each in deltas), residual)
+        return self._normalize(adapter_rows, output, *(delta.value for delta in deltas), residual)
 
     def normalize_input(self, hidden_states: Tensor, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
         """Return what the sublayer reads of the residual stream, [B, N, d]."""
@@ -593,7 +593,7 @@ class SublayerOutput(AdapterPlace):
         if self.LayerNorm is None:  # and then there is one summand, the residual stream
             return summands[0]
         bottlenecks = select_adapters(self.config, self.adapters, adapter_rows)
-        shifts = [(each.norm, rows, scale) for each, rows, scale in bottlenecks if each.norm is not None]
+        shifts = [(part.norm, rows, scale) for part, rows, scale in bottlenecks if part.norm is not None]
         return self.LayerNorm(*summands, shifts=shifts)
 
 
@@ -627,7 +627,7 @@ class Attention(AdapterPlace):
         inputs = to_autocast_dtype(normalized), attention_mask, cos_sin
         context, weights = self.self(*inputs, **kwargs)
         deltas = self.compute_deltas(adapter_rows, *inputs, output_indices=output_indices, **kwargs)
-        context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, normalized))
+        context, residual, read = (take_tokens(state, output_indices) for state in (context, hidden_states, normalized))
         return self.output(context, residual, read, deltas, adapter_rows), weights
 
 
@@ -683,8 +683,8 @@ class ExtensionModule(nn.Module):
         """Widen the heads in the products around attention, where a card wants that: zeros change no score."""
         size = self.heads.head_size
         if missing := -size % HEAD_MULTIPLE:
-            for each in (self.heads.query, self.heads.key, self.heads.value):
-                each.filling = Filling(0, size, missing)
+            for linear in (self.heads.query, self.heads.key, self.heads.value):
+                linear.filling = Filling(0, size, missing)
             self.attention_output.dense.filling = Filling(1, size, missing)
 
     def forward(
@@ -702,7 +702,7 @@ class ExtensionModule(nn.Module):
         """
         read = to_autocast_dtype(self.attention_output.normalize_input(hidden_states))
         context, _ = self.heads(read, attention_mask, cos_sin, **kwargs)
-        context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, read))
+        context, residual, read = (take_tokens(state, output_indices) for state in (context, hidden_states, read))
         attended = self.attention_output(context, residual, read)
         inputs = to_autocast_dtype(self.output.normalize_input(attended))
         units = compute_units(inputs, self.intermediate, self.intermediate_gate, self.activation)

@@ -286,10 +286,10 @@ class DomextModel(DomextPreTrainedModel):
         """
         names = self._list_routers() if name is None else [name]
         check_active(names, self.config.adapters)
-        for each in names:
-            if each not in self.router.adapters:
-                raise ValueError(f"the adapter {each!r} has no router; {_NO_ROUTER}")
-            self._describe_router(each, router_threshold=float(threshold))
+        for adapter in names:
+            if adapter not in self.router.adapters:
+                raise ValueError(f"the adapter {adapter!r} has no router; {_NO_ROUTER}")
+            self._describe_router(adapter, router_threshold=float(threshold))
 
     def _describe_router(self, name: str, **values: Any) -> None:
         adapters = self.config.adapters
@@ -316,9 +316,9 @@ class DomextModel(DomextPreTrainedModel):
         Raises:
             ValueError: no adapter has a router.
         """
-        own = {each: self.config.adapters[each].router_threshold for each in self._list_routers()}
+        own = {name: self.config.adapters[name].router_threshold for name in self._list_routers()}
         limits = own if threshold is None else dict.fromkeys(own, threshold)
-        return [each or BASE_NAME for each in choose_adapters(dict(self.router.adapters), limits, input_ids)]
+        return [name or BASE_NAME for name in choose_adapters(dict(self.router.adapters), limits, input_ids)]
 
     def name_rows(self, adapter_names: Sequence[str] | None, input_ids: Tensor | None) -> Sequence[str] | None:
         """Put the names that the routers find in the place of "auto"; other names stay as they are."""
@@ -338,8 +338,8 @@ class DomextModel(DomextPreTrainedModel):
         check_active([*named.values()], self.config.adapters)
         active = self.config.active_adapters or ()
         used = dict.fromkeys([*named.values(), *(active if named else ())])
-        rows = {name: [i for i, each in named.items() if each == name or name in active] for name in used}
-        return {name: torch.tensor(each).to(self.device, non_blocking=True) for name, each in rows.items()}
+        rows = {name: [i for i, own in named.items() if own == name or name in active] for name in used}
+        return {name: torch.tensor(indices).to(self.device, non_blocking=True) for name, indices in rows.items()}
 
     def _run_layers(
         self,
@@ -365,10 +365,10 @@ class DomextModel(DomextPreTrainedModel):
                 position_ids = torch.arange(embedded.shape[1], device=embedded.device)[None]
             if sequences:
                 position_ids = padding.unpad_input(position_ids.expand(embedded.shape[:2]))
-            for each, theta in zip(inputs, (config.rope_theta, config.local_rope_theta), strict=True):
-                each["cos_sin"] = compute_cos_sin(position_ids, config.head_size, theta)
+            for values, theta in zip(inputs, (config.rope_theta, config.local_rope_theta), strict=True):
+                values["cos_sin"] = compute_cos_sin(position_ids, config.head_size, theta)
                 if module_size := config.module_hidden_size // config.num_attention_heads:
-                    each["module_cos_sin"] = compute_cos_sin(position_ids, module_size, theta)
+                    values["module_cos_sin"] = compute_cos_sin(position_ids, module_size, theta)
         if token_indices is None and not sequences:
             return self.encoder(embedded, *inputs, output_indices=output_indices, **kwargs)
         own = output_indices
@@ -602,7 +602,7 @@ class DomextForMaskedLM(DomextEncoderModel):
         if masked_positions is not None and output_indices is None:
             if adapter_rows is not None:  # from rows of the batch to those of the positions
                 rows = masked_positions // states.shape[1]
-                adapter_rows = {name: torch.isin(rows, each).nonzero().flatten() for name, each in adapter_rows.items()}
+                adapter_rows = {name: torch.isin(rows, used).nonzero().flatten() for name, used in adapter_rows.items()}
             states = take_tokens(states, masked_positions)
         return encoded, (states, self.bert.embeddings.adapters, adapter_rows)
 

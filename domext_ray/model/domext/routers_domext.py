@@ -74,7 +74,7 @@ def choose_adapters(routers: Mapping[str, Any], thresholds: Mapping[str, float],
         B names; None for a row that reaches no threshold.
     """
     names = sorted(routers)
-    margins = torch.stack([routers[each](input_ids) - thresholds[each] for each in names])
+    margins = torch.stack([routers[name](input_ids) - thresholds[name] for name in names])
     best, indices = margins.max(0)
     return [names[i] if margin >= 0 else None for margin, i in zip(best.tolist(), indices.tolist(), strict=True)]
 

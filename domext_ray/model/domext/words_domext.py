@@ -219,11 +219,11 @@ class PredictionTransform(nn.Module):
     def forward(self, hidden_states: Tensor, shifts: Sequence[tuple[HeadShift, Tensor | None, float]] = ()) -> Tensor:
         """[B, ..., d] -> [B, ..., d]; `shifts` are of adapters that shift the transform: see `select_adapters`."""
         deltas = [
-            Delta(rows, apply_scale(cast(nn.Module, each.dense)(take_rows(hidden_states, rows)), scale))
-            for each, rows, scale in shifts
+            Delta(rows, apply_scale(cast(nn.Module, shift.dense)(take_rows(hidden_states, rows)), scale))
+            for shift, rows, scale in shifts
         ]
         transformed = self.activation(add_deltas(self.dense(hidden_states), deltas))
-        norms = [(cast(NormShift, each.norm), rows, scale) for each, rows, scale in shifts]
+        norms = [(cast(NormShift, shift.norm), rows, scale) for shift, rows, scale in shifts]
         return self.LayerNorm(transformed, shifts=norms)
 
 
@@ -259,9 +259,9 @@ class PredictionHead(AdapterPlace):
     def fill_products(self) -> None:
         """Widen the products of the scores to a multiple that a card likes; what is behind the words scores -inf."""
         self.is_filled = True
-        for each in (self.decoder, self.extension):
-            if each is not None and (missing := -each.out_features % WORD_MULTIPLE):
-                each.filling = Filling(0, each.out_features, missing, -torch.inf)
+        for linear in (self.decoder, self.extension):
+            if linear is not None and (missing := -linear.out_features % WORD_MULTIPLE):
+                linear.filling = Filling(0, linear.out_features, missing, -torch.inf)
 
     def forward(
         self,
@@ -281,7 +281,7 @@ class PredictionHead(AdapterPlace):
         """
         words = [] if word_shifts is None else select_adapters(self.config, word_shifts, adapter_rows)
         heads = select_adapters(self.config, self.adapters, adapter_rows)
-        transformed = self.transform(hidden_states, [each for each in heads if each[0].dense is not None])
+        transformed = self.transform(hidden_states, [entry for entry in heads if entry[0].dense is not None])
         # A shift of all words and rows joins the projection; others are sums of their own.
         whole = {shift: scale for shift, rows, scale in words if rows is None and shift.rows is None}
         logits = self.decoder(transformed, [*whole.items()])
