@@ -237,7 +237,7 @@ class AdapterBank:
             labels=labels,
             problem_type=config.problem_type if has_labels else None,
             origin=origin or {},
-            num_parameters=sum(each.numel() for each in tensors.values() if each.is_floating_point()),
+            num_parameters=sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
             num_bytes=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
             task=task,
@@ -288,10 +288,10 @@ class AdapterBank:
         """Delete an adapter."""
         folder = self.find_folder(name)
         files = folder.list_names()
-        if foreign := [each for each in files if not each.lstrip(".").startswith("adapter")]:
+        if foreign := [file for file in files if not file.lstrip(".").startswith("adapter")]:
             raise RunError(f"{folder / foreign[0]} is no part of the adapter; move it away before it is removed.")
-        for each in (DESCRIPTION, *files):  # without its description it counts no longer
-            (folder / each).delete()
+        for file in (DESCRIPTION, *files):  # without its description it counts no longer
+            (folder / file).delete()
         if folder.is_local:
             with contextlib.suppress(OSError):  # it is added again already
                 os.rmdir(folder)

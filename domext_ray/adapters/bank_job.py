@@ -39,11 +39,7 @@ def format_bank(bank: AdapterBank) -> str:
 
 
 def run_bank(config: BankConfig) -> None:
-    """Do what `domext bank` was asked for.
-
-    Raises:
-        DomextError: it cannot be done, or `--verify` found damage.
-    """
+    """Do what `domext bank` was asked for."""
     folder = Place(config.bank)
     if config.add:
         entry = _add_run(folder, config)

@@ -83,10 +83,10 @@ def describe_shape(config: DomextConfig) -> dict[str, Any]:
 
 def find_architecture(model: nn.Module) -> str:
     """Return a model's key in `ARCHITECTURES`, by its class's name: an export's own code has classes of its own."""
-    for architecture, each in ARCHITECTURES.items():
-        if type(model).__name__ == each.__name__:
+    for architecture, model_class in ARCHITECTURES.items():
+        if type(model).__name__ == model_class.__name__:
             return architecture
-    known = ", ".join(each.__name__ for each in ARCHITECTURES.values())
+    known = ", ".join(model_class.__name__ for model_class in ARCHITECTURES.values())
     raise RunError(f"a bank does not hold a {type(model).__name__}; give a {known}.")
 
 
@@ -95,15 +95,15 @@ def list_own(model: nn.Module, adapter: str, base: Base) -> dict[str, Tensor]:
     part = f".adapters.{adapter}."
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
-        key.replace(part, ".adapters.", 1): each.detach().cpu().contiguous()
-        for key, each in tensors.items()
+        key.replace(part, ".adapters.", 1): tensor.detach().cpu().contiguous()
+        for key, tensor in tensors.items()
         if part in key or (key not in base.tensors and ".adapters." not in key)
     }
 
 
 def name_own(tensors: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:
     """Return what `list_own` gave under the names that it has in a model with an adapter of that name."""
-    return {key.replace(".adapters.", f".adapters.{adapter}.", 1): each for key, each in tensors.items()}
+    return {key.replace(".adapters.", f".adapters.{adapter}.", 1): tensor for key, tensor in tensors.items()}
 
 
 def make_model(
@@ -114,7 +114,7 @@ def make_model(
         model: Any = ARCHITECTURES[architecture](config)
     if encoder is not None:
         model.bert = encoder
-    model.load_state_dict({key: each.clone() for key, each in tensors.items()}, strict=False, assign=True)
+    model.load_state_dict({key: tensor.clone() for key, tensor in tensors.items()}, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
 
@@ -124,7 +124,7 @@ def put_adapter(model: Any, name: str, entry: BankEntry, tensors: Mapping[str, T
     if name in model.config.adapters:
         raise RunError(f"the model has an adapter {name!r} already; detach it first.")
     prefix = "" if hasattr(model, "bert") else "bert."
-    own = {key.removeprefix(prefix): each for key, each in tensors.items() if f".adapters.{name}." in key}
+    own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if f".adapters.{name}." in key}
     try:
         model.attach_adapter(name, **asdict(entry.adapter))
         model.load_state_dict(own, strict=False)
@@ -169,7 +169,7 @@ def check_model(model: nn.Module, adapter: str, base: Base) -> None:
 def check_base(model: nn.Module, base: Base, *, only_encoder: bool = False) -> None:
     """Refuse a model of another base: bit by bit, or an encoder whose base is rounded to its dtype."""
     prefix = "" if hasattr(model, "bert") else "bert."
-    params = {f"{prefix}{name}": each for name, each in model.named_parameters()}
+    params = {f"{prefix}{name}": param for name, param in model.named_parameters()}
     names = {name for name in base.tensors if name.startswith(("bert.embeddings.", "bert.encoder."))}
     if missing := sorted(names - params.keys()):
         raise RunError(f"the model has no {missing[0]} of its own (merge LoRA first), so no adapter fits it.")

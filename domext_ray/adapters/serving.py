@@ -62,7 +62,7 @@ class MixedStates:
             if not positions:
                 return head.cls.predictions(states[index], shifts)
             chosen = [states[row][positions[row]] if row in positions else states[row] for row in rows]
-            return head.cls.predictions(torch.cat(chosen), shifts).split([len(each) for each in chosen])
+            return head.cls.predictions(torch.cat(chosen), shifts).split([len(part) for part in chosen])
         if not hasattr(head, "pooler"):
             return head.classifier(states[index])
         mask = None if self.attention_mask is None else self.attention_mask[index]
@@ -99,7 +99,7 @@ class AdapterServer(nn.Module):
             # Moved before they are the head's: the encoder below it is in use.
             device, dtype = self.encoder.device, self.encoder.dtype
             own = self.bank.base.tensors | tensors
-            own = {key: each.to(device, dtype) for key, each in own.items() if not key.startswith("bert.")}
+            own = {key: tensor.to(device, dtype) for key, tensor in own.items() if not key.startswith("bert.")}
             head = make_model(entry.architecture, entry.configure(self.bank.base, name), own, self.encoder)
             head.requires_grad_(False)
         with self._lock:
