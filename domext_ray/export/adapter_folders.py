@@ -44,9 +44,6 @@ def export_adapterhub(run: RebuiltRun, adapter: str, folder: Place, scale: float
     The folder holds adapter/ and README.md, and base/ where the model's encoder or head is not the base's own: the base
     with the adapter's shifts added to its LayerNorms.
 
-    Raises:
-        RunError: the model has no such adapter, or parts that the format does not hold; or see `new_export`.
-
     Source: Houlsby et al. section 2.1, `LN(A(sublayer(x)) + x)` with a skip connection in A.
     """
     (base, layout), config = _open_run(run, ADAPTERHUB), cast(DomextConfig, run.model.config)
@@ -61,10 +58,10 @@ def export_adapterhub(run: RebuiltRun, adapter: str, folder: Place, scale: float
     if sizes.bottleneck_layer_norm:  # that library's LayerNorm has another epsilon than the base's
         others.append(f"a LayerNorm inside the bottlenecks of the adapter {adapter!r}")
     active = config.adapters if config.active_adapters is None else config.active_adapters
-    others += [f"the active adapter {each!r} besides {adapter!r}" for each in active if each != adapter]
+    others += [f"the active adapter {other!r} besides {adapter!r}" for other in active if other != adapter]
     _refuse(others, run, ADAPTERHUB)
     plain, tensors = copy.deepcopy(run.model), {}
-    places = [f"{i}.{each}" for i in range(config.num_hidden_layers) for each in ("attention.output", "output")]
+    places = [f"{i}.{part}" for i in range(config.num_hidden_layers) for part in ("attention.output", "output")]
     for place in places:
         sublayer = cast(Any, plain.bert.encoder.layer.get_submodule(place))
         if adapter not in (adapters := sublayer.adapters):
@@ -76,8 +73,8 @@ def export_adapterhub(run: RebuiltRun, adapter: str, folder: Place, scale: float
         if (shift := adapters[adapter].norm) is not None:  # the forward pass adds them, too
             for kind, values in sublayer.LayerNorm.named_parameters():
                 values.data.add_(getattr(shift, kind), alpha=scale)
-    for each in config.adapters:
-        plain.bert.detach_adapter(each)
+    for known in config.adapters:
+        plain.bert.detach_adapter(known)
     with new_export(folder, ExportRecord.of(ADAPTERHUB, run), base.folder) as temporary:
         (temporary / "adapter").mkdir()
         described = _describe_adapter(config, layout, adapter, name_base(base.id), scale)
@@ -95,11 +92,7 @@ def export_adapterhub(run: RebuiltRun, adapter: str, folder: Place, scale: float
 
 
 def export_peft(run: RebuiltRun, folder: Place, scale: float = 1.0) -> None:
-    """Write a model's LoRA in peft's format, at a scale; `run` has its model in fp32, LoRA not merged.
-
-    Raises:
-        RunError: as of `export_adapterhub`.
-    """
+    """Write a model's LoRA in peft's format, at a scale; `run` has its model in fp32, LoRA not merged."""
     from peft import get_peft_model_state_dict
 
     (base, layout), method = _open_run(run, PEFT), run.config.method
@@ -110,7 +103,7 @@ def export_peft(run: RebuiltRun, folder: Place, scale: float = 1.0) -> None:
         others.append(f"tensors besides LoRA that are not the base's own, such as {changed[0]}")
     _refuse(others, run, PEFT)
     found = get_peft_model_state_dict(run.model, save_embedding_layers=False)
-    tensors = {f"base_model.model.{layout.name_plain(name)}": each.contiguous() for name, each in found.items()}
+    tensors = {f"base_model.model.{layout.name_plain(name)}": tensor.contiguous() for name, tensor in found.items()}
     config = build_lora_config(method)
     if scale != 1:
         config.lora_alpha *= scale
@@ -214,11 +207,8 @@ def _describe_adapter(
 def find_reduction_factor(hidden_size: int, bottleneck_size: int) -> int | float:
     """Return the factor from which AdapterHub's library computes a width: `int(hidden_size // factor)`.
 
-    The quotient itself will not do: 32 // (32 / 5) is 4 in floating point. Aiming between m and m + 1 is safe.
-
-    Args:
-        hidden_size: d.
-        bottleneck_size: m.
+    The quotient itself will not do: 32 // (32 / 5) is 4 in floating point. For a width of m, aiming between m and m + 1
+    is safe.
     """
     whole, rest = divmod(hidden_size, bottleneck_size)
     return hidden_size / (bottleneck_size + 0.5) if rest else whole

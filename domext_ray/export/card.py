@@ -62,7 +62,7 @@ def read_terms(folder: Path) -> Terms:
         return Terms()
     with contextlib.suppress(ValueError, yaml.YAMLError):
         header = metadata_load(path) or {}
-    license, name = (each if isinstance(each, str) else "" for each in map(header.get, ("license", "license_name")))
+    license, name = (value if isinstance(value, str) else "" for value in map(header.get, ("license", "license_name")))
     terms = Terms(license or "unknown", name)
     content = path.read_text(encoding="utf-8", errors="replace")
     section = re.search(r"^## Terms\b[^\n]*\n(.*?)(?=^#|^```|\Z)", content, re.DOTALL | re.MULTILINE)
@@ -86,22 +86,16 @@ def render_card(
     relation: str = "finetune",
     **values: Any,
 ) -> str:
-    """Return a card.
+    """Return a card; results whose value is no number are left out.
 
-    Args:
-        title: of the card; the model's name in its results.
-        base: what the model was made from: a hub id, which the header names, a folder, or a name of this project's.
-        terms: the base's.
-        header: fields of `ModelCardData`.
-        results: those whose value is no number are left out.
-        relation: the hub's name of what was done to the base.
-        **values: what else `assets/card.md` asks for; a section that lacks its value is left out.
+    `base` is a hub id, which the header names, a folder, or a name of this project's. `header` has fields of
+    `ModelCardData`, and `values` what else `assets/card.md` asks for; a section that lacks its value is left out.
     """
     more: dict[str, Any] = {}
     if base not in ("none", SHIPPED_BASE) and not Path(base).expanduser().exists():
         more |= {"base_model": base, "base_model_relation": relation}
-    if measured := [each for each in results if math.isfinite(each.metric_value)]:
-        rounded = [replace(each, metric_value=round(each.metric_value, 4)) for each in measured]
+    if measured := [result for result in results if math.isfinite(result.metric_value)]:
+        rounded = [replace(result, metric_value=round(result.metric_value, 4)) for result in measured]
         more |= {"model_name": title, "eval_results": rounded}
     data = ModelCardData(license=terms.license, license_name=terms.name or None, **header, **more)
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
@@ -114,10 +108,15 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) 
     config, shape = run.config, cast(DomextConfig, run.model.config)
     makes_vectors = config.objective.makes_vectors
     rows, results = _list_figures(summary if scale == 1 else {})
-    facts = [each for each in {**_list_facts(run, summary), "Scale": describe_scale(scale)}.items() if all(each)]
-    hub = [match[1] for each in split_paths(config.corpus) if (match := re.match(r"hf://([^:@]+)", each))]
+    facts = [fact for fact in {**_list_facts(run, summary), "Scale": describe_scale(scale)}.items() if all(fact)]
+    hub = [match[1] for path in split_paths(config.corpus) if (match := re.match(r"hf://([^:@]+)", path))]
     kind = "sentence-similarity" if makes_vectors else "masked-lm"
-    used = [paper for each in EXTENSIONS if each.describe(shape, config.method) for paper in each.find_papers(shape)]
+    used = [
+        paper
+        for extension in EXTENSIONS
+        if extension.describe(shape, config.method)
+        for paper in extension.find_papers(shape)
+    ]
     cited = dict.fromkeys(paper.bibtex for paper in used if paper)  # two parts may be one paper's
     return render_card(
         run.name,
@@ -126,7 +125,7 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) 
         {
             "library_name": "sentence-transformers" if makes_vectors else "transformers",
             "pipeline_tag": "sentence-similarity" if makes_vectors else "fill-mask",
-            "datasets": [each.partition("@")[0] for each in hub] or None,
+            "datasets": [name.partition("@")[0] for name in hub] or None,
             "tags": ["domext", "domain-adaptation", kind, "bert", config.method.name],
         },
         results,
@@ -150,10 +149,14 @@ def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
     """Return how a model was made, by name; what it does not have is empty."""
     config, counts = run.config, run.spec.counts
     method, shape = config.method, cast(DomextConfig, run.model.config)
-    said = {each: each.describe(shape, method) for each in EXTENSIONS if not isinstance(each, AdapterPart)}
-    added = [text for each, text in said.items() if text and not each.is_merged]
+    said = {
+        extension: extension.describe(shape, method)
+        for extension in EXTENSIONS
+        if not isinstance(extension, AdapterPart)
+    }
+    added = [text for extension, text in said.items() if text and not extension.is_merged]
     added += [_describe_adapter(name, adapter) for name, adapter in shape.adapters.items()]
-    merged = " and ".join(text for each, text in said.items() if text and each.is_merged)
+    merged = " and ".join(text for extension, text in said.items() if text and extension.is_merged)
     trained = {
         "all": "every parameter",
         "top_layers": f"the top {method.top_layers} layer(s)",

@@ -46,8 +46,7 @@ class ExportRecord:
 def read_export_record(folder: Place) -> ExportRecord | None:
     """Return what an export was made from; None for a folder without a marker or with half an export, or for none.
 
-    Raises:
-        RunError: the marker is damaged or of another version.
+    A marker that is damaged or of another version is a RunError.
     """
     record = _read_marker(folder)
     return record if record and all(record.files.values()) else None
@@ -61,13 +60,7 @@ def is_export(folder: Place) -> bool:
 def check_target(folder: Place, kind: str, source: Path | None = None) -> None:
     """Refuse to write an export over anything but an earlier export of its kind.
 
-    Args:
-        folder: where to.
-        kind: see `ExportRecord`.
-        source: a folder that the export is made from, such as its base.
-
-    Raises:
-        RunError: it is a file or the source, is no such export, or holds somebody's own files.
+    It may not be `source`, a folder that the export is made from.
     """
     if folder.is_file():
         raise RunError(f"{folder} is a file; give the export a folder.")
@@ -88,22 +81,14 @@ def check_target(folder: Place, kind: str, source: Path | None = None) -> None:
 
 
 def check_whole(folder: Place) -> None:
-    """Refuse half an export, whose files are of two.
-
-    Raises:
-        RunError: its job was stopped on the way; or the marker is damaged or of another version.
-    """
+    """Refuse half an export, whose files are of two."""
     record = _read_marker(folder)
     if record is not None and not all(record.files.values()):
         raise RunError(f"{folder} holds half an export, whose job was stopped; export the run again.")
 
 
 def list_exported(folder: Place) -> list[str]:
-    """Return the files of an export, its marker, too.
-
-    Raises:
-        RunError: it is no export, or lacks a file, or holds one that is no part of it or has changed.
-    """
+    """Return the files of an export, its marker, too; refuse one in which a file is missing, foreign or changed."""
     record = _read_marker(folder)
     if record is None:
         raise RunError(f"{folder} holds no export of this project (it has no {MARKER}); export the run first.")
@@ -117,13 +102,7 @@ def list_exported(folder: Place) -> list[str]:
 def new_export(target: Place, made_from: ExportRecord, source: Path | None = None) -> Iterator[Path]:
     """A temporary folder whose files get a marker, and their place, when the block ends without an error.
 
-    Args:
-        target: where to; an earlier export of the same kind there is replaced.
-        made_from: goes into the marker.
-        source: a folder that the export is made from.
-
-    Raises:
-        RunError: see `check_target`, or the disk refuses.
+    An earlier export of the same kind in that place is replaced; `source` is a folder that the export is made from.
     """
     check_target(target, made_from.kind, source)
 

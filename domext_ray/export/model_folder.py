@@ -36,7 +36,7 @@ from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import check_fit, fingerprint_tokenizer, load_tokenizer
 from domext_ray.training.start import RebuiltRun, rebuild_run
 
-CODE_FILES = tuple(sorted(each.name for each in Path(code_room.__path__[0]).glob("*_domext.py")))
+CODE_FILES = tuple(sorted(path.name for path in Path(code_room.__path__[0]).glob("*_domext.py")))
 HEAD_AUTO_CLASSES = {
     "DomextForTokenClassification": "AutoModelForTokenClassification",
     "DomextForSpanClassification": "AutoModelForTokenClassification",
@@ -66,16 +66,7 @@ def map_head(name: str) -> dict[str, str]:
 def export_run(run_dir: Place, folder: Place, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Place:
     """Rebuild the model of a run's newest checkpoint, export it as a Hugging Face folder, and return that.
 
-    Args:
-        run_dir: the run's directory; its summary.json, where training has ended, gives the card its figures.
-        folder: where to; made if missing.
-        dtype: how the tensors are stored.
-        scale: of what the run's method adds, see `scale_extensions`.
-
-    Raises:
-        RunError: see `rebuild_run`, or `folder` holds something that is no export, or the disk refuses.
-        BaseModelError: the base is not to be had.
-        ConfigError: what the run's method adds has no scale but 1.
+    The run's summary.json, where training has ended, gives the card its figures; `scale` is that of `scale_extensions`.
     """
     check_target(folder, HUGGINGFACE)
     run, path = rebuild_run(run_dir), run_dir / "summary.json"
@@ -147,25 +138,20 @@ def save_model(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> 
     config = layout.restore(own, kind.removeprefix("Domext") if layout.has_plain_heads else "ForMaskedLM")
     names = name_plain(model)
     if kind in HEAD_AUTO_CLASSES:
-        for each in ("id2label", "label2id", "problem_type", "task_thresholds", "classifier_dropout"):
-            setattr(config, each, getattr(own, each))
+        for field in ("id2label", "label2id", "problem_type", "task_thresholds", "classifier_dropout"):
+            setattr(config, field, getattr(own, field))
         if isinstance(model, PooledHeadModel):
-            names = {name: f"bert.{each}" if name.startswith("pooler.") else each for name, each in names.items()}
+            names = {name: f"bert.{plain}" if name.startswith("pooler.") else plain for name, plain in names.items()}
         else:
-            names = {name: each for name, each in names.items() if not name.startswith(POOLER)}
+            names = {name: plain for name, plain in names.items() if not name.startswith(POOLER)}
     config.dtype = dtype
     config.save_pretrained(folder)
-    tensors = {name: each.to(dtype).contiguous() for name, each in detach(model, names).items()}
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in detach(model, names).items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, num_rows: int) -> None:
-    """Save the tokenizer of a model whose table has `num_rows`; refuse one that then loads as another.
-
-    Raises:
-        RunError: it does.
-        CorpusError: it does not fit the table.
-    """
+    """Save the tokenizer of a model whose table has `num_rows`; refuse one that then loads as another."""
     check_fit(tokenizer, num_rows, "the model that is exported")
     tokenizer.save_pretrained(folder)
     # transformers has replaced pre-tokenizers by the model type's own when loading; such an export would be wrong.

@@ -53,10 +53,8 @@ def require_onnx() -> None:
 def write_graph(model: Any, path: Path) -> None:
     """Write a model in evaluation mode, on the CPU and in fp32, as a graph; weights above 2 GB stand beside it.
 
-    The model is taken over: adapters that shift some words shift all of them afterwards, the others by 0.
-
-    Raises:
-        ConfigError: it has a BiLSTM, whose loop over tokens is none of a graph's operations here.
+    The model is taken over: adapters that shift some words shift all of them afterwards, the others by 0. A BiLSTM is
+    refused, for its loop over tokens is none of a graph's operations here.
     """
     config = cast(DomextConfig, model.config)
     if config.head_bilstm:
@@ -70,7 +68,7 @@ def write_graph(model: Any, path: Path) -> None:
     outputs = ["start_logits", "end_logits"] if is_answer else ["logits"]
     model.set_attn_implementation("sdpa")
     _shift_all_words(model)
-    num_bytes = sum(each.numel() * each.element_size() for each in model.state_dict().values())
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     model.bert._build_masks = partial(_build_masks, config)
     try:
         with torch.no_grad(), _quiet_logger("torch.onnx"), warnings.catch_warnings():
@@ -96,11 +94,11 @@ def _forget_source(model: Any) -> None:
     """Take out of a graph which lines of code its operations come from: they name folders of this machine."""
     for graph in (model.graph, *model.functions.values()):
         nodes = list(graph.all_nodes())
-        values = [*graph.inputs, *(each for node in nodes for each in node.outputs)]
-        for each in (graph, *nodes, *values):
-            each.metadata_props.clear()
-    for each in model.graph.initializers.values():
-        each.metadata_props.clear()
+        values = [*graph.inputs, *(output for node in nodes for output in node.outputs)]
+        for part in (graph, *nodes, *values):
+            part.metadata_props.clear()
+    for part in model.graph.initializers.values():
+        part.metadata_props.clear()
 
 
 def quantize_graph(source: Path, target: Path) -> None:
@@ -179,8 +177,8 @@ def _shift_all_words(model: Any) -> None:
             continue
         num_words = len(model.bert.embeddings.word_embeddings.weight)
         parts = [shift.weight] + ([model.cls.predictions.adapters[name].bias] if hasattr(model, "cls") else [])
-        for each in parts:
-            each.data = each.new_zeros(num_words, *each.shape[1:]).index_copy(0, shift.rows, each.data)
+        for param in parts:
+            param.data = param.new_zeros(num_words, *param.shape[1:]).index_copy(0, shift.rows, param.data)
         shift.rows = None
 
 
@@ -200,12 +198,7 @@ def _build_masks(config: DomextConfig, embedded: Tensor, attention_mask: Tensor,
 
 
 class OnnxModel(nn.Module):
-    """A graph in the place of the model that it was written from, to predict on the CPU.
-
-    Raises:
-        ConfigError: onnxruntime is not installed.
-        RunError: the graph is damaged.
-    """
+    """A graph in the place of the model that it was written from, to predict on the CPU."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -223,8 +216,8 @@ class OnnxModel(nn.Module):
             longest = int(self._session.get_modelmeta().custom_metadata_map[_MAX_LENGTH])
         except Exception as error:  # its errors have no class of their own that is public
             raise RunError(f"{path} is no graph of this project, or damaged; export the model again.") from error
-        self.inputs = [each.name for each in self._session.get_inputs()]
-        self.outputs = [each.name for each in self._session.get_outputs()]
+        self.inputs = [node.name for node in self._session.get_inputs()]
+        self.outputs = [node.name for node in self._session.get_outputs()]
         self.config, self.device = SimpleNamespace(max_row_length=longest), torch.device("cpu")
 
     def set_attn_implementation(self, name: str) -> None:
@@ -235,8 +228,10 @@ class OnnxModel(nn.Module):
         values = {**given, "input_ids": input_ids, "attention_mask": attention_mask}
         defaults = {"attention_mask": torch.ones_like, "token_type_ids": torch.zeros_like}
         feed = {name: defaults[name](input_ids) if values.get(name) is None else values[name] for name in self.inputs}
-        found = self._session.run(self.outputs, {name: each.numpy() for name, each in feed.items()})
-        return SimpleNamespace(**{name: torch.from_numpy(each) for name, each in zip(self.outputs, found, strict=True)})
+        found = self._session.run(self.outputs, {name: tensor.numpy() for name, tensor in feed.items()})
+        return SimpleNamespace(
+            **{name: torch.from_numpy(array) for name, array in zip(self.outputs, found, strict=True)}
+        )
 
 
 def is_graph(folder: Path) -> bool:

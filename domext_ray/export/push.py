@@ -20,13 +20,7 @@ _CARD_LINES = 12
 def describe_push(folder: Place, repo: str, *, is_private: bool) -> str:
     """Return the files with their sizes, who would see them, and how the model card begins; nothing is uploaded.
 
-    Args:
-        folder: an export.
-        repo: ORG/NAME.
-        is_private: whether only its owners shall see it.
-
-    Raises:
-        RunError: it is no export, or holds files that are no part of it or have changed.
+    `repo` is ORG/NAME.
     """
     files, local = list_exported(folder), folder.local()
     sizes = {name: (local / name).stat().st_size for name in files}
@@ -39,19 +33,14 @@ def describe_push(folder: Place, repo: str, *, is_private: bool) -> str:
         f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB:",
         *(f"  {size:{width},} bytes  {name}" for name, size in sizes.items()),
         f"{card} begins:",
-        *(f"  {each}".rstrip() for each in text[:_CARD_LINES]),
+        *(f"  {line}".rstrip() for line in text[:_CARD_LINES]),
         f"Nothing was uploaded; --push_now true uploads (HF_TOKEN {token}).",
     ]
     return "\n".join(lines)
 
 
 def push_export(folder: Place, repo: str, *, is_private: bool) -> str:
-    """Upload an export in one commit, and return the commit's address; the arguments are those of `describe_push`.
-
-    Raises:
-        ConfigError: there is no token, or the repository is seen by others than asked for.
-        RunError: as of `describe_push`; or the hub cannot be reached, or refuses.
-    """
+    """Upload an export in one commit, and return the commit's address."""
     files, local = list_exported(folder), folder.local()
     token, hub = _find_token(), _find_hub()
     if not token:
