@@ -102,26 +102,15 @@ class EmbedPlan(BlockPlan[EmbedConfig]):
 
 
 def run_embedding(config: EmbedConfig) -> Place:
-    """Make the vectors of all rows of an input.
+    """Make the vectors of all rows of an input, and return the output's folder.
 
-    Args:
-        config: what, with what, where to; with `dry_run` everything is checked and nothing is made or written.
-
-    Returns:
-        The output's folder.
-
-    Raises:
-        DomextError: any mistake of the user's.
+    With `dry_run` everything is checked and nothing is made or written.
     """
     return run_block_job(plan_embedding(config))
 
 
 def plan_embedding(config: EmbedConfig) -> EmbedPlan:
-    """Check what is asked for, and everything that it reads.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
+    """Check what is asked for, and everything that it reads."""
     config = resolve_gpu(config)
     embed = load_embedding(config, "cpu")
     config.check_layers(embed.start.config.num_hidden_layers)
@@ -159,16 +148,15 @@ def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
 def embed_block(rows: Sequence[InputRow], embed: TextEmbedding, config: EmbedConfig, path: Path) -> BlockRecord:
     """Make the vectors of a block's rows and write its part; rows without text have none, malformed ones no row.
 
-    Returns:
-        "rows", "empty", "malformed" (file, line and reason of each), and "cases" (how many texts were cut).
+    In the record "malformed" has file, line and reason of each, and "cases" how many texts were cut.
     """
     kept, texts, malformed = split_malformed(
         rows, lambda row: check_text(row.values, shown=config.field), is_strict=config.strict
     )
-    has_text = np.array([not is_blank(each) for each in kept], dtype=bool)
+    has_text = np.array([not is_blank(row) for row in kept], dtype=bool)
     vectors = np.full((len(kept), embed.width), np.nan, dtype=np.float32)
     vectors[has_text], is_cut = embed.embed(texts)
-    columns = {"id": pa.array([each.id for each in kept], pa.string()), "vector": _to_arrow(vectors, has_text)}
+    columns = {"id": pa.array([row.id for row in kept], pa.string()), "vector": _to_arrow(vectors, has_text)}
     pq.write_table(pa.table(columns), path)
     what = f"texts have more than {embed.longest} tokens, and their vectors leave out the rest"
     cases = {what: int(is_cut.sum())} if is_cut.any() else {}

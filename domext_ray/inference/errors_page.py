@@ -40,30 +40,20 @@ def write_errors_page(
 ) -> dict[str, Any]:
     """Write a page of the examples that were predicted wrongly, with gold beside predicted, and a report by label.
 
-    Args:
-        path: the page; one that is there is replaced.
-        examples: labelled ones, of one family.
-        predictions: as many, in the task's own terms (`Predicted.predictions`).
-        title: what was predicted with what.
-        labels: in the order of report and colours; others that occur follow them (`TaskDescription.labels`).
-        max_errors: examples shown at most, 0 or more, spread evenly over all that are wrong; the page says how many
-            there are.
-        scores: names and figures to show above all, as they are.
-        rule: how answers are compared, one of `set_families.RULES`.
-
-    Returns:
-        What `describe_classes` gives.
+    Examples are labelled ones of one family, predictions are in the task's own terms (`Predicted.predictions`), and
+    `rule` is one of `set_families.RULES`. Labels that are not in `labels` follow those in report and colours. At most
+    `max_errors` examples are shown, spread evenly over all that are wrong. Return what `describe_classes` gives.
     """
     compared = compare_predictions(examples, predictions, rule)
     report = describe_classes(compared, labels)
-    is_private = any(each.group for each in examples)
+    is_private = any(example.group for example in examples)
     max_errors = 0 if is_private else max_errors
-    wrong = [each for each in compared if each.mistakes]
-    if not wrong and any(each.distance for each in compared):  # numbers are more or less wrong
-        wrong = sorted((each for each in compared if each.distance), key=lambda each: -each.distance)[:max_errors]
+    wrong = [item for item in compared if item.mistakes]
+    if not wrong and any(item.distance for item in compared):  # numbers are more or less wrong
+        wrong = sorted((item for item in compared if item.distance), key=lambda item: -item.distance)[:max_errors]
     shown = _spread(wrong, max_errors)
     colours = _choose_colours(report, compared)
-    spans = {each.label for item in shown for each in (*item.gold, *item.predicted)}
+    spans = {span.label for item in shown for span in (*item.gold, *item.predicted)}
     parts = [
         f"<style>{(ASSETS / 'errors.css').read_text(encoding='utf-8')}</style>",
         format_paragraph(_summarise(compared, report, len(shown)), "result"),
@@ -76,7 +66,7 @@ def write_errors_page(
             "Wrong examples" if report["wrong"] else "Farthest off",
             _format_filter(shown),
             _format_legend(sorted(spans, key=[*colours].index), colours),
-            *(_format_case(each, colours) for each in shown),
+            *(_format_case(item, colours) for item in shown),
             format_paragraph("This is your own text: think of it before you pass this page on.", "note"),
         )
         if shown
@@ -96,7 +86,7 @@ def _spread(wrong: Sequence[Compared], most: int) -> list[Compared]:
 
 def _choose_colours(report: dict[str, Any], compared: Sequence[Compared]) -> dict[str, int]:
     """A colour for each label, by its place; labels of stretches that the report does not have follow."""
-    others = {each.label for item in compared for each in (*item.gold, *item.predicted)}
+    others = {span.label for item in compared for span in (*item.gold, *item.predicted)}
     names = [*report["labels"], *sorted(others - report["labels"].keys())]
     return {label: place % NUM_COLOURS for place, label in enumerate(names)}
 
@@ -115,8 +105,8 @@ def _format_kinds(report: dict[str, Any]) -> str:
 
 def _format_labels(report: dict[str, Any]) -> str:
     rows = [
-        (name, *(f"{each[figure]:.3f}" for figure in ("precision", "recall", "f1")), f"{each['support']:,}")
-        for name, each in report["labels"].items()
+        (name, *(f"{row[figure]:.3f}" for figure in ("precision", "recall", "f1")), f"{row['support']:,}")
+        for name, row in report["labels"].items()
     ]
     return format_html(("label", "precision", "recall", "F1", "support"), rows)
 
@@ -125,7 +115,7 @@ def _format_confusion(report: dict[str, Any]) -> str:
     names, rows = report["confusion"]["labels"], report["confusion"]["rows"]
     if not names or len(names) > MAX_CONFUSION:
         return ""
-    header = ("gold \\ predicted", *(each or "missed" for each in names))
+    header = ("gold \\ predicted", *(name or "missed" for name in names))
     lines = [
         (name or "spurious", *(_format_cell(n, is_diagonal=i == j) for j, n in enumerate(row)))
         for i, (name, row) in enumerate(zip(names, rows, strict=True))
@@ -139,8 +129,8 @@ def _format_cell(count: int, *, is_diagonal: bool) -> Markup:
 
 def _format_filter(shown: Sequence[Compared]) -> str:
     """Choices of a kind and of a label; a script shows them where scripts run."""
-    kinds = dict.fromkeys(mistake.kind for each in shown for mistake in each.mistakes)
-    labels = sorted({label for each in shown for label in _list_labels(each)})
+    kinds = dict.fromkeys(mistake.kind for item in shown for mistake in item.mistakes)
+    labels = sorted({label for item in shown for label in _list_labels(item)})
     if not kinds:
         return ""
     return (
@@ -151,27 +141,27 @@ def _format_filter(shown: Sequence[Compared]) -> str:
 
 
 def _format_choice(name: str, values: Any) -> str:
-    options = "".join(f'<option value="{html.escape(each)}">{html.escape(each)}</option>' for each in values)
+    options = "".join(f'<option value="{html.escape(value)}">{html.escape(value)}</option>' for value in values)
     return f'<label>{name} <select name="{name}"><option value="">all</option>{options}</select></label>'
 
 
 def _list_labels(item: Compared) -> list[str]:
     """Labels of an example's mistakes; those of answers in words are none."""
     known = {label for pair in item.pairs for label in pair[:2]}
-    found = {label for each in item.mistakes for label in (each.gold, each.predicted)}
+    found = {label for mistake in item.mistakes for label in (mistake.gold, mistake.predicted)}
     return sorted(found & known - {""})
 
 
 def _format_legend(labels: Sequence[str], colours: dict[str, int]) -> str:
     if not labels:
         return ""
-    named = " ".join(f'<span class="span c{colours[each]}">{html.escape(each)}</span>' for each in labels)
+    named = " ".join(f'<span class="span c{colours[label]}">{html.escape(label)}</span>' for label in labels)
     return f'<p class="legend">{named} <span class="span bad">✗ dashed: part of a mistake</span></p>'
 
 
 def _format_case(item: Compared, colours: dict[str, int]) -> str:
-    kinds = list(dict.fromkeys(each.kind for each in item.mistakes))
-    badges = "".join(f'<span class="kind">{html.escape(each)}</span>' for each in kinds)
+    kinds = list(dict.fromkeys(mistake.kind for mistake in item.mistakes))
+    badges = "".join(f'<span class="kind">{html.escape(kind)}</span>' for kind in kinds)
     data = html.escape(json.dumps({"kinds": kinds, "labels": _list_labels(item)}, ensure_ascii=False))
     name = item.id if item.id == item.source else f"{item.id} · {item.source}"
     return (
@@ -185,7 +175,7 @@ def _format_texts(item: Compared, colours: dict[str, int]) -> str:
     sides = [("", item.gold)]
     if item.gold != item.predicted:
         sides = [("gold", item.gold), ("predicted", item.predicted)]
-    bad = {span for each in item.mistakes for span in each.spans}
+    bad = {span for mistake in item.mistakes for span in mistake.spans}
     blocks = []
     for first, end in _list_windows(item):
         for name, spans in sides:
@@ -201,7 +191,7 @@ def _list_windows(item: Compared) -> list[tuple[int, int]]:
     if size <= LONG_CHARS:
         return [(0, size)]
     windows: list[tuple[int, int]] = []
-    for first, end in sorted(_surround(each, size) for each in item.mistakes if each.spans):
+    for first, end in sorted(_surround(mistake, size) for mistake in item.mistakes if mistake.spans):
         if windows and first <= windows[-1][1]:
             windows[-1] = (windows[-1][0], max(end, windows[-1][1]))
         else:
@@ -210,7 +200,7 @@ def _list_windows(item: Compared) -> list[tuple[int, int]]:
 
 
 def _surround(mistake: Mistake, size: int) -> tuple[int, int]:
-    first, end = min(each.start for each in mistake.spans), max(each.end for each in mistake.spans)
+    first, end = min(span.start for span in mistake.spans), max(span.end for span in mistake.spans)
     return max(0, first - CONTEXT_CHARS), min(size, end + CONTEXT_CHARS)
 
 
@@ -218,7 +208,7 @@ def _format_text(
     text: str, first: int, end: int, spans: Sequence[Entity], bad: set[Entity], colours: dict[str, int]
 ) -> str:
     """A part of a text, its stretches marked; stretches may nest and overlap."""
-    inside = [each for each in spans if each.start < end and each.end > first]
+    inside = [span for span in spans if span.start < end and span.end > first]
     bounds = sorted({first, end, *(max(first, e.start) for e in inside), *(min(end, e.end) for e in inside)})
     pieces = [_format_piece(text[a:b], a, b, inside, bad, colours) for a, b in zip(bounds, bounds[1:], strict=False)]
     return f"{'… ' if first else ''}{''.join(pieces)}{' …' if end < len(text) else ''}"
@@ -230,10 +220,10 @@ def _format_piece(
     """A piece that no stretch begins or ends in, within all stretches that cover it, the longest outside."""
     covering = sorted((e for e in spans if e.start <= start and e.end >= end), key=lambda e: (e.start - e.end, e.label))
     opened, closed = "", ""
-    for each in covering:
-        is_bad = each in bad
-        opened += f'<span class="span c{colours[each.label]}{" bad" if is_bad else ""}">'
-        named = f"<small>{'✗ ' if is_bad else ''}{html.escape(each.label)}</small>" if each.end == end else ""
+    for span in covering:
+        is_bad = span in bad
+        opened += f'<span class="span c{colours[span.label]}{" bad" if is_bad else ""}">'
+        named = f"<small>{'✗ ' if is_bad else ''}{html.escape(span.label)}</small>" if span.end == end else ""
         closed = f"{named}</span>{closed}"
     return f"{opened}{html.escape(piece)}{closed}"
 

@@ -76,23 +76,21 @@ def make_example(family: str, record: RawRecord, source: str, state: State = NOT
 def list_fields(family: str) -> tuple[str, ...]:
     """Return the names of all fields that an example of a family may be made of, "text" and "id" apart."""
     known = FAMILIES[family].columns
-    names = {*known, *(each for columns in known.values() for each in columns if isinstance(each, str))}
-    names |= {each for further in _PAIR_NAMES.values() for each in further} | {"head", "tail"}
+    names = {*known, *(name for columns in known.values() for name in columns if isinstance(name, str))}
+    names |= {name for further in _PAIR_NAMES.values() for name in further} | {"head", "tail"}
     return tuple(sorted(names - {"id", "text"}))
 
 
 def list_needed(family: str, text: str) -> tuple[tuple[str, ...], ...]:
     """Return the names of the fields that an example of a family needs, of each group one.
 
-    Args:
-        family: a key of `FAMILIES`.
-        text: the field that plays the part of "text"; another one than that is needed itself.
+    `text` is the field that plays the part of "text"; another one than that is needed itself.
     """
     reader = _Reader(family, {}, "", NOTHING_LEARNED)
     names = [tuple(dict.fromkeys([role, *reader.names(role)])) for role in _NEEDED.get(family, ("text",))]
     if family == "ner":
         names = [(*names[0], "tokens")]
-    return tuple((text,) if "text" in each and text != "text" else each for each in names)
+    return tuple((text,) if "text" in group and text != "text" else group for group in names)
 
 
 class _Reader:
@@ -103,12 +101,12 @@ class _Reader:
 
     def names(self, role: str) -> tuple[str, ...]:
         known = FAMILIES[self.family].columns
-        columns = (each for each in known.get(role, (role,)) if isinstance(each, str))
+        columns = (column for column in known.get(role, (role,)) if isinstance(column, str))
         return (*columns, *(_PAIR_NAMES.get(role, ()) if "pair" in known else ()))
 
     def find(self, role: str) -> Any:
         """Return what is in the first field of a role that is there; None if none is."""
-        return next((self.record[each] for each in self.names(role) if not is_missing(self.record.get(each))), None)
+        return next((self.record[name] for name in self.names(role) if not is_missing(self.record.get(name))), None)
 
     def read_text(self, role: str, *, is_stripped: bool = True) -> str:
         value = self.find(role)
@@ -122,7 +120,7 @@ class _Reader:
             raise CorpusError(f"{self.source} has {str(value)[:60]!r} as {role!r}; it must be a text.")
         if not value.strip():
             raise CorpusError(f"{self.source} has an empty {role!r}; it must have some text.")
-        if not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
             raise CorpusError(f"{self.source} has half a surrogate pair in {role!r}; save it as UTF-8.")
         return value.strip() if is_stripped else value
 
@@ -135,7 +133,7 @@ def _make_sentence(reader: _Reader, name: str) -> TaggedSentence:
         return RawSentence(name, reader.source, words, ("O",) * len(words), "", text, offsets)
     if not isinstance(tokens, (list, tuple)) or not tokens:
         raise CorpusError(f"{reader.source} has {str(tokens)[:60]!r} as 'tokens'; it must be a list of words.")
-    words = tuple(reader.check_text(each, "tokens", is_stripped=False) for each in tokens)
+    words = tuple(reader.check_text(token, "tokens", is_stripped=False) for token in tokens)
     return TaggedSentence(name, reader.source, words, ("O",) * len(words))
 
 
@@ -170,11 +168,11 @@ def _make_question(reader: _Reader, name: str) -> Question:
 def _make_choice(reader: _Reader, name: str) -> Choice:
     options = _read_list(reader.record.get("options"))
     if options is None:
-        options = [reader.record[each] for each in reader.names("options") if each in reader.record]
+        options = [reader.record[column] for column in reader.names("options") if column in reader.record]
     if not isinstance(options, (list, tuple)) or len(options) < 2:
         raise CorpusError(f"{reader.source} has {str(options)[:60]!r} as 'options'; give 2 texts or more.")
     stem = reader.find("stem")
-    texts = tuple(reader.check_text(each, "options") for each in options)
+    texts = tuple(reader.check_text(option, "options") for option in options)
     stem = reader.check_text(stem, "stem") if stem not in (None, "") else ""
     return Choice(name, reader.source, reader.read_text("context"), stem, texts, 0)
 
@@ -188,7 +186,7 @@ def _make_marked(reader: _Reader, name: str) -> MarkedText:
     marks: Marks = [*map(tuple, reader.state.get("marks", ()))] or USUAL_MARKS
     if "head" in record or "tail" in record:
         text = reader.read_text("text", is_stripped=False)
-        head, tail = (_read_span(reader, each, text) for each in ("head", "tail"))
+        head, tail = (_read_span(reader, role, text) for role in ("head", "tail"))
         return MarkedText(name, reader.source, text, head, tail, "")
     try:
         text, head, tail = cut_marks(reader.read_text("text"), marks)

@@ -67,34 +67,30 @@ class MaskCodec:
 
     def find(self, text: str) -> tuple[tuple[int, int], ...]:
         """Return the characters [start, end) of each mask."""
-        return tuple(each.span() for each in self._is_mask.finditer(text))
+        return tuple(match.span() for match in self._is_mask.finditer(text))
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, int64, without special tokens but for its masks."""
-        masked = [self._is_mask.sub(lambda _: self._mask, each) for each in texts]
+        masked = [self._is_mask.sub(lambda _: self._mask, text) for text in texts]
         encoded = self._backend.encode_batch_fast(masked, add_special_tokens=False)
-        return [np.array(each.ids, dtype=np.int64) for each in encoded]
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encoded]
 
     def name(self, scores: Sequence[float], ids: Sequence[int]) -> list[dict[str, Any]]:
         """Return the fills of a mask."""
-        for each in {*ids} - self._tokens.keys():
-            self._tokens[each] = str(self._tokenizer.decode([each]))
+        for token_id in {*ids} - self._tokens.keys():
+            self._tokens[token_id] = str(self._tokenizer.decode([token_id]))
         return [
-            {"token": self._tokens[each], "probability": round(score, PROBABILITY_DIGITS)}
-            for score, each in zip(scores, ids, strict=True)
+            {"token": self._tokens[token_id], "probability": round(score, PROBABILITY_DIGITS)}
+            for score, token_id in zip(scores, ids, strict=True)
         ]
 
 
 class FillMask:
     """Fills the masks of texts.
 
-    Args:
-        model: in evaluation mode, on its device.
-        tokenizer: its tokenizer.
-        top_k: tokens in each place.
-        batch_tokens: tokens of a batch, padding counted.
-        max_length: tokens of a row at most; 0: as many as the model takes, but 512 at most.
-        routes: each row is read by its adapter or by the base alone, as the model's routers say.
+    The model is in evaluation mode, on its device. A batch has up to `batch_tokens`, padding counted, and a row up to
+    `max_length`; 0: as many as the model takes, but 512 at most. With `routes` each row is read by its adapter or by
+    the base alone, as the model's routers say.
     """
 
     def __init__(
@@ -125,11 +121,11 @@ class FillMask:
     def predict(self, examples: Sequence[MaskedExample]) -> Predicted:
         """Return for each text its masks in order, each with its fills, the likeliest first; nothing is scored."""
         rows = self.encode(examples)
-        found: list[list[dict[str, Any]]] = [[{"start": s, "end": e} for s, e in each.masks] for each in examples]
+        found: list[list[dict[str, Any]]] = [[{"start": s, "end": e} for s, e in example.masks] for example in examples]
         for row, fills in zip(rows, self.run(rows), strict=True):
             for number, fill in zip(row.place[1], fills, strict=True):
                 found[row.example][number]["fills"] = fill
-        return Predicted([], [{"masks": each} for each in found])
+        return Predicted([], [{"masks": masks} for masks in found])
 
     def take_cases(self) -> dict[str, int]:
         """Return nothing: a long text is read in windows around its masks."""
@@ -144,7 +140,7 @@ class FillMask:
 
         A row's `place` is where its masks stand in it, and which of the text's masks they are.
         """
-        masked = [i for i, each in enumerate(examples) if each.masks]
+        masked = [i for i, example in enumerate(examples) if example.masks]
         rows: list[Row] = []
         for i, ids in zip(masked, self.codec.encode([examples[i].text for i in masked]), strict=True):
             places = np.flatnonzero(ids == self.codec.mask_id)
@@ -168,8 +164,8 @@ class FillMask:
         found: list[list[list[dict[str, Any]]]] = [[]] * len(rows)
         for batch in batch_by_length(rows, self.batch_tokens):
             own = [rows[i] for i in batch]
-            scores, ids = (each.cpu().tolist() for each in self._score(own))
-            fills = [self.codec.name(*each) for each in zip(scores, ids, strict=True)]
+            scores, ids = (tensor.cpu().tolist() for tensor in self._score(own))
+            fills = [self.codec.name(*pair) for pair in zip(scores, ids, strict=True)]
             for i, row in zip(batch, own, strict=True):
                 found[i], fills = fills[: len(row.place[0])], fills[len(row.place[0]) :]
         return found
@@ -193,6 +189,6 @@ class FillMask:
 def _make_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """Return a tokenizer's engine to which of all special tokens in a text the mask alone is no text."""
     record = json.loads(tokenizer.backend_tokenizer.to_str())
-    for each in record["added_tokens"]:
-        each["special"] = each["special"] and each["content"] != tokenizer.mask_token
+    for token in record["added_tokens"]:
+        token["special"] = token["special"] and token["content"] != tokenizer.mask_token
     return make_backend(json.dumps(record))

@@ -66,7 +66,7 @@ class Block:
     @property
     def num_rows(self) -> int:
         """Lines or rows of the files; blank lines between objects count."""
-        return sum(each.count for each in self.pieces)
+        return sum(piece.count for piece in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class BlockInput:
     @property
     def num_rows(self) -> int:
         """Rows of all blocks."""
-        return sum(each.num_rows for each in self.blocks)
+        return sum(block.num_rows for block in self.blocks)
 
     @property
     def former_sha256(self) -> str:
@@ -91,11 +91,7 @@ class BlockInput:
         return []
 
     def require_unchanged(self) -> None:
-        """Refuse what was read while it changed.
-
-        Raises:
-            CorpusError: naming the files.
-        """
+        """Refuse what was read while it changed."""
 
 
 @dataclass(frozen=True)
@@ -162,16 +158,7 @@ class _BlockReader:
 
 
 def plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
-    """Find the files of an input, count their rows and cut them into blocks.
-
-    Args:
-        spec: the `--input` option.
-        fields: which fields are read.
-        block_rows: rows of a block.
-
-    Raises:
-        CorpusError: an entry that names nothing, or files that are empty or cannot be read.
-    """
+    """Find the files of an input, count their rows and cut them into blocks."""
     with _name_input():
         return _plan_input(spec, fields, block_rows)
 
@@ -200,16 +187,8 @@ def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
 def require_fields(files: Sequence[SourceFile], fields: FieldNames, spec: str, most: int) -> None:
     """Refuse an input of which no row has a field that is needed.
 
-    The first row with it settles that. Where the first rows have none, JSON Lines are searched for its name.
-
-    Args:
-        files: those of the input.
-        fields: which are read.
-        spec: the `--input` option.
-        most: rows of a file that are read for it.
-
-    Raises:
-        CorpusError: naming the field, and those that there are.
+    The first row with it settles that. Where the first rows, `most` of each file, have none, JSON Lines are searched
+    for its name.
     """
     lacking, found = list(fields.needed or ((fields.text,),)), dict[str, None]()
     for file in files:
@@ -217,12 +196,12 @@ def require_fields(files: Sequence[SourceFile], fields: FieldNames, spec: str, m
             return
         for names in _list_fields(file, fields, most):
             found |= dict.fromkeys(names)
-            lacking = [each for each in lacking if not found.keys() & {*each}]
+            lacking = [group for group in lacking if not found.keys() & {*group}]
             if not lacking:
                 return
     wanted = lacking[0]
     if not any(_has_name(file, wanted) for file in files if file.kind == JSONL):
-        shown = ", ".join(" ".join(each.split())[:40] for each in [*found][:12])
+        shown = ", ".join(" ".join(name.split())[:40] for name in [*found][:12])
         near = describe_near(pick_near(wanted[0], found)) if wanted == (fields.text,) else ""
         cure = near or ("set --field." if wanted[0] == fields.text else "give the field that name.")
         raise CorpusError(
@@ -253,7 +232,7 @@ def _has_name(file: SourceFile, names: Sequence[str]) -> bool:
     with name_unreadable(file), open_stream(file) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             rest += chunk
-            if any(each in rest for each in keys):
+            if any(key in rest for key in keys):
                 return True
             rest = rest[-most:]
     return False
@@ -283,7 +262,7 @@ def take_rows(rows: Sequence[RowT], block: Block) -> Sequence[RowT]:
 def _name_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
     """Return each file's own name where that tells files apart, else its path."""
     taken = Counter(Path(file.path).name for file in files)
-    return tuple(Path(each.path).name if taken[Path(each.path).name] == 1 else each.path for each in files)
+    return tuple(Path(file.path).name if taken[Path(file.path).name] == 1 else file.path for file in files)
 
 
 def _cut_blocks(files: Sequence[SourceFile], fields: FieldNames, block_rows: int) -> Iterator[Block]:

@@ -74,7 +74,7 @@ class FieldNames:
         """Refuse a table without a column for the text, or with several."""
         if names.count(self.text) > 1 or (self.needs_text and self.text not in names):
             fault = "several columns" if self.text in names else "no column"
-            shown = ", ".join(" ".join(each.split())[:40] for each in names[:12])
+            shown = ", ".join(" ".join(name.split())[:40] for name in names[:12])
             near = describe_near(pick_near(self.text, names)) if fault == "no column" else ""
             raise CorpusError(
                 f"{file.path} has {fault} {self.text!r} (it has {shown or 'none'}); {near or 'set --field.'}"
@@ -89,6 +89,6 @@ def check_text(values: Mapping[str, Any], shown: str = TEXT_FIELD) -> str:
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         raise RowError(f"has {kind} as {shown!r}, which must be text")
-    if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         raise RowError(f"has half a surrogate pair, or bytes that are not UTF-8, in {shown!r}")
     return text

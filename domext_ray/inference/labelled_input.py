@@ -35,11 +35,7 @@ class LabelledInput(BlockInput):
     marks: WordMarks  # by which the model cuts running text
 
     def read(self) -> tuple[AnyExample, ...]:
-        """Return the examples, with the words that the model cuts.
-
-        Raises:
-            CorpusError: they are not those that were counted.
-        """
+        """Return the examples, with the words that the model cuts; refuse them if others were counted."""
         description, place = find_set(self.task, self.data)
         examples = read_split(description, place, self.split, strict=self.strict)[0]
         if _hash_examples(examples) != self.sha256:
@@ -48,7 +44,9 @@ class LabelledInput(BlockInput):
             )
         if not self.marks:
             return examples
-        return tuple(cut_again(each, self.marks) if isinstance(each, RawSentence) else each for each in examples)
+        return tuple(
+            cut_again(example, self.marks) if isinstance(example, RawSentence) else example for example in examples
+        )
 
     def list_files(self) -> list[FileRecord]:
         return hash_by_file(_list_lines(self.read()))
@@ -56,7 +54,7 @@ class LabelledInput(BlockInput):
     def make_reader(self) -> Callable[[Block], list[InputRow]]:
         """Return what gives the rows of blocks."""
         examples = self.read()
-        return lambda block: [_make_row(each) for each in take_rows(examples, block)]
+        return lambda block: [_make_row(example) for example in take_rows(examples, block)]
 
     def describe(self) -> str:
         """Return what a dry run says of it."""

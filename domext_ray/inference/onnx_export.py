@@ -100,19 +100,7 @@ _INT8_CARD = (
 
 
 def export_onnx(config: ExportConfig) -> Place:
-    """Write a model's graphs, one per stage of its task.
-
-    Args:
-        config: the model, which of its adapters, and whether int8.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ConfigError: a package is missing, or the model has what a graph cannot hold.
-        RunError: there is no such model, or the folder holds something that is no such export.
-        BaseModelError: the model is not to be had.
-    """
+    """Write a model's graphs, one per stage of its task, and return the folder."""
     require_onnx()
     run = Path(config.run)
     if "://" in config.run:
@@ -151,7 +139,7 @@ def _export_task(run: Path, config: ExportConfig, folder: Path) -> None:
         place, own = folder / content.stages[name], fitted.model.config
         place.mkdir(exist_ok=True)
         _write(fitted.model, exported.tokenizer, read_terms(source / content.stages[name]), config, place)
-        labels = [own.id2label[each] for each in sorted(own.id2label)]
+        labels = [own.id2label[index] for index in sorted(own.id2label)]
         tuned = {**content.description.thresholds.get(WHOLE_TASK, {}), **fitted.task.thresholds}
         write_json(Place(place / LABELS_FILE), {"labels": labels, "thresholds": tuned})
     write_task_file(folder, content)
@@ -166,7 +154,7 @@ def _write(model: Any, tokenizer: PreTrainedTokenizerBase, terms: Terms, config:
     text, program = _PROGRAMS.get(own.problem_type or "", _PROGRAMS[type(model).__name__])
     code = ("import json\n\n" if "json." in program else "") + _FEED + program
     code = code.replace("TEXT", text).replace("MASK", repr(tokenizer.mask_token))
-    held = " and ".join(f"`{each}`" for each in own.active_adapters)
+    held = " and ".join(f"`{adapter}`" for adapter in own.active_adapters)
     scaled = f" Scale: {said}." if (said := describe_scale(config.scale)) else ""
     card = render_card(
         f"{name}, for onnxruntime",
@@ -186,12 +174,12 @@ def _choose_adapters(own: DomextConfig, config: ExportConfig, *, is_masked_lm: b
     known = ", ".join(own.adapters) or "none"
     if config.adapter:
         asked = config.adapter.split(",")
-        for each in asked:
-            if each not in own.adapters:
-                raise ConfigError(f"--adapter names {each!r}; the model's adapters are: {known}.")
+        for name in asked:
+            if name not in own.adapters:
+                raise ConfigError(f"--adapter names {name!r}; the model's adapters are: {known}.")
         return asked
     active = [*(own.adapters if own.active_adapters is None else own.active_adapters)]
-    if is_masked_lm and any(own.adapters[each].router_words for each in active):
+    if is_masked_lm and any(own.adapters[name].router_words for name in active):
         raise ConfigError(
             f"--adapter is empty, and the model has a router, by which a row may have an adapter ({known}) or none; "
             "a graph has the same adapters for all rows, so --adapter must name them."
@@ -204,9 +192,9 @@ def _choose_adapters(own: DomextConfig, config: ExportConfig, *, is_masked_lm: b
 def _write_int8(folder: Path) -> None:
     """Copy a folder of graphs into `INT8`, each graph with its matrices in int8."""
     target, graphs = folder / INT8, sorted(folder.rglob(GRAPH))
-    shutil.copytree(folder, target, ignore=lambda _, names: [each for each in names if each.startswith(GRAPH)])
-    for each in graphs:
-        place = target / each.relative_to(folder)
-        quantize_graph(each, place)
+    shutil.copytree(folder, target, ignore=lambda _, names: [name for name in names if name.startswith(GRAPH)])
+    for graph in graphs:
+        place = target / graph.relative_to(folder)
+        quantize_graph(graph, place)
         card = place.with_name("README.md")
         card.write_text(card.read_text(encoding="utf-8").replace("\n\n## Loading", _INT8_CARD, 1), encoding="utf-8")

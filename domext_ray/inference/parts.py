@@ -56,12 +56,7 @@ ConfigT = TypeVar("ConfigT", PredictConfig, EmbedConfig)
 
 
 class BlockFolder:
-    """The files of an output's blocks.
-
-    Args:
-        folder: the output.
-        suffix: ending of the parts' names, such as ".parquet".
-    """
+    """The files of an output's blocks; `suffix` is the ending of the parts' names, such as ".parquet"."""
 
     def __init__(self, folder: Place, suffix: str) -> None:
         self.folder, self.suffix = folder, suffix
@@ -69,9 +64,9 @@ class BlockFolder:
 
     def make(self) -> None:
         """Make the folders, and remove what a killed job has left half written."""
-        for each in ((self.folder / name).local() for name in (PARTS, RECORDS)):
-            each.mkdir(parents=True, exist_ok=True)
-            for left in each.glob(".*"):
+        for folder in ((self.folder / name).local() for name in (PARTS, RECORDS)):
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(".*"):
                 left.unlink(missing_ok=True)
 
     def find_part(self, number: int) -> Place:
@@ -136,16 +131,18 @@ class BlockPlan(ABC, Generic[ConfigT]):
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to do."""
-        return (self.folder / SUMMARY).is_file() and all(self.blocks.is_done(each.number) for each in self.input.blocks)
+        return (self.folder / SUMMARY).is_file() and all(
+            self.blocks.is_done(block.number) for block in self.input.blocks
+        )
 
     def read_records(self) -> Iterator[BlockRecord]:
         """Yield what was counted in each block, in order; all blocks are done."""
-        yield from (self.blocks.read(each.number) for each in self.input.blocks)
+        yield from (self.blocks.read(block.number) for block in self.input.blocks)
 
     def describe(self) -> str:
         """Return what a dry run prints."""
         blocks, config = self.input.blocks, self.config
-        done = len(blocks) if self.is_complete else sum(self.blocks.is_done(each.number) for each in blocks)
+        done = len(blocks) if self.is_complete else sum(self.blocks.is_done(block.number) for block in blocks)
         return "\n".join(
             [
                 f"model      {config.model} ({self.describe_model()})",
@@ -167,9 +164,7 @@ class BlockPlan(ABC, Generic[ConfigT]):
     def finish(self, num_rows: int, seconds: float) -> dict[str, Any]:
         """Write the summary of all blocks, which are done, and return it.
 
-        Args:
-            num_rows: rows that were worked on by this start.
-            seconds: that it took.
+        `num_rows` and `seconds` are of this start alone.
         """
 
     @abstractmethod
@@ -236,10 +231,10 @@ def _name_output() -> Iterator[None]:
 def _run_blocks(plan: BlockPlan[Any]) -> int:
     """Work on all blocks that are not done, and return their rows."""
     folder, scale = plan.blocks, plan.config.scale
-    missing = [each for each in plan.input.blocks if not folder.is_done(each.number)]
+    missing = [block for block in plan.input.blocks if not folder.is_done(block.number)]
     if not missing:
         return 0
-    total, now = plan.input.num_rows, sum(each.num_rows for each in missing)
+    total, now = plan.input.num_rows, sum(block.num_rows for block in missing)
     workers, cpus = _plan_workers(scale, len(missing))
 
     def make_function() -> Function:
@@ -248,7 +243,7 @@ def _run_blocks(plan: BlockPlan[Any]) -> int:
 
     done = run_tasks(
         Pool(make_function, workers, cpus, float(scale.uses_gpu)),
-        (Task(each.number, each, each.num_rows, f"block {each.number:,} of --input") for each in missing),
+        (Task(block.number, block, block.num_rows, f"block {block.number:,} of --input") for block in missing),
         folder.records,
         verb=plan.verb,
         total=total,
@@ -260,8 +255,8 @@ def _run_blocks(plan: BlockPlan[Any]) -> int:
     try:
         plan.input.require_unchanged()
     except CorpusError:
-        for each in missing:  # it may be put back as it was
-            folder.remove(each.number)
+        for block in missing:  # it may be put back as it was
+            folder.remove(block.number)
         raise
     return num_rows
 
@@ -270,7 +265,7 @@ def _plan_workers(scale: InferenceScaleConfig, most: int) -> tuple[int, float]:
     """Return how many processes there are, as many as fit unless they are given, and the CPUs of each."""
     nodes = list_nodes()
     share = scale.cpus or 1.0
-    room = sum(each.hold(share, with_gpu=scale.uses_gpu) for each in nodes)
+    room = sum(node.hold(share, with_gpu=scale.uses_gpu) for node in nodes)
     if scale.cpus and not room:
         raise ConfigError(f"--scale.cpus is {scale.cpus:g}; there are {describe_nodes(nodes)}{describe_hold()}.")
     if scale.workers > max(room, 1):
@@ -286,13 +281,9 @@ def split_malformed(
 ) -> tuple[list[InputRow], list[Any], list[dict[str, Any]]]:
     """Separate a block's rows that can be used from those that cannot.
 
-    Args:
-        rows: of the block.
-        make_example: called for rows with text; raises a RowError for one that cannot be used.
-        is_strict: refuse the first malformed row with a CorpusError.
-
-    Returns:
-        The rows that can be used, the examples of those that are not blank, and file, line and reason of the others.
+    `make_example` raises a RowError for a row with text that cannot be used. Return the rows that can, the examples of
+    those that are not blank, and file, line and reason of the others; if `is_strict`, the first malformed row is a
+    CorpusError.
     """
     kept, examples, malformed = list[InputRow](), list[Any](), list[dict[str, Any]]()
     for row in rows:
@@ -327,8 +318,8 @@ def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
         for record in plan.read_records():
             counts.update({"rows": record["rows"], "empty": record["empty"], "malformed": len(record["malformed"])})
             cases.update(record["cases"])
-            for each in record["malformed"][:1]:
-                first = first or f"{each['file']}:{each['line']}: {each['reason']}"
+            for fault in record["malformed"][:1]:
+                first = first or f"{fault['file']}:{fault['line']}: {fault['reason']}"
             write_lines(file, record["malformed"])
     if not counts["rows"] and counts["malformed"]:
         for name in (PARTS, RECORDS, RUN, SOURCES, MALFORMED):
@@ -347,8 +338,8 @@ def measure_rate(num_rows: int, seconds: float) -> dict[str, Any]:
 
 def write_lines(file: TextIO, records: Sequence[Any]) -> None:
     """Write values as JSON, a line each."""
-    for each in records:
-        file.write(json.dumps(each, ensure_ascii=False) + "\n")
+    for record in records:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def describe_losses(summary: Mapping[str, Any], folder: Place, lacking: str) -> list[str]:

@@ -77,7 +77,7 @@ class PredictPlan(BlockPlan[PredictConfig]):
             "model": self.config.model,
             "task": self.model.task,
             **counts,
-            "labels": dict(sorted(labels.items(), key=lambda each: (-each[1], each[0]))),
+            "labels": dict(sorted(labels.items(), key=lambda item: (-item[1], item[0]))),
             **measure_rate(num_rows, seconds),
         }
         if isinstance(self.input, LabelledInput):
@@ -112,16 +112,9 @@ class PredictPlan(BlockPlan[PredictConfig]):
 
 
 def run_prediction(config: PredictConfig) -> Place:
-    """Predict all rows of an input.
+    """Predict all rows of an input, and return the output's folder.
 
-    Args:
-        config: what, with what, where to; with `dry_run` everything is checked and nothing is predicted or written.
-
-    Returns:
-        The output's folder.
-
-    Raises:
-        DomextError: any mistake of the user's.
+    With `dry_run` everything is checked and nothing is predicted or written.
     """
     plan = plan_prediction(config)
     for note in getattr(plan.input, "notes", ()):
@@ -130,11 +123,7 @@ def run_prediction(config: PredictConfig) -> Place:
 
 
 def plan_prediction(config: PredictConfig) -> PredictPlan:
-    """Check a prediction and everything that it reads.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
+    """Check a prediction and everything that it reads."""
     if holds_graphs(Path(config.model)):
         if config.scale.use_gpu is True:
             raise ConfigError(
@@ -169,9 +158,8 @@ def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | Labelled
 def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: PredictConfig, path: Path) -> BlockRecord:
     """Predict a block's rows and write its part; rows without text have empty predictions, malformed ones none.
 
-    Returns:
-        "rows", "empty", "labels" (how often each was predicted), "malformed" (file, line and reason of each), "cases"
-        (how many examples were odd), of a labelled set "predictions": what is scored, and for a submission "records".
+    In the record "labels" says how often each was predicted, "malformed" has file, line and reason of each, and "cases"
+    how many examples were odd; "predictions" are scored, if the set is labelled, and "records" are for a submission.
     """
     kept, examples, malformed = split_malformed(
         rows,
@@ -180,9 +168,9 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
     )
     found = predictor.predict(examples)
     made, empty = iter(found.records), make_empty(predictor.schema)
-    predicted = [empty if is_blank(each) else next(made) for each in kept]
+    predicted = [empty if is_blank(row) else next(made) for row in kept]
     write_part(list(_merge(kept, predicted, config)), predictor.schema, config, path)
-    labels = Counter(label for each in predicted for label in predictor.count_labels(each))
+    labels = Counter(label for record in predicted for label in predictor.count_labels(record))
     num_empty = len(kept) - len(examples)
     return {
         "rows": len(kept),
@@ -190,7 +178,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
         "labels": dict(labels),
         "malformed": malformed,
         "cases": predictor.take_cases(),
-        "predictions": found.predictions if any(each.example is not None for each in rows) else [],
+        "predictions": found.predictions if any(row.example is not None for row in rows) else [],
         "records": predicted if config.submission else [],
     }
 

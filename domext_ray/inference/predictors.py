@@ -114,7 +114,7 @@ class TaskPredictor:
         if self.family == "qa":
             return ["no answer" if found is None else "answer"]
         if isinstance(found, list):
-            return [each["label"] if isinstance(each, dict) else each for each in found]
+            return [item["label"] if isinstance(item, dict) else item for item in found]
         return [] if found is None else [str(found)]
 
 
@@ -137,13 +137,7 @@ class ModelPlace:
 
 
 def find_model(config: PredictConfig) -> ModelPlace:
-    """Look at the model that a configuration names.
-
-    Raises:
-        ConfigError: it takes shorter rows.
-        BaseModelError: it is not to be had.
-        RunError: it is damaged, or a run or bank without it.
-    """
+    """Look at the model that a configuration names."""
     device, own = torch.device("cpu"), Path(config.model)
     if does_task(config):
         description, found = load_task_model(config.model, device).description, find_adapter(config.model)

@@ -70,7 +70,7 @@ def compare_predictions(
 
     `rule` says how answers are compared, one of `set_families.RULES`.
     """
-    return [_compare(example, each, rule) for example, each in zip(examples, predictions, strict=True)]
+    return [_compare(example, predicted, rule) for example, predicted in zip(examples, predictions, strict=True)]
 
 
 def _compare(example: AnyExample, predicted: Prediction, rule: str) -> Compared:
@@ -81,15 +81,17 @@ def _compare(example: AnyExample, predicted: Prediction, rule: str) -> Compared:
         case AnnotatedText() if "relations" in predicted:
             own = {(_cut(example, r.head), r.label, _cut(example, r.tail)) for r in example.relations}
             triples = {(r["head"]["text"], r["label"], r["tail"]["text"]) for r in predicted["relations"]}
-            shown = [{(_name_triple(each), each[1]) for each in side} for side in ({*own, *example.unplaced}, triples)]
+            shown = [
+                {(_name_triple(triple), triple[1]) for triple in side} for side in ({*own, *example.unplaced}, triples)
+            ]
             return _compare_sets(example, example.text, *shown)
         case AnnotatedText():
             return _compare_spans(example, example.text, example.gold, [*map(read_entity, predicted["entities"])])
         case MarkedText():
-            head, tail = (replace(each, label=name) for each, name in ((example.head, "1"), (example.tail, "2")))
+            head, tail = (replace(span, label=name) for span, name in ((example.head, "1"), (example.tail, "2")))
             return _compare_classes(example, example.text, example.label, predicted["label"], (head, tail))
         case MultiLabelText():
-            sides = [{(each, each) for each in side} for side in (example.labels, predicted["labels"])]
+            sides = [{(label, label) for label in side} for side in (example.labels, predicted["labels"])]
             return _compare_sets(example, _join_pair(example.text, example.pair), *sides)
         case LabelledText() if "value" in predicted:
             return _compare_values(example, predicted["value"])
@@ -103,7 +105,7 @@ def _compare(example: AnyExample, predicted: Prediction, rule: str) -> Compared:
             return _compare_choice(example, text, options[example.answer], options[predicted["answer"]])
         case Mention():
             # Every term is a label of its own, too many for a report by label.
-            terms = [{(each, "") for each in side} for side in (example.terms, predicted["terms"])]
+            terms = [{(term, "") for term in side} for side in (example.terms, predicted["terms"])]
             return _compare_sets(example, example.text, *terms)
     raise TypeError(type(example))
 
@@ -126,7 +128,7 @@ def _compare_spans(example: AnyExample, text: str, gold: Collection[Entity], pre
         labels = (own.label if own else "", found.label if found else "")
         pairs.append((*labels, own == found))
         if own != found:
-            mistakes.append(Mistake(_name_kind(own, found), *labels, tuple(each for each in (own, found) if each)))
+            mistakes.append(Mistake(_name_kind(own, found), *labels, tuple(span for span in (own, found) if span)))
     return Compared(
         example.id,
         example.source,
@@ -155,7 +157,7 @@ def match_spans(gold: Collection[Entity], predicted: Collection[Entity]) -> list
     characters, with equal labels before others. Duplicates count once.
     """
     own, found = set(gold), set(predicted)
-    matched: list[tuple[Entity | None, Entity | None]] = [(each, each) for each in own & found]
+    matched: list[tuple[Entity | None, Entity | None]] = [(span, span) for span in own & found]
     own, found = own - found, found - own
     candidates = [
         ((a.start, a.end) != (b.start, b.end), -shared, a.label != b.label, _order(a), _order(b), a, b)
@@ -163,12 +165,12 @@ def match_spans(gold: Collection[Entity], predicted: Collection[Entity]) -> list
         for b in found
         if (shared := min(a.end, b.end) - max(a.start, b.start)) > 0
     ]
-    for *_, a, b in sorted(candidates, key=lambda each: each[:5]):
+    for *_, a, b in sorted(candidates, key=lambda candidate: candidate[:5]):
         if a in own and b in found:
             matched.append((a, b))
             own.remove(a)
             found.remove(b)
-    matched += [*((each, None) for each in own), *((None, each) for each in found)]
+    matched += [*((span, None) for span in own), *((None, span) for span in found)]
     return sorted(matched, key=lambda pair: _order(pair[0] or pair[1] or Entity(0, 0, "")))
 
 
@@ -214,7 +216,7 @@ def _compare_answers(example: Question, predicted: Prediction, rule: str) -> Com
     The text that is shown is the question, and the context on the next line.
     """
     place = len(example.question) + 1
-    accepted = [Entity(each.start + place, each.end + place, ANSWER) for each in example.answers]
+    accepted = [Entity(span.start + place, span.end + place, ANSWER) for span in example.answers]
     answer = predicted["answer"]
     found = [Entity(predicted["start"] + place, predicted["end"] + place, ANSWER)] if answer else []
     texts = (*example.answer_texts, "none")[0], answer or "none"
@@ -228,36 +230,31 @@ def _compare_answers(example: Question, predicted: Prediction, rule: str) -> Com
 def _name_answer(example: Question, accepted: Sequence[Entity], found: Sequence[Entity]) -> str:
     if not example.answer_texts or not found:
         return MISSED if example.answer_texts else SPURIOUS
-    is_near = any(each.start < found[0].end and found[0].start < each.end for each in accepted)
+    is_near = any(answer.start < found[0].end and found[0].start < answer.end for answer in accepted)
     return WRONG_BOUNDARY if is_near else WRONG
 
 
 def describe_classes(compared: Sequence[Compared], labels: Sequence[str] = ()) -> dict[str, Any]:
     """Return a report by label, a confusion matrix, and how many mistakes of each kind there are, JSON-able.
 
-    Args:
-        compared: of `compare_predictions`.
-        labels: in the order of the report; others that occur follow them.
-
-    Returns:
-        "labels": by label "precision", "recall" and "f1" (fractions from 0 to 1, 0 where one is undefined), "support"
-        (how often it is the label) and "predicted" (how often it was predicted). "confusion": "labels", with "" for
-        none last where spans or labels are missed or spurious, and "rows", one a label: how often it was predicted as
-        each. Spans that overlap are taken for each other; in the report only equal ones are right. "mistakes": counts
-        by kind. "examples" and "wrong": all examples, and those with a mistake.
+    "labels": by label, in the order of `labels`, others after them, "precision", "recall" and "f1" (fractions from 0 to
+    1, 0 where one is undefined), "support" (how often it is the label) and "predicted" (how often it was predicted).
+    "confusion": "labels", with "" for none last where spans or labels are missed or spurious, and "rows", one a label:
+    how often it was predicted as each. Spans that overlap are taken for each other; in the report only equal ones are
+    right. "mistakes": counts by kind. "examples" and "wrong": all examples, and those with a mistake.
     """
-    pairs = Counter(pair for each in compared for pair in each.pairs)
+    pairs = Counter(pair for item in compared for pair in item.pairs)
     occurring = {label for gold, predicted, _ in pairs for label in (gold, predicted)}
     names = [*labels, *sorted(occurring - {*labels, ""})] if pairs else []
-    kinds = Counter(mistake.kind for each in compared for mistake in each.mistakes)
+    kinds = Counter(mistake.kind for item in compared for mistake in item.mistakes)
     sides = [*names, *([""] if "" in occurring else [])]
     rows = [[sum(pairs[a, b, right] for right in (True, False)) for b in sides] for a in sides]
     return {
-        "labels": {each: _describe_label(each, pairs) for each in names},
+        "labels": {name: _describe_label(name, pairs) for name in names},
         "confusion": {"labels": sides, "rows": rows},
         "mistakes": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
         "examples": len(compared),
-        "wrong": sum(bool(each.mistakes) for each in compared),
+        "wrong": sum(bool(item.mistakes) for item in compared),
     }
 
 

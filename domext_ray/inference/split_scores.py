@@ -23,10 +23,9 @@ MOST_LABELS = 20
 def score_split(model: str, source: LabelledInput, predictions: Sequence[Prediction], folder: Place) -> dict[str, Any]:
     """Score a model's predictions against the labels of their split, and write scores.json and errors.html.
 
-    Returns:
-        "metric" (path of the task's own figure), "value", "interval" (95 % over documents, [low, high]),
-        "figures" (all that the family has), "report" (see `describe_classes`) and "unknown_labels" (how often the split
-        has each label that the model has not, which can never be right): what scores.json holds.
+    Return what scores.json holds: "metric" (path of the task's own figure), "value", "interval" (95 % over documents,
+    [low, high]), "figures" (all that the family has), "report" (see `describe_classes`) and "unknown_labels" (how often
+    the split has each label that the model has not, which can never be right).
     """
     found = load_task_model(model, torch.device("cpu"))
     examples, metric = source.read(), found.description.metric
@@ -44,7 +43,7 @@ def score_split(model: str, source: LabelledInput, predictions: Sequence[Predict
         scores=shown,
         rule=found.description.state.get("rule", SQUAD_V2),
     )
-    counts = {name: each["support"] for name, each in report["labels"].items() if each["support"]}
+    counts = {name: row["support"] for name, row in report["labels"].items() if row["support"]}
     unknown = {name: count for name, count in counts.items() if name not in found.description.labels}
     scores |= {"figures": figures, "report": report, "unknown_labels": unknown}
     write_json(folder / SCORES, scores)
@@ -62,14 +61,14 @@ def format_scores(scores: Mapping[str, Any]) -> str:
     labels = list(scores["report"]["labels"].items())
     if labels:
         lines.append(f"{'':<24}{'precision':>10}{'recall':>8}{'f1':>8}{'support':>9}")
-    for name, each in labels[:MOST_LABELS]:
+    for name, row in labels[:MOST_LABELS]:
         lines.append(
-            f"{name[:23]:<24}{each['precision']:>10.3f}{each['recall']:>8.3f}{each['f1']:>8.3f}{each['support']:>9,}"
+            f"{name[:23]:<24}{row['precision']:>10.3f}{row['recall']:>8.3f}{row['f1']:>8.3f}{row['support']:>9,}"
         )
     if len(labels) > MOST_LABELS:
         lines.append(f"and {len(labels) - MOST_LABELS:,} more labels in {SCORES}")
     if unknown := scores["unknown_labels"]:
-        total = sum(each["support"] for _, each in labels)
+        total = sum(row["support"] for _, row in labels)
         lines.append(
             f"{sum(unknown.values()):,} of {total:,} labels can never be right: the model does not know "
             f"{', '.join(unknown)}."

@@ -37,8 +37,8 @@ def _add_label(row: Fields, record: Fields) -> dict[str, Any]:
 def _add_entities(row: Fields, record: Fields, last: int) -> dict[str, Any]:
     """`last`: what is added to an entity's exclusive end."""
     entities = [
-        {"start_idx": each["start"], "end_idx": each["end"] + last, "type": each["label"], "entity": each["text"]}
-        for each in record["entities"]
+        {"start_idx": span["start"], "end_idx": span["end"] + last, "type": span["label"], "entity": span["text"]}
+        for span in record["entities"]
     ]
     return {"text": row["text"], "entities": entities}
 
@@ -46,13 +46,13 @@ def _add_entities(row: Fields, record: Fields, last: int) -> dict[str, Any]:
 def _add_triples(row: Fields, record: Fields) -> dict[str, Any]:
     triples = [
         {
-            "predicate": each["label"],
-            "subject": each["head"]["text"],
-            "subject_type": each["head"]["label"],
-            "object": {"@value": each["tail"]["text"]},
-            "object_type": {"@value": each["tail"]["label"]},
+            "predicate": relation["label"],
+            "subject": relation["head"]["text"],
+            "subject_type": relation["head"]["label"],
+            "object": {"@value": relation["tail"]["text"]},
+            "object_type": {"@value": relation["tail"]["label"]},
         }
-        for each in record["relations"]
+        for relation in record["relations"]
     ]
     return {"text": row["text"], "spo_list": triples}
 
@@ -113,17 +113,17 @@ def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], bl
     description = read_description(list_shipped()[SUBMISSIONS[name][0]])
     if family != description.task:
         raise ConfigError(f"--submission is {name!r}, which is {description.task}; the model's task is {family}.")
-    strange = [each for each in labels if description.labels and each not in description.labels]
+    strange = [label for label in labels if description.labels and label not in description.labels]
     if strange:
         known = ", ".join(description.labels)
         raise ConfigError(f"--submission is {name!r}, whose labels are {known}; the model predicts {strange[0]!r}.")
     path, rows = _read_rows(spec, description)
     roles = (part_values(_name_roles(row, description)) for row in rows)
-    examples = tuple(InputRow(str(i), path, i + 1, each) for i, each in enumerate(roles))
-    for each in examples:
-        blank = [role for role, value in each.values.items() if not isinstance(value, str) or not value.strip()]
+    examples = tuple(InputRow(str(i), path, i + 1, values) for i, values in enumerate(roles))
+    for example in examples:
+        blank = [role for role, value in example.values.items() if not isinstance(value, str) or not value.strip()]
         if blank:
-            raise CorpusError(f"{path}: row {each.line} has no {blank[0]}; {name} needs a prediction of every row.")
+            raise CorpusError(f"{path}: row {example.line} has no {blank[0]}; {name} needs a prediction of every row.")
     digest = hashlib.sha256(json.dumps([name, rows], sort_keys=True).encode()).hexdigest()
     return SubmissionInput(cut_rows(rows, block_rows), digest, name, tuple(rows), examples)
 
@@ -145,14 +145,14 @@ def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields
         except ValueError as error:
             raise CorpusError(f"{file.path} is no JSON ({error}); give the benchmark's own test file.") from error
     else:
-        columns = [each for names in description.columns.values() for each in names if isinstance(each, str)]
+        columns = [name for names in description.columns.values() for name in names if isinstance(name, str)]
         read = read_rows(file, columns, lambda *_: None, max_bytes=MAX_ROW_BYTES)
         found = []
         for row in read:
             if row.fault:
                 raise CorpusError(f"{file.path}:{row.number}: the row {row.fault}; give the benchmark's own test file.")
             found += [] if row.value is None else [row.value]
-    if not found or not all(isinstance(each, dict) for each in found):
+    if not found or not all(isinstance(value, dict) for value in found):
         raise CorpusError(f"{file.path} is no list of rows with fields; give the benchmark's own test file.")
     return file.path, found
 
@@ -160,7 +160,7 @@ def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields
 def _name_roles(row: Fields, description: SetDescription) -> dict[str, Any]:
     """What the set's columns call text and pair, under these names."""
     names = {role: map(str, description.columns[role]) for role in _ROLES if role in description.required}
-    return {role: next((row[each] for each in own if each in row), None) for role, own in names.items()}
+    return {role: next((row[name] for name in own if name in row), None) for role, own in names.items()}
 
 
 def write_submission(plan: SubmissionInput, records: Sequence[Fields], folder: Place) -> Place:
@@ -168,9 +168,9 @@ def write_submission(plan: SubmissionInput, records: Sequence[Fields], folder: P
     answer = SUBMISSIONS[plan.name][1]
     answers = [answer(row, record) for row, record in zip(plan.rows, records, strict=True)]
     if plan.name.endswith(".tsv"):
-        text = "".join(f"{index}\t{each}\n" for index, each in [("index", "prediction"), *enumerate(answers)])
+        text = "".join(f"{index}\t{value}\n" for index, value in [("index", "prediction"), *enumerate(answers)])
     elif plan.name.endswith(".jsonl"):
-        text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in answers)
+        text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in answers)
     else:
         text = json.dumps(answers, ensure_ascii=False, indent=2) + "\n"
     write_text(folder / plan.name, text)
