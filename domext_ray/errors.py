@@ -131,14 +131,16 @@ def find_user_error(error: BaseException) -> DomextError | None:
         failures = (getattr(current, "worker_failures", None) or {}).values()
         # No `__context__`: a defect met while a mistake is told is still a defect.
         linked = (cause, getattr(current, "controller_failure", None), *failures, current.__cause__)
-        found += [each for each in linked if isinstance(each, BaseException) and each not in found]
-    return next((told for find in (find_storage_error, _find_missing) for each in found if (told := find(each))), None)
+        found += [failure for failure in linked if isinstance(failure, BaseException) and failure not in found]
+    return next(
+        (told for find in (find_storage_error, _find_missing) for failure in found if (told := find(failure))), None
+    )
 
 
 def _find_missing(error: BaseException) -> RunError | None:
     """Return the sentence about a node without a package that its process needs; Ray has that as text alone."""
     lines = str(error).strip().splitlines() if type(error).__module__.startswith("ray.") else []
-    missing = next((match for each in lines if (match := _MISSING.fullmatch(each.strip()))), None)
+    missing = next((match for line in lines if (match := _MISSING.fullmatch(line.strip()))), None)
     if missing is None:
         return None
     node = _NODE.search(str(error))

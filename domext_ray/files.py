@@ -216,7 +216,7 @@ def walk(folder: str, globs: Globs = EVERYTHING) -> Iterator[tuple[str, bool, bo
     entered once, by the first of them in order, and by one without a hidden name before others; again only where
     another part of the globs is left for it.
     """
-    above = {_identify(each) for each in Path(os.path.realpath(folder)).parents}
+    above = {_identify(parent) for parent in Path(os.path.realpath(folder)).parents}
     seen = set()
     waiting = [(False, f"{folder.rstrip('/')}/", globs)]
     while waiting:
@@ -226,9 +226,9 @@ def walk(folder: str, globs: Globs = EVERYTHING) -> Iterator[tuple[str, bool, bo
             continue
         seen.add((own, left))
         with os.scandir(path) as entries:
-            for each in entries:
-                rest = follow_globs(left, each.name)
-                is_folder = each.is_dir(follow_symlinks=False) or (each.is_symlink() and os.path.isdir(each.path))
+            for entry in entries:
+                rest = follow_globs(left, entry.name)
+                is_folder = entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
                 if is_folder:
-                    heapq.heappush(waiting, (is_hidden or each.name.startswith("."), f"{each.path}/", rest))
-                yield each.path, is_folder, () in rest
+                    heapq.heappush(waiting, (is_hidden or entry.name.startswith("."), f"{entry.path}/", rest))
+                yield entry.path, is_folder, () in rest

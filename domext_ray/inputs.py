@@ -208,17 +208,17 @@ def get_or_prepare_texts(config: RunOptions, base: Base | None, tokenizer_dir: P
             check_sample(corpus, check_corpus(corpus, prepare), settings, prepare)
     pairs = config.objective.next_sentence
     texts = tuple(
-        tuple(prepare_corpus(*each, length, paths.corpora, pairs=pairs) for each in sources)
+        tuple(prepare_corpus(*source, length, paths.corpora, pairs=pairs) for source in sources)
         for length in config.train.lengths
     )
     overlaps = list[str]()
-    own = [each for text, each in zip(config.texts, texts[0], strict=True) if not (general and text.keep)]
+    own = [manifest for text, manifest in zip(config.texts, texts[0], strict=True) if not (general and text.keep)]
     _tell_unused(tokenizer_dir, own)
     if config.parts:
         named = zip(config.texts, texts[0], strict=True)
         overlaps = find_overlaps([(text.option, read_hashes(manifest.folder)) for text, manifest in named])
-        for each in overlaps:
-            print(f"{each}.", flush=True)
+        for overlap in overlaps:
+            print(f"{overlap}.", flush=True)
     return Inputs(Place(tokenizer_dir), texts, general, tuple(overlaps))
 
 
@@ -228,7 +228,7 @@ def _tell_unused(tokenizer_dir: Path, texts: Sequence[Manifest]) -> None:
     if extension is None:
         return
     num_words = extension.first_id + len(extension.words)
-    counts = np.sum([each.token_counts(num_words)[extension.first_id :] for each in texts], axis=0)
+    counts = np.sum([manifest.token_counts(num_words)[extension.first_id :] for manifest in texts], axis=0)
     unused = [extension.words[i] for i in np.flatnonzero(counts == 0)]
     if unused:
         shown = ", ".join(unused[:SHOWN_WORDS]) + ", …" * (len(unused) > SHOWN_WORDS)
@@ -309,7 +309,7 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     tokenizer_dir = base.folder if base and is_own else get_or_build_tokenizer(config, base, paths)
     inputs = get_or_prepare_texts(config, base, tokenizer_dir, paths)
     for own in zip(*inputs.texts, strict=True):
-        print("\n".join(_describe_manifest(each, config.prepare) for each in own))
+        print("\n".join(_describe_manifest(manifest, config.prepare) for manifest in own))
     return inputs.domain
 
 
@@ -317,7 +317,7 @@ def _describe_sources(config: RunOptions, base: Base | None, samples: Sequence[S
     """Return what a dry run of the preparation prints: the files, their size, and what of them is unknown."""
     sources, known = resolve_sources(config.corpus, config.prepare), []
     files = sources.files
-    lines = [f"  {each.size / 1e6:>12,.2f} MB  {each.path}" for each in files[:20]]
+    lines = [f"  {file.size / 1e6:>12,.2f} MB  {file.path}" for file in files[:20]]
     if len(files) > 20:
         lines.append(f"  … and {len(files) - 20:,} more")
     if base is not None:

@@ -109,11 +109,11 @@ def over_seeds(values: Sequence[float]) -> Sample:
 
 def average(samples: Sequence[Sample]) -> Estimate:
     """Return the mean over independent sets, whose intervals' arms add up in squares (Zou and Donner, 2008)."""
-    each = [sample.estimate() for sample in samples]
-    value = sum(one.value for one in each) / len(each)
+    estimates = [sample.estimate() for sample in samples]
+    value = sum(one.value for one in estimates) / len(estimates)
     low, high = (
-        math.sqrt(sum((one.value - end) ** 2 for one, end in zip(each, ends, strict=True))) / len(each)
-        for ends in ([one.low for one in each], [one.high for one in each])
+        math.sqrt(sum((one.value - end) ** 2 for one, end in zip(estimates, ends, strict=True))) / len(estimates)
+        for ends in ([one.low for one in estimates], [one.high for one in estimates])
     )
     return Estimate(value, value - low, value + high)
 
@@ -156,7 +156,7 @@ def find_bounds(values: np.ndarray, drawn: np.ndarray, num_clusters: int) -> np.
         sd = np.nanstd(center, axis=1)
         sides = np.abs(np.nanquantile(center, TAILS, axis=1) - mean) / (_NORMAL * sd)
         lowest = np.nan_to_num(np.nanmin(center, axis=1))
-    low, high = (half * np.where(sd > 1e-12, each, 1.0) for each in sides)
+    low, high = (half * np.where(sd > 1e-12, side, 1.0) for side in sides)
     bounds = np.nan_to_num(np.stack([mean - low, mean + high], axis=1), nan=0.0, posinf=1.0, neginf=-1.0)
     return np.clip(bounds, np.where(lowest < 0, -1.0, 0.0)[:, None], 1.0)
 
@@ -173,7 +173,7 @@ def compare(first: Sample, second: Sample) -> Estimate:
     if (first.num_clusters, first.drawn.shape[1]) != (second.num_clusters, second.drawn.shape[1]):
         raise ValueError("the two were resampled differently.")
     parts = _pair_variances(first.values[None], first.drawn[None], second)
-    limit = 2.0 if min(np.nanmin(each.drawn, initial=0.0) for each in (first, second)) < 0 else 1.0
+    limit = 2.0 if min(np.nanmin(sample.drawn, initial=0.0) for sample in (first, second)) < 0 else 1.0
     has_restarts = len(first.values) > 1 and len(second.values) > 1
     found = _test(second.mean - first.mean, parts, has_restarts)
     return replace(found, low=max(found.low, -limit), high=min(found.high, limit))
@@ -240,7 +240,7 @@ def _pair_variances(values: np.ndarray, drawn: np.ndarray, second: Sample) -> li
     pair = second.drawn.mean(axis=0) - drawn.mean(axis=1)
     parts = _list_variances(difference, pair[:, None], second.num_clusters)[:1]
     restarts = ((values, drawn), (second.values[None], second.drawn[None]))
-    own = [part for each in restarts for part in _list_variances(*each, second.num_clusters)[len(parts) :]]
+    own = [part for model in restarts for part in _list_variances(*model, second.num_clusters)[len(parts) :]]
     return [*parts, *([_add_up(*own)] if len(own) == 2 else own)]
 
 

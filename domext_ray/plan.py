@@ -235,5 +235,7 @@ def _find_moved_corpus(config: SettledConfig, paths: RunPaths) -> dict[str, str]
     tokenizer = load_tokenizer((paths.run / "tokenizer").local())
     pairs = config.objective.next_sentence
     identity = identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs)
-    found = [hash_values({**identity, "content": each}) for each in (sources.fingerprint, sources.former_fingerprint)]
+    found = [
+        hash_values({**identity, "content": content}) for content in (sources.fingerprint, sources.former_fingerprint)
+    ]
     return {"corpus_fingerprint": stored["corpus_fingerprint"]} if stored.get("corpus_fingerprint") in found else {}

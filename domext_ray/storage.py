@@ -86,7 +86,7 @@ def find_fault(address: str, most_bytes: int = MOST_KEY_BYTES) -> str:
         return "an address with one slash between two names"
     if {".", ".."} & {*parts}:
         return "an address that has no . or .. between two slashes"
-    if any(ord(each) < 32 or ord(each) == 127 for each in found[4]):
+    if any(ord(char) < 32 or ord(char) == 127 for char in found[4]):
         return "an address without control characters"
     is_short = len(found[4].encode("utf-8", "surrogateescape")) <= most_bytes
     return "" if is_short else f"an address of at most {most_bytes} bytes behind the bucket"
@@ -276,7 +276,7 @@ class Place:
         """
         with self.scratch() as folder:
             yield folder
-            made = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if not each.is_dir())
+            made = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
             assert last in made
             old, manifest, half = self.list_files(), self / last, meanwhile and meanwhile(made)
 
@@ -525,10 +525,10 @@ def _name_beside(path: Path) -> Path:
 
 def _remove_left_behind(folder: Path) -> None:
     """Remove what killed processes of this machine have left in a folder under temporary names."""
-    for each in folder.glob(f".*.{glob.escape(socket.gethostname())}-*"):
-        number = re.search(r"-(\d+)-[0-9a-f]{8}(\.\w+)?$", each.name)
+    for path in folder.glob(f".*.{glob.escape(socket.gethostname())}-*"):
+        number = re.search(r"-(\d+)-[0-9a-f]{8}(\.\w+)?$", path.name)
         if number is not None and not _is_alive(int(number[1])):
-            _Disk().delete(str(each))
+            _Disk().delete(str(path))
 
 
 def _is_alive(pid: int) -> bool:
@@ -651,7 +651,7 @@ class _Disk:
 
     def files(self, key: str) -> dict[str, Info]:
         paths = [os.path.join(folder, name) for folder, names in _walk(key) for name in names]
-        return {os.path.relpath(each, key): info for each in paths if (info := self.info(each))}
+        return {os.path.relpath(path, key): info for path in paths if (info := self.info(path))}
 
     def delete(self, key: str) -> None:
         with _pass_over_nothing(key):
@@ -720,7 +720,7 @@ class Bucket:
         self.url, self.is_silent, self.tidy_due = url, False, 0.0
         seconds = f"{REQUEST_SECONDS:g}s"
         endpoints = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"))
-        is_plain = any(each.startswith("http://") for each in endpoints)
+        is_plain = any(endpoint.startswith("http://") for endpoint in endpoints)
         self.store = from_url(
             url,
             client_options={"timeout": seconds, "connect_timeout": "5s", "allow_http": is_plain},
@@ -837,26 +837,26 @@ class Bucket:
     def names(self, key: str) -> list[str]:
         found = self._ask(key, lambda: self.store.list_with_delimiter(key or None))
         # An object of the folder's own name is the empty one, KEY/, by which consoles make a folder.
-        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"] if each["path"] != key)]
-        return sorted(each.rstrip("/").rpartition("/")[2] for each in paths)
+        paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"] if entry["path"] != key)]
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def is_dir(self, key: str) -> bool:
         return bool(self.names(key))
 
     def files(self, key: str) -> dict[str, Info]:
         """The objects below a key, but the empty ones, FOLDER/, by which consoles make folders."""
-        found = self._ask(key, lambda: [each for part in self.store.list(key) for each in part])
-        files = [each for each in found if each["path"] != key and (each["size"] or self.info(each["path"]))]
-        return {each["path"].removeprefix(f"{key}/"): self._describe(each) for each in files}
+        found = self._ask(key, lambda: [entry for part in self.store.list(key) for entry in part])
+        files = [entry for entry in found if entry["path"] != key and (entry["size"] or self.info(entry["path"]))]
+        return {entry["path"].removeprefix(f"{key}/"): self._describe(entry) for entry in files}
 
     def delete(self, key: str) -> None:
-        paths = [key, *(f"{key}/{each}" for each in self.files(key))]
+        paths = [key, *(f"{key}/{name}" for name in self.files(key))]
         try:
             self._ask(key, lambda: self.store.delete(paths), "deleted")
         except FileNotFoundError:  # gs:// says so of what is not there, and may leave the others
-            for each in paths:
+            for path in paths:
                 with contextlib.suppress(FileNotFoundError):
-                    self._ask(each, functools.partial(self.store.delete, each), "deleted")
+                    self._ask(path, functools.partial(self.store.delete, path), "deleted")
 
     def local(self, key: str, name: str) -> Path:
         """Download a file, or a folder with all in it, unless that state of it is here already."""
@@ -864,16 +864,16 @@ class Bucket:
         found = {"": own} if own else self.files(key)
         if not found:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{key}")
-        tags = {each: info.tag or [info.size, info.modified] for each, info in sorted(found.items())}
+        tags = {path: info.tag or [info.size, info.modified] for path, info in sorted(found.items())}
         state = hashlib.sha256(json.dumps([self.url, key, tags]).encode()).hexdigest()
         folder = find_cache() / "objects" / state[:32]
         if not folder.exists():
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # pages quote private text
             temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}")
-            for each, info in found.items():
-                target = temporary / name / each if each else temporary / name
+            for path, info in found.items():
+                target = temporary / name / path if path else temporary / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self._ask(key, functools.partial(self._download, f"{key}/{each}" if each else key, target))
+                self._ask(key, functools.partial(self._download, f"{key}/{path}" if path else key, target))
                 if target.stat().st_size != info.size:
                     raise StorageError(f"{self.url}/{key} was replaced while it was read; run the same command again.")
             with contextlib.suppress(OSError):  # another process had it first
@@ -892,10 +892,10 @@ class Bucket:
 
 
 def _remove_unused(folder: Path) -> None:
-    for each in folder.iterdir():
+    for path in folder.iterdir():
         with contextlib.suppress(OSError):  # another process removes it, too
-            if time.time() - each.stat().st_mtime > KEPT_SECONDS:
-                shutil.rmtree(each, ignore_errors=True)
+            if time.time() - path.stat().st_mtime > KEPT_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @functools.cache

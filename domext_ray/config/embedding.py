@@ -18,10 +18,10 @@ _LAYERS = re.compile(r"\d{1,4}(-\d{1,4})?")
 
 def _read_layers(layers: str) -> tuple[int, ...]:
     numbers: list[int] = []
-    for each in layers.split(",") if layers else ():
-        if not _LAYERS.fullmatch(each.strip()):
+    for part in layers.split(",") if layers else ():
+        if not _LAYERS.fullmatch(part.strip()):
             raise ValueError("numbers of layers, such as 12, 9-12 or 1,12")
-        first, _, last = each.strip().partition("-")
+        first, _, last = part.strip().partition("-")
         numbers += range(int(first), int(last or first) + 1)
     if (layers and not numbers) or len(set(numbers)) < len(numbers):
         raise ValueError("numbers of layers, such as 12, 9-12 or 1,12")

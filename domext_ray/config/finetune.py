@@ -79,7 +79,7 @@ class LabelledConfig:
 
 def _check_names(numbers: tuple[float, ...]) -> tuple[float, ...]:
     """Refuse numbers that names of trainings would not tell apart."""
-    if len({f"{each:g}" for each in numbers}) < len(numbers):
+    if len({f"{number:g}" for number in numbers}) < len(numbers):
         raise ValueError("different numbers: a point given twice is no restart")
     return numbers
 
@@ -246,10 +246,10 @@ class FinetuneConfig:
 
     def _check_features(self) -> None:
         """With features the encoder is frozen, and a BiLSTM between it and the head trains."""
-        for each in fields(MethodConfig):
-            if each.name != "name":
-                value, only = getattr(self.method, each.name), getattr(FULL, each.name)
-                require(value == only, f"method.{each.name}", value, f"{only!r} with --features.layers")
+        for own in fields(MethodConfig):
+            if own.name != "name":
+                value, only = getattr(self.method, own.name), getattr(FULL, own.name)
+                require(value == only, f"method.{own.name}", value, f"{only!r} with --features.layers")
         for option, value in (
             ("optim.top_layers", self.optim.top_layers),
             ("engine.activation_checkpointing", self.engine.activation_checkpointing),
@@ -272,7 +272,7 @@ class SeveralSets:
     def check_sets(self, owner: str, decided: tuple[str, ...]) -> None:
         """Refuse sets without places, the same one twice, and options of fine-tuning that `owner` decides itself."""
         for name in ("task", "data", "model", "model_step", "against", "keep_head", "run.name", "run.dir", *decided):
-            value, default = (attrgetter(name)(each) for each in (self.finetune, FinetuneConfig()))
+            value, default = (attrgetter(name)(config) for config in (self.finetune, FinetuneConfig()))
             require(value == default, f"finetune.{name}", value, f"left out: {owner} decides it")
         rule = f"as many as --tasks ({len(self.tasks)})"
         require(not self.data or len(self.data) == len(self.tasks), "data", self.data, rule)
@@ -336,5 +336,5 @@ class AblateConfig(FinetuneConfig):
 
     def make_finetune_config(self) -> FinetuneConfig:
         """Return the options of fine-tuning alone."""
-        values = {each.name: getattr(self, each.name) for each in fields(FinetuneConfig)}
+        values = {option.name: getattr(self, option.name) for option in fields(FinetuneConfig)}
         return FinetuneConfig(**{**values, "model": self.model or FinetuneConfig.model})

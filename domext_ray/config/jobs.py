@@ -127,7 +127,7 @@ def name_models(models: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     for entry in models:
         name, mark, model = entry.partition("=")
         if not mark or "/" in name:
-            parts = [each for each in entry.split("/") if each] or [""]
+            parts = [part for part in entry.split("/") if part] or [""]
             name, model = parts[-2] if parts[-1] == "export" and len(parts) > 1 else parts[-1], entry
         pairs.append((name.strip(), model.strip()))
     return tuple(pairs)
@@ -145,7 +145,7 @@ def _check_models(models: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError("models such as base=NAME,runs/af")
     if len(set(names)) < len(names):
         raise ValueError("models of different names (NAME=MODEL)")
-    check_different([check_place(each, "hub ids, or folders").rstrip("/") for each in places])
+    check_different([check_place(path, "hub ids, or folders").rstrip("/") for path in places])
     return models
 
 
@@ -178,7 +178,7 @@ class ForgettingConfig:
         require(not self.prepare.pair, "prepare.pair", self.prepare.pair, rule)
         is_asked = self.has_corpus or bool(self.scales)
         require(is_asked, "corpus", self.corpus, "at least one file or folder of general text")
-        names = [name_scaled(name, each) for name, _ in self.named_models for each in (1.0, *self.scales)]
+        names = [name_scaled(name, scale) for name, _ in self.named_models for scale in (1.0, *self.scales)]
         rule = "models of which none has a name that another one has at a scale of --scales"
         require(len({*names}) == len(names), "models", ",".join(self.models), rule)
 
@@ -203,8 +203,8 @@ def _check_labels(values: Any) -> tuple[int | str, ...]:
     Raises:
         ValueError: they are no curve; its text is the rule.
     """
-    numbers = sorted({each for each in values if type(each) is int and each > 0})
-    found: list[int | str] = [*numbers, *(each for each in (ALL,) if each in values)]
+    numbers = sorted({number for number in values if type(number) is int and number > 0})
+    found: list[int | str] = [*numbers, *(word for word in (ALL,) if word in values)]
     if len(found) < len(values) or len(found) == 1:
         raise ValueError(f"two or more different numbers, such as 100,300,1000,{ALL}, for a curve runs through them")
     return tuple(found)
@@ -269,7 +269,7 @@ class StudyConfig(SeveralSets):
         check_limits(self.train, self.optim)
         require(self.optim.lr == OptimConfig.lr, "optim.lr", self.optim.lr, "left out: presets have it, or --rates")
         check_batch(self.train, self.scale)
-        for name in (each for each in self.methods if each not in self.presets):
+        for name in (method for method in self.methods if method not in self.presets):
             near = suggest(name, self.presets)
             rule = f"one of {', '.join(self.presets)}, or a name in --presets or in presets: of a --config file."
             raise ConfigError(

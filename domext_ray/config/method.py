@@ -9,7 +9,7 @@ from domext_ray.config.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_S
 from domext_ray.config.options.declare import option_group, read_layer_range, require
 
 _ADDS = ("extensions", "adapter", "all")
-_SCALED = tuple(each for each in EXTENSIONS if each.scaled)
+_SCALED = tuple(extension for extension in EXTENSIONS if extension.scaled)
 
 
 @option_group
@@ -61,7 +61,7 @@ class MethodConfig(MethodOptions):
     @property
     def is_merged(self) -> bool:
         """Whether an export has something of it in the base's matrices."""
-        return any(each.is_in(self) for each in EXTENSIONS if each.is_merged)
+        return any(extension.is_in(self) for extension in EXTENSIONS if extension.is_merged)
 
     @property
     def keeps_base(self) -> bool:
@@ -86,7 +86,7 @@ class MethodConfig(MethodOptions):
     @property
     def is_sized(self) -> bool:
         """Whether the method has a size from which the number of its trainable parameters follows."""
-        return self.trains in ("extensions", "adapter") and any(each.is_in(self) for each in _SCALED)
+        return self.trains in ("extensions", "adapter") and any(extension.is_in(self) for extension in _SCALED)
 
     @property
     def layer_range(self) -> tuple[int, int] | None:
@@ -121,7 +121,7 @@ class KnownMethod:
     def __str__(self) -> str:
         parts = [f"--method.{name} above 0" for name in self.sizes] + (["new words"] if self.is_words else [])
         trains = "" if self.trains == _ADDS else f"--method.trains {self.trains[0]}"
-        return " and ".join(each for each in (" or ".join(parts), trains, "no other size") if each)
+        return " and ".join(phrase for phrase in (" or ".join(parts), trains, "no other size") if phrase)
 
 
 _FULL = KnownMethod(trains=("all",))

@@ -64,7 +64,7 @@ class TextPart:
 def _complete_all(given: dict[str, Any]) -> dict[str, Any]:
     """Return parts in one form and order for all ways to write them, which JSON and YAML bring back as it is."""
     require(len(given) <= MAX_PARTS, _OPTION, len(given), f"at most {MAX_PARTS} parts")
-    parts = {str(name): _complete(str(name), each) for name, each in given.items()}
+    parts = {str(name): _complete(str(name), part) for name, part in given.items()}
     return dict(sorted(parts.items()))
 
 
@@ -74,20 +74,20 @@ def _complete(name: str, given: Any) -> dict[str, Any]:
     is_name = re.fullmatch(r"[A-Za-z0-9][\w-]*", name) and name not in (DOMAIN, GENERAL)
     require(bool(is_name), _OPTION, name, f"names of letters, digits, _ and -, other than {DOMAIN} and {GENERAL}")
     require(isinstance(given, dict), option, given, "options of a part, such as {corpus: more.txt, weight: 2}")
-    unknown = [str(each) for each in given if each not in _FIELDS]
+    unknown = [str(key) for key in given if key not in _FIELDS]
     require(not unknown, option, ", ".join(unknown), f"of {', '.join(_FIELDS)}")
     corpus, weight, keep = given.get("corpus", ""), given.get("weight", 1.0), given.get("keep", False)
     require(isinstance(corpus, str) and bool(corpus.strip()), f"{option}.corpus", corpus, "at least one file or folder")
     require(isinstance(keep, bool), f"{option}.keep", keep, "true or false")
     if not isinstance(weight, dict):
         return {"corpus": corpus, "weight": _read_weight(f"{option}.weight", weight), "keep": keep}
-    firsts = [to_number(each) for each in weight]
-    is_ascending = bool(firsts) and firsts[0] == 0 and all(isinstance(each, float) and each < 1 for each in firsts)
+    firsts = [to_number(share) for share in weight]
+    is_ascending = bool(firsts) and firsts[0] == 0 and all(isinstance(first, float) and first < 1 for first in firsts)
     is_ascending = is_ascending and all(a < b for a, b in zip(firsts, firsts[1:], strict=False))
     rule = "weights from shares of the horizon on, ascending from 0 to below 1, such as {0: 1, 0.5: 3}"
     require(is_ascending, f"{option}.weight", weight, rule)
     weights = zip(firsts, weight.values(), strict=True)
-    read = {str(first): _read_weight(f"{option}.weight", each) for first, each in weights}
+    read = {str(first): _read_weight(f"{option}.weight", value) for first, value in weights}
     return {"corpus": corpus, "weight": read, "keep": keep}
 
 
@@ -110,14 +110,14 @@ class MixtureConfig:
     parts: Options[Annotated[dict[str, Any], AfterValidator(_complete_all)]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for each in self.list_parts():
-            require(any(weight for _, weight in each.weights), f"{_OPTION}.{each.name}.weight", 0, "above 0 somewhere")
+        for part in self.list_parts():
+            require(any(weight for _, weight in part.weights), f"{_OPTION}.{part.name}.weight", 0, "above 0 somewhere")
 
     def list_parts(self) -> tuple[TextPart, ...]:
         """Return the parts, by name."""
         return tuple(
-            TextPart(name, each["corpus"], _read_weights(each["weight"]), each["keep"])
-            for name, each in self.parts.items()
+            TextPart(name, part["corpus"], _read_weights(part["weight"]), part["keep"])
+            for name, part in self.parts.items()
         )
 
 
@@ -138,7 +138,7 @@ def list_shares(
     for first in sorted({Fraction(0), *(first for part in parts for first, _ in part.weights)}):
         weights = [Fraction(str(weight)), *(part.weigh(first) if part.weights else Fraction(0) for part in parts)]
         weighted = 1 - (general_share if any(not part.weights for part in parts) else 0)
-        own = [weighted * each / sum(weights) for each in weights]
+        own = [weighted * value / sum(weights) for value in weights]
         for number, part in enumerate(parts, start=1):
             own[number] = own[number] if part.weights else general_share
         shares.append((first, tuple(own)))
@@ -147,4 +147,4 @@ def list_shares(
 
 def _read_weights(weight: Any) -> tuple[tuple[Fraction, Fraction], ...]:
     pairs = weight if isinstance(weight, dict) else {"0": weight}
-    return tuple((Fraction(first), Fraction(str(each))) for first, each in pairs.items())
+    return tuple((Fraction(first), Fraction(str(value))) for first, value in pairs.items())

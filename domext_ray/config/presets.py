@@ -22,7 +22,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "presets"
 
 def list_presets() -> list[str]:
     """Return the names of all presets, such as af and sweeps/af_mini; those that jobs begin with come first."""
-    names = [each.relative_to(FOLDER).with_suffix("").as_posix() for each in FOLDER.rglob("*.yaml")]
+    names = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")]
     return sorted(names, key=lambda name: ("/" in name, name))
 
 
@@ -48,8 +48,8 @@ def _suggest(name: str) -> str:
     """Return the names of presets that a name was probably meant to be; empty if none is near."""
     known = list_presets()
     leaf = Path(name).name.removesuffix(".yaml")
-    leaves = {each.rpartition("/")[2]: each for each in reversed(known)}
-    near = suggest(leaf.lower(), known) or [leaves[each] for each in suggest(leaf.lower(), leaves)]
+    leaves = {preset.rpartition("/")[2]: preset for preset in reversed(known)}
+    near = suggest(leaf.lower(), known) or [leaves[match] for match in suggest(leaf.lower(), leaves)]
     return " or ".join([leaves[leaf]] if leaf in leaves else near)
 
 
@@ -76,7 +76,7 @@ def configure(config_class: type[ConfigT], preset: str, given: Given) -> ConfigT
             raise ConfigError(f"--config names {given.config!r}, which does not exist; did you mean --preset {near}?")
         layers.append(read_file(config_class, Path(given.config)))
     layers += [given.settings]
-    own = [{"optim.lr_width": Setting(0), **each} if "optim.lr" in each else each for each in layers[1:]]
+    own = [{"optim.lr_width": Setting(0), **layer} if "optim.lr" in layer else layer for layer in layers[1:]]
     config = build(config_class, [layers[0], *own])  # the width is of the preset's rate alone
     method = getattr(config, "method", None)
     if method is not None:
@@ -93,8 +93,8 @@ def _check_name(method: MethodConfig, has_words: bool, layers: Sequence[Settings
     fitting = list_names(method, has_words)
     if name not in KNOWN_METHODS or name in fitting:
         return
-    said = next((each for each in reversed(layers) if "method.name" in each), layers[0])
-    if said is layers[0] or all(f"method.{each}" in said for each in ("trains", *MAIN_SIZES)):
+    said = next((layer for layer in reversed(layers) if "method.name" in layer), layers[0])
+    if said is layers[0] or all(f"method.{option}" in said for option in ("trains", *MAIN_SIZES)):
         if fitting:
             print(f"warning: --method.name is {method.name!r}, and what trains is {fitting[0]}.", flush=True)
         return

@@ -636,7 +636,7 @@ class SettledConfig(RunOptions):
     @classmethod
     def of(cls, options: RunOptions) -> SettledConfig:
         """Return options that whoever calls this has settled."""
-        return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
+        return cls(**{option.name: getattr(options, option.name) for option in fields(cls)})
 
     def with_horizon(self, decay_steps: int) -> SettledConfig:
         """Return the run with a schedule that ends at a step, and the warm-up that follows from it."""

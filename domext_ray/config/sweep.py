@@ -135,4 +135,4 @@ class SweepConfig(SeveralSets, PretrainConfig):
     @property
     def common(self) -> PretrainConfig:
         """What every trial pre-trains with."""
-        return PretrainConfig(**{each.name: getattr(self, each.name) for each in fields(PretrainConfig)})
+        return PretrainConfig(**{option.name: getattr(self, option.name) for option in fields(PretrainConfig)})

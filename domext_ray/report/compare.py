@@ -67,13 +67,13 @@ def compare_with_first(names: Sequence[str], samples: Sequence[Sample], more: Se
 
 def correct_lines(lines: Sequence[Line]) -> list[Line]:
     """Return the lines with their p values corrected for how many there are (Holm)."""
-    found = [each.difference.p_value if each.difference else None for each in lines]
-    corrected = iter(correct_holm([each for each in found if each is not None]))
+    found = [line.difference.p_value if line.difference else None for line in lines]
+    corrected = iter(correct_holm([p_value for p_value in found if p_value is not None]))
     return [
-        each
-        if each.difference is None or p_value is None
-        else replace(each, difference=replace(each.difference, p_value=next(corrected)))
-        for each, p_value in zip(lines, found, strict=True)
+        line
+        if line.difference is None or p_value is None
+        else replace(line, difference=replace(line.difference, p_value=next(corrected)))
+        for line, p_value in zip(lines, found, strict=True)
     ]
 
 
@@ -100,12 +100,12 @@ def tabulate(
     """
     change = change or f"difference to {lines[0].name}"
     rows = []
-    for each in lines:
-        own, spread = each.difference, f" ± {np.std(each.values, ddof=1):{form}}" if len(each.values) > 1 else ""
+    for line in lines:
+        own, spread = line.difference, f" ± {np.std(line.values, ddof=1):{form}}" if len(line.values) > 1 else ""
         p_value = own.p_value if own else None
         rows.append(
             [
-                *(each.name, *each.more, f"{each.figure.value:{form}}{spread}", show_interval(each.figure, form)),
+                *(line.name, *line.more, f"{line.figure.value:{form}}{spread}", show_interval(line.figure, form)),
                 *((f"{own.value:+{form}}", show_interval(own, f"+{form}")) if own else (NONE, NONE)),
                 NONE if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.3f}",
             ]
@@ -123,12 +123,12 @@ def show_interval(found: Estimate, form: str = ".3f") -> str:
 
 def describe_differences(lines: Sequence[Line]) -> str:
     """Return in one sentence which models differ from the reference by more than chance."""
-    others = [(each.name, each.difference) for each in lines if each.difference is not None]
+    others = [(line.name, line.difference) for line in lines if line.difference is not None]
     if not others:
         return ""
-    reference = next(each.name for each in lines if each.difference is None)
-    is_tested = all(each.p_value is not None for _, each in others)
-    apart = [name for name, each in others if (each.is_apart if each.p_value is None else each.p_value < LEVEL)]
+    reference = next(line.name for line in lines if line.difference is None)
+    is_tested = all(gap.p_value is not None for _, gap in others)
+    apart = [name for name, gap in others if (gap.is_apart if gap.p_value is None else gap.p_value < LEVEL)]
     said = f"{', '.join(apart) or 'None'} differ{'' if len(apart) > 1 else 's'} from {reference} by more than chance"
     if is_tested:
         return f"{said} (p < {LEVEL:g}, corrected for {len(others)} comparison{'s' * (len(others) > 1)})."
@@ -139,16 +139,16 @@ def draw_lines(
     lines: Sequence[Line], path: Place, title: str, figure: str, form: str = ".3f", *, change: str = ""
 ) -> None:
     """Draw every model's figure with its interval and its restarts, and the differences beside them, as a PNG."""
-    names, differences = [each.name for each in lines], [each.difference for each in lines]
+    names, differences = [line.name for line in lines], [line.difference for line in lines]
     num_panels = 1 + any(differences)
     with new_picture(path, (2 + 4.5 * num_panels, 1.6 + 0.5 * len(lines))) as picture:
         left, *right = picture.subplots(1, num_panels, sharey=True, squeeze=False)[0]
-        draw_intervals(left, names, [each.figure for each in lines], form)
-        for place, each in enumerate(lines):
-            if len(each.values) > 1:
+        draw_intervals(left, names, [line.figure for line in lines], form)
+        for place, line in enumerate(lines):
+            if len(line.values) > 1:
                 color = COLORS[place % len(COLORS)]
-                left.plot(each.values, [place + 0.22] * len(each.values), ".", color=color, alpha=0.6)
-        has_restarts = any(len(each.values) > 1 for each in lines)
+                left.plot(line.values, [place + 0.22] * len(line.values), ".", color=color, alpha=0.6)
+        has_restarts = any(len(line.values) > 1 for line in lines)
         left.set(title=title, xlabel=figure + (", mean over restarts (dots)" if has_restarts else ""))
         for axes in right:
             draw_intervals(axes, names, differences, f"+{form}")
@@ -171,7 +171,7 @@ def choose_runs(runs: Sequence[str]) -> list[Place]:
     Raises:
         ConfigError: a run is given twice, by whatever path: it would count as a seed of its own; or one is a sweep.
     """
-    folders = [Place(each).resolve() for each in runs]
+    folders = [Place(run).resolve() for run in runs]
     for i, folder in enumerate(folders):
         if folder in folders[:i]:
             raise ConfigError(f"--runs must be different runs, and {str(folder)!r} is given twice.")
@@ -187,7 +187,7 @@ def read_run(run_dir: Place) -> ComparedRun:
         RunError: it has no summary or no metrics.
     """
     summary = read_summary(run_dir / SUMMARY)
-    records = [each for each in read_metrics(run_dir / "metrics.jsonl") if each.get(BITS) is not None]
+    records = [record for record in read_metrics(run_dir / "metrics.jsonl") if record.get(BITS) is not None]
     if not records:
         raise RunError(f"{run_dir / 'metrics.jsonl'} has no evaluation; run the job again.")
     return ComparedRun(run_dir.name, summary, tuple(records))
@@ -205,7 +205,7 @@ def tabulate_runs(runs: Sequence[ComparedRun]) -> Table:
             f"{run.summary['train']['wall_seconds']:.0f}",
             *(figures[name].show_pair() if name in figures else NONE for name in ("bits", "word_bits", "general")),
         )
-        for run, figures in ((each, list_figures(each.summary)) for each in runs)
+        for run, figures in ((compared, list_figures(compared.summary)) for compared in runs)
     ]
     warnings = describe_unequal_texts({run.name: run.summary["evaluation"]["domain_characters"] for run in runs})
     decides = "Between different vocabularies the word bits per character decide; with one vocabulary both figures do."
@@ -248,8 +248,8 @@ def draw_comparison(runs: Sequence[ComparedRun], path: Place) -> None:
 
 def list_points(run: ComparedRun, metric: str) -> tuple[list[float], list[float]]:
     """Return a run's values of a metric, and before them the seconds of training that each one took."""
-    measured = [each for each in run.evaluations if each[metric] is not None]
-    return [each.get("time/seconds", 0.0) for each in measured], [each[metric] for each in measured]
+    measured = [record for record in run.evaluations if record[metric] is not None]
+    return [record.get("time/seconds", 0.0) for record in measured], [record[metric] for record in measured]
 
 
 def write_index(folder: Place) -> Place:
@@ -266,7 +266,7 @@ def write_index(folder: Place) -> Place:
         f"{len(runs):,} pre-training run{'' if len(runs) == 1 else 's'}, the newest first; loss and general accuracy "
         "before and after."
     )
-    others = format_html((), [(_link(folder, *each), each[1]) for each in pages], "pairs")
+    others = format_html((), [(_link(folder, *pair), pair[1]) for pair in pages], "pairs")
     parts = [format_paragraph(state, "state"), format_html(_HEADER, rows, "runs")]
     write_text(folder / INDEX, fill_page("Runs", [*parts, format_section("Fine-tuned models and sweeps", others)]))
     return folder / INDEX

@@ -77,9 +77,7 @@ def make_examples(run_dir: Place, manifest: Manifest) -> list[Example]:
     sentences = choose_sentences(manifest, run.tokenizer, max_length=run.config.train.seq_length)
     start = _rebuild_start(run, run_dir)
     before = predict(start, run.tokenizer, sentences) if start is not None else [()] * len(sentences)
-    return [
-        Example(*each) for each in zip(sentences, before, predict(run.model, run.tokenizer, sentences), strict=True)
-    ]
+    return [Example(*row) for row in zip(sentences, before, predict(run.model, run.tokenizer, sentences), strict=True)]
 
 
 def _rebuild_start(run: RebuiltRun, run_dir: Place) -> Any | None:
@@ -96,17 +94,17 @@ def _rebuild_start(run: RebuiltRun, run_dir: Place) -> Any | None:
 
 def choose_sentences(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> list[Masked]:
     """Draw sentences of held-out text of at most so many tokens, and one word in each that is a single token."""
-    drawn = (_mask(each, tokenizer, max_length) for each in sorted(_read_sentences(manifest), key=_hash))
-    return list(islice((each for each in drawn if each is not None), NUM_EXAMPLES))
+    drawn = (_mask(sentence, tokenizer, max_length) for sentence in sorted(_read_sentences(manifest), key=_hash))
+    return list(islice((masked for masked in drawn if masked is not None), NUM_EXAMPLES))
 
 
 def _read_sentences(manifest: Manifest) -> set[str]:
     """Sentences of the first held-out documents, those of the same text once."""
     found: set[str] = set()
-    for record in sorted(manifest.texts, key=lambda each: each.sha256):
+    for record in sorted(manifest.texts, key=lambda text: text.sha256):
         for line in filter(None, (manifest.folder / record.path).read_text().split("\n")):
-            sentences = (" ".join(each.split()) for each in split_sentences(json.loads(line)["text"]))
-            found.update(each for each in sentences if each.count(" ") + 1 >= MIN_WORDS and len(each) <= MAX_CHARS)
+            sentences = (" ".join(sentence.split()) for sentence in split_sentences(json.loads(line)["text"]))
+            found.update(text for text in sentences if text.count(" ") + 1 >= MIN_WORDS and len(text) <= MAX_CHARS)
             if len(found) >= _READ_SENTENCES:
                 return found
     return found
@@ -125,7 +123,7 @@ def _mask(sentence: str, tokenizer: PreTrainedTokenizerBase, max_length: int) ->
             words.append((places[0], first, end))
     if not words:
         return None
-    place, first, end = min(words, key=lambda each: _hash(f"{each[1]} {sentence}"))
+    place, first, end = min(words, key=lambda word: _hash(f"{word[1]} {sentence}"))
     ids = [tokenizer.cls_token_id, *encoding.ids, tokenizer.sep_token_id]
     answer, ids[1 + place] = ids[1 + place], tokenizer.mask_token_id
     return Masked(sentence[:first], sentence[first:end], sentence[end:], tuple(ids), 1 + place, answer)
@@ -140,11 +138,11 @@ def predict(model: Any, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[
     """Return the words that a model expects at each mask, most probable first; on the CPU, in fp32, without dropout."""
     model.eval()
     found = []
-    for each in sentences:
-        ids = torch.tensor([each.ids])
+    for masked in sentences:
+        ids = torch.tensor([masked.ids])
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids))[0]  # by place: names differ between heads
-        best = logits[0, each.place].float().softmax(-1).topk(NUM_GUESSES)
+        best = logits[0, masked.place].float().softmax(-1).topk(NUM_GUESSES)
         guessed = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        words = [(str(tokenizer.decode([token])).strip(), share, token == each.answer) for share, token in guessed]
-        found.append(tuple(Guess(*each) for each in words))
+        words = [(str(tokenizer.decode([token])).strip(), share, token == masked.answer) for share, token in guessed]
+        found.append(tuple(Guess(*word) for word in words))
     return found

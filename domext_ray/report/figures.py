@@ -58,7 +58,7 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     names = find_run_losses(records)
     keys = {"domain": (names.loss, names.accuracy, "bits_per_character", _WORD_BITS), "general": ("mlm_accuracy",)}
-    evaluated = [each for each in records if find_losses(each, DOMAIN)]
+    evaluated = [record for record in records if find_losses(record, DOMAIN)]
     before = evaluated[0] if evaluated else {}
     after = evaluated[-1] if evaluated and evaluated[-1]["step"] else {}
 
@@ -75,7 +75,7 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         measured["routed"] = routed
     if parts := _measure_parts(records):
         measured["parts"] = parts
-    if steps := [each for each in records if find_losses(each, TRAIN) and _is_timed(each)]:
+    if steps := [record for record in records if find_losses(record, TRAIN) and _is_timed(record)]:
         measured["train"] = _measure_steps(steps)
     return measured
 
@@ -87,7 +87,7 @@ def _pair(before: float | None, after: float | None) -> dict[str, float | None]:
 def _is_timed(record: Mapping[str, Any]) -> bool:
     """Whether a step's line has what all lines of steps have, and nobody has edited it."""
     figures = [record.get(name) for name in ("train/tokens", "time/seconds", "data/wait_seconds")]
-    return all(isinstance(each, NUMBER) for each in figures) and record["time/seconds"] > 0
+    return all(isinstance(figure, NUMBER) for figure in figures) and record["time/seconds"] > 0
 
 
 def _measure_steps(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -97,25 +97,25 @@ def _measure_steps(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "steps": last["step"],
         "tokens": last["train/tokens"],
         "tokens_per_second": last["train/tokens"] / seconds,
-        "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
+        "data_wait_frac": sum(step["data/wait_seconds"] for step in steps) / seconds,
         "wall_seconds": seconds,
     }
     for name in ("gigaflops_per_second", "mfu"):
-        if values := [each[f"throughput/{name}"] for each in steps if f"throughput/{name}" in each]:
+        if values := [step[f"throughput/{name}"] for step in steps if f"throughput/{name}" in step]:
             measured[name] = statistics.median(values)
-    peaks = [each["memory/peak_mb"] for each in steps if "memory/peak_mb" in each]
+    peaks = [step["memory/peak_mb"] for step in steps if "memory/peak_mb" in step]
     return measured | ({"peak_memory_mb": max(peaks)} if peaks else {})
 
 
 def _measure_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What was read of each text of a mixture, and what it did to its losses (nats); empty: the run reads one text."""
     found: dict[str, dict[str, list[tuple[int, Any]]]] = {}
-    for each in records:
-        for key in each:
+    for record in records:
+        for key in record:
             if key.startswith("parts/") and key.count("/") == 2:
                 _, part, figure = key.split("/")
                 values = found.setdefault(part, defaultdict(list))[figure]
-                values += [(each["step"], each[key])] if each[key] is not None else []
+                values += [(record["step"], record[key])] if record[key] is not None else []
     measured = {}
     for part, figures in found.items():
         tokens, epochs, recent = (
@@ -223,26 +223,28 @@ def list_figures(summary: Mapping[str, Any]) -> dict[str, Figure]:
         number = sizes.get(size, 0) if form == ".1%" else 0
         routed = summary.get("routed", {}).get(text, {}).get(key)
         figures[name] = Figure(title, f"{source}, {help}", form, values["before"], values["after"], number, routed)
-    return {name: each for name, each in figures.items() if name != "word_bits" or each.is_measured}
+    return {name: figure for name, figure in figures.items() if name != "word_bits" or figure.is_measured}
 
 
 def list_parts(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the rows part, tokens, epochs, training loss, held-out loss before, after, and its change."""
     rows = []
-    for name, each in summary.get("parts", {}).items():
+    for name, part in summary.get("parts", {}).items():
         forms = {"tokens": ",", "epochs": ".2f", "train_loss": ".3f"}
-        read = [NONE if each[key] is None else format(each[key], form) for key, form in forms.items()]
-        rows.append((name, *read, *Figure(name, "", ".3f", **each["held_out_loss"]).list_cells()))
+        read = [NONE if part[key] is None else format(part[key], form) for key, form in forms.items()]
+        rows.append((name, *read, *Figure(name, "", ".3f", **part["held_out_loss"]).list_cells()))
     return rows
 
 
 def list_rows(summary: Mapping[str, Any], *, with_intervals: bool = True) -> list[tuple[str, ...]]:
     """Return the rows figure, before, after, change; of a run with a router a fifth cell, what it reaches with that."""
     rows = []
-    for each in list_figures(summary).values():
-        routed = NONE if each.routed is None else f"{each.show(each.routed)} ({each.show_change(each.routed)})"
-        cells = each.list_cells(with_intervals=with_intervals)
-        rows.append((each.name, *cells, *([routed] if "routed" in summary else [])))
+    for figure in list_figures(summary).values():
+        routed = (
+            NONE if figure.routed is None else f"{figure.show(figure.routed)} ({figure.show_change(figure.routed)})"
+        )
+        cells = figure.list_cells(with_intervals=with_intervals)
+        rows.append((figure.name, *cells, *([routed] if "routed" in summary else [])))
     return rows
 
 
@@ -328,5 +330,5 @@ def find_bounds(share: float, number: int) -> tuple[float, float]:
 
 def find_change_bounds(before: float, after: float, number: int) -> tuple[float, float]:
     """Return Newcombe's 95 % interval of the difference of two shares, each of `number`."""
-    found = subtract(*(Estimate(each, *find_bounds(each, number)) for each in (after, before)))
+    found = subtract(*(Estimate(share, *find_bounds(share, number)) for share in (after, before)))
     return found.low, found.high

@@ -84,8 +84,8 @@ class Forecast:
     @property
     def corpus_bytes(self) -> int:
         """Of the prepared texts, as far as they are known."""
-        own = sum(each.num_bytes for each in self.estimates if each is not None)
-        return own + sum(each.num_bytes for each in self.texts[1:])
+        own = sum(estimate.num_bytes for estimate in self.estimates if estimate is not None)
+        return own + sum(text.num_bytes for text in self.texts[1:])
 
     @property
     def num_bytes(self) -> int:
@@ -125,13 +125,13 @@ def make_forecast(
         for text, sample in zip(config.texts, samples, strict=True)
     ]
     num_steps, read, seconds = 0, list[TextForecast](), 0.0
-    known = [each for each in estimates[0] if each is not None]
+    known = [rows for rows in estimates[0] if rows is not None]
     rate, origin = _find_rate(config, measure, known[0] if known else None)
     if len(known) == len(estimates[0]):
-        num_steps = count_limited_steps(config, [(each.num_rows, each.num_tokens) for each in known])
+        num_steps = count_limited_steps(config, [(rows.num_rows, rows.num_tokens) for rows in known])
         config = config.with_horizon(config.optim.decay_steps or num_steps)
         read = _count_read(config, num_steps, estimates)
-        num_tokens, limit = sum(each.num_tokens for each in read), config.train.max_seconds
+        num_tokens, limit = sum(text.num_tokens for text in read), config.train.max_seconds
         seconds = num_tokens / rate.tokens_per_second if rate.tokens_per_second else 0.0
         if limit and seconds > limit:
             num_steps, seconds = int(num_steps * limit / seconds), limit
@@ -174,12 +174,12 @@ def _count_read(
         first_step += steps
     texts = []
     for text, own, rows in zip(config.texts, estimates, zip(*rows_by_phase, strict=True), strict=True):
-        known = [each for each in own if each is not None]
+        known = [estimate for estimate in own if estimate is not None]
         if len(known) == len(own):
             pairs = list(zip(known, rows, strict=True))
-            num_tokens = sum(round(number * each.num_tokens / each.num_rows) for each, number in pairs)
-            num_epochs = sum(number / each.num_rows for each, number in pairs)
-            num_bytes = sum(each.num_bytes for each in known)
+            num_tokens = sum(round(number * estimate.num_tokens / estimate.num_rows) for estimate, number in pairs)
+            num_epochs = sum(number / estimate.num_rows for estimate, number in pairs)
+            num_bytes = sum(estimate.num_bytes for estimate in known)
             texts.append(TextForecast(text.title, sum(rows), num_tokens, num_epochs, num_bytes))
     return texts
 
@@ -206,10 +206,10 @@ def describe_forecast(forecast: Forecast, config: RunOptions) -> str:
         lines.append(("near-duplicates", found_text))
     if forecast.texts:
         read = [
-            (each.title, f"{each.num_rows:,} rows, {each.num_tokens:,} tokens, {each.num_epochs:.2f} epochs")
-            for each in forecast.texts
+            (text.title, f"{text.num_rows:,} rows, {text.num_tokens:,} tokens, {text.num_epochs:.2f} epochs")
+            for text in forecast.texts
         ]
-        num_tokens = sum(each.num_tokens for each in forecast.texts)
+        num_tokens = sum(text.num_tokens for text in forecast.texts)
         steps = f"{forecast.num_steps:,}, {forecast.texts[0].num_epochs:.2f} epochs, {num_tokens:,} tokens"
         lines += [("steps", steps), *(read if config.parts else []), *_describe_time(forecast)]
     sizes = {

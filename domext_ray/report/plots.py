@@ -150,15 +150,15 @@ def draw_legend(axes: Axes, **options: Any) -> None:
 
 def draw_intervals(axes: Axes, names: Sequence[str], figures: Sequence[Estimate | None], form: str) -> None:
     """Draw a line per name, from above: a value between the ends of its interval, and written; None: an empty line."""
-    for i, each in enumerate(figures):
-        if each is None:
+    for i, figure in enumerate(figures):
+        if figure is None:
             continue
         color = COLORS[i % len(COLORS)]
-        if each.interval:
-            axes.plot(each.interval, [i, i], color=color, linewidth=2.0, solid_capstyle="round", zorder=2)
-        axes.plot([each.value], [i], color=color, marker="o", markersize=7, zorder=3)
+        if figure.interval:
+            axes.plot(figure.interval, [i, i], color=color, linewidth=2.0, solid_capstyle="round", zorder=2)
+        axes.plot([figure.value], [i], color=color, marker="o", markersize=7, zorder=3)
         style: Any = {"textcoords": "offset points", "ha": "center", "color": color, "size": "small"}
-        axes.annotate(format(each.value, form), (each.value, i), (0, 8), **style)
+        axes.annotate(format(figure.value, form), (figure.value, i), (0, 8), **style)
     axes.set_yticks(range(len(names)), names, color=INK)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.margins(x=0.12)
@@ -204,8 +204,8 @@ def _list_curves(names: LossNames) -> list[_Curve]:
 def list_curves(records: Sequence[dict[str, Any]]) -> list[Picture]:
     """Return the pictures of a run's page."""
     return [
-        Picture(partial(_draw, curve=each, records=records), each.caption, _describe(each, records))
-        for each in _list_curves(find_run_losses(records))
+        Picture(partial(_draw, curve=curve, records=records), curve.caption, _describe(curve, records))
+        for curve in _list_curves(find_run_losses(records))
     ]
 
 
@@ -230,8 +230,8 @@ def _describe(curve: _Curve, records: Sequence[dict[str, Any]]) -> str:
 
 def read_curve(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps that have a finite value of a metric, and these values, float64 [n] each."""
-    pairs = [(each["step"], each[name]) for each in records if each.get(name) is not None]
-    table = np.asarray([each for each in pairs if math.isfinite(each[1])], dtype=np.float64).reshape(-1, 2)
+    pairs = [(record["step"], record[name]) for record in records if record.get(name) is not None]
+    table = np.asarray([pair for pair in pairs if math.isfinite(pair[1])], dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
@@ -240,7 +240,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
     if len(values) < 3:
         return values
     window = min(max(5, len(values) // 40), len(values)) | 1
-    sums, counts = (uniform_filter1d(each, window, mode="constant") for each in (values, np.ones_like(values)))
+    sums, counts = (uniform_filter1d(array, window, mode="constant") for array in (values, np.ones_like(values)))
     return sums / counts
 
 

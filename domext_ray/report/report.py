@@ -106,7 +106,7 @@ def write_report(run_dir: Place, state: State = "finished", examples: Sequence[E
         raise RunError(f"{run_dir / 'metrics.jsonl'} is missing or empty; run the job again to fill it.")
     origin, config = read_origin(run_dir), read_config(run_dir, SettledConfig)
     summary, router = measure_run(records), read_records(run_dir).get(config.method.adapter)
-    evaluated = [each["step"] for each in records if find_losses(each, DOMAIN)]
+    evaluated = [record["step"] for record in records if find_losses(record, DOMAIN)]
     after = "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
     num_words, words = _list_words(run_dir)
     preset, changed = _list_changed(config, origin)
@@ -231,12 +231,12 @@ def list_facts(
 
 def _describe_unknown(texts: Mapping[str, Mapping[str, Any]]) -> str:
     """Say how much of each text is unknown to its tokenizer; empty: it was not counted."""
-    found = {title: describe_unknown(each) for title, each in texts.items() if each}
+    found = {title: describe_unknown(unknown) for title, unknown in texts.items() if unknown}
     return "; ".join(f"{title}: {text}" if len(found) > 1 else text for title, text in found.items())
 
 
 def _find_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return next((each[name] for each in reversed(records) if name in each), None)
+    return next((record[name] for record in reversed(records) if name in record), None)
 
 
 def _describe_replay(config: SettledConfig, epochs: float | None) -> str:

@@ -69,7 +69,7 @@ def describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
             text.name: find_unknown(own.unknown, run.config.prepare_for(text))
             for text, own in zip(run.config.texts, run.inputs.texts[0], strict=True)
         },
-        "phases": [[each.first_step, each.end_step, each.steps_per_epoch] for each in phases],
+        "phases": [[phase.first_step, phase.end_step, phase.steps_per_epoch] for phase in phases],
     }
     return {
         **describe_start(run.paths.run),
@@ -101,7 +101,7 @@ def read_origin(run_dir: Place) -> dict[str, Any]:
     run = read_run(run_dir, {f"origin.{name}": kind for name, kind in _ORIGIN.items()} | {"versions": list})
     if not run:
         raise RunError(f"{run_dir / RUN} is missing; a run writes it when training starts: run the job again.")
-    versions = {name: each for name, each in run["versions"][-1].items() if name != "from_step"}
+    versions = {name: version for name, version in run["versions"][-1].items() if name != "from_step"}
     return {**run["origin"], "versions": versions}
 
 
@@ -111,7 +111,7 @@ def describe_command(args: list[str]) -> str:
     name = f"python jobs/{program.name}" if program.parent.name == "jobs" else "domext"
     if name == "domext" and program.name not in ("domext", "__main__.py"):
         return ""
-    return " ".join([name, *(shlex.quote(hide_places(each)) for each in args[1:])])
+    return " ".join([name, *(shlex.quote(hide_places(arg)) for arg in args[1:])])
 
 
 def find_commit() -> str:
@@ -185,7 +185,7 @@ def read_summary(path: Place) -> dict[str, Any]:
     values = read_json(path, _REMEDY)
     domain = values.get("domain")
     names = (find_losses(domain) if isinstance(domain, dict) else None) or MLM
-    figures = [f"domain.{each}" for each in (names.loss, names.accuracy, "bits_per_character")]
+    figures = [f"domain.{key}" for key in (names.loss, names.accuracy, "bits_per_character")]
     pairs = [f"{name}.{when}" for name in (*figures, "general.mlm_accuracy") for when in ("before", "after")]
     check_values(path, values, "JSON object", _REMEDY, _EXPECTED | dict.fromkeys(pairs, (int, float, type(None))))
     return values

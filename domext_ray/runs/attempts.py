@@ -178,7 +178,7 @@ def lock_folder(place: Place, what: str, option: str, *, purpose: str = "") -> I
         RunError: another job holds it, or it cannot be made.
     """
     held: Place | None = None
-    above = [each for each in Path(place).parents if not os.path.exists(each)] if place.is_local else []
+    above = [folder for folder in Path(place).parents if not os.path.exists(folder)] if place.is_local else []
     is_own = bool(purpose) or not place.exists()
     if place.is_local:
         try:
@@ -196,9 +196,9 @@ def lock_folder(place: Place, what: str, option: str, *, purpose: str = "") -> I
         is_nothing = is_mistake or {*place.list_names()} <= {ATTEMPTS}
         if held is not None and is_own and is_nothing and not (place / RUN).is_file():
             place.delete()
-            for each in above:
+            for folder in above:
                 with contextlib.suppress(OSError):  # others may have put something there
-                    os.rmdir(each)
+                    os.rmdir(folder)
         raise
 
 
@@ -282,7 +282,7 @@ def _take(attempt: Attempt, purpose: str) -> None:
 def _list_attempts(run: Place) -> list[tuple[int, str]]:
     """The files of a run's attempts: the number of each, and its ending."""
     found = filter(None, map(_NAME.fullmatch, (run / ATTEMPTS).list_names()))
-    return [(int(each[1]), each[2]) for each in found]
+    return [(int(match[1]), match[2]) for match in found]
 
 
 def _find_newest(run: Place) -> int:

@@ -84,8 +84,8 @@ def measure_times(run_dir: Place) -> dict[str, float]:
 
     The sum is the time from the job's start to its newest event: each phase lasts until the next one.
     """
-    phases = [each for each in EventReader(run_dir, from_start=True).read() if each.is_phase]
-    starts = [i for i, each in enumerate(phases) if each.stage == START_UP]
+    phases = [event for event in EventReader(run_dir, from_start=True).read() if event.is_phase]
+    starts = [i for i, event in enumerate(phases) if event.stage == START_UP]
     if not starts:
         return {}
     own = phases[starts[-1] :]

@@ -59,10 +59,10 @@ def find_losses(figures: Mapping[str, Any], place: str = "") -> LossNames | None
 
     They are "domain" of summary.json, or a line of metrics.jsonl, with `TRAIN` or `DOMAIN` as `place`.
     """
-    return next((each for each in _ALL if place + each.loss in figures), None)
+    return next((names for names in _ALL if place + names.loss in figures), None)
 
 
 def find_run_losses(records: Sequence[Mapping[str, Any]]) -> LossNames:
     """Return how a run's figures are called, given its lines of metrics.jsonl; without a loss those of masked words."""
-    found = (find_losses(each, place) for each in reversed(records) for place in (TRAIN, DOMAIN))
+    found = (find_losses(record, place) for record in reversed(records) for place in (TRAIN, DOMAIN))
     return next(filter(None, found), MLM)

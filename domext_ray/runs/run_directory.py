@@ -152,7 +152,7 @@ def check_identity(run_dir: Place, identity: Mapping[str, Any], *, grows: bool =
         option for name, (option, _) in _CONTENTS.items() if stored.get(name) and stored[name] == identity.get(name)
     }
     compared = [name for name in identity if name not in moved and (name in stored or not grows)]
-    old, new = ({name: each.get(name) for name in compared} for each in (stored, identity))
+    old, new = ({name: values.get(name) for name in compared} for values in (stored, identity))
     differing = describe_other(old, new)
     if differing:
         raise RunError(
@@ -164,13 +164,13 @@ def check_identity(run_dir: Place, identity: Mapping[str, Any], *, grows: bool =
 def describe_other(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List in words in what two identities differ: options with both values, and of hashes what they are of."""
     hashes = [name for name in {**old, **new} if name.partition(".")[0] in _CONTENTS]
-    before, after = ({name: value for name, value in each.items() if name not in hashes} for each in (old, new))
+    before, after = ({name: value for name, value in identity.items() if name not in hashes} for identity in (old, new))
     told = list(list_differences(before, after))
     lines = [f"{_name_part(name)} {_tell_change(*values)}" for name, *values in told]
     for name in hashes:
         kind, _, of = name.partition(".")
         option, what = _CONTENTS[kind]
-        is_told = any(f"{each}.".startswith(f"{option}.") for each, *_ in told)
+        is_told = any(f"{changed}.".startswith(f"{option}.") for changed, *_ in told)
         if old.get(name) != new.get(name) and not is_told:
             value = of if option == "mixture.parts" else repr(new.get(option) or "")
             lines.append(f"--{option} {value} has {what} than before".replace(" '' ", " "))
@@ -186,7 +186,7 @@ def _name_part(name: str) -> str:
 
 
 def _tell_change(before: Any, after: Any) -> str:
-    was, now = ("left out" if each is None else show_value(each) for each in (before, after))
+    was, now = ("left out" if value is None else show_value(value) for value in (before, after))
     return f"was {was} and is {now} now"
 
 
@@ -261,13 +261,13 @@ def check_order(run_dir: Place, order: Mapping[str, Any], added: Mapping[str, st
     changed = describe_difference({name: versions.get(name, now[name]) for name in now}, now)
     return [
         *(added[name] for name in later),
-        *(f"{each} since this run's last start; losses may differ in their last digits" for each in changed),
+        *(f"{change} since this run's last start; losses may differ in their last digits" for change in changed),
     ]
 
 
 def add_versions(run_dir: Place, step: int) -> list[dict[str, Any]]:
     """Return the versions that a run was made with, each from its step on, those of this process, from `step`, last."""
-    history = [each for each in read_run(run_dir).get("versions", []) if each["from_step"] <= step]
+    history = [entry for entry in read_run(run_dir).get("versions", []) if entry["from_step"] <= step]
     now = {"from_step": step, **list_versions()}
     return history if history and {**history[-1], "from_step": step} == now else [*history, now]
 

@@ -122,8 +122,10 @@ def _make_kernel(torch_kernel: Any) -> Callable[..., Tensor]:
         *bias, left, right = tensors
         out = options.get("out")
         if _fits(left, right) and options.get("beta", 1) == options.get("alpha", 1) == 1:
-            rows = (out, (left.shape[0], right.shape[1])), *((each, right.shape[1:]) for each in bias)
-            if all(each is None or (each.shape == shape and each.dtype is torch.float32) for each, shape in rows):
+            rows = (out, (left.shape[0], right.shape[1])), *((tensor, right.shape[1:]) for tensor in bias)
+            if all(
+                tensor is None or (tensor.shape == shape and tensor.dtype is torch.float32) for tensor, shape in rows
+            ):
                 given = bias[0] if bias else None
                 made = torch.ops.mkldnn._linear_pointwise.default(left, right.t(), given, "none", [], "")
                 return made if out is None else out.copy_(made)

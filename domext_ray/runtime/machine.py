@@ -34,7 +34,7 @@ def find_submission(environment: Mapping[str, str] = os.environ) -> str:
 
 def has_gpu_devices() -> bool:
     """Whether the system has a GPU's device file: NVIDIA's, AMD's, or that of Windows' subsystem."""
-    return any(each for pattern in ("nvidia[0-9]*", "kfd", "dxg") for each in Path("/dev").glob(pattern))
+    return any(path for pattern in ("nvidia[0-9]*", "kfd", "dxg") for path in Path("/dev").glob(pattern))
 
 
 def count_cpus() -> int:
@@ -58,4 +58,4 @@ def find_free_memory() -> int:
 def find_free_disk(folder: str) -> int:
     """Return the free bytes of the disk that has a folder, or that will have it."""
     place = Path(folder).expanduser().absolute()
-    return shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
+    return shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free

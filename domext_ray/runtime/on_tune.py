@@ -55,7 +55,7 @@ def run_trials(pool: Pool, trials: Iterable[Trial], ledger: Ledger, watch: Watch
     """
     os.environ.update(SETTINGS)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what matters of it the watch says in a line
-    coming = (each for each in map(ledger.read, trials) if not each.has_ended)
+    coming = (outcome for outcome in map(ledger.read, trials) if not outcome.has_ended)
     if (first := next(coming, None)) is None:
         return
     session = _Session(pool, chain([first], coming), ledger, watch, rules)
@@ -216,7 +216,7 @@ class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # 
             self.end()
             raise self.error
         if time.monotonic() - self.looked >= LOOK_SECONDS:
-            seen, self.place = self.place, self.watch.look([each.trial for each in self.running.values()])
+            seen, self.place = self.place, self.watch.look([outcome.trial for outcome in self.running.values()])
             self.stall.look(self.rules.verb) if self.place == seen else self.stall.note_move()
             with self._keep_error():  # raised at the next look
                 self.room.note_work() if self.placed else self.room.check(self.rules.verb)
@@ -225,8 +225,8 @@ class _Session(tune.Callback, tune.Stopper, Searcher):  # type: ignore[misc]  # 
 
     def end(self) -> None:
         """End processes that are still there: what they write would come after what their job tidies up."""
-        actors = [actor for each in self.trials if (actor := each.temporary_state.ray_actor) is not None]
-        for each in actors:
-            ray.kill(each)
-        if asked := [each.get_current_ip_pid.remote() for each in actors]:
+        actors = [actor for trial in self.trials if (actor := trial.temporary_state.ray_actor) is not None]
+        for process in actors:
+            ray.kill(process)
+        if asked := [process.get_current_ip_pid.remote() for process in actors]:
             ray.wait(asked, num_returns=len(asked), timeout=END_SECONDS)

@@ -320,11 +320,11 @@ def _describe_launches() -> str:
     if not is_growing():
         return ""
     state = read_autoscaler_state()
-    coming = Counter[str]({each.ray_node_type_name: each.count for each in state.pending_instance_requests})
-    coming.update(each.ray_node_type_name for each in state.pending_instances)
+    coming = Counter[str]({request.ray_node_type_name: request.count for request in state.pending_instance_requests})
+    coming.update(instance.ray_node_type_name for instance in state.pending_instances)
     parts = [f"starting {number} of {name}" for name, number in coming.items()]
-    parts += [f"{each.ray_node_type_name} failed: {each.reason}" for each in state.failed_instance_requests[-1:]]
-    return "".join(f", {each}" for each in parts)
+    parts += [f"{fault.ray_node_type_name} failed: {fault.reason}" for fault in state.failed_instance_requests[-1:]]
+    return "".join(f", {part}" for part in parts)
 
 
 def resolve_precision(config: ConfigT) -> ConfigT:
@@ -382,13 +382,13 @@ def run_on_each_node(function: Callable[..., Any], *args: Any, own: bool = True)
             asked[remote.options(scheduling_strategy=there).remote(*args)] = node["NodeManagerHostname"]
     late = ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS)[1] if asked else []
     if late:
-        names = ", ".join(sorted(asked[each] for each in late))
+        names = ", ".join(sorted(asked[answer] for answer in late))
         raise RunError(f"no answer within {ANSWER_SECONDS:g} s from {names}; see to what ray status says of them.")
     return [(name, ray.get(answer)) for answer, name in asked.items()]
 
 
 def _list_alive() -> list[dict[str, Any]]:
-    return [each for each in ray.nodes() if each["Alive"]]
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 @dataclass(frozen=True, order=True)
@@ -410,8 +410,8 @@ def list_nodes(*, free: bool = False) -> list[Node]:
     `free`: with what nobody holds, of those that stay.
     """
     if free:
-        return [_to_node(each) for each in list_free_resources()]
-    own, nodes = _find_own_hold(), {each["NodeID"]: _to_node(each["Resources"]) for each in _list_alive()}
+        return [_to_node(resources) for resources in list_free_resources()]
+    own, nodes = _find_own_hold(), {node["NodeID"]: _to_node(node["Resources"]) for node in _list_alive()}
     if own.node_id in nodes:
         whole = nodes[own.node_id]
         nodes[own.node_id] = Node(max(0.0, whole.cpus - own.node.cpus), max(0.0, whole.gpus - own.node.gpus))
@@ -453,7 +453,7 @@ def describe_hold() -> str:
 def list_accelerators() -> list[str]:
     """Return the types of the cluster's GPUs, such as H100, each once; Ray is initialised."""
     prefix = "accelerator_type:"
-    names = {name for each in _list_alive() for name in each["Resources"] if name.startswith(prefix)}
+    names = {name for node in _list_alive() for name in node["Resources"] if name.startswith(prefix)}
     return sorted(name.removeprefix(prefix) for name in names)
 
 
@@ -473,7 +473,7 @@ def share_cpus(nodes: Sequence[Node], number: int, *, most: float, with_gpu: boo
     for spare in (2 * read_cpus, read_cpus):
 
         def is_too_large(hundredths: int, spare: float = spare) -> bool:
-            return sum(max(0, each.hold(hundredths / 100, with_gpu=with_gpu, spare=spare)) for each in nodes) < number
+            return sum(max(0, node.hold(hundredths / 100, with_gpu=with_gpu, spare=spare)) for node in nodes) < number
 
         found = bisect.bisect_left(range(1, round(100 * most) + 1), True, key=is_too_large)
         if found:
@@ -487,10 +487,10 @@ def find_shortage(nodes: Sequence[Node], number: int, share: float, *, with_gpu:
     A process and a reading task each need one node that has all they ask for: sums over the cluster say nothing. Ray
     may place processes in any way that fits, so the worst one counts: no node left with room for a reading task.
     """
-    room = [each.hold(share, with_gpu=with_gpu) for each in nodes]
+    room = [node.hold(share, with_gpu=with_gpu) for node in nodes]
     if sum(room) < number:
         return f"there is room for {sum(room)}"
-    crowded = [max(0, each.hold(share, with_gpu=False, spare=read_cpus) + 1) for each in nodes]
+    crowded = [max(0, node.hold(share, with_gpu=False, spare=read_cpus) + 1) for node in nodes]
     if all(least <= most for least, most in zip(crowded, room, strict=True)) and sum(crowded) <= number:
         return f"they may leave no node the {read_cpus:g} CPUs that a reading task asks for"
     return ""
@@ -517,17 +517,17 @@ def ask_waiting() -> tuple[int, str]:
     except RayError:  # Ray is ending, or too busy to say
         return 0, ""
     asked: Counter[str] = Counter()
-    for each in state.pending_resource_requests:  # tasks and actors
-        asked[_describe_bundle(each.request.resources_bundle)] += each.count
+    for demand in state.pending_resource_requests:  # tasks and actors
+        asked[_describe_bundle(demand.request.resources_bundle)] += demand.count
     for gang in state.pending_gang_resource_requests:  # workers that start together
-        asked.update(_describe_bundle(each.resources_bundle) for each in gang.requests)
+        asked.update(_describe_bundle(member.resources_bundle) for member in gang.requests)
     if not asked:
         return 0, ""
     free, total = ray.available_resources(), ray.cluster_resources()
     wanted = ", ".join(f"{number} times {bundle}" for bundle, number in asked.most_common(3))
     names = [name for name in ("CPU", "GPU") if name == "CPU" or name in total]
     has = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in names)
-    nodes = [_to_node(each["Resources"]) for each in _list_alive()]
+    nodes = [_to_node(node["Resources"]) for node in _list_alive()]
     said = f"Ray has no room yet for {wanted}; free are {has} on {describe_nodes(nodes)}{describe_hold()}"
     return asked.total(), said
 

@@ -52,8 +52,8 @@ def reach(place: str) -> Any:
     module, _, name = place.partition(":")
     try:
         found: Any = importlib.import_module(module)
-        for each in name.split("."):
-            found = getattr(found, each)
+        for part in name.split("."):
+            found = getattr(found, part)
     except (ImportError, AttributeError):
         raise RunError(
             f"Ray {ray.__version__} has no {module}.{name}, which is used for {REACHES[place]}; install Ray {TESTED}, "
@@ -125,14 +125,14 @@ def list_free_resources() -> list[dict[str, float]]:
     """Return what nobody holds of each node that stays: none that is dead, or is being taken back."""
     statuses = reach("ray.core.generated.autoscaler_pb2:NodeStatus")
     gone = {statuses.Value("DEAD"), statuses.Value("DRAINING")}
-    return [dict(each.available_resources) for each in read_resource_state().node_states if each.status not in gone]
+    return [dict(node.available_resources) for node in read_resource_state().node_states if node.status not in gone]
 
 
 def read_own_job(address: str, job_id: str) -> Any:
     """Return what the job server of the cluster at HOST:PORT knows of the command that a job was submitted with."""
     client = reach("ray._raylet:GcsClient")(address=address)
     found = client.get_all_job_info(job_or_submission_id=job_id, skip_is_running_tasks_field=True)
-    return next(each.job_info for number, each in found.items() if number.hex() == job_id)
+    return next(job.job_info for number, job in found.items() if number.hex() == job_id)
 
 
 def wait_for_proxies() -> None:

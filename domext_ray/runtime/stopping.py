@@ -114,8 +114,8 @@ class _Signals:
         self.has_waited = False  # the save is there, or is not waited for any longer
 
     def install(self) -> None:
-        for each in self.before:
-            signal.signal(each, self._handle)
+        for number in self.before:
+            signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.first is None:
@@ -175,16 +175,16 @@ def catch_signals(*, ends_process: bool = True) -> Iterator[None]:
         ends_process: the process ends with the job, so that a second Ctrl-C may end it at once, and signals that come
             after the job have their default.
     """
-    handlers = {each: signal.getsignal(each) for each in NAMES}
-    _SIGNALS.before = {each: handler for each, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+    handlers = {number: signal.getsignal(number) for number in NAMES}
+    _SIGNALS.before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     _SIGNALS.ends_process = ends_process
     _SIGNALS.reset()
     _SIGNALS.install()
     try:
         yield
     finally:
-        for each, handler in _SIGNALS.before.items():
-            signal.signal(each, signal.SIG_DFL if is_stopped() and ends_process else handler)
+        for number, handler in _SIGNALS.before.items():
+            signal.signal(number, signal.SIG_DFL if is_stopped() and ends_process else handler)
         _SIGNALS.before = {}
 
 

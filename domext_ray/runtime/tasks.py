@@ -246,7 +246,7 @@ class _Runner:
                 ray.kill(worker) if worker is not None else ray.cancel(answer, force=True)
         for worker in (*self.idle, *self.starting.values()):
             ray.kill(worker)
-        ends = [each.completed() if self.pool is None else each for each in self.running]
+        ends = [reference.completed() if self.pool is None else reference for reference in self.running]
         if ends:
             ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS)
 

@@ -87,17 +87,17 @@ class Ledger:
         Raises:
             RunError: a record is damaged.
         """
-        names = [each for each in self.place.list_names() if each.endswith(".json") and not each.startswith(".")]
-        return [self._read(each.removesuffix(".json")) for each in names]
+        names = [name for name in self.place.list_names() if name.endswith(".json") and not name.startswith(".")]
+        return [self._read(name.removesuffix(".json")) for name in names]
 
     def _read(self, name: str) -> Outcome:
         values = read_json(self.find(name), self.remedy, _RECORD)
-        kept = {each: values[each] for each in ("status", "failure", "may_try_again", "deaths", "seconds")}
+        kept = {field: values[field] for field in ("status", "failure", "may_try_again", "deaths", "seconds")}
         return Outcome(Trial(name, values["config"]), tuple(values["steps"]), **kept)
 
     def write(self, outcome: Outcome) -> None:
         """Keep what a trial has left."""
-        values = {each: getattr(outcome, each) for each in _RECORD if each not in ("hash", "config", "steps")}
+        values = {field: getattr(outcome, field) for field in _RECORD if field not in ("hash", "config", "steps")}
         config = outcome.trial.config
         record = {"hash": hash_values(config), "config": config, "steps": [*outcome.steps], **values}
         write_json(self.find(outcome.trial.name), record)
@@ -185,6 +185,6 @@ def describe_amount(ended: Sequence[Outcome], number: int, num_bytes: float, sec
         num_bytes: of the disk, at most, for one.
         seconds: that one takes, where that is known before any has ended.
     """
-    left, each = max(0, number - len(ended)), sum(one.seconds for one in ended) / len(ended) if ended else seconds
-    hours = f"about {left * each / 3600:.2f} hours one after another" if each else "hours are told once one has ended"
+    left, mean = max(0, number - len(ended)), sum(one.seconds for one in ended) / len(ended) if ended else seconds
+    hours = f"about {left * mean / 3600:.2f} hours one after another" if mean else "hours are told once one has ended"
     return f"{left} of {number} trials are left ({hours}); all take at most {number * num_bytes / 1e9:.2f} GB of disk"

@@ -136,7 +136,7 @@ class AdapterPart(Extension):
         return "; ".join(map(self.describe_part, self._list_adapters(shape)))
 
     def _list_adapters(self, shape: Any) -> list[Any]:
-        return [each for each in shape.adapters.values() if getattr(each, self.size)]
+        return [adapter for adapter in shape.adapters.values() if getattr(adapter, self.size)]
 
     def trains(self, name: str, method: MethodOptions) -> bool:
         is_own = self.is_in(method) and f".adapters.{method.adapter}." in name  # an earlier run's may have the name

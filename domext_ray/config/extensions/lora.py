@@ -90,7 +90,7 @@ def build_lora_config(method: MethodOptions, *, gated: bool = False) -> Any:
     """
     from peft import LoraConfig  # loads slowly, and only LoRA needs it
 
-    targets = [_PLACES[each] for each in method.lora_targets]
+    targets = [_PLACES[target] for target in method.lora_targets]
     if gated and "intermediate" in method.lora_targets:
         targets.append(_GATES)
     places = "|".join(targets)

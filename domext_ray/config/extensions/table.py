@@ -176,16 +176,16 @@ EXTENSIONS: tuple[Extension, ...] = (
 )
 """In the order in which a card lists them."""
 
-ADAPTER_PARTS = tuple(each for each in EXTENSIONS if isinstance(each, AdapterPart))
-SIZES = tuple(size for each in EXTENSIONS for size in each.sizes)
+ADAPTER_PARTS = tuple(extension for extension in EXTENSIONS if isinstance(extension, AdapterPart))
+SIZES = tuple(size for extension in EXTENSIONS for size in extension.sizes)
 """Options of all sizes: a method with all of them 0 adds nothing."""
-MAIN_SIZES = tuple(each.sizes[0] for each in EXTENSIONS if each.sizes)
+MAIN_SIZES = tuple(extension.sizes[0] for extension in EXTENSIONS if extension.sizes)
 """The first of each kind: above 0 where a method has the kind."""
 
 
 def is_extension(name: str) -> bool:
     """Whether a tensor belongs to an extension, by its name in the model; an adapter's router does, too."""
-    return ".adapters." in name or any(each.parameters.search(name) for each in EXTENSIONS)
+    return ".adapters." in name or any(extension.parameters.search(name) for extension in EXTENSIONS)
 
 
 def find_others(format: Format, shape: Any, parameters: Collection[str], adapter: str = "") -> Iterator[str]:
@@ -197,4 +197,4 @@ def find_others(format: Format, shape: Any, parameters: Collection[str], adapter
 
 def name_options(extensions: tuple[Extension, ...]) -> str:
     """Return the sizes that a message asks for, such as "--method.heads, --method.ffn_units"."""
-    return ", ".join(f"--method.{each.sizes[0]}" for each in extensions if each.sizes)
+    return ", ".join(f"--method.{extension.sizes[0]}" for extension in extensions if extension.sizes)

@@ -42,11 +42,11 @@ def _explain(error: OptionError, settings: Settings, options: Mapping[str, Optio
     given, option = settings.get(error.option), options.get(error.option)
     is_default = given is None and option is not None and error.value == option.default and option.default not in _EMPTY
     place = given.place if given else "its default" if is_default else ""
-    starts = [error.option[: each.end()] for each in re.finditer(r"\.", error.option)]
+    starts = [error.option[: dot.end()] for dot in re.finditer(r"\.", error.option)]
 
     def name(found: re.Match[str]) -> str:
         whole = (f"{start}{found[1]}" for start in ("", *starts))
-        return f"--{next((each for each in whole if each in options), found[1])}"
+        return f"--{next((candidate for candidate in whole if candidate in options), found[1])}"
 
     return OptionError(error.option, error.value, re.sub(r"--([a-z]\w*(?:\.\w+)*)", name, error.rule), place)
 
@@ -58,12 +58,12 @@ def list_values(config_class: type, layers: Iterable[Settings]) -> dict[str, Any
 
 def _list_values(config_class: type, settings: Settings, whole: tuple[str, ...]) -> dict[str, Any]:
     return {
-        name: convert(each, settings[name].value)
+        name: convert(option, settings[name].value)
         if name in settings
-        else each.plain
+        else option.plain
         if name.startswith(whole)
-        else each.default
-        for name, each in list_options(config_class).items()
+        else option.default
+        for name, option in list_options(config_class).items()
     }
 
 
@@ -73,10 +73,10 @@ def _merge(config_class: type, layers: Iterable[Settings]) -> tuple[Settings, tu
     merged: dict[str, Setting] = {}
     replaced: set[str] = set()
     for layer in layers:
-        for each in (each for each in list_sections(config_class).values() if each.whole):
-            start = f"{each.name}."
+        for section in (section for section in list_sections(config_class).values() if section.whole):
+            start = f"{section.name}."
             own = [given for name, given in layer.items() if name.startswith(start)]
-            if any(each.whole == "any" or given.place for given in own):
+            if any(section.whole == "any" or given.place for given in own):
                 merged = {name: given for name, given in merged.items() if not name.startswith(start)}
                 replaced.add(start)
         for name, given in layer.items():
@@ -115,7 +115,7 @@ def to_dict(config: Any) -> dict[str, Any]:
     """Return a configuration as nested dictionaries of plain values (the YAML's layout), lists as lists."""
     return {
         name: to_dict(value) if dataclasses.is_dataclass(value) else list(value) if isinstance(value, tuple) else value
-        for name, value in ((each.name, getattr(config, each.name)) for each in dataclasses.fields(config))
+        for name, value in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
     }
 
 

@@ -67,7 +67,7 @@ class Option:
     def help(self) -> str:
         """The comment beside its field; empty if there is none."""
         leaf = self.name.rpartition(".")[2]
-        return next((found for each in self.owner.__mro__ if (found := read_comments(each).get(leaf))), "")
+        return next((found for owner in self.owner.__mro__ if (found := read_comments(owner).get(leaf))), "")
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ def read_comments(owner: type) -> Mapping[str, str]:
     source = inspect.getsource(owner)
     lines = source.splitlines()
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {each.start[0]: each.string.lstrip("# ") for each in tokens if each.type == tokenize.COMMENT}
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     found = {}
-    for each in typing.cast(ast.ClassDef, ast.parse(source).body[0]).body:
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            is_above = each.lineno not in comments and lines[each.lineno - 2].lstrip().startswith("#")
-            found[each.target.id] = comments.get(each.lineno - is_above, "")
+    for node in typing.cast(ast.ClassDef, ast.parse(source).body[0]).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            is_above = node.lineno not in comments and lines[node.lineno - 2].lstrip().startswith("#")
+            found[node.target.id] = comments.get(node.lineno - is_above, "")
     return found
 
 
@@ -109,7 +109,7 @@ def list_sections(config_class: type) -> Mapping[str, Section]:
 @functools.cache
 def list_gone(config_class: type) -> Mapping[str, str]:
     """Return the options that an earlier version had, by name, and what to do instead: `gone` of the class of each."""
-    owners = {"": config_class, **{f"{each.name}.": each.owner for each in list_sections(config_class).values()}}
+    owners = {"": config_class, **{f"{part.name}.": part.owner for part in list_sections(config_class).values()}}
     gone = {start: getattr(owner, "gone", {}) for start, owner in owners.items()}
     return {f"{start}{name}": instead for start, names in gone.items() for name, instead in names.items()}
 
@@ -117,8 +117,8 @@ def list_gone(config_class: type) -> Mapping[str, str]:
 @functools.cache
 def _list(config_class: type) -> tuple[Mapping[str, Option], Mapping[str, Section]]:
     found = list(_walk(config_class))
-    options = {each.name: each for each in found if isinstance(each, Option)}
-    return options, {each.name: each for each in found if isinstance(each, Section)}
+    options = {option.name: option for option in found if isinstance(option, Option)}
+    return options, {section.name: section for section in found if isinstance(section, Section)}
 
 
 def _walk(config_class: Any, instance: Any = None, prefix: str = "") -> Iterator[Option | Section]:
@@ -129,7 +129,7 @@ def _walk(config_class: Any, instance: Any = None, prefix: str = "") -> Iterator
             yield Section(f"{prefix}{name}", typing.cast(type, field.annotation), said.get("whole", ""))
             yield from _walk(field.annotation, default, f"{prefix}{name}.")
         else:
-            limits = {key: getattr(each, key) for each in field.metadata for key in _BOUNDS if hasattr(each, key)}
+            limits = {key: getattr(bound, key) for bound in field.metadata for key in _BOUNDS if hasattr(bound, key)}
             kind, item, is_list, choices = _read_kind(field.annotation)
             marks = (
                 said.get("free", False),
@@ -153,8 +153,8 @@ def _read_kind(annotation: Any) -> tuple[Any, Any, bool, tuple[str, ...]]:
     if origin is dict:
         return dict, _read_kind(parts[1])[0], False, ()
     if parts:  # such as bool | Literal["auto"], or int | str, which has rules of its own
-        words = next((get_args(each) for each in parts if get_origin(each) is Literal), ())
-        kind, item, is_list, _ = _read_kind(next(each for each in parts if get_origin(each) is not Literal))
+        words = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
+        kind, item, is_list, _ = _read_kind(next(part for part in parts if get_origin(part) is not Literal))
         return kind, item, is_list, words
     return annotation, annotation, False, ()
 
@@ -168,17 +168,17 @@ def suggest(name: str, known: Iterable[str]) -> list[str]:
     if name in known:
         return [name]
     leaf = name.rpartition(".")[2]
-    same = [each for each in known if each.rpartition(".")[2] == leaf]
+    same = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
     if same:
         return sorted(same, key=len)[:3]
-    begun = [each for each in known if len(name) > 2 and each.startswith(name)]
+    begun = [candidate for candidate in known if len(name) > 2 and candidate.startswith(name)]
     if begun:
         return begun[:3]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if near:
         return near
-    leaves = {each.rpartition(".")[2]: each for each in reversed(known)}
-    return [leaves[each] for each in difflib.get_close_matches(leaf, leaves, n=2, cutoff=0.75)]
+    leaves = {candidate.rpartition(".")[2]: candidate for candidate in reversed(known)}
+    return [leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=2, cutoff=0.75)]
 
 
 def to_number(value: Any) -> Any:
@@ -210,17 +210,17 @@ def convert(option: Option, value: Any) -> Any:
             listed = value.lstrip().startswith("[")
             value = parse_yaml(value, f"--{option.name}").as_written if listed else value.split(",") if value else []
         values = value if isinstance(value, list | tuple) else [value]
-        return value if value in words else tuple(_convert_scalar(option, each) for each in values)
+        return value if value in words else tuple(_convert_scalar(option, item) for item in values)
     if option.kind is dict:
         if isinstance(value, str) and "=" in value and not value.lstrip().startswith("{"):
-            pairs = [each.partition("=") for each in value.split(",")]
+            pairs = [pair.partition("=") for pair in value.split(",")]
             made = {name.strip(): number for name, _, number in pairs}
             _demand(len(made) == len(pairs), option.name, value, "different names, each one once")
             value = made
         elif isinstance(value, str):
             value = parse_yaml(value, f"--{option.name}").value
         is_scalar = isinstance(value, dict) and option.item in (int, float)
-        return {name: _convert_scalar(option, each) for name, each in value.items()} if is_scalar else value
+        return {name: _convert_scalar(option, item) for name, item in value.items()} if is_scalar else value
     if option.kind is str and isinstance(value, list):  # paths, which flags have with commas between them
         value = ",".join(map(str, value))
     return _convert_scalar(option, value)
@@ -235,14 +235,14 @@ def _list_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
-        for each in (*value, *value.values()) if isinstance(value, dict) else value:
-            yield from _list_texts(each)
+        for item in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _list_texts(item)
 
 
 def _to_plain(value: Any) -> Any:
     """A number or an array of NumPy or torch becomes Python's own, and a path a text."""
     if isinstance(value, list | tuple):
-        return [_to_plain(each) for each in value]
+        return [_to_plain(item) for item in value]
     is_array = hasattr(value, "tolist")
     return os.fspath(value) if isinstance(value, os.PathLike) else value.tolist() if is_array else value
 
@@ -259,8 +259,8 @@ def _convert_scalar(option: Option, value: Any) -> Any:
     if option.item is str:
         value = value.strip() if option.is_list else value
         rule = "a text of one line, without tabs and other control characters"
-        _demand(not any(ord(each) < 32 or ord(each) == 127 for each in value), option.name, value, rule)
-        is_text = not any(0xD800 <= ord(each) < 0xE000 for each in value)  # how Python reads bytes that are none
+        _demand(not any(ord(char) < 32 or ord(char) == 127 for char in value), option.name, value, rule)
+        is_text = not any(0xD800 <= ord(char) < 0xE000 for char in value)  # how Python reads bytes that are none
         _demand(is_text, option.name, value, "a text in UTF-8")
         return value
     if option.item is not int:

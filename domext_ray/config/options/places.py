@@ -19,5 +19,5 @@ def hide_places(value: Any) -> Any:
     if isinstance(value, str):
         return _PLACE.sub(r"\1", value)
     if isinstance(value, dict):
-        return {name: hide_places(each) for name, each in value.items()}
-    return [hide_places(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {name: hide_places(item) for name, item in value.items()}
+    return [hide_places(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -81,7 +81,7 @@ def read_flags(config_class: type, args: Sequence[str]) -> Given:
                     f"--{name} has no value; give a {'preset' if name == PRESET else 'YAML file'} after it."
                 )
         elif name in sections:
-            settings |= {each: Setting(given.value) for each, given in _read_section(config_class, name, value)}
+            settings |= {option: Setting(given.value) for option, given in _read_section(config_class, name, value)}
         else:
             settings[name] = Setting(value)
         last = name
@@ -91,7 +91,7 @@ def read_flags(config_class: type, args: Sequence[str]) -> Given:
 def _read_section(config_class: type, name: str, text: str) -> Iterator[tuple[str, Setting]]:
     """Read what was given for a whole section: a mapping in the notation of YAML."""
     if not text.lstrip().startswith("{"):
-        some = next(each for each in list_options(config_class) if each.startswith(f"{name}."))
+        some = next(option for option in list_options(config_class) if option.startswith(f"{name}."))
         raise ConfigError(
             f"--{name} is {_show(text)}, and is a group of options; give them by name, such as --{some}, or in a YAML "
             f"file with --{CONFIG}."
@@ -118,7 +118,7 @@ def _hint(config_class: type, name: str, *, in_file: bool = False) -> str:
         return f" any more; {instead}."
     known = [*list_options(config_class), *([] if in_file else [PRESET, CONFIG]), *list_sections(config_class)]
     dashes = "" if in_file else "--"
-    near = " or ".join(f"{dashes}{each}" for each in suggest(name, known))
+    near = " or ".join(f"{dashes}{candidate}" for candidate in suggest(name, known))
     return f"; did you mean {near}?" if near else "; --help_all lists them."
 
 
@@ -135,28 +135,28 @@ def read_file(config_class: type, path: Path, option: str = f"--{CONFIG}") -> Se
     """
     node = read_yaml(path, option)
     settings: dict[str, Setting] = {}
-    for name, each in _flatten(config_class, node, str(path)):
+    for name, setting in _flatten(config_class, node, str(path)):
         if name in settings:  # as optim.lr and as lr in optim
-            raise ConfigError(f"{each.place}: {name!r} stands here a second time ({settings[name].place} has it).")
-        settings[name] = each
+            raise ConfigError(f"{setting.place}: {name!r} stands here a second time ({settings[name].place} has it).")
+        settings[name] = setting
     return settings
 
 
 def _flatten(config_class: type, node: Node, name: str, prefix: str = "") -> Iterator[tuple[str, Setting]]:
     """List the options of a mapping with their places; a scalar as it is written: YAML reads no as false, 010 as 8."""
     options, sections = list_options(config_class), list_sections(config_class)
-    for key, each in node.parts.items():
-        option, place = f"{prefix}{key}", f"{name}, line {each.line}"
+    for key, part in node.parts.items():
+        option, place = f"{prefix}{key}", f"{name}, line {part.line}"
         if option in sections:
-            if not isinstance(each.value, dict | None):
-                raise ConfigError(f"{place}: {option} is {_show(each.value)}; it must have options of its own.")
-            yield from _flatten(config_class, each, name, f"{option}.")
+            if not isinstance(part.value, dict | None):
+                raise ConfigError(f"{place}: {option} is {_show(part.value)}; it must have options of its own.")
+            yield from _flatten(config_class, part, name, f"{option}.")
         elif instead := list_gone(config_class).get(option):  # what an earlier version wrote is a file, too
             _note(f"{place}: {option} is no option any more, and changes nothing; {instead}.")
         elif option not in options:
             raise ConfigError(f"{place}: {option!r} is no option{_hint(config_class, option, in_file=True)}")
         else:
-            yield option, Setting(each.value if options[option].kind is dict else each.as_written, place)
+            yield option, Setting(part.value if options[option].kind is dict else part.as_written, place)
 
 
 @functools.cache

@@ -70,8 +70,8 @@ def name_searched(config: Any, options: Mapping[str, Option], within: type, *pat
 
         for name, option in options.items() if find_submission() else ():
             _map_paths(option, attrgetter(name)(config), within, note)
-        missing += [each for each in paths if _is_relative(each) and not _exists(each)]
-        named = max((each for each in missing if each in str(error)), key=len, default="")
+        missing += [path for path in paths if _is_relative(path) and not _exists(path)]
+        named = max((path for path in missing if path in str(error)), key=len, default="")
         if named and not isinstance(error, OptionError):
             looked = f"{named!r} was looked for in the working directory of this submitted job, and as"
             error.args = (f"{error} ({looked} {_move(named)}.)",)
@@ -93,14 +93,14 @@ def _map_paths(option: Option, value: Any, within: type, change: Change) -> Any:
     if OPTIONS in option.tags:
         return _map_options(value, list_options(within), "", change)
     if isinstance(value, tuple):
-        return tuple(_map_paths(option, each, within, change) for each in value)
+        return tuple(_map_paths(option, item, within, change) for item in value)
     if not isinstance(value, str) or not value.strip() or not ROLES & option.tags:
         return value
     if DESCRIBED in option.tags:
         return change(option, value) if value.endswith((".yaml", ".yml")) else value
     if TEXTS in option.tags:
         paths = split_paths(value)
-        changed = [change(option, each) for each in paths]
+        changed = [change(option, path) for path in paths]
         return value if changed == paths else ",".join(changed)
     label, mark, model = value.partition("=") if MODELS in option.tags else ("", "", value)
     return f"{label}{mark}{change(option, model.strip())}" if "/" not in label else change(option, value)
@@ -110,9 +110,9 @@ def _map_options(value: Any, options: Mapping[str, Option], name: str, change: C
     """The same within a mapping, however it is nested; `name` is the option, or the group, whose value this is."""
     if isinstance(value, Mapping):
         names = {key: _find_option(f"{name}.{key}", options) or name for key in value}
-        return {key: _map_options(each, options, names[key], change) for key, each in value.items()}
+        return {key: _map_options(item, options, names[key], change) for key, item in value.items()}
     if isinstance(value, list):
-        return [_map_options(each, options, name, change) for each in value]
+        return [_map_options(item, options, name, change) for item in value]
     is_leaf = name in options and OPTIONS not in options[name].tags
     return _map_paths(options[name], value, type(None), change) if is_leaf else value
 
@@ -121,7 +121,7 @@ def _find_option(path: str, options: Mapping[str, Option]) -> str:
     """The option, or group of options, that the keys on the way to a value end with; empty if there is none."""
     parts = path.strip(".").split(".")
     ends = (".".join(parts[start:]) for start in range(len(parts)))
-    return next((end for end in ends if any(f"{each}.".startswith(f"{end}.") for each in options)), "")
+    return next((end for end in ends if any(f"{option}.".startswith(f"{end}.") for option in options)), "")
 
 
 def find_input(path: str) -> str:
@@ -158,11 +158,11 @@ def _is_relative(path: str) -> bool:
 
 def _move(path: str) -> str:
     """A relative path as one below ~/domext_runs."""
-    parts = [each for each in path.split("/") if each not in ("", ".")]
+    parts = [part for part in path.split("/") if part not in ("", ".")]
     return os.path.join(os.path.expanduser(HOME), *(parts[1:] if parts[:1] == [RUNS] else parts))
 
 
 def _exists(path: str) -> bool:
     """Whether something has a path, or matches it; of BANK:NAME the bank counts."""
     forms = filter(None, (path, path.rpartition(":")[0]))
-    return any(os.path.lexists(each) or glob.glob(each, recursive=True) for each in forms)
+    return any(os.path.lexists(form) or glob.glob(form, recursive=True) for form in forms)

@@ -140,11 +140,11 @@ class _YamlReader:
         line, kind = node.start_mark.line + 1, node.tag.removeprefix(self._TAG)
         if isinstance(node, yaml.MappingNode) and kind == "map":
             pairs = list(self._read_pairs(node))
-            value = {key: each.value for key, _, each in pairs}
-            return Node(value, value, line, {text: each for _, text, each in pairs})
+            value = {key: part.value for key, _, part in pairs}
+            return Node(value, value, line, {text: part for _, text, part in pairs})
         if isinstance(node, yaml.SequenceNode) and kind == "seq":
-            items = [self.read(each) for each in node.value]
-            return Node([each.value for each in items], [each.as_written for each in items], line)
+            items = [self.read(item) for item in node.value]
+            return Node([item.value for item in items], [item.as_written for item in items], line)
         if not isinstance(node, yaml.ScalarNode) or kind == node.tag:
             raise self._refuse(
                 node, f"the tag {node.tag.replace(self._TAG, '!!')!r} is not allowed; give a plain value"
