@@ -56,11 +56,7 @@ class ConfigError(DomextError, ValueError):
 class OptionError(ConfigError):
     """One option has a value outside its rule.
 
-    Args:
-        option: its name, such as train.max_steps.
-        value: what was given.
-        rule: what it must be, as it ends a sentence.
-        place: the file and line that it was given in, or that it is the default; empty: a flag's.
+    `rule` ends the sentence; `place` is a file and line, or says that it is the default (empty: a flag's).
     """
 
     def __init__(self, option: str, value: object, rule: str, place: str = "") -> None:
@@ -154,9 +150,7 @@ def _find_missing(error: BaseException) -> RunError | None:
 def find_storage_error(error: BaseException, path: object = "") -> StorageError | None:
     """Return the sentence about a disk that is full, may not be written or fails; None for any other error.
 
-    Args:
-        error: the operating system's, or a library's that quotes it.
-        path: the file; empty: what the error names.
+    Without a `path` it names the error's own file.
     """
     number: Any = getattr(error, "errno", None)
     if number is None:  # safetensors, Arrow and shutil write the number into their text
@@ -182,11 +176,7 @@ def hide_passwords(text: str) -> str:
 
 @contextlib.contextmanager
 def name_file(path: object) -> Iterator[None]:
-    """Name the file where its storage is what fails, so that this is told apart from damage.
-
-    Raises:
-        StorageError: the disk is full, may not be read or written, or fails.
-    """
+    """Name the file where its storage is what fails, so that this is told apart from damage."""
     try:
         yield
     except DomextError:

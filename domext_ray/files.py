@@ -51,10 +51,7 @@ def newest_format(kind: str) -> int:
 def describe_format(kind: str, found: object, writer: object = None) -> str:
     """Say which version reads what is of another format, as what follows the name of a file.
 
-    Args:
-        kind: one of `FORMATS`.
-        found: its number in the file.
-        writer: the version that wrote the file, where the file says so.
+    `found` is its number in the file; `writer` is the version that wrote it, where the file says so.
     """
     own = newest_format(kind)
     if isinstance(writer, str):
@@ -69,16 +66,10 @@ def describe_format(kind: str, found: object, writer: object = None) -> str:
 
 
 def read_json(path: Place, remedy: str, expected: Mapping[str, Kind] | None = None, kind: str = "") -> dict[str, Any]:
-    """Read a file that holds one JSON object.
+    """Read a file that holds one JSON object; what is missing, damaged or of another format is a RunError.
 
-    Args:
-        path: the file.
-        remedy: what to do about a damaged one, the end of the error's sentence.
-        expected: types of the values that must be there, by name; `train.steps` is "steps" in the object "train".
-        kind: what it is of `FORMATS`, so that its "format" must be the newest one; empty: it has none.
-
-    Raises:
-        RunError: it is missing or damaged, lacks a value, or has another format.
+    `remedy` ends the error's sentence. `expected` has types of the values that must be there, by name; `train.steps` is
+    "steps" in the object "train". With a `kind`, one of `FORMATS`, its "format" must be the newest one.
     """
     text = read_text(path, remedy)
     try:
@@ -121,8 +112,7 @@ def check_values(path: Place, values: Any, what: str, remedy: str, expected: Map
 def split_paths(text: str) -> list[str]:
     """Cut an option at its commas, but for those within a path (or a glob) that is there as it stands.
 
-    Args:
-        text: paths, globs or other names separated by commas; the longest that exists is taken.
+    Of several that exist the longest is taken.
     """
     paths, parts = list[str](), text.split(",")
     while parts:
@@ -161,8 +151,7 @@ def _exists(path: str) -> bool:
 def split_glob(pattern: str) -> tuple[str, Globs]:
     """Return the folder that a glob begins in, and what is left of it there.
 
-    Args:
-        pattern: a path with `*`, `?` and `[…]` within a name, and `**` for any number of names.
+    A glob has `*`, `?` and `[…]` within a name, and `**` for any number of names.
     """
     folder = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
     return folder or "/", parse_glob(pattern[len(folder) :].removeprefix("/"))

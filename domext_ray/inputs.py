@@ -74,9 +74,7 @@ SHOWN_WORDS = 10
 def check_texts(config: RunOptions, base: Base | None) -> list[Sample | None]:
     """Read and return a sample of each of a run's texts, before Ray starts; None: the base is going to write it.
 
-    Raises:
-        CorpusError: see `check_corpus` and `tell_owners`; or the run's tokenizer, as far as it is known, does not know
-            the text.
+    A text that the run's tokenizer, as far as it is known, does not know is a CorpusError, too.
     """
     samples, tokenizer = list[Sample | None](), _plan_tokenizer(config, base)
     is_begun = (resolve_paths(config).run / RUN).exists()
@@ -108,16 +106,7 @@ def _plan_tokenizer(config: RunOptions, base: Base | None) -> PreTrainedTokenize
 
 
 def prepare_run(plan: Plan, goes_on_from: Checkpoint | None = None) -> Run:
-    """Provide a run's tokenizer and corpora, and settle what depends on them; its directory is held, Ray initialised.
-
-    Args:
-        plan: the run.
-        goes_on_from: the checkpoint of its own that it goes on from; None: it begins.
-
-    Raises:
-        DomextError: the text gave another vocabulary than a budget was solved for, the run that this one starts from
-            has other words, or the corpus is not the run's.
-    """
+    """Provide a run's tokenizer and corpora, and settle what depends on them; the run is held, Ray initialised."""
     config, base, paths = plan.config, plan.spec.base, plan.paths
     require_same_texts(config, paths)
     tokenizer_dir = get_or_build_tokenizer(config, base, paths)
@@ -146,11 +135,7 @@ def _check_budget(config: SettledConfig, spec: ModelSpec) -> None:
 
 
 def require_same_texts(config: SettledConfig, paths: RunPaths) -> None:
-    """Refuse a run whose texts are not those that it began with, before anything is made of them.
-
-    Raises:
-        RunError: naming the files.
-    """
+    """Refuse a run whose texts are not those that it began with, before anything is made of them."""
     identity = read_identity(paths.run) or {}
     for text, name in zip(config.texts, name_fingerprints(config), strict=True):
         if not text.is_written and name in identity:
@@ -165,16 +150,7 @@ def require_same_text(
 ) -> None:
     """Refuse a text that is not the one of a prepared corpus, as far as this is there.
 
-    Args:
-        paths: say where prepared corpora are.
-        fingerprint: of the prepared corpus.
-        spec: the text.
-        prepare: how it is read.
-        what: was made with the prepared corpus, and begins the sentence.
-        option: that names the text.
-
-    Raises:
-        RunError: naming the files.
+    `fingerprint` is the prepared corpus's; `what` was made with it, and begins the error's sentence.
     """
     require_files(
         paths.corpora / fingerprint[:16],
@@ -240,17 +216,7 @@ def _tell_unused(tokenizer_dir: Path, texts: Sequence[Manifest]) -> None:
 
 
 def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
-    """Learn an extension vocabulary, or take one's own words, into RUN.DIR/RUN.NAME.
-
-    Args:
-        config: the run; with `dry_run` what would be read is printed and nothing is started or written.
-
-    Returns:
-        The vocabulary; None after a dry run.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
+    """Learn an extension vocabulary, or take one's own words, into RUN.DIR/RUN.NAME; None after a dry run."""
     paths = resolve_paths(config)
     base = load_run_base(config)
     if base is None or not config.vocab.extends_base:
@@ -284,17 +250,7 @@ def _provide_extension(config: RunOptions, base: Base, folder: Path, cache_dir: 
 
 
 def run_preparation(config: PretrainConfig) -> Manifest | None:
-    """Prepare a corpus where a run of the same options will look for it.
-
-    Args:
-        config: the run; with `dry_run` what would be read is printed and nothing is started or written.
-
-    Returns:
-        The prepared corpus; None after a dry run.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
+    """Prepare a corpus where a run of the same options will look for it, and return it; None after a dry run."""
     paths = resolve_paths(config)
     config = pin_corpus(config, paths.run)
     base = load_run_base(config)

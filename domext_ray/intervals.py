@@ -42,19 +42,12 @@ _CHUNK = 1_000_000  # drawn clusters at a time: some 8 MB an array
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure or a difference with its 95 % interval.
+    """A figure or a difference with its 95 % interval."""
 
-    Args:
-        value: the figure; of several restarts their mean.
-        low: lower end; nan where nothing says how far chance goes.
-        high: upper end.
-        p_value: two-sided, of a difference that restarts tell from chance; else None.
-    """
-
-    value: float
-    low: float = math.nan
+    value: float  # of several restarts their mean
+    low: float = math.nan  # nan where nothing says how far chance goes
     high: float = math.nan
-    p_value: float | None = None
+    p_value: float | None = None  # two-sided, of a difference that restarts tell from chance
 
     @property
     def interval(self) -> list[float] | None:
@@ -75,16 +68,12 @@ class Estimate:
 class Sample:
     """One figure of a model, as it came out in every restart and every resample.
 
-    Args:
-        values: float64 [restarts].
-        drawn: float64 [restarts, resamples]: the figure of resampled clusters, the same ones for all restarts and all
-            models that are compared; nan where a resample has none. Without resamples only the restarts vary.
-        num_clusters: how many documents, contexts or other independent parts were resampled.
+    Resamples are of the same clusters for all restarts and all models that are compared.
     """
 
-    values: np.ndarray
-    drawn: np.ndarray
-    num_clusters: int = 0
+    values: np.ndarray  # float64 [restarts]
+    drawn: np.ndarray  # float64 [restarts, resamples], nan where a resample has no figure; or [restarts, 0]
+    num_clusters: int = 0  # documents, contexts or other independent parts that were resampled
 
     @property
     def mean(self) -> float:
@@ -166,9 +155,6 @@ def compare(first: Sample, second: Sample) -> Estimate:
 
     Restarts of two models have nothing in common, even where their seeds are equal numbers. A p value is given where
     both have restarts: without them nothing says what another training would have come to.
-
-    Raises:
-        ValueError: they were resampled differently.
     """
     if (first.num_clusters, first.drawn.shape[1]) != (second.num_clusters, second.drawn.shape[1]):
         raise ValueError("the two were resampled differently.")
@@ -182,10 +168,8 @@ def compare(first: Sample, second: Sample) -> Estimate:
 def bound_differences(values: np.ndarray, drawn: np.ndarray, second: Sample) -> np.ndarray:
     """Return the 95 % bounds [F, 2] of how much a model's mean differs from F figures of another one; see `compare`.
 
-    Args:
-        values: the other model's figures, float64 [F, restarts].
-        drawn: their resamples, float64 [F, restarts, resamples], of the same clusters as the model's.
-        second: the model's.
+    `values`, float64 [F, restarts], and `drawn`, float64 [F, restarts, resamples], are the other model's, `second` is
+    the model's; they were resampled by the same clusters.
     """
     difference = second.mean - values.mean(axis=1)
     half = _find_half(_pair_variances(values, drawn, second), LEVEL)

@@ -38,18 +38,10 @@ REPORT_LOG = "report_error.log"
 
 
 def run_pretraining(config: PretrainConfig, preset: str = "", started: float | None = None) -> Place:
-    """Carry a pre-training run from text to report.
+    """Carry a pre-training run from text to report, and return its directory.
 
-    Args:
-        config: the run; with `dry_run` everything is checked and printed and nothing is started or written.
-        preset: the name of the one that its options stand on, for its page; empty: the defaults.
-        started: when the job began, as `time.time()` has it; None: now.
-
-    Returns:
-        The run's directory.
-
-    Raises:
-        DomextError: any mistake of the user's, before anything is written where that can be known.
+    `preset` is the one that its options stand on, for its page; `started` is when the job began, as `time.time()` has
+    it.
     """
     started = time.time() if started is None else started
     plan = resolve(config, preset)
@@ -102,11 +94,7 @@ def train_run(run: Run) -> None:
 
 
 def publish_run(run: Run) -> None:
-    """Report a trained run and export its model; a page that fails is no reason to go without the model.
-
-    Raises:
-        ReportError: the report failed, and the export is there.
-    """
+    """Report a trained run and export its model; a page that fails is no reason to go without the model."""
     run_dir, log, failure = run.paths.run, run.paths.run / REPORT_LOG, None
     try:
         enter_phase(run_dir, "writing the report", REPORT)

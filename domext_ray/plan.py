@@ -52,15 +52,7 @@ ConfigT = TypeVar("ConfigT", bound=RunOptions)
 
 
 def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
-    """Check a run and settle all that its options leave open; one that goes on keeps what it began with.
-
-    Args:
-        asked: the run.
-        preset: the name of the one that its options stand on; empty: the defaults.
-
-    Raises:
-        DomextError: any mistake of the user's that shows before the corpus is read.
-    """
+    """Check a run and settle all that its options leave open; one that goes on keeps what it began with."""
     paths = resolve_paths(asked)
     config = resolve_files(resolve_workers(keep_precision(SettledConfig.of(asked), paths.run)))
     config = pin_corpus(resolve_schedule(config, paths.run), paths.run)
@@ -76,11 +68,7 @@ def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
 
 
 def is_finished(run_dir: Place, config: RunOptions) -> bool:
-    """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint.
-
-    Raises:
-        RunError: its summary.json is damaged.
-    """
+    """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint."""
     summary, checkpoints = run_dir / "summary.json", run_dir / "checkpoints"
     if not (summary.is_file() and (run_dir / "report.html").is_file()):
         return False
@@ -163,12 +151,7 @@ def resolve_workers(config: ConfigT) -> ConfigT:
 
 
 def load_run_base(config: RunOptions) -> Base | None:
-    """Load a run's base, None for random weights, and refuse options that do not fit it.
-
-    Raises:
-        BaseModelError: it is not to be had, or is no base.
-        ConfigError: rows are longer than its positions, or it has no predictions to keep.
-    """
+    """Load a run's base, None for random weights, and refuse options that do not fit it."""
     if config.base == "none":
         return None
     base = load_base(config.base, next_sentence=config.objective.next_sentence)
@@ -189,13 +172,7 @@ def load_run_base(config: RunOptions) -> Base | None:
 def size_model(config: RunOptions, base: Base | None, earlier: Extensions | None = None) -> ModelSpec:
     """Return a run's model, with the sizes that its method's trainable budget asks for.
 
-    Args:
-        config: the run.
-        base: its base; None for random weights.
-        earlier: extensions that the model has beside the method's own.
-
-    Raises:
-        ConfigError: the method does not fit the base, no size meets the budget, or given words do not fit.
+    `earlier` are extensions that the model has beside the method's own.
     """
     return ModelSpec.of(config, base, earlier, count_planned_words(config, base)).solve()
 

@@ -15,11 +15,7 @@ PLAIN_SECONDS = 10.0
 
 
 class StatusLine:
-    """A line that says how far some work is.
-
-    Args:
-        is_due: the first line may be shown at once; else after the usual time.
-    """
+    """A line that says how far some work is; without `is_due` the first one is shown after the usual time."""
 
     def __init__(self, *, is_due: bool = True) -> None:
         self.is_terminal = sys.stderr.isatty()

@@ -71,10 +71,6 @@ def find_fault(address: str, most_bytes: int = MOST_KEY_BYTES) -> str:
     """Return what the address of a bucket, a folder or a file in it must be, as it ends a sentence; empty: it is that.
 
     A slash at its end is none of the key's. Nothing else is guessed: obstore and Arrow each read `a//b` in their way.
-
-    Args:
-        address: one of `is_address`.
-        most_bytes: that the key may have.
     """
     found = _ADDRESS.fullmatch(address)
     if not found or not found[2] or found[1] not in SCHEMES:
@@ -122,12 +118,7 @@ class Info:
 class Place:
     """A file or folder: local, or s3://BUCKET/KEY, or gs://BUCKET/KEY.
 
-    Args:
-        where: what the user gave; a place stays as it is.
-        fence: asked before anything is put or deleted through this place, and those that are made from it.
-
-    Raises:
-        ConfigError: it is meant to be in a bucket, and is no address (`find_fault`).
+    A fence is asked before anything is put or deleted through the place, and through those made from it.
     """
 
     def __init__(self, where: Where, fence: Fence | None = None) -> None:
@@ -217,16 +208,14 @@ class Place:
     def read_bytes(self, start: int = 0) -> bytes:
         """Return the content from a byte on.
 
-        Raises:
-            FileNotFoundError: there is none.
+        A missing file is a FileNotFoundError.
         """
         return self._backend.read(self.key, start)
 
     def read_end(self, num_bytes: int) -> tuple[bytes, int]:
         """Return the last bytes and where they begin; of a bucket in one request.
 
-        Raises:
-            FileNotFoundError: there is none.
+        A missing file is a FileNotFoundError.
         """
         return self._backend.read_end(self.key, num_bytes)
 
@@ -236,15 +225,8 @@ class Place:
     def put(self, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
         """Put a file there whole, from memory or from a local file, which a disk takes away; return its tag.
 
-        Args:
-            source: the content.
-            condition: `NEW`, or the tag of the file that may be replaced, which a disk does not look at.
-            flush: bring it to the disk first; False where a hash tells what a power cut has left.
-
-        Raises:
-            FileExistsError: the condition does not hold.
-            RunError: the fence refuses.
-            StorageError: the storage is full, refuses or fails.
+        The condition is `NEW`, or the tag of the file that may be replaced, which a disk does not look at; where it
+        does not hold there is a FileExistsError. `flush` may be False where a hash tells what a power cut has left.
         """
         self.check()
         return self._backend.put(self.key, source, condition, flush=flush)
@@ -257,8 +239,7 @@ class Place:
     def local(self) -> Path:
         """Return a path of this machine to read it at: itself, or a copy in the cache.
 
-        Raises:
-            FileNotFoundError: it is in a bucket, and is not there.
+        In a bucket, a missing file is a FileNotFoundError.
         """
         return self._backend.local(self.key, self.name)
 
@@ -270,9 +251,8 @@ class Place:
     def new_files(self, last: str, meanwhile: Callable[[list[str]], bytes] | None = None) -> Iterator[Path]:
         """A local folder whose files replace all of this one's when the block ends without an error.
 
-        Args:
-            last: the manifest, which goes first and comes last: without it the folder counts for nothing.
-            meanwhile: what to put in the manifest's place until then, given the names that will be there.
+        `last` is the manifest, which goes first and comes last: without it the folder counts for nothing. `meanwhile`
+        makes what stands in its place until then, given the names that will be there.
         """
         with self.scratch() as folder:
             yield folder
@@ -303,11 +283,7 @@ class Place:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A temporary local folder: beside a place of the disk, so that its files can be moved there.
-
-        Raises:
-            StorageError: somebody deleted it meanwhile, as what cleans /tmp does.
-        """
+        """A temporary local folder: beside a place of the disk, so that its files can be moved there."""
         path = Path(self) if self.is_local else Path(tempfile.gettempdir(), self.name)
         _remove_left_behind(path.parent)
         folder = _name_beside(path)
@@ -350,12 +326,7 @@ def _name_place(temporary: Path, place: Place) -> Iterator[None]:
 def new_file(place: Place, *, is_flushed: bool = True) -> Iterator[Path]:
     """A temporary local path whose content is put at a place when the block ends without an error.
 
-    Args:
-        place: the file; one that is there is replaced. Its ending is the temporary path's, too.
-        is_flushed: bring the content to the disk first; False where a hash tells what a power cut has left.
-
-    Raises:
-        StorageError: the disk is full, may not be written or fails.
+    The path has the place's ending. `is_flushed` may be False where a hash tells what a power cut has left.
     """
     with contextlib.nullcontext() if place.is_local else place.scratch() as folder:
         temporary = _name_beside(folder / place.name if folder else Path(place))
@@ -371,11 +342,7 @@ def new_file(place: Place, *, is_flushed: bool = True) -> Iterator[Path]:
 
 
 def write_text(place: Place, text: str) -> None:
-    """Write a small file so that it is either the old one or the new one, never a part.
-
-    Raises:
-        StorageError: the disk is full, may not be written or fails.
-    """
+    """Write a small file so that it is either the old one or the new one, never a part."""
     place.put(text.encode())
 
 
@@ -408,11 +375,7 @@ def hash_stream(stream: Stream, count: Callable[[int], None], block_bytes: int =
 
 
 def map_file(place: Place) -> memoryview:
-    """Return the content of a file, mapped into memory: of a bucket's that of a copy, which stays while it is used.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return the content of a file, mapped into memory: of a bucket's that of a copy, which stays while it is used."""
     with open_file(place.local()) as file:
         is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
         return memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -421,8 +384,7 @@ def map_file(place: Place) -> memoryview:
 def parse_json(content: str | bytes) -> Any:
     """Return what JSON says that anybody may have written.
 
-    Raises:
-        JSONDecodeError: it is none, or not read: it is nested too deeply, or has a number of too many digits.
+    What is nested too deeply, or has a number of too many digits, is a JSONDecodeError, too.
     """
     try:
         return json.loads(content)
@@ -446,11 +408,8 @@ def hash_values(values: Mapping[str, Any]) -> str:
 class Log:
     """Lines that are added to one file, whose readers see it grow: on a disk at once, in a bucket every few seconds.
 
-    A bucket's file is put again whole, on the condition that it is as this log, or another one, has left it.
-
-    Args:
-        place: the file.
-        start: what it begins with, and that nobody else writes it from now on; None: others add to it, too.
+    A bucket's file is put again whole, on the condition that it is as this log, or another one, has left it. With a
+    `start` the file begins anew with that and is this log's alone; without one others add to it, too.
     """
 
     REST, SHORTEST = 20.0, 2.0  # times the seconds that a put took until the next one; and no sooner than that
@@ -470,12 +429,7 @@ class Log:
             self.flush()
 
     def flush(self) -> None:
-        """Let readers see all lines.
-
-        Raises:
-            RunError: the log is this one's own, and another attempt writes it.
-            StorageError: the storage is full, refuses or fails.
-        """
+        """Let readers see all lines; a RunError if the log is this one's own and another attempt writes it."""
         data, self._waiting = self._waiting, b""
         if not data:
             return
@@ -542,11 +496,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def look_at(path: str | Path) -> os.stat_result | None:
-    """Return what a disk says of a file or folder; None where there is none.
-
-    Raises:
-        StorageError: the disk refuses or fails.
-    """
+    """Return what a disk says of a file or folder; None where there is none."""
     with _pass_over_nothing(str(path)):  # not os.path.isdir, which says of a disk that fails that there is nothing
         return os.stat(path)
     return None
@@ -554,12 +504,7 @@ def look_at(path: str | Path) -> os.stat_result | None:
 
 @contextlib.contextmanager
 def open_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file of a disk to read it.
-
-    Raises:
-        FileNotFoundError: what is there is no file, or nothing, as in a bucket.
-        StorageError: the disk refuses or fails, now or while it is read.
-    """
+    """Open a file of a disk to read it; a FileNotFoundError where there is nothing, or a folder."""
     with name_file(path):
         try:
             file = open(path, "rb")  # noqa: SIM115
@@ -572,11 +517,7 @@ def open_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def require_readable(folder: Path) -> None:
-    """Ask a folder of a disk for its files, of which a library says that they are not there, or of no use.
-
-    Raises:
-        StorageError: the disk refuses or fails.
-    """
+    """Raise a StorageError if the disk refuses files of a folder, of which a library says that they are not there."""
     for name in Place(folder).list_files():
         with contextlib.suppress(FileNotFoundError), open_file(folder / name) as file:
             file.read(1)
