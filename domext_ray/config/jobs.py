@@ -198,11 +198,7 @@ ALL = "all"
 
 
 def _check_labels(values: Any) -> tuple[int | str, ...]:
-    """Return numbers of labels, ascending, `ALL` at the end; none are no question.
-
-    Raises:
-        ValueError: they are no curve; its text is the rule.
-    """
+    """Return numbers of labels, ascending, `ALL` at the end; none are no question."""
     numbers = sorted({number for number in values if type(number) is int and number > 0})
     found: list[int | str] = [*numbers, *(word for word in (ALL,) if word in values)]
     if len(found) < len(values) or len(found) == 1:
@@ -294,11 +290,7 @@ class StudyConfig(SeveralSets):
 
 
 def check_limits(train: TrainConfig, optim: OptimConfig) -> None:
-    """Refuse options by which a run of a study would end, or its rate fall, in another way than the others'.
-
-    Raises:
-        ConfigError: one of them is given.
-    """
+    """Refuse options by which a run of a study would end, or its rate fall, in another way than the others'."""
     for name in ("max_steps", "epochs", "max_tokens", "max_seconds"):
         value = getattr(train, name)
         require(value == getattr(TrainConfig, name), f"train.{name}", value, "left out: --seconds or --tokens rules")

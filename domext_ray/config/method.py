@@ -71,9 +71,7 @@ class MethodConfig(MethodOptions):
     def refuse_scale(self, *, has_words: bool, has_modules: bool = False) -> str:
         """Say with what a run's extensions have no scale, at whose 0 its base is; empty: they have one.
 
-        Args:
-            has_words: there are new words.
-            has_modules: there are gated modules of an earlier run.
+        `has_modules`: there are gated modules of an earlier run.
         """
         if has_words:
             return "with new words (--vocab.size, --vocab.words), which have no scale"
@@ -100,17 +98,11 @@ _BESIDE = ("word_rows",)
 
 @dataclass(frozen=True)
 class KnownMethod:
-    """What a method of a known name is made of.
+    """What a method of a known name is made of."""
 
-    Args:
-        sizes: fields of `MethodConfig`, one of which is above 0; all others but shifts of words are 0.
-        trains: what may train.
-        is_words: new words alone are such a method too.
-    """
-
-    sizes: tuple[str, ...] = ()
-    trains: tuple[str, ...] = _ADDS
-    is_words: bool = False
+    sizes: tuple[str, ...] = ()  # one of these is above 0; all others but `_BESIDE` are 0
+    trains: tuple[str, ...] = _ADDS  # what may train
+    is_words: bool = False  # new words alone are such a method, too
 
     def fits(self, method: MethodConfig, has_words: bool) -> bool:
         """Whether a method, with new words or without, is one of this name."""

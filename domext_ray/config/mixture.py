@@ -27,19 +27,12 @@ _FIELDS = ("corpus", "weight", "keep")
 
 @dataclass(frozen=True)
 class TextPart:
-    """A text of a run: --corpus, or one beside it.
+    """A text of a run: --corpus, or one beside it."""
 
-    Args:
-        name: what figures and sentences call it.
-        corpus: where it is, as `--corpus`.
-        weights: from which share of the horizon on it has which weight; empty: it has a share of all rows.
-        keep: it is general text, for `--objective.keep`.
-    """
-
-    name: str
-    corpus: str
-    weights: tuple[tuple[Fraction, Fraction], ...]
-    keep: bool
+    name: str  # what figures and sentences call it
+    corpus: str  # where it is, as `--corpus`
+    weights: tuple[tuple[Fraction, Fraction], ...]  # first share of the horizon, weight; empty: a share of all rows
+    keep: bool  # it is general text, for `--objective.keep`
 
     @property
     def option(self) -> str:
@@ -126,13 +119,8 @@ def list_shares(
 ) -> list[tuple[Fraction, tuple[Fraction, ...]]]:
     """Return the shares of rows that --corpus and the parts have, from some shares of the horizon on.
 
-    Args:
-        weight: of `--corpus`.
-        parts: the parts; that of `--replay.corpus` has no weights.
-        general_share: its share of all rows.
-
-    Returns:
-        From which share of the horizon on, ascending from 0, and a share for `--corpus` and every part, which sum to 1.
+    These ascend from 0, and the shares of rows sum to 1. The part of `--replay.corpus`, which has no weights, has
+    `general_share` of all rows.
     """
     shares = []
     for first in sorted({Fraction(0), *(first for part in parts for first, _ in part.weights)}):

@@ -27,15 +27,7 @@ def list_presets() -> list[str]:
 
 
 def find_preset(name: str, option: str = "") -> Path:
-    """Return the file of a preset.
-
-    Args:
-        name: as `list_presets` has it.
-        option: the option that named it, for the sentence.
-
-    Raises:
-        ConfigError: there is no preset of this name.
-    """
+    """Return the file of a preset; `option` is what named it, for the sentence."""
     if name not in list_presets():
         file = " (--config takes a file of yours)" if option and Path(name).expanduser().exists() else ""
         near = _suggest(name)
@@ -61,13 +53,7 @@ def describe_preset(name: str) -> str:
 def configure(config_class: type[ConfigT], preset: str, given: Given) -> ConfigT:
     """Build a configuration from a preset, a YAML file and single options.
 
-    Args:
-        config_class: the configuration's class.
-        preset: name of the job's own preset; empty: the defaults of the class.
-        given: what a user gave.
-
-    Raises:
-        ConfigError: a preset or file that there is not, or that is no YAML, or a value outside its rule.
+    `preset` is the job's own; empty: the defaults of the class.
     """
     start = find_preset(given.preset, f"--{PRESET}") if given.preset else find_preset(preset) if preset else None
     layers: list[Settings] = [read_file(config_class, start, "the preset") if start else {}]

@@ -650,11 +650,7 @@ class SettledConfig(RunOptions):
 
 
 def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
-    """Refuse more workers than rows of a batch, and micro batches that no worker fills.
-
-    Raises:
-        ConfigError: there are.
-    """
+    """Refuse more workers than rows of a batch, and micro batches that no worker fills."""
     size = train.global_batch_size
     rule = f"at most {size}, for each worker needs a row of --train.global_batch_size"
     require(scale.most_workers <= size, "scale.num_workers", scale.num_workers, rule)
@@ -676,12 +672,7 @@ def count_passes(config: RunOptions, micro_batch_size: int, num_workers: int = 0
 
 
 def resolve_micro_batch_sizes(config: RunOptions, num_workers: int = 0) -> list[int]:
-    """Return the rows of one forward pass on one worker, of each length phase.
-
-    Args:
-        config: the run.
-        num_workers: that it has; 0: as many as it may have.
-    """
+    """Return the rows of a worker's forward pass in each length phase; `num_workers` 0: as many as it may have."""
     train = config.train
     first = train.micro_batch_size or _choose_rows(config, _count_rows(config, train.seq_length), num_workers)
     if not train.long_seq_length:

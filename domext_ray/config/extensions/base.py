@@ -85,10 +85,7 @@ class Extension:
     def find(self, shape: Any, parameters: Collection[str], adapter: str = "") -> str:
         """Name what a model has of it, for a sentence that refuses the model; empty: nothing.
 
-        Args:
-            shape: the model's configuration.
-            parameters: names of all its parameters.
-            adapter: whose parts are meant, where parts belong to an adapter.
+        `adapter` says whose parts are meant, where parts belong to an adapter.
         """
         raise NotImplementedError
 

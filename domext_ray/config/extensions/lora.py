@@ -84,9 +84,7 @@ class Lora(Extension):
 def build_lora_config(method: MethodOptions, *, gated: bool = False) -> Any:
     """Return peft's `LoraConfig` of a method: its targets are the base's matrices, never those of an extension.
 
-    Args:
-        method: says which matrices.
-        gated: the base's FFN has gates; they are updated with "intermediate".
+    With `gated` the FFN's gates are updated with "intermediate".
     """
     from peft import LoraConfig  # loads slowly, and only LoRA needs it
 

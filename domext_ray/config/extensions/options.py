@@ -84,10 +84,6 @@ class MethodOptions:
         require(self.trains == "extensions" or not self.lora_rank, "trains", self.trains, rule)
 
     def check_heads(self, num_heads: int) -> None:
-        """Refuse a module's width that the base's attention heads do not divide.
-
-        Raises:
-            OptionError: they do not.
-        """
+        """Refuse a module's width that the base's attention heads do not divide."""
         width, rule = self.module_hidden_size, f"divisible by the encoder's {num_heads} attention heads"
         require(width % num_heads == 0, "method.module_hidden_size", width, rule)

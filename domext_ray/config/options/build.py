@@ -21,15 +21,7 @@ _EMPTY: tuple[Any, ...] = ("", (), None)
 
 
 def build(config_class: type[ConfigT], layers: Iterable[Settings]) -> ConfigT:
-    """Make a configuration from what was given in several places, a later one standing on those before it.
-
-    Args:
-        config_class: a class of `option_group`.
-        layers: what each place gives; what none of them gives has its default.
-
-    Raises:
-        OptionError: a value that is not of its option's kind, or is outside its rule.
-    """
+    """Make a configuration from what was given in several places, a later one standing on those before it."""
     settings, whole = _merge(config_class, layers)
     try:
         return _construct(config_class, _list_values(config_class, settings, whole))
@@ -120,11 +112,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(config_class: type[ConfigT], values: Mapping[str, Any], *, is_stored: bool = False) -> ConfigT:
-    """Build a configuration from nested dictionaries, as `to_dict` made them; `is_stored`: see `read_values`.
-
-    Raises:
-        ConfigError: an unknown option, or a value outside its rule.
-    """
+    """Build a configuration from nested dictionaries, as `to_dict` made them; `is_stored`: see `read_values`."""
     return build(config_class, [read_values(config_class, values, is_stored=is_stored)])
 
 

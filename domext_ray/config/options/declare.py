@@ -95,6 +95,7 @@ def require(condition: bool, option: str, value: object, rule: str) -> None:
 
 
 def _demand(condition: object, rule: str) -> None:
+    """Raise ValueError, whose text is the rule, unless the condition holds."""
     if not condition:
         raise ValueError(rule)
 
@@ -123,11 +124,7 @@ def require_disk(option: str, path: str) -> None:
 
 
 def check_place(path: str, what: str = "a folder", *, buckets: bool = False) -> str:
-    """Return a path, or an address without a slash at its end; see `place`.
-
-    Raises:
-        ValueError: it is none; its text is the rule.
-    """
+    """Return a path, or an address without a slash at its end; see `place`."""
     if buckets and is_address(path):
         fault = find_fault(path, MOST_KEY_BYTES - ROOM_BYTES)
         _demand(not fault, fault)
@@ -151,11 +148,7 @@ def check_place(path: str, what: str = "a folder", *, buckets: bool = False) -> 
 
 
 def check_folder_name(name: str) -> str:
-    """Return a name that can be a folder's: of a run, or of a method, which names its run. Empty: none is given.
-
-    Raises:
-        ValueError: it cannot; its text is the rule.
-    """
+    """Return a name that can be a folder's: of a run, or of a method, which names its run. Empty: none is given."""
     _demand(name.strip() == name, "a name without spaces at its ends")
     _demand("/" not in name and name not in (".", ".."), "a plain folder name, without a path")
     _demand(name[:1] not in tuple(".-"), "a name that begins with neither a dot nor a dash")
@@ -166,31 +159,19 @@ def check_folder_name(name: str) -> str:
 
 
 def check_different(values: Sequence[Any]) -> Sequence[Any]:
-    """Return values that are none of them empty or there twice.
-
-    Raises:
-        ValueError: one is; its text is the rule.
-    """
+    """Return values that are none of them empty or there twice."""
     _demand(len(set(values)) == len(values) and "" not in values, "different ones, with one comma between them")
     return values
 
 
 def check_identifier(name: str) -> str:
-    """Return a name that can be one of the program's own.
-
-    Raises:
-        ValueError: it cannot; its text is the rule.
-    """
+    """Return a name that can be one of the program's own."""
     _demand(name.isidentifier(), "a name of letters, digits and underscores")
     return name
 
 
 def read_layer_range(text: str) -> tuple[int, int]:
-    """Return the first and the last of some layers, such as 6-11 or 6.
-
-    Raises:
-        ValueError: the text is none; its text is the rule.
-    """
+    """Return the first and the last of some layers, such as 6-11 or 6."""
     first, _, last = text.partition("-")
     last = last or first
     is_range = first.strip().isdecimal() and last.strip().isdecimal() and int(first) <= int(last)
@@ -204,11 +185,7 @@ _A_TIME = "a time, such as 90s, 15m or 2h"
 
 
 def read_seconds(text: str) -> float:
-    """Return the seconds of a time, such as 90s, 15m or 2h.
-
-    Raises:
-        ValueError: the text is none; its text is the rule.
-    """
+    """Return the seconds of a time, such as 90s, 15m or 2h."""
     found = _TIME.fullmatch(text)
     if found is None:
         raise ValueError(_A_TIME)
@@ -222,11 +199,7 @@ def check_time(text: str) -> str:
 
 
 def check_cadence(value: Any) -> int | str:
-    """Return a number of steps, or a time that `read_seconds` reads.
-
-    Raises:
-        ValueError: it is neither, or nothing; its text is the rule.
-    """
+    """Return a number of steps, or a time that `read_seconds` reads."""
     is_time = isinstance(value, str) and _TIME.fullmatch(value) and read_seconds(value) > 0
     _demand(is_time or (type(value) is int and value > 0), f"steps, 1 or more, or {_A_TIME}")
     return typing.cast("int | str", value)
@@ -239,11 +212,7 @@ def read_workers(value: int | str) -> tuple[int, int]:
 
 
 def check_workers(value: Any) -> int | str:
-    """Return a number, or a range of numbers that `read_workers` reads.
-
-    Raises:
-        ValueError: it is neither; its text is the rule.
-    """
+    """Return a number, or a range of numbers that `read_workers` reads."""
     is_range = isinstance(value, str) and _WORKERS.fullmatch(value) and int(value.split("-")[0]) >= 1
     is_range = is_range and operator.lt(*read_workers(value))
     _demand(is_range or (type(value) is int and value > 0), "a number, 1 or more, or a range of them, such as 1-8")

@@ -31,37 +31,21 @@ _TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false"
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a job; its help is the comment beside its field.
+    """An option of a job; its help is the comment beside its field."""
 
-    Args:
-        name: such as train.max_steps.
-        kind: str, int, float, bool, dict, or Literal; of a list, its values' kind.
-        item: of a mapping, its values' kind; else the kind.
-        is_list: it takes several values.
-        choices: the words of a Literal; of others, what they may be beside their kind.
-        default: its value where nothing is given.
-        plain: its value where its section, which is taken whole, is given without it.
-        owner: the class that has the field.
-        limits: its bounds: ge, gt, le, lt.
-        is_free: see `free`.
-        is_later: see `later`.
-        whole: see `whole`.
-        tags: what else its annotation says; see `Main` and `Found`.
-    """
-
-    name: str
-    kind: Any
-    item: Any
+    name: str  # such as train.max_steps
+    kind: Any  # str, int, float, bool, dict, or Literal; of a list, its values' kind
+    item: Any  # of a mapping, its values' kind; else the kind
     is_list: bool
-    choices: tuple[str, ...]
+    choices: tuple[str, ...]  # the words of a Literal; of others, what they may be beside their kind
     default: Any
-    plain: Any
-    owner: type
-    limits: Mapping[str, float]
-    is_free: bool
+    plain: Any  # its value where its section, which is taken whole, is given without it
+    owner: type  # the class that has the field
+    limits: Mapping[str, float]  # its bounds: ge, gt, le, lt
+    is_free: bool  # this one and the next two: see `free`, `later` and `whole`
     is_later: bool
     whole: str
-    tags: frozenset[str]
+    tags: frozenset[str]  # what else its annotation says; see `Main` and `Found`
 
     @property
     def help(self) -> str:
@@ -193,9 +177,8 @@ def to_number(value: Any) -> Any:
 def convert(option: Option, value: Any) -> Any:
     """Turn what was given into the option's kind where that can be; pydantic refuses the rest.
 
-    Raises:
-        OptionError: a text is not of one line or has a password, a number is too long, a list is in itself, or a name
-            stands twice.
+    A text of several lines or with a password, a number that is too long, a list within itself and a name that stands
+    twice are refused here.
     """
     try:
         value = _to_plain(value)

@@ -12,9 +12,6 @@ def hide_places(value: Any) -> Any:
     """Return text, or JSON, with every absolute path and address replaced by its last part.
 
     Hub ids, relative paths and other text stay as they are. Lists of paths are those of options: `/a/b.txt, NAME=~/c`.
-
-    Args:
-        value: text, a number, None, or lists and dicts of these.
     """
     if isinstance(value, str):
         return _PLACE.sub(r"\1", value)

@@ -34,27 +34,16 @@ Settings = Mapping[str, Setting]
 
 @dataclass(frozen=True)
 class Given:
-    """What a user gave, as flags or in Python.
-
-    Args:
-        settings: options.
-        preset: name of a preset in the place of the job's own; empty: the job's.
-        config: a YAML file of options, which stands between the preset and `settings`; empty: none.
-        repeated: flags that stand there more than once; the last one counts.
-    """
+    """What a user gave, as flags or in Python."""
 
     settings: Settings
-    preset: str = ""
-    config: str = ""
-    repeated: tuple[str, ...] = ()
+    preset: str = ""  # in the place of the job's own; empty: the job's
+    config: str = ""  # a YAML file of options, which stands between the preset and `settings`
+    repeated: tuple[str, ...] = ()  # flags that stand there more than once; the last one counts
 
 
 def read_flags(config_class: type, args: Sequence[str]) -> Given:
-    """Read a command line of `--OPTION VALUE`, `--OPTION=VALUE`, and `--OPTION` alone of one that is true or false.
-
-    Raises:
-        ConfigError: an option that there is not, one without its value, or a value without its option.
-    """
+    """Read a command line of `--OPTION VALUE`, `--OPTION=VALUE`, and `--OPTION` alone of one that is true or false."""
     options, sections = list_options(config_class), list_sections(config_class)
     settings: dict[str, Setting] = {}
     files = {PRESET: "", CONFIG: ""}
@@ -123,16 +112,7 @@ def _hint(config_class: type, name: str, *, in_file: bool = False) -> str:
 
 
 def read_file(config_class: type, path: Path, option: str = f"--{CONFIG}") -> Settings:
-    """Read a YAML file of options.
-
-    Args:
-        config_class: whose options.
-        path: the file.
-        option: what named it.
-
-    Raises:
-        ConfigError: it is missing or no YAML, or has a key that is no option; with the line.
-    """
+    """Read a YAML file of options."""
     node = read_yaml(path, option)
     settings: dict[str, Setting] = {}
     for name, setting in _flatten(config_class, node, str(path)):
@@ -170,14 +150,7 @@ def read_values(
 ) -> Settings:
     """Read options that are given in Python: a value by an option's name, or a group's options by the group's name.
 
-    Args:
-        config_class: whose options.
-        values: by name.
-        prefix: of all names.
-        is_stored: a job kept them, of an earlier version maybe: options that are gone are passed over.
-
-    Raises:
-        ConfigError: a name is no option, or is given twice (as optim.lr and as lr in optim).
+    `is_stored`: a job kept them, of an earlier version maybe, so that options that are gone are passed over.
     """
     options, sections = list_options(config_class), list_sections(config_class)
     settings: dict[str, Setting] = {}

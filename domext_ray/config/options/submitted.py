@@ -35,13 +35,7 @@ Change = Callable[[Option, str], str]
 def settle_paths(config: ConfigT, options: Mapping[str, Option], within: type) -> ConfigT:
     """Return a configuration with every path where its job has it.
 
-    Args:
-        config: as the user gave it.
-        options: those of its options that its job reads, by name.
-        within: whose options a mapping of `Options` names.
-
-    Raises:
-        OptionError: a path leads out of ~/domext_runs.
+    `options` are those that its job reads; a mapping of `Options` names options of `within`.
     """
     values = {name: attrgetter(name)(config) for name in options}
     settled = {name: _map_paths(options[name], value, within, _settle) for name, value in values.items()}
@@ -53,11 +47,7 @@ def settle_paths(config: ConfigT, options: Mapping[str, Option], within: type) -
 def name_searched(config: Any, options: Mapping[str, Option], within: type, *paths: str) -> Iterator[None]:
     """Add to an error about what is not there where a submitted job has looked for it.
 
-    Args:
-        config: as of `settle_paths`.
-        options: as of `settle_paths`.
-        within: as of `settle_paths`.
-        paths: that the job reads beside those of its options.
+    `paths` are those that the job reads beside its options'; the rest is as of `settle_paths`.
     """
     try:
         yield
@@ -138,13 +128,7 @@ def find_output(path: str) -> str:
 def require_lasting(option: str, path: str, instead: str = "") -> None:
     """Refuse to write into what went along with a submitted job.
 
-    Args:
-        option: that names it.
-        path: what it names, settled.
-        instead: what else may be given, such as "given with --output".
-
-    Raises:
-        OptionError: the path is there.
+    `path` is settled; `instead` says what else may be given, such as "given with --output".
     """
     if _is_relative(path):
         rule = f"absolute, or below {HOME}{instead and f', or {instead}'}: a submitted job has a copy of the working"

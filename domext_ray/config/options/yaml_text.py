@@ -20,31 +20,16 @@ _MAX_YAML_VALUES = 100_000
 
 @dataclass(frozen=True)
 class Node:
-    """A value of a YAML text.
-
-    Args:
-        value: as Python has it.
-        as_written: a scalar's characters without quotes, and lists of these; else as `value`.
-        line: where it stands, counted from 1.
-        parts: a mapping's values by their keys' characters; empty of anything else.
-    """
+    """A value of a YAML text."""
 
     value: Any
-    as_written: Any
-    line: int
-    parts: Mapping[str, Node] = dataclasses.field(default_factory=dict)
+    as_written: Any  # a scalar's characters without quotes, and lists of these; else as `value`
+    line: int  # counted from 1
+    parts: Mapping[str, Node] = dataclasses.field(default_factory=dict)  # a mapping's values by their keys' characters
 
 
 def read_yaml(path: Path, option: str) -> Node:
-    """Read a file whose content is a mapping.
-
-    Args:
-        path: the file.
-        option: the option that named it, such as `--config`.
-
-    Raises:
-        ConfigError: it is missing, empty, no text or no YAML, or has a tag or a key twice; with the line.
-    """
+    """Read a file whose content is a mapping; `option` is what named it, such as `--config`."""
     named = f"{option} names {str(path)!r}, which"
     try:
         with name_file(path), path.expanduser().open("rb") as file:
@@ -67,15 +52,7 @@ def read_yaml(path: Path, option: str) -> Node:
 
 
 def parse_yaml(text: str, name: str) -> Node:
-    """Parse a text.
-
-    Args:
-        text: the text.
-        name: what messages call it: a path, or an option.
-
-    Raises:
-        ConfigError: it is no YAML, or has a tag or a key twice; with the line.
-    """
+    """Parse a text; `name` is what messages call it: a path, or an option."""
     if len(text) > _MAX_YAML_BYTES:
         raise ConfigError(f"{name} is above 1 MB; it must be a YAML file of options.")
     try:
