@@ -62,11 +62,7 @@ class Attempt:
         return self.run / ATTEMPTS / f"{self.number:06d}.end"
 
     def check(self) -> bool:
-        """Return whether the attempt is asked to save and end.
-
-        Raises:
-            RunError: a later one has the run.
-        """
+        """Return whether the attempt is asked to save and end; a RunError where a later one has the run."""
         found = _list_attempts(self.run)
         with self._turn:  # the number may be going up, which was seen in the list already
             if any(number > self.number for number, ending in found if ending == "json"):
@@ -79,9 +75,7 @@ class Attempt:
     def begin(self, after: int) -> None:
         """Take the number after another one, and remove what earlier attempts have left.
 
-        Raises:
-            FileExistsError: another job has it.
-            RunError: others have come and gone since.
+        A FileExistsError says that another job has it, a RunError that others have come and gone since.
         """
         with self._turn:
             Attempt(self.run, after + 1).place.put(json.dumps(self.owner).encode(), NEW)
@@ -92,12 +86,7 @@ class Attempt:
                     (self.run / ATTEMPTS / f"{number:06d}.{ending}").delete()
 
     def show_life(self) -> None:
-        """Make the attempt's file anew.
-
-        Raises:
-            RunError: a later attempt has the run.
-            StorageError: the storage is full, refuses or fails.
-        """
+        """Make the attempt's file anew; a RunError where a later attempt has the run."""
         with self._turn:
             Place(self.place, self).put(json.dumps(self.owner).encode())
 
@@ -135,14 +124,8 @@ def hold(run: Place, *, purpose: str = "") -> Iterator[Place]:
     """Hold a run against other jobs; the place that is returned refuses to publish once another job has taken it over.
 
     A job that has ended lets go, one that was killed on this machine, too. One of another machine is given
-    `STALE_SECONDS` to show that it lives; ages are told by the storage's clock alone.
-
-    Args:
-        run: the run's directory.
-        purpose: what another job does there that is waited for; empty: it is an error.
-
-    Raises:
-        RunError: another job holds it.
+    `STALE_SECONDS` to show that it lives; ages are told by the storage's clock alone. `purpose` says what another job
+    does there, which is then waited for; without one that job is a RunError.
     """
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     attempt = Attempt(run, 0, {**_describe_process(), "since": since})
@@ -166,16 +149,7 @@ def lock_folder(place: Place, what: str, option: str, *, purpose: str = "") -> I
 
     A new one goes again with nothing in it, and after a mistake that shows before it has an identity (an empty corpus,
     say). A job that is stopped leaves what it has made, a learned vocabulary for example; so does one that finds its
-    disk full.
-
-    Args:
-        place: the folder.
-        what: what it is, for messages.
-        option: that names it.
-        purpose: see `hold`; a folder of work belongs to its job alone, new or not.
-
-    Raises:
-        RunError: another job holds it, or it cannot be made.
+    disk full. With a `purpose` (see `hold`) it is a folder of work, which belongs to its job alone, new or not.
     """
     held: Place | None = None
     above = [folder for folder in Path(place).parents if not os.path.exists(folder)] if place.is_local else []
@@ -206,11 +180,8 @@ def lock_folder(place: Place, what: str, option: str, *, purpose: str = "") -> I
 def lock_work(folder: Place, purpose: str) -> Iterator[Place]:
     """Hold a folder of work that the same command goes on with; another job with the same work is waited for.
 
-    It stays for a second start. What nobody has come back for within a week is removed by the next job beside it.
-
-    Args:
-        folder: the folder, whose name is a hash of all that decides the work, and may begin with `words-`.
-        purpose: what the work is, for messages.
+    It stays for a second start. What nobody has come back for within a week is removed by the next job beside it. The
+    folder's name is a hash of all that decides the work, and may begin with `words-`.
     """
     with lock_folder(folder, "the folder", "--prepare.cache_dir", purpose=purpose) as work:
         _remove_leftovers(work)

@@ -54,11 +54,7 @@ def notify_driver(run_dir: Place, text: str) -> None:
 def enter_phase(run_dir: Place, text: str, stage: str = "", seconds: float | None = None) -> None:
     """Note what the run is doing from now on, such as "evaluating the start", which the driver says if it takes long.
 
-    Args:
-        run_dir: the run's directory.
-        text: what it is doing.
-        stage: of the job that it belongs to, one of `STAGES`; empty: none.
-        seconds: when it began, as `time.time()` has it; None: now.
+    `stage` is one of `STAGES`; `seconds` is when the phase began, as `time.time()` has it.
     """
     _append(run_dir, {"phase": text, **({"stage": stage} if stage else {})}, seconds)
 

@@ -67,11 +67,7 @@ def resolve_paths(config: RunOptions) -> RunPaths:
 
 
 def resolve_root(directory: str) -> Place:
-    """Return the folder of all runs, given --run.dir; on a disk it is the folder that links lead to.
-
-    Raises:
-        RunError: it is no folder.
-    """
+    """Return the folder of all runs, given --run.dir; on a disk it is the folder that links lead to."""
     root = Place(directory).resolve()
     if root.is_local:
         above = root.local()
@@ -137,13 +133,7 @@ def describe_continuation(config: RunOptions, place: Place, options: str = "") -
 def check_identity(run_dir: Place, identity: Mapping[str, Any], *, grows: bool = False) -> None:
     """Refuse a run directory that was made by a run of another identity; what has only moved is the same.
 
-    Args:
-        run_dir: the run's directory.
-        identity: of the run that is asked for, or a part of it.
-        grows: what the stored one does not name may come.
-
-    Raises:
-        RunError: naming every option that differs.
+    `identity` may be a part of one. With `grows` it may have what the stored one does not name.
     """
     stored = read_identity(run_dir)
     if stored is None:
@@ -191,11 +181,7 @@ def _tell_change(before: Any, after: Any) -> str:
 
 
 def read_run(run_dir: Place, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:
-    """Return what run.json says of a run; empty before its first start. `expected` is `files.read_json`'s.
-
-    Raises:
-        RunError: run.json is damaged, or of another format.
-    """
+    """Return what run.json says of a run; empty before its first start. `expected` is `files.read_json`'s."""
     path = run_dir / RUN
     if not path.is_file():
         return {}
@@ -238,13 +224,9 @@ def read_identity(run_dir: Place, expected: Mapping[str, Kind] | None = None) ->
 def check_order(run_dir: Place, order: Mapping[str, Any], added: Mapping[str, str]) -> list[str]:
     """Refuse to go on with a run whose rows or masks this version would draw in another way.
 
-    Args:
-        run_dir: the run's directory.
-        order: what decides them in this version, beside the run's options.
-        added: of what earlier versions did not have in `order`, what has changed by it.
-
-    Returns:
-        What has changed since the run's last start: such rules, and packages.
+    Return what has changed since the run's last start: rules, and packages. `order` is what decides rows and masks in
+    this version, beside the run's options; of what earlier versions did not have in it, `added` says what has changed
+    by it.
     """
     stored = read_run(run_dir, {"order": dict, "versions": list})
     if not stored:
@@ -287,11 +269,7 @@ def write_config(run_dir: Place, config: Any) -> None:
 
 
 def read_config(run_dir: Place, config_class: type[ConfigT]) -> ConfigT:
-    """Return the options of a run.
-
-    Raises:
-        RunError: `run_dir` is no run directory, or its config.yaml is not what a run wrote.
-    """
+    """Return the options of a run; a RunError if it has none, or they are not what a run wrote."""
     path = run_dir / CONFIG
     if not path.is_file():
         raise RunError(f"{run_dir} is no run directory: it has no {CONFIG}; give one that a job made.")
