@@ -34,11 +34,8 @@ _products: torch.library.Library | None = None
 def configure_kernels(num_kept: int, *, uses_fp32: bool = True) -> None:
     """Choose how this process computes its products; before its first one.
 
-    Args:
-        num_kept: kernels that oneDNN keeps for shapes it has met. By default it keeps 1,024, nearly a megabyte each.
-            Batches of texts of all lengths have some ten new shapes each, so that a process grows for hours, and no
-            kernel is ever used again.
-        uses_fp32: whether it computes in fp32; where it does not, nothing is gained.
+    By default oneDNN keeps 1,024 kernels for shapes it has met, nearly a megabyte each. Batches of texts of all lengths
+    have some ten new shapes each, so a process would grow for hours with kernels that are never used again.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(num_kept))
     if uses_fp32 and prefers_onednn():
@@ -58,11 +55,7 @@ def as_worker(num_kept: int, *, uses_fp32: bool = True) -> Iterator[None]:
 
 
 def check_choice() -> str:
-    """Return what `SWITCH` asks for; empty: nothing.
-
-    Raises:
-        ConfigError: it asks for kernels that there are not.
-    """
+    """Return what `SWITCH` asks for; empty: nothing."""
     wanted = os.environ.get(SWITCH, "")
     if wanted not in CHOICES:
         raise ConfigError(f"the variable {SWITCH} is {wanted!r}; it must be torch or onednn, or unset.")

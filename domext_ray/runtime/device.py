@@ -15,11 +15,7 @@ BF16_CAPABILITY = (8, 0)
 def prepare_device(uses_gpu: bool, cpus: float, num_kept: int, *, uses_fp32: bool = True) -> torch.device:
     """Make this process ready to compute.
 
-    Args:
-        uses_gpu: whether it has a GPU, which is the first that it sees.
-        cpus: else the CPUs that it has.
-        num_kept: kernels that are kept; see `configure_kernels`, as for `uses_fp32`.
-        uses_fp32: whether it computes in fp32.
+    The GPU is the first that the process sees; `cpus` are those that it has without one. See `configure_kernels`.
     """
     if uses_gpu:
         # Batches differ in length: in segments of a fixed size they would leave holes that nothing fits into.

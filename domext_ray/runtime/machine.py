@@ -22,11 +22,7 @@ def is_cluster() -> bool:
 
 
 def find_submission(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the id under which `ray job submit` has started this process; empty: something else has.
-
-    Args:
-        environment: of the process.
-    """
+    """Return the id under which `ray job submit` has started this process; empty: something else has."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"])
     return ""

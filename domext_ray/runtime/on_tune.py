@@ -42,16 +42,8 @@ LOOK_SECONDS = 1.0
 def run_trials(pool: Pool, trials: Iterable[Trial], ledger: Ledger, watch: Watch, rules: Rules) -> None:
     """Run the steps of trials that have no record yet on Ray Tune; Ray is initialised.
 
-    Args:
-        pool: what it makes is given a trial and a step's number, one after another, and None for the number where the
-            trial was stopped.
-        trials: those that have ended are left out; taken as workers come free.
-        ledger: where records are kept.
-        watch: looks on, and may stop a trial.
-        rules: what holds for all of them.
-
-    Raises:
-        DomextError: a mistake that all trials share, or no room for any of them.
+    The pool's function is given a trial and a step's number, one after another, or None for the number where the trial
+    was stopped. Trials are taken as workers come free; a mistake that they share, or no room for any, ends all.
     """
     os.environ.update(SETTINGS)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what matters of it the watch says in a line

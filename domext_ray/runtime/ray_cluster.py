@@ -77,14 +77,8 @@ ConfigT = TypeVar("ConfigT", bound=Any)
 def start_ray(wait_seconds: float = WAIT_SECONDS) -> None:
     """Connect to the cluster that RAY_ADDRESS or the job server names, or start a local one on localhost.
 
-    The local one has token authentication, no dashboard and a bounded object store.
-
-    Args:
-        wait_seconds: how long work may wait for room on it from now on, before it ends with an error.
-
-    Raises:
-        ConfigError: the cluster does not answer, or refuses the token; or a variable asks for unknown kernels.
-        RunError: a local Ray does not start, or somebody else has its folder.
+    The local one has token authentication, no dashboard and a bounded object store. `wait_seconds` is how long work may
+    wait for room on it from now on, before it ends with an error.
     """
     set_limit(wait_seconds)
     if ray.is_initialized():
@@ -243,18 +237,10 @@ def _count_own_gpus() -> int:
 
 
 def resolve_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
-    """Decide `--scale.use_gpu auto`, and refuse `true` where there are too few GPUs.
+    """Decide `--scale.use_gpu auto`, and refuse `true` where there are too few GPUs; a process needs one.
 
-    Args:
-        config: a configuration with a `scale`.
-        wanted: GPUs that are needed, one per process.
-        option: what to lower to need fewer.
-
-    Returns:
-        The configuration with true or false; as it is, while the cluster's GPUs are not known yet.
-
-    Raises:
-        ConfigError: there are fewer GPUs than wanted; on a cluster that has some or can bring some, after a while.
+    While a cluster's GPUs are not known yet, the configuration stays as it is. A cluster that has some GPUs, or can
+    bring some, is waited for before it is refused. `option` is what to lower to need fewer.
     """
     use_gpu, in_cluster = config.scale.use_gpu, is_cluster()
     if use_gpu is False or (in_cluster and not ray.is_initialized()):
@@ -330,8 +316,7 @@ def _describe_launches() -> str:
 def resolve_precision(config: ConfigT) -> ConfigT:
     """Put bf16 or fp32 in the place of `--engine.precision auto`.
 
-    Returns:
-        bf16 on GPUs and CPUs that all have units for it; as it is, while the processes' machines are not known yet.
+    It is bf16 where all GPUs or CPUs have units for it. While the machines are not known yet, it stays auto.
     """
     engine, scale = config.engine, config.scale
     if engine.precision != "auto" or scale.use_gpu == "auto":
@@ -361,18 +346,9 @@ def _have_cpus_bf16() -> bool:
 
 
 def run_on_each_node(function: Callable[..., Any], *args: Any, own: bool = True) -> list[tuple[str, Any]]:
-    """Call a function on every node that has CPUs; Ray is initialised.
+    """Call a function on every node that has CPUs; return their host names and what it returned. Ray is initialised.
 
-    Args:
-        function: what to call.
-        *args: its arguments.
-        own: also ask this process's node.
-
-    Returns:
-        Host names of the nodes, and what it returned there.
-
-    Raises:
-        RunError: a node has not answered in time.
+    Without `own` this process's node is left out. A node that has not answered in time is a RunError.
     """
     remote, here = ray.remote(num_cpus=0)(function), None if own else ray.get_runtime_context().get_node_id()
     asked = dict[Any, str]()
@@ -460,15 +436,8 @@ def list_accelerators() -> list[str]:
 def share_cpus(nodes: Sequence[Node], number: int, *, most: float, with_gpu: bool, read_cpus: float) -> float:
     """Return the largest CPU share of so many processes that leaves every node CPUs for reading tasks.
 
-    Args:
-        nodes: where they will be.
-        number: processes.
-        most: the largest share that is of use.
-        with_gpu: each process also takes a GPU.
-        read_cpus: CPUs that a reading task asks of one node; twice as many are left where that is possible.
-
-    Returns:
-        The share, in hundredths of a CPU; 0.0 where there is no room at all.
+    It is in hundredths of a CPU, at most `most`; 0.0 where there is no room at all. `read_cpus` is what a reading task
+    asks of one node; twice as many are left where that is possible.
     """
     for spare in (2 * read_cpus, read_cpus):
 

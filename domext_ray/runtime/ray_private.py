@@ -44,11 +44,7 @@ _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 
 
 def reach(place: str) -> Any:
-    """Return what is at one of `REACHES`.
-
-    Raises:
-        RunError: this Ray has no such thing.
-    """
+    """Return what is at one of `REACHES`; a RunError if this Ray has no such thing."""
     module, _, name = place.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -93,8 +89,7 @@ def take_any_agent_port() -> None:
 def make_token_header() -> dict[str, str]:
     """Return the header that shows this machine's token to a cluster; empty where tokens are off.
 
-    Raises:
-        ray.exceptions.AuthenticationError: RAY_AUTH_MODE is token and there is none.
+    Ray's AuthenticationError says that RAY_AUTH_MODE is token and there is none.
     """
     header = reach("ray._raylet:AuthenticationTokenLoader.instance")().get_token_for_http_header()
     return {name.lower(): value for name, value in header.items()}
@@ -103,8 +98,7 @@ def make_token_header() -> dict[str, str]:
 def ask_cluster_id(address: str, seconds: float) -> str:
     """Ask what answers at HOST:PORT for its cluster's id: `ray.init` would try for two minutes, in raw lines.
 
-    Returns:
-        Empty: a cluster that takes this machine's token; else the status that the call ended with.
+    Return the status that the call ended with; empty: a cluster that takes this machine's token.
     """
     header = list(make_token_header().items())
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:

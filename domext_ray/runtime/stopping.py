@@ -62,9 +62,6 @@ def find_kill_timer(environment: Mapping[str, str] = os.environ) -> KillTimer | 
     """Return the limit of the program that has started this job; None: as far as can be seen, nobody kills it.
 
     Ctrl-C and a terminal that closes, once they have come, are no such program's.
-
-    Args:
-        environment: of the process.
     """
     if find_submission(environment):
         given = _read_seconds(environment.get(RAY_GIVEN))
@@ -171,9 +168,8 @@ _SIGNALS = _Signals()
 def catch_signals(*, ends_process: bool = True) -> Iterator[None]:
     """Answer the three signals as this module says; one that the job was started to ignore (nohup) stays ignored.
 
-    Args:
-        ends_process: the process ends with the job, so that a second Ctrl-C may end it at once, and signals that come
-            after the job have their default.
+    With `ends_process` the process ends with the job: a second Ctrl-C may end it at once, and signals that come after
+    the job have their default.
     """
     handlers = {number: signal.getsignal(number) for number in NAMES}
     _SIGNALS.before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
@@ -203,12 +199,8 @@ def keep_signals() -> Iterator[None]:
 def save_first(ask: Callable[[], bool], is_done: Callable[[], bool]) -> Iterator[None]:
     """Answer the first signal by asking for a save; what is inside goes on until that is done, or its time is over.
 
-    Args:
-        ask: asks for it; False when there is nothing to save, and the job ends at once.
-        is_done: whether it is there. The job then ends at once: what else it waits for may have got the signal, too.
-
-    Raises:
-        KeyboardInterrupt: at the end, after a signal.
+    `ask` is False when there is nothing to save, and the job ends at once. It also ends at once when `is_done`: what
+    else it waits for may have got the signal, too. After a signal the block ends with a KeyboardInterrupt.
     """
     _SIGNALS.save = ask, is_done
     try:

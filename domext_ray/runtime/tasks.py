@@ -80,24 +80,10 @@ def run_tasks(
 ) -> Iterator[Result]:
     """Carry out tasks on Ray, but for those that have a record, showing progress; Ray is initialised.
 
-    Args:
-        work: what does a task; or a pool.
-        tasks: in order; taken as they are needed.
-        records: where results are kept; None: nowhere.
-        verb: what the progress line calls the work.
-        total: size of all tasks, and of those that are left out because they were done before.
-        unit: what sizes count.
-        remedy: what to do where tasks need too much memory.
-        before: size of the tasks that are left out.
-        cpus: of a task without a pool; Ray gives it a process that has done another one, where there is one.
-        gpus: of such a task.
-
-    Yields:
-        The results, in order.
-
-    Raises:
-        DomextError: a task met a user's mistake, could not write, or lost its worker again and again; or there was no
-            room for any.
+    Results come in the order of the tasks, which are taken as they are needed. `total` is the size of all, in `unit`,
+    with those that were done `before` and are left out. `remedy` says what to do where tasks need too much memory.
+    `cpus` and `gpus` are those of a task without a pool; Ray gives it a process that has done another one, where there
+    is one.
     """
     runner, progress = (
         _Runner(work, records, {"num_cpus": cpus, "num_gpus": gpus}),
@@ -217,11 +203,7 @@ class _Runner:
         return task, found
 
     def _take_worker(self, pool: Pool, answer: Any) -> None:
-        """Give a worker that has a process its first task; another one is started for one that has died before.
-
-        Raises:
-            RunError: none lives so long.
-        """
+        """Give a worker that has a process its first task; another one is started for one that has died before."""
         worker = self.starting.pop(answer)
         try:
             ray.get(answer)

@@ -72,21 +72,13 @@ class Ledger:
         return self.place / f"{name}.json"
 
     def read(self, trial: Trial) -> Outcome:
-        """Return what a trial has left; nothing, if its name's record is of another configuration.
-
-        Raises:
-            RunError: its record is damaged.
-        """
+        """Return what a trial has left; nothing, if its name's record is of another configuration."""
         found = self._read(trial.name) if self.find(trial.name).is_file() else None
         is_its_own = found is not None and hash_values(found.trial.config) == hash_values(trial.config)
         return found if found is not None and is_its_own else Outcome(trial)
 
     def list(self) -> list[Outcome]:
-        """Return what all trials have left, in the order of their names.
-
-        Raises:
-            RunError: a record is damaged.
-        """
+        """Return what all trials have left, in the order of their names."""
         names = [name for name in self.place.list_names() if name.endswith(".json") and not name.startswith(".")]
         return [self._read(name.removesuffix(".json")) for name in names]
 
@@ -106,9 +98,7 @@ class Ledger:
 class Watch:
     """Looks on while trials run: on the terminal, and wherever else it is told.
 
-    Args:
-        number: trials of the experiment.
-        num_ended: those of them that have ended before.
+    `num_ended` of the experiment's `number` of trials have ended before.
     """
 
     def __init__(self, number: int, num_ended: int) -> None:
@@ -156,11 +146,7 @@ def run_here(
 ) -> list[Outcome]:
     """Run trials of one step in this process, one after another, but for those that have ended; return what all left.
 
-    Args:
-        trials: the trials.
-        work: does one.
-        ledger: where records are kept.
-        failures: mistakes that are one trial's own; any other error ends all.
+    `failures` are mistakes that are one trial's own; any other error ends all.
     """
     outcomes = []
     for trial in trials:
@@ -179,11 +165,8 @@ def run_here(
 def describe_amount(ended: Sequence[Outcome], number: int, num_bytes: float, seconds: float = 0.0) -> str:
     """Return what so many trials take, as a dry run says it.
 
-    Args:
-        ended: those that have ended, whose mean time is taken for the others'.
-        number: of all.
-        num_bytes: of the disk, at most, for one.
-        seconds: that one takes, where that is known before any has ended.
+    One takes at most `num_bytes` of the disk, and as long as those that have ended took on average; `seconds` is what
+    it takes before any has ended.
     """
     left, mean = max(0, number - len(ended)), sum(one.seconds for one in ended) / len(ended) if ended else seconds
     hours = f"about {left * mean / 3600:.2f} hours one after another" if mean else "hours are told once one has ended"

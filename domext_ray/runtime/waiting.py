@@ -26,9 +26,7 @@ def set_limit(seconds: float) -> None:
 class StallTimer:
     """Says what work waits for when nothing has moved for 30 s, then for twice as long.
 
-    Args:
-        line: where to say it.
-        describe_waiting: says what Ray cannot place; empty: nothing.
+    `describe_waiting` says what Ray cannot place; empty: nothing.
     """
 
     def __init__(self, line: StatusLine, describe_waiting: Callable[[], str]) -> None:
@@ -51,9 +49,8 @@ class StallTimer:
 class RoomTimer:
     """Ends work that has had no room on Ray for as long as a job may wait for it.
 
-    Args:
-        ask: says what Ray cannot place: how many tasks and processes, and a clause about them and what has the room.
-        seconds: how long; None: as this process's work may.
+    `ask` says how many tasks and processes Ray cannot place, and a clause about them and what has the room. `seconds`
+    None: as long as this process's work may.
     """
 
     def __init__(self, ask: Callable[[], tuple[int, str]], seconds: float | None = None) -> None:
@@ -65,14 +62,9 @@ class RoomTimer:
         self._worked = self._had_room = time.monotonic()
 
     def check(self, work: str, number: int = 1) -> None:
-        """End work of which no part has a process.
+        """End work of which no part has a process, once it has waited long enough.
 
-        Args:
-            work: what it is called, such as "preparing".
-            number: its parts. Where Ray cannot place fewer, it starts a process for one, which takes a while.
-
-        Raises:
-            RunError: it has waited long enough.
+        `number` counts its parts: where Ray cannot place fewer, it starts a process for one, which takes a while.
         """
         limit, now = _limit if self._seconds is None else self._seconds, time.monotonic()
         num_waiting, said = self._ask()
