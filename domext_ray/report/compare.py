@@ -39,21 +39,13 @@ _PAGES = ("report.html", "sweep.html")
 
 @dataclass(frozen=True)
 class Line:
-    """One model of a comparison.
-
-    Args:
-        name: what it is called.
-        figure: what it reached.
-        difference: to the reference; None: it is the reference.
-        more: cells that follow the name.
-        values: the figure of every restart.
-    """
+    """One model of a comparison."""
 
     name: str
     figure: Estimate
-    difference: Estimate | None = None
-    more: tuple[str, ...] = ()
-    values: tuple[float, ...] = ()
+    difference: Estimate | None = None  # to the reference; None: it is the reference
+    more: tuple[str, ...] = ()  # cells that follow the name
+    values: tuple[float, ...] = ()  # the figure of every restart
 
 
 def compare_with_first(names: Sequence[str], samples: Sequence[Sample], more: Sequence[tuple[str, ...]]) -> list[Line]:
@@ -89,14 +81,7 @@ def tabulate(
 ) -> Table:
     """Return a line per model: the figure, its interval, and where there are any the differences.
 
-    Args:
-        lines: the models.
-        figure: what the figure is called.
-        names: what the models' names are.
-        more: names of the cells that follow the models' names.
-        form: how the figure is written.
-        change: what differences are called; empty: differences to the first line.
-        notes: sentences below the table.
+    `names`, `figure`, `more` and `change` head the columns of names, figures, further cells and differences.
     """
     change = change or f"difference to {lines[0].name}"
     rows = []
@@ -168,8 +153,7 @@ class ComparedRun:
 def choose_runs(runs: Sequence[str]) -> list[Place]:
     """Return the folders of --runs, each one once.
 
-    Raises:
-        ConfigError: a run is given twice, by whatever path: it would count as a seed of its own; or one is a sweep.
+    A sweep is refused, and so is a run given twice, by whatever path: it would count as a seed of its own.
     """
     folders = [Place(run).resolve() for run in runs]
     for i, folder in enumerate(folders):
@@ -181,11 +165,7 @@ def choose_runs(runs: Sequence[str]) -> list[Place]:
 
 
 def read_run(run_dir: Place) -> ComparedRun:
-    """Read a finished run.
-
-    Raises:
-        RunError: it has no summary or no metrics.
-    """
+    """Read a finished run."""
     summary = read_summary(run_dir / SUMMARY)
     records = [record for record in read_metrics(run_dir / "metrics.jsonl") if record.get(BITS) is not None]
     if not records:

@@ -48,13 +48,9 @@ _COST = {
 def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of a run before and after, as far as it is: the first evaluation and the newest one.
 
-    Args:
-        records: lines of metrics.jsonl.
-
-    Returns:
-        "domain" and "general" (after is None while only the start was evaluated), "evaluation" (what they were measured
-        on), of a mixture "parts", once a step was trained "train", and of a run with a router "routed": "domain" and
-        "general" at its end, where the router sends each row to its adapter or to the base.
+    They are "domain" and "general" (after is None while only the start was evaluated), "evaluation" (what they were
+    measured on), of a mixture "parts", once a step was trained "train", and of a run with a router "routed": "domain"
+    and "general" at its end, where the router sends each row to its adapter or to the base.
     """
     names = find_run_losses(records)
     keys = {"domain": (names.loss, names.accuracy, "bits_per_character", _WORD_BITS), "general": ("mlm_accuracy",)}
@@ -133,24 +129,15 @@ def _measure_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a run, before and after its training.
+    """One figure of a run, before and after its training."""
 
-    Args:
-        name: for people who have the run before them.
-        help: the same for those who have only its figures, with its unit.
-        form: of a value, as for `format`; shares, in per cent, change by points, and others in proportion.
-        before, after: its values; None: not measured, or not yet.
-        number: it is a share of so many; 0: it has no interval.
-        routed: what it is with the run's router.
-    """
-
-    name: str
-    help: str
-    form: str
-    before: float | None
-    after: float | None
-    number: int = 0
-    routed: float | None = None
+    name: str  # for people who have the run before them
+    help: str  # the same for those who have only its figures, with its unit
+    form: str  # as for `format`; shares, in per cent, change by points, and others in proportion
+    before: float | None  # None: not measured
+    after: float | None  # None: not measured, or not yet
+    number: int = 0  # it is a share of so many; 0: it has no interval
+    routed: float | None = None  # what it is with the run's router
 
     @property
     def is_measured(self) -> bool:

@@ -56,30 +56,18 @@ class TextForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run is expected to take.
+    """What a run is expected to take."""
 
-    Args:
-        estimates: training rows of the domain's text by length phase; None where they cannot be estimated.
-        texts: what is read of each text, the domain's first; empty: not known without rows.
-        num_steps: steps until the first limit; 0: not known.
-        rate: operations of a token, 0.0 where they are not counted, and tokens per second of all workers together.
-        origin: where the rate is from, or why there is none.
-        seconds: training time; 0: not known.
-        checkpoint_bytes, export_bytes: what the run's directory will hold, beside the prepared corpus.
-        near_duplicates: held-out documents of the sample that training text nearly repeats; None: not known.
-        unknown: of each text by its title, what its tokenizer does not know of the sample (`unknown.find_unknown`).
-    """
-
-    estimates: tuple[RowEstimate | None, ...]
-    texts: tuple[TextForecast, ...] = ()
-    num_steps: int = 0
-    rate: StepCost = StepCost(0.0, 0.0)
-    origin: str = ""
-    seconds: float = 0.0
+    estimates: tuple[RowEstimate | None, ...]  # the domain's, by length phase; None: they cannot be estimated
+    texts: tuple[TextForecast, ...] = ()  # the domain's first; empty: not known without rows
+    num_steps: int = 0  # until the first limit; 0: not known
+    rate: StepCost = StepCost(0.0, 0.0)  # of all workers together
+    origin: str = ""  # where the rate is from, or why there is none
+    seconds: float = 0.0  # training time; 0: not known
     checkpoint_bytes: int = 0
     export_bytes: int = 0
-    near_duplicates: NearDuplicates | None = None
-    unknown: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    near_duplicates: NearDuplicates | None = None  # in the sample; None: not known
+    unknown: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # in the sample, by a text's title
 
     @property
     def corpus_bytes(self) -> int:
@@ -105,11 +93,8 @@ def make_forecast(
 ) -> Forecast:
     """Estimate what a run will take.
 
-    Args:
-        config: the run, its method's sizes solved.
-        spec: its model; without a base words are still to be learned, and rows are those of the base that ships.
-        samples: of `config.texts`; None: text that the base is going to write.
-        measure: measures one worker; called unless `train.tokens_per_second` is given.
+    Without a base, words are still to be learned, and rows are those of the base that ships. A sample is None of text
+    that the base is going to write. `measure`, of one worker, is called unless `train.tokens_per_second` is given.
     """
     base, counts = spec.base, spec.counts
     tokenizer = load_tokenizer(base.folder if base else ASSETS / SHIPPED_BASE)

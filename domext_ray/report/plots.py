@@ -127,11 +127,7 @@ def _name_color(found: re.Match[str]) -> str:
 
 
 def check_picture(path: Place) -> None:
-    """Refuse to draw over a file that `new_picture` did not write.
-
-    Raises:
-        RunError: `path` is such a file, or a folder.
-    """
+    """Refuse to draw over a file that `new_picture` did not write."""
     if not path.parent.is_dir():
         raise RunError(f"{path.parent} is no folder; give the picture (--output) one that exists.")
     if path.is_dir():

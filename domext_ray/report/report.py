@@ -93,13 +93,7 @@ class LiveReport:
 def write_report(run_dir: Place, state: State = "finished", examples: Sequence[Example] = ()) -> Place:
     """Draw a run's curves, write report.html and curves.png, and return the place of the former.
 
-    Args:
-        run_dir: a run's directory, with metrics.jsonl, run.json and config.yaml.
-        state: what the run is doing now.
-        examples: masked words of held-out text; with them only the owner may read the page, as the text itself.
-
-    Raises:
-        RunError: one of the three files is missing or damaged.
+    With `examples` only the owner may read the page, as the text itself.
     """
     records = read_metrics(run_dir / "metrics.jsonl")
     if not records:

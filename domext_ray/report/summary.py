@@ -93,11 +93,7 @@ def describe_start(run_dir: Place) -> dict[str, str]:
 
 
 def read_origin(run_dir: Place) -> dict[str, Any]:
-    """Return what `describe_origin` told of a run's newest start, with the versions of packages.
-
-    Raises:
-        RunError: run.json is missing or damaged.
-    """
+    """Return what `describe_origin` told of a run's newest start, with the versions of packages."""
     run = read_run(run_dir, {f"origin.{name}": kind for name, kind in _ORIGIN.items()} | {"versions": list})
     if not run:
         raise RunError(f"{run_dir / RUN} is missing; a run writes it when training starts: run the job again.")
@@ -175,11 +171,7 @@ def add_times(run_dir: Place) -> dict[str, float]:
 
 
 def read_summary(path: Place) -> dict[str, Any]:
-    """Read a run's summary.json.
-
-    Raises:
-        RunError: it is missing or damaged.
-    """
+    """Read a run's summary.json."""
     if not path.is_file():
         raise RunError(f"{path} is missing; a run writes it when training ends: run the job again.")
     values = read_json(path, _REMEDY)
