@@ -52,7 +52,7 @@ def read_yaml(path: Path, option: str) -> Node:
 
 
 def parse_yaml(text: str, name: str) -> Node:
-    """Parse a text; `name` is what messages call it: a path, or an option."""
+    """Parse a text, which messages call `name`, a path or an option; what is no YAML is a ConfigError."""
     if len(text) > _MAX_YAML_BYTES:
         raise ConfigError(f"{name} is above 1 MB; it must be a YAML file of options.")
     try:
