@@ -32,15 +32,10 @@ TABLE_FILE = "statistics.txt"
 class BaseVocabulary:
     """What new words are added to.
 
-    Args:
-        name: what the user calls the base.
-        family: of its tokenizer.
-        tokenizer: the base's.
-        entries: id by entry; the ids from 0 to the last row have no gap, `[unusedN]` fills those without a name.
-        fingerprint: `vocab.fingerprint_tokenizer` of the tokenizer.
+    The ids of `entries`, from 0 to the embedding table's last row, have no gap: `[unusedN]` fills those without a name.
     """
 
-    name: str
+    name: str  # what the user calls the base
     family: TokenizerFamily
     tokenizer: PreTrainedTokenizerBase
     entries: dict[str, int]
@@ -53,29 +48,17 @@ class BaseVocabulary:
 
 @dataclass(frozen=True)
 class ExtensionVocabulary:
-    """New words of a base.
-
-    Args:
-        folder: the tokenizer over base and new words.
-        words: names of the new words in the order of their ids, joined ones as `##…` (see `family`).
-        first_id: id of the first one: rows of the base's embedding table.
-        base: what the user called the base.
-        base_fingerprint: `vocab.fingerprint_tokenizer` of the base's tokenizer.
-    """
+    """New words of a base, and the folder of the tokenizer over both."""
 
     folder: Path
-    words: tuple[str, ...]
-    first_id: int
-    base: str
-    base_fingerprint: str
+    words: tuple[str, ...]  # names in the order of their ids, joined ones as `##…` (see `family`)
+    first_id: int  # of the first word: rows of the base's embedding table
+    base: str  # what the user called it
+    base_fingerprint: str  # `fingerprint_tokenizer` of its tokenizer
 
 
 def load_extension(folder: Path) -> ExtensionVocabulary | None:
-    """Read the new words of a tokenizer's folder; None when it has none.
-
-    Raises:
-        CorpusError: the record cannot be read, or the tokenizer beside it has other words.
-    """
+    """Read the new words of a tokenizer's folder; None when it has none."""
     path = folder / RECORD_FILE
     if not path.exists():
         return None
@@ -115,11 +98,7 @@ def save_extension(
     made_from: dict[str, Any],
     statistics: dict[str, Any] | None = None,
 ) -> ExtensionVocabulary:
-    """Write the folder of new words, in place of one that is there; `made_from` is what decides them.
-
-    Raises:
-        CorpusError: the folder holds something else, or the base's tokenizer cannot be had with new words.
-    """
+    """Write the folder of new words, in place of one that is there; `made_from` is what decides them."""
     if folder.exists() and not (folder / RECORD_FILE).exists() and any(folder.iterdir()):
         raise CorpusError(f"{folder} holds other files; give another --run.name, or remove them.")
     tokenizer = extend_tokenizer(known, words)
@@ -142,11 +121,7 @@ def save_extension(
 
 
 def extend_tokenizer(known: BaseVocabulary, words: Sequence[str]) -> PreTrainedTokenizerBase:
-    """Make one tokenizer over base and new words, whose ids follow the base's.
-
-    Raises:
-        CorpusError: the base's tokenizer changes beyond its vocabulary when it is made anew.
-    """
+    """Make one tokenizer over base and new words, whose ids follow the base's."""
     family, first_id = known.family, len(known.entries)
     entries = {**known.entries, **{family.to_entry(word): first_id + i for i, word in enumerate(words)}}
     tokenizer = family.make_tokenizer(known.tokenizer, entries)
@@ -161,15 +136,11 @@ def base_token_ids(base_tokenizer: PreTrainedTokenizerBase, words: Sequence[str]
     """Return the base's ids of every new word, by name; what cannot be spelled is the unknown token."""
     family, entries = tokenizer_family(base_tokenizer), base_tokenizer.get_vocab()
     unknown = [str(base_tokenizer.unk_token)]
-    return [[entries[each] for each in family.split(family.to_entry(word), entries) or unknown] for word in words]
+    return [[entries[piece] for piece in family.split(family.to_entry(word), entries) or unknown] for word in words]
 
 
 def check_appended(old: ExtensionVocabulary, new: ExtensionVocabulary) -> None:
-    """Check that a vocabulary keeps the ids of an earlier one.
-
-    Raises:
-        CorpusError: it is of another base, or a word has another id.
-    """
+    """Check that a vocabulary is of the same base as an earlier one, and keeps its ids."""
     if (old.base_fingerprint, old.first_id) != (new.base_fingerprint, new.first_id):
         raise CorpusError(
             f"the vocabulary {new.folder} was made for --base {new.base}, the earlier one {old.folder} for {old.base}; "
@@ -198,16 +169,7 @@ def format_statistics(folder: Path) -> str:
 
 
 def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) -> BaseVocabulary:
-    """Read the vocabulary of a base.
-
-    Args:
-        base: what the user calls the base.
-        tokenizer_folder: its tokenizer.
-        num_base_rows: rows of its embedding table, which may be more than its tokenizer has entries.
-
-    Raises:
-        CorpusError: the tokenizer takes no new words, or has more ids than there are rows.
-    """
+    """Read the vocabulary of a base, whose embedding table may have more rows than its tokenizer has entries."""
     tokenizer = load_tokenizer(tokenizer_folder)
     family = tokenizer_family(tokenizer, base)
     entries = dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))

@@ -48,8 +48,8 @@ def add_groups(groups: Groups, word: str, found: Iterable[int], enough: int) -> 
 def _list_characters() -> dict[int, str]:
     """Return the character that stands for each byte: itself where it is printable, else one from 256 on (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [each for each in range(256) if each not in printable]
-    return {**{each: chr(each) for each in printable}, **{each: chr(256 + i) for i, each in enumerate(others)}}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {**{byte: chr(byte) for byte in printable}, **{byte: chr(256 + i) for i, byte in enumerate(others)}}
 
 
 _CHARACTERS = _list_characters()
@@ -60,31 +60,21 @@ _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 def _to_text(entry: str) -> str | None:
     """Return what an entry stands for; None where it is no whole characters, or none of bytes."""
     try:
-        return bytes(_BYTES[each] for each in entry).decode()
+        return bytes(_BYTES[character] for character in entry).decode()
     except (KeyError, UnicodeDecodeError):
         return None
 
 
 @dataclass(frozen=True)
 class WordCounts:
-    """How often words occur in a corpus.
-
-    Args:
-        words: distinct words, as the entries that they would be; the most frequent first, ties by text.
-        counts: occurrences of each, int64 [W].
-        num_documents: documents they are from.
-        num_text_bytes: UTF-8 bytes of these documents.
-        num_too_long: occurrences of words beyond `TokenizerFamily.max_chars`, which are not among the words.
-        num_forgotten: occurrences of rare words that are not among the words: dropped to bound memory, or because too
-            few groups have them.
-    """
+    """How often words occur in a corpus, as the entries that they would be: the most frequent first, ties by text."""
 
     words: tuple[str, ...]
-    counts: np.ndarray
+    counts: np.ndarray  # int64 [W]
     num_documents: int
     num_text_bytes: int
-    num_too_long: int
-    num_forgotten: int
+    num_too_long: int  # occurrences of words beyond `TokenizerFamily.max_chars`, which are left out
+    num_forgotten: int  # of rare words, left out to bound memory, or because too few groups have them
 
     @property
     def num_words(self) -> int:
@@ -186,7 +176,7 @@ class WordPieceFamily(TokenizerFamily):
             found = (self.record.get(part) or {}).get("type")
             if found != wanted:
                 return f"has the {part.replace('_', '-')} {found} in place of {wanted}"
-        added = [each["content"] for each in self.record.get("added_tokens") or [] if not each["special"]]
+        added = [token["content"] for token in self.record.get("added_tokens") or [] if not token["special"]]
         return f"has {len(added)} added tokens outside of its model, the first is {added[0]!r}" if added else ""
 
     def chunks(self, document: str) -> list[str]:
@@ -201,7 +191,7 @@ class WordPieceFamily(TokenizerFamily):
         return name
 
     def to_name(self, *entries: str) -> str:
-        return entries[0] + "".join(each.removeprefix(PREFIX) for each in entries[1:])
+        return entries[0] + "".join(entry.removeprefix(PREFIX) for entry in entries[1:])
 
     def cut_name(self, name: str) -> list[str]:
         if not name.startswith(PREFIX):
@@ -243,9 +233,9 @@ class WordPieceFamily(TokenizerFamily):
             strip_accents=rule["strip_accents"],
             tokenize_chinese_chars=rule["handle_chinese_chars"],
             model_max_length=base.model_max_length,
-            **{f"{each}_token": getattr(base, f"{each}_token") for each in ("unk", "sep", "pad", "cls", "mask")},
+            **{f"{name}_token": getattr(base, f"{name}_token") for name in ("unk", "sep", "pad", "cls", "mask")},
         )
-        extra = [each for each in base.all_special_tokens if each not in tokenizer.all_special_tokens]
+        extra = [token for token in base.all_special_tokens if token not in tokenizer.all_special_tokens]
         if extra:
             tokenizer.add_special_tokens({"additional_special_tokens": extra})  # they have their base's ids
         return tokenizer
@@ -266,15 +256,15 @@ class ByteLevelFamily(TokenizerFamily):
 
     def find_fault(self) -> str:
         model, rule = self.record["model"], self.record.get("pre_tokenizer") or {}
-        rules = [each.get("type") for each in (rule, *rule.get("pretokenizers", ()))]
-        marks = [each for each in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(each)]
+        rules = [part.get("type") for part in (rule, *rule.get("pretokenizers", ()))]
+        marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
         if "ByteLevel" not in rules or model.get("byte_fallback") or marks:
             return "is a BPE model that is not byte-level"
         if model.get("dropout"):
             return "drops merges at random"
         if self.words("a b") != [*self.words("a"), "Ġb"]:
             return "does not cut text into words before its BPE model"
-        entries = [*model["vocab"], *(each["content"] for each in self.record.get("added_tokens") or [])]
+        entries = [*model["vocab"], *(token["content"] for token in self.record.get("added_tokens") or [])]
         for entry in [] if model.get("ignore_merges") else entries:
             if self._merge(entry) != [entry]:
                 text = _to_text(entry)
@@ -286,7 +276,7 @@ class ByteLevelFamily(TokenizerFamily):
         for sentence in split_sentences(document):
             first, *others = sentence.split(" ")
             yield first
-            yield from (f" {each}" for each in others)
+            yield from (f" {chunk}" for chunk in others)
 
     def to_entry(self, name: str) -> str:
         text = name.removeprefix(PREFIX) if name.startswith(PREFIX) else f" {name}"
@@ -332,15 +322,15 @@ class ByteLevelFamily(TokenizerFamily):
         from transformers import PreTrainedTokenizerFast
 
         record = {**self.record, "model": self.make_model(entries), "truncation": None, "padding": None}
-        named = {f"{each}_token": getattr(base, f"{each}_token", None) for each in _NAMED_TOKENS}
-        known = [each for each in named.values() if each is not None]
+        named = {f"{name}_token": getattr(base, f"{name}_token", None) for name in _NAMED_TOKENS}
+        known = [token for token in named.values() if token is not None]
         tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer.from_str(json.dumps(record)),
             model_max_length=base.model_max_length,
             model_input_names=base.model_input_names,
             padding_side=base.padding_side,
             truncation_side=base.truncation_side,
-            extra_special_tokens=[each for each in base.all_special_tokens if each not in known],
+            extra_special_tokens=[token for token in base.all_special_tokens if token not in known],
             **{key: token for key, token in named.items() if token is not None},
         )
         return tokenizer
@@ -352,12 +342,7 @@ FAMILIES: dict[str, type[TokenizerFamily]] = {"WordPiece": WordPieceFamily, "BPE
 def tokenizer_family(tokenizer: PreTrainedTokenizerBase | str, base: str = "") -> TokenizerFamily:
     """Return a fast tokenizer, or its JSON, as its family sees it.
 
-    Args:
-        tokenizer: of a base, or with new words.
-        base: what the user calls a base, for the sentence that refuses it; then it is checked.
-
-    Raises:
-        CorpusError: it takes no new words.
+    `base`, what the user calls it, is for messages; without it `find_fault` is not asked.
     """
     record = json.loads(tokenizer if isinstance(tokenizer, str) else tokenizer.backend_tokenizer.to_str())
     model = record["model"].get("type")

@@ -36,17 +36,7 @@ def learn_extension(
 ) -> ExtensionVocabulary:
     """Learn new words on a corpus; Ray is initialised.
 
-    Args:
-        spec: the `--corpus` option.
-        prepare: how documents are read.
-        vocab: how many new words, the ones of `extend` included, and of which kind.
-        known: the base's vocabulary.
-        folder: where to save; a folder learned from the same content, settings and base is kept.
-        cache_dir: where finished counts are kept until the words are learned.
-
-    Raises:
-        CorpusError: the size has no room for the words that must be in or for the alphabet, or the corpus has nothing
-            new, or nothing is said of its groups (`tell_groups`).
+    A folder learned from the same content, settings and base is kept.
     """
     given = read_given(vocab, known)
     sources, min_groups = resolve_sources(spec, prepare, cache_dir), resolve_min_groups(prepare, vocab)
@@ -72,13 +62,7 @@ def learn_extension(
 def import_words(vocab: VocabConfig, known: BaseVocabulary, folder: Path) -> ExtensionVocabulary:
     """Make the vocabulary of a list of words, or take over that of a folder made before.
 
-    Args:
-        vocab: `words` names the file or folder; the words of `extend` come first.
-        known: the base's vocabulary.
-        folder: where to save; a folder of the same words and base is kept.
-
-    Raises:
-        CorpusError: the list has a word that can be no new entry.
+    A folder of the same words and base is kept.
     """
     words = read_given(vocab, known)
     made_from = {"given": _hash_words(words)}
@@ -92,15 +76,7 @@ def count_new_words(vocab: VocabConfig, known: BaseVocabulary) -> int:
 
 
 def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, cache_dir: Place) -> None:
-    """Count the words of a corpus and save the statistics of a vocabulary beside it; Ray is initialised.
-
-    Args:
-        spec: the `--corpus` option.
-        prepare: how documents are read.
-        vocab: its `min_groups`, below which a word is not counted.
-        folder: the vocabulary, for example of brought words.
-        cache_dir: where finished counts are kept until the statistics are written.
-    """
+    """Count the words of a corpus and save the statistics of a vocabulary in its folder; Ray is initialised."""
     extension = load_extension(folder)
     if extension is None:
         raise CorpusError(f"{folder} has no {RECORD_FILE}; make it with domext build_vocab.")
@@ -131,7 +107,7 @@ def _choose_words(
     if len(chosen) < vocab.size:
         print(f"new words: the corpus has only {len(chosen):,} of {vocab.size:,}", file=sys.stderr)
     statistics = describe_vocabulary(counts, family, known.entries, unk_id, chosen, further, unreachable)
-    return [family.to_name(each) for each in chosen], statistics
+    return [family.to_name(entry) for entry in chosen], statistics
 
 
 def _fill(
@@ -152,14 +128,14 @@ def _fill(
     first_id, rest, unused = len(known.entries), list(ranking.entries), set(ranking.unreachable)
     for _ in range(MAX_REFILLS):
         chosen = [*fixed, *rest[: size - len(fixed)]]
-        entries = {**known.entries, **{each: first_id + i for i, each in enumerate(chosen)}}
+        entries = {**known.entries, **{entry: first_id + i for i, entry in enumerate(chosen)}}
         usage = count_pieces(counts, known.family, entries, known.tokenizer.unk_token_id).usage
-        found = {each for each in chosen[len(fixed) :] if not usage[entries[each]]}
+        found = {entry for entry in chosen[len(fixed) :] if not usage[entries[entry]]}
         if not found:
             break
         unused |= found
-        rest = [each for each in rest if each not in found]
-    return [each for each in chosen if each not in unused], rest[size - len(fixed) :], sorted(unused)
+        rest = [entry for entry in rest if entry not in found]
+    return [entry for entry in chosen if entry not in unused], rest[size - len(fixed) :], sorted(unused)
 
 
 def read_given(
@@ -167,10 +143,7 @@ def read_given(
 ) -> list[str]:
     """Return the words that are there in any case: those of an earlier vocabulary, then brought or protected ones.
 
-    Args:
-        vocab: names their files.
-        known: the base's vocabulary.
-        tell: takes a sentence about lines of a file that are left out, or are read otherwise than they are written.
+    `tell` is as in `read_words`.
     """
     earlier = _read_made(vocab.extend, "vocab.extend", known) if vocab.extend else []
     if vocab.words:

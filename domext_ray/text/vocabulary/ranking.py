@@ -35,17 +35,11 @@ Split = Callable[[str, Collection[str], str], list[str]]
 
 @dataclass(frozen=True)
 class Ranking:
-    """Entries that a base lacks, the most useful first.
+    """Entries that a base lacks, the most useful first."""
 
-    Args:
-        alphabet: those for characters that the base cannot spell; they come before all others.
-        entries: the others, by the tokens that they save.
-        unreachable: candidates that no text is ever cut into, sorted.
-    """
-
-    alphabet: list[str]
-    entries: list[str]
-    unreachable: list[str]
+    alphabet: list[str]  # for characters that the base cannot spell; they come before all others
+    entries: list[str]  # the others, by the tokens that they save
+    unreachable: list[str]  # candidates that no text is ever cut into, sorted
 
 
 def rank_new_entries(
@@ -90,11 +84,11 @@ def rank_candidates(
             for piece in own:
                 if piece in usage:
                     usage[piece] += words[word]
-        gone = sorted(each for each in left if not usage[each])
+        gone = sorted(entry for entry in left if not usage[entry])
         if gone and not ranked:
             unreachable += gone  # their going changes nothing
         else:
-            worth = {each: usage[each] * _count_saved(split(each, entries, each)) for each in left}
+            worth = {entry: usage[entry] * _count_saved(split(entry, entries, entry)) for entry in left}
             gone = sorted(left, key=lambda each: (-worth[each], each))[len(left) // 2 :]
             ranked[:0] = gone
         left.difference_update(gone)
@@ -111,7 +105,7 @@ def choose_alphabet(counts: WordCounts, known: Collection[str], split: Split, mi
     """Return the entries c and ##c that words lack which the base cannot spell, the most frequent first."""
     found: Counter[str] = Counter()
     num_chars = 0
-    spelled = {each for each in known if len(each) == 1 and PREFIX + each in known}
+    spelled = {entry for entry in known if len(entry) == 1 and PREFIX + entry in known}
     for word, count in counts.items():
         num_chars += len(word) * count
         if word in known or spelled.issuperset(word) or split(word, known, ""):
@@ -120,7 +114,7 @@ def choose_alphabet(counts: WordCounts, known: Collection[str], split: Split, mi
         for character in word[1:]:
             found[PREFIX + character] += count
     least = max(min_frequency, ALPHABET_SHARE * num_chars)
-    missing = [each for each, count in found.items() if count >= least and each not in known]
+    missing = [entry for entry, count in found.items() if count >= least and entry not in known]
     return sorted(missing, key=lambda each: (-found[each], each))
 
 
@@ -136,7 +130,7 @@ def learn_pieces(counts: dict[str, int], min_frequency: int, size: int, max_fed:
         vocab_size=2 * len(alphabet) + 1 + size,
         min_frequency=max(1, round(min_frequency * scale)),
         # The order of the trainer's own continuations is a hash table's, and it decides between equal counts.
-        special_tokens=["[UNK]", *(PREFIX + each for each in alphabet)],
+        special_tokens=["[UNK]", *(PREFIX + character for character in alphabet)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,

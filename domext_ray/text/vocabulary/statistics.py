@@ -31,17 +31,17 @@ def count_pieces(counts: WordCounts, family: TokenizerFamily, entries: dict[str,
     num_pieces = np.ones(len(counts.words), dtype=np.int64)
     is_unknown = np.zeros(len(counts.words), dtype=bool)
     usage = np.zeros(max(entries.values()) + 1, dtype=np.int64)
-    whole = np.fromiter((entries.get(each, -1) for each in counts.words), dtype=np.int64)
+    whole = np.fromiter((entries.get(word, -1) for word in counts.words), dtype=np.int64)
     np.add.at(usage, whole[whole >= 0], counts.counts[whole >= 0])
     tokenizer = Tokenizer.from_str(json.dumps({"version": "1.0", "model": family.make_model(entries)}))
     rest = np.flatnonzero(whole < 0)
     for first in range(0, len(rest), _BLOCK_WORDS):
         places = rest[first : first + _BLOCK_WORDS]
         found = tokenizer.encode_batch([counts.words[i] for i in places], add_special_tokens=False)
-        sizes = np.array([len(each.ids) for each in found], dtype=np.int64)
-        ids = np.array([i for each in found for i in each.ids], dtype=np.int64)
+        sizes = np.array([len(encoding.ids) for encoding in found], dtype=np.int64)
+        ids = np.array([i for encoding in found for i in encoding.ids], dtype=np.int64)
         num_pieces[places] = sizes
-        is_unknown[places] = [each.ids == [unk_id] for each in found]
+        is_unknown[places] = [encoding.ids == [unk_id] for encoding in found]
         np.add.at(usage, ids, np.repeat(counts.counts[places], sizes))
     return PieceCounts(num_pieces, is_unknown, usage)
 
@@ -83,11 +83,11 @@ def describe_vocabulary(
     can never be a token.
     """
     ranked, first_id = [*new, *further], len(base)
-    sizes = sorted({*(each for each in TABLE_SIZES if each <= len(ranked)), len(new)})
-    has_letter = np.fromiter((any(map(str.isalnum, family.to_name(each))) for each in counts.words), dtype=bool)
+    sizes = sorted({*(number for number in TABLE_SIZES if number <= len(ranked)), len(new)})
+    has_letter = np.fromiter((any(map(str.isalnum, family.to_name(word))) for word in counts.words), dtype=bool)
     rows = []
     for size in sizes:
-        entries = {**base, **{each: first_id + i for i, each in enumerate(ranked[:size])}}
+        entries = {**base, **{entry: first_id + i for i, entry in enumerate(ranked[:size])}}
         pieces = count_pieces(counts, family, entries, unk_id)
         rows.append(_measure_size(counts, has_letter, pieces, size))
         if size == len(new):

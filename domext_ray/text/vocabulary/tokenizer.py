@@ -48,14 +48,7 @@ SAMPLE_BYTES = 200 * 2**20
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder.
-
-    Args:
-        folder: as `save_pretrained` wrote it.
-
-    Raises:
-        CorpusError: there is none, it has no fast implementation, or it lacks a special token that masking needs.
-    """
+    """Load the tokenizer of a folder; it must be a fast one, and have the special tokens that masking needs."""
     from transformers import AutoTokenizer
 
     check_tokenizer_files(folder)
@@ -104,11 +97,7 @@ def _require_fast(folder: Path, kind: type | None) -> None:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Refuse a folder without a tokenizer's files; nothing is loaded.
-
-    Raises:
-        CorpusError: it has none.
-    """
+    """Refuse a folder without a tokenizer's files; nothing is loaded."""
     if not folder.is_dir():
         raise CorpusError(f"{folder} is no folder; a tokenizer's folder is needed.")
     names = Place(folder).list_names()
@@ -121,10 +110,9 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def make_backend(tokenizer: PreTrainedTokenizerBase | str) -> Tokenizer:
-    """Return a copy of a fast tokenizer's engine that neither cuts nor pads, and to which all text is text.
+    """Return a copy of a fast tokenizer's engine, which may be given as JSON, that neither cuts nor pads.
 
-    Args:
-        tokenizer: the tokenizer, or the engine as JSON; a special token that a text has literally ("[SEP]") is text.
+    A special token that a text has literally ("[SEP]") is text to it.
     """
     backend = Tokenizer.from_str(tokenizer if isinstance(tokenizer, str) else tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
@@ -134,11 +122,7 @@ def make_backend(tokenizer: PreTrainedTokenizerBase | str) -> Tokenizer:
 
 
 def group_pieces(word_ids: Sequence[int | None]) -> list[list[int]]:
-    """Return the places of each word's pieces, in the words' order.
-
-    Args:
-        word_ids: number of each piece's word; None: a special token.
-    """
+    """Return the places of each word's pieces, in the words' order; special tokens have None for a word."""
     pieces: dict[int, list[int]] = {}
     for place, word in enumerate(word_ids):
         if word is not None:
@@ -151,15 +135,6 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, num_rows: int, owner: str) -> 
 
     Tables are padded to a multiple of 8 to 128, and some keep rows in reserve, but none known has two for each entry:
     a tokenizer that names less than half of the rows is another model's.
-
-    Args:
-        tokenizer: the tokenizer.
-        num_rows: rows of the table.
-        owner: the model, for messages.
-
-    Raises:
-        CorpusError: it has ids beyond the table, leaves more than half of it unnamed, or reads neither plain text nor
-            its own entries.
     """
     entries = tokenizer.get_vocab()
     highest = max(entries.values())
@@ -168,7 +143,8 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, num_rows: int, owner: str) -> 
         raise CorpusError(f"{sizes} embedding rows, so some words have none; give the model's own tokenizer.")
     if 2 * len(entries) < num_rows:
         raise CorpusError(f"{sizes} embedding rows, more than half without a word; give the model's own tokenizer.")
-    own = " ".join(each for each in entries if each not in tokenizer.all_special_tokens)  # proteins, say, are no words
+    # Its own entries, too: proteins, say, are no words.
+    own = " ".join(entry for entry in entries if entry not in tokenizer.all_special_tokens)
     if not any(_reads(tokenizer, text) for text in (PLAIN_TEXT, own)):
         raise CorpusError(
             f"the tokenizer of {owner} makes {tokenizer.unk_token} of every word of plain text in nine languages, and "
@@ -195,7 +171,7 @@ def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
             record = read("tokenizer.json")
             vocab = record["model"]["vocab"]  # of Unigram models a list of pairs
             found = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
-            found |= {each["content"] for each in record.get("added_tokens", [])}
+            found |= {token["content"] for token in record.get("added_tokens", [])}
         elif (place / "vocab.json").is_file():
             found = set(read("vocab.json"))
         elif (place / "vocab.txt").is_file():
@@ -204,7 +180,7 @@ def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
         else:
             return set(tokenizer.get_vocab())
         extra = read("tokenizer_config.json").get("added_tokens_decoder", {})
-        return found | set(read("added_tokens.json")) | {each["content"] for each in extra.values()}
+        return found | set(read("added_tokens.json")) | {token["content"] for token in extra.values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorpusError(f"the tokenizer of {folder} is damaged ({error!r}); save it there again.") from error
 
@@ -228,22 +204,9 @@ def learn_wordpiece(
     model_max_length: int,
     cache_dir: Place | None = None,
 ) -> Path:
-    """Learn a WordPiece vocabulary on a corpus and save it as a BERT tokenizer.
+    """Learn a WordPiece vocabulary on a corpus and save it as a BERT tokenizer; return its folder.
 
-    Args:
-        spec: the `--corpus` option.
-        prepare: how documents are read.
-        vocab: size, and whether text is lowercased.
-        folder: where to save; a folder learned from the same content with the same settings is kept.
-        model_max_length: longest row of the model, tokens.
-        cache_dir: see `resolve_sources`.
-
-    Returns:
-        The folder.
-
-    Raises:
-        CorpusError: the size leaves no room beside the alphabet, or the corpus changed meanwhile, or nothing is said of
-            its groups (`tell_groups`).
+    A folder learned from the same content with the same settings is kept.
     """
     from transformers import BertTokenizer
 
@@ -333,7 +296,7 @@ def _list_continuations(wordpiece: Tokenizer, alphabet: list[str]) -> list[str]:
 
     Given to the trainer in a fixed order: its own is that of a hash table, and the order decides between equal counts.
     """
-    joined = [wordpiece.normalizer.normalize_str(f"a{each}") for each in alphabet]
+    joined = [wordpiece.normalizer.normalize_str(f"a{character}") for character in alphabet]
     return [
         f"##{character}"
         for character, text in zip(alphabet, joined, strict=True)
@@ -376,8 +339,7 @@ def _choose_alphabet(sources: Sources, documents: Iterator[str], vocab: VocabCon
 def replace_folder(place: Place) -> Iterator[Path]:
     """Give a temporary folder, and a vocabulary's place to what is written there; failing changes nothing.
 
-    Raises:
-        CorpusError: the folder holds something that is no part of a vocabulary, and would be lost.
+    A place with files that are no part of a vocabulary is refused.
     """
     foreign = [name for name in place.list_names() if not _FILES.fullmatch(name)]
     if foreign:

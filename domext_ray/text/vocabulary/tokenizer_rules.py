@@ -43,13 +43,7 @@ class _Rule(NamedTuple):
 
 
 def find_wrong_rules(tokenizer: PreTrainedTokenizerBase, base: str, folder: Path) -> str:
-    """Say which of a tokenizer's rules do not fit its entries, and what mends that; empty where all do.
-
-    Args:
-        tokenizer: as it was loaded.
-        base: what the user calls it.
-        folder: where its files are.
-    """
+    """Say which of a tokenizer's rules do not fit its entries, and what mends that; empty where all do."""
     from transformers import BertTokenizer
 
     backend = tokenizer.backend_tokenizer
@@ -57,18 +51,18 @@ def find_wrong_rules(tokenizer: PreTrainedTokenizerBase, base: str, folder: Path
         return ""
     vocab, special = backend.get_vocab(), set(tokenizer.all_special_tokens)
     step = -(-len(vocab) // SAMPLE_ENTRIES)
-    entries = [each.removeprefix(PREFIX) for each, i in vocab.items() if i % step == 0 and each not in special]
+    entries = [entry.removeprefix(PREFIX) for entry, i in vocab.items() if i % step == 0 and entry not in special]
     wrong = _find_wrong(entries, backend.normalizer, step)
     if not wrong:
         return ""
     reads_config = isinstance(tokenizer, BertTokenizer)  # any other class takes its rules from tokenizer.json alone
-    lines = json.dumps({each.option if reads_config else each.field: each.value for each in wrong})
+    lines = json.dumps({rule.option if reads_config else rule.field: rule.value for rule in wrong})
     mended = f"write {lines} as {folder / CONFIG}"
     if not reads_config:
         mended = f"set {lines[1:-1]} in the normalizer of {folder / FILE}"
     elif (folder / CONFIG).is_file():
         mended = f"set {lines[1:-1]} in {folder / CONFIG}"
-    faults = ", and ".join(each.fault for each in wrong)
+    faults = ", and ".join(rule.fault for rule in wrong)
     return (
         f"the tokenizer of --base {base} {faults}; unless the base was trained so, {mended} (exports have the rules of "
         "their base)."

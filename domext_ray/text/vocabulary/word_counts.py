@@ -55,19 +55,8 @@ def keep_counts(
 ) -> Iterator[WordCounts]:
     """Count the words of a corpus, and keep the finished counts for a second start until what they are for is done.
 
-    Ray is initialised.
-
-    Args:
-        sources: what to read.
-        prepare: what a document is.
-        tokenizer_json: the base's fast tokenizer, serialised.
-        cache_dir: where the counts of finished tasks are kept.
-        min_groups: words of fewer groups are left out as if they were not there; 0: groups are not counted.
-        learned: the option by which new words are chosen of them; empty: none are.
-
-    Raises:
-        CorpusError: the corpus has no word, or too many rows without text, or changed meanwhile; or new words would be
-            those of single people (`tell_groups`).
+    Ray is initialised. Words of fewer than `min_groups` groups are left out; 0: groups are not counted. `learned` is
+    the option by which new words are chosen among them; empty: none are.
     """
     splitter_json = tokenizer_family(tokenizer_json).rules_json
     identity = [sources.fingerprint, identify_documents(prepare), splitter_json, min_groups]
@@ -117,7 +106,7 @@ def _count_words(
     ordered = sorted(totals, key=lambda word: (-totals[word], word))
     return WordCounts(
         tuple(ordered),
-        np.array([totals[each] for each in ordered], dtype=np.int64),
+        np.array([totals[word] for word in ordered], dtype=np.int64),
         sums["documents"],
         sums["text_bytes"],
         sums["too_long"],
@@ -177,7 +166,7 @@ def _count_task(
             add_chunks()
     add_chunks()
     words = sorted(totals)
-    counts = np.array([totals[each] for each in words], dtype=np.int64)
+    counts = np.array([totals[word] for word in words], dtype=np.int64)
     return {
         "words": " ".join(words).encode(),  # no word has white space
         "counts": counts.tobytes(),
@@ -226,7 +215,7 @@ def pack_groups(groups: Groups, words: Iterable[str]) -> dict[str, bytes]:
     """Return the groups of words as bytes."""
     found = [groups[word] for word in words]
     sizes = np.fromiter(map(len, found), dtype=np.uint16, count=len(found))
-    hashes = np.fromiter((each for own in found for each in own), dtype=np.uint64, count=int(sizes.sum()))
+    hashes = np.fromiter((group for own in found for group in own), dtype=np.uint64, count=int(sizes.sum()))
     return {"sizes": sizes.tobytes(), "hashes": hashes.tobytes()}
 
 

@@ -43,16 +43,8 @@ def read_words(
 ) -> list[str]:
     """Read a list of new words, one per line, and return their names.
 
-    Args:
-        path: a UTF-8 file.
-        option: the option that names it, for messages.
-        known: the base.
-        skip: kinds of lines that are left out; others that can be no new word are refused.
-        tell: takes a sentence about lines that are left out, and one about those that are read otherwise than they are
-            written.
-
-    Raises:
-        CorpusError: the file is missing or empty, or has lines that can be no new word; names the first of each kind.
+    Lines that can be no new word are refused, or left out if their kind is in `skip`. `tell` takes a sentence about
+    those that are left out, and one about those that are read otherwise than they are written.
     """
     try:
         texts = Path(path).expanduser().read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
