@@ -50,32 +50,21 @@ _FLAT = ("inputs", "labels", "selected")  # fields of `MaskedRows` that have a v
 
 @dataclass(frozen=True)
 class MaskedRows:
-    """Rows after masking, flat: S tokens of R rows.
+    """Rows after masking, flat: S tokens of R rows; int64 where nothing else is said."""
 
-    Args:
-        inputs: int64 [S], tokens that the model sees.
-        labels: int64 [S], tokens as they were; from left to right the next ones, 0 at the end of a row.
-        selected: bool [S], places where something is predicted.
-        lengths: int64 [R], tokens a row.
-        second_starts: int64 [R], place of the second text's first token; None for rows that are no pairs.
-        next_sentence: int64 [R], next-sentence labels; None likewise.
-        is_distilled: bool [R], rows of general text that the distillation term reads; None: there is no such term.
-        parts: int64 [R], the part of a mixture that each row is of; None: there are none.
-    """
-
-    inputs: np.ndarray
-    labels: np.ndarray
-    selected: np.ndarray
-    lengths: np.ndarray
-    second_starts: np.ndarray | None = None
-    next_sentence: np.ndarray | None = None
-    is_distilled: np.ndarray | None = None
-    parts: np.ndarray | None = None
+    inputs: np.ndarray  # [S], tokens that the model sees
+    labels: np.ndarray  # [S], tokens as they were; from left to right the next ones, 0 at the end of a row
+    selected: np.ndarray  # bool [S], places where something is predicted
+    lengths: np.ndarray  # [R]
+    second_starts: np.ndarray | None = None  # [R], place of the second text's first token; None: rows are no pairs
+    next_sentence: np.ndarray | None = None  # [R], labels; None likewise
+    is_distilled: np.ndarray | None = None  # bool [R], rows that the distillation term reads; None: there is no term
+    parts: np.ndarray | None = None  # [R], the part of a mixture that each row is of; None: there are none
 
     @classmethod
     def join(cls, rows: Sequence[Sequence[np.ndarray]], is_distilled: np.ndarray | None = None) -> MaskedRows:
         """Make R rows of inputs, labels and what is selected, each [n]."""
-        inputs, labels, selected = (np.concatenate(each) for each in zip(*rows, strict=True))
+        inputs, labels, selected = (np.concatenate(values) for values in zip(*rows, strict=True))
         return cls(inputs, labels, selected, np.array([len(first) for first, *_ in rows]), is_distilled=is_distilled)
 
     def __len__(self) -> int:
@@ -84,7 +73,7 @@ class MaskedRows:
     def count_tokens(self, num_parts: int) -> list[int]:
         """Return the tokens of each part of a mixture; of other rows all of them."""
         parts = np.zeros(len(self.lengths), dtype=np.int64) if self.parts is None else self.parts
-        return [int(each) for each in np.bincount(parts, self.lengths, minlength=num_parts)]
+        return [int(number) for number in np.bincount(parts, self.lengths, minlength=num_parts)]
 
     def cut(self, rows: slice) -> MaskedRows:
         """Return some rows that follow each other."""
@@ -99,7 +88,7 @@ class MaskedRows:
 
     def _pick(self, rows: slice | np.ndarray, tokens: slice | np.ndarray) -> MaskedRows:
         values = {name: value for name, value in vars(self).items() if value is not None}
-        return MaskedRows(**{name: each[tokens if name in _FLAT else rows] for name, each in values.items()})
+        return MaskedRows(**{name: value[tokens if name in _FLAT else rows] for name, value in values.items()})
 
 
 def join_rows(
@@ -113,11 +102,11 @@ def join_rows(
     Of each group there is where in the batch its rows are, int64, the number of its part, and whether the distillation
     term reads it; `is_distilled` None: there is no such term.
     """
-    values: dict[str, list[Any]] = {name: [getattr(each, name) for each in groups] for name in vars(groups[0])}
-    sizes = [len(each) for each in places]
+    values: dict[str, list[Any]] = {name: [getattr(group, name) for group in groups] for name in vars(groups[0])}
+    sizes = [len(indices) for indices in places]
     values["parts"] = [*map(np.full, sizes, numbers)]
     values["is_distilled"] = [None] if is_distilled is None else [*map(np.full, sizes, is_distilled)]
-    there = {name: own for name, own in values.items() if not any(each is None for each in own)}
+    there = {name: own for name, own in values.items() if not any(value is None for value in own)}
     return MaskedRows(**{name: np.concatenate(own) for name, own in there.items()}).take(
         np.argsort(np.concatenate(places), kind="stable")
     )
@@ -136,18 +125,12 @@ class Sizes:
     """Sizes of a micro batch of packed rows that others have, too, so that a step may be compiled for one shape.
 
     What a batch has more of, it has in a size of its own.
-
-    Args:
-        length: N.
-        num_tokens: T; B·N: padding is computed, too.
-        num_positions: P.
-        num_sequences: S.
     """
 
-    length: int
-    num_tokens: int
-    num_positions: int
-    num_sequences: int
+    length: int  # N
+    num_tokens: int  # T; B·N: padding is computed, too
+    num_positions: int  # P
+    num_sequences: int  # S
 
     @classmethod
     def of_rows(cls, num_rows: int, lengths: RowLengths, mask_prob: float) -> Sizes:
@@ -174,12 +157,8 @@ def _round_up(number: float, multiple: int) -> int:
 class Masker:
     """Masks rows for one tokenizer, objective and seed.
 
-    Args:
-        tokenizer: gives the special tokens, which are never predicted and never drawn as replacements.
-        objective: rates, and whether words are masked as wholes.
-        seed: the run's seed.
-        packed: rows have several documents, each of which begins with [CLS].
-        lengths: of packed rows, all of whose batches are to have one shape; None: each has its own.
+    Special tokens are never predicted and never drawn as replacements. Rows that are `packed` have several documents,
+    each of which begins with [CLS]; given `lengths`, all batches of them have one shape.
     """
 
     def __init__(
@@ -205,12 +184,10 @@ class Masker:
         self.ordinary_ids = np.array([i for i in used if not self.is_special[i]], dtype=np.int64)
 
     def mask(self, rows: pa.Table, epoch: int | np.ndarray) -> MaskedRows:
-        """Mask a table of rows.
+        """Mask a table of rows; masks differ from epoch to epoch, and `epoch` is that of all rows, or int64 [R].
 
-        Args:
-            rows: columns input_ids, word_starts (lists of equal lengths) and row_id; pairs have second_start and
-                next_sentence, too.
-            epoch: masks differ from epoch to epoch; of all rows, or int64 [R].
+        The columns are input_ids, word_starts (lists of equal lengths) and row_id; pairs have second_start and
+        next_sentence, too.
         """
         tokens, lengths = flatten_lists(rows, "input_ids")
         starts, _ = flatten_lists(rows, "word_starts")
@@ -247,15 +224,13 @@ class Masker:
     def collate(self, rows: MaskedRows, micro_batch_size: int) -> list[Arrays]:
         """Cut masked rows into micro batches, each as long as its longest row, rounded up to a multiple of 8.
 
-        Args:
-            rows: the rows of this rank's share of a global batch.
-            micro_batch_size: rows of a forward pass; the last micro batch may be smaller.
+        The last one may have fewer rows than the others.
         """
         firsts = range(0, len(rows.lengths), micro_batch_size)
         each_cut = (rows.cut(slice(first, first + micro_batch_size)) for first in firsts)
         return [
-            pad_masked(each, self.pad_id, first_id=self.first_id, with_filler=True, sizes=self._find_sizes(len(each)))
-            for each in each_cut
+            pad_masked(cut, self.pad_id, first_id=self.first_id, with_filler=True, sizes=self._find_sizes(len(cut)))
+            for cut in each_cut
         ]
 
     def _find_sizes(self, num_rows: int) -> Sizes | None:
@@ -265,13 +240,8 @@ class Masker:
 def find_spans(starts: np.ndarray) -> np.ndarray:
     """Find the span that each token is drawn with: its word, or a part of one that has more than `SPAN_TOKENS` tokens.
 
+    Return the index of the span's first token, int64 [S]. In `starts`, bool [S], each row's first token starts a word.
     The parts of a word are as few as there can be, and their sizes differ by one token at most.
-
-    Args:
-        starts: bool [S], whether a word starts at a token; one does at the first token, and at that of each row.
-
-    Returns:
-        Index of the first token of each token's span, int64 [S].
     """
     firsts = np.flatnonzero(starts)
     sizes = np.diff(firsts, append=len(starts))
@@ -300,18 +270,12 @@ def pad_masked(
     with_filler: bool = False,
     sizes: Sizes | None = None,
 ) -> Arrays:
-    """Pad rows into one forward pass; without any predicted token, one filler position has weight 0.
+    """Pad rows into one forward pass, the fields of `training.objective.MaskedBatch`.
 
-    Args:
-        rows: B rows.
-        pad_id: id of [PAD].
-        pad_to: padded length N; 0: the longest row, rounded up to a multiple of 8.
-        first_id: id of the token that each document of a row begins with; None: a row is one document.
-        with_filler: more filler brings P to `round_up` of the predicted tokens.
-        sizes: those of the batch, whose rows are packed; None: its rows decide. Padding is then a document of its own.
-
-    Returns:
-        The fields of `training.objective.MaskedBatch`.
+    The length N is `pad_to`; 0: that of the longest row, rounded up to a multiple of 8. `first_id` is the token that
+    each document of a row begins with; None: a row is one document. Without any predicted token, one filler position
+    has weight 0; `with_filler` adds more of them, until P is `round_up` of the predicted tokens. Given the `sizes` of
+    a batch of packed rows, padding is a document of its own.
     """
     lengths = rows.lengths
     length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE

@@ -38,12 +38,8 @@ class Purpose(enum.IntEnum):
 def hash_counters(*counters: int | np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
     """Hash integer counters to uniform 64-bit integers (SplitMix64's finaliser, chained over the counters).
 
-    Args:
-        counters: integers or integer arrays that broadcast against each other.
-        start: hashes of counters before these, uint64, to go on from; None: there are none.
-
-    Returns:
-        uint64 array of the broadcast shape (at least one-dimensional).
+    The result, uint64, has the shape that they broadcast to, at least one-dimensional. `start` is what counters before
+    these were hashed to, uint64.
     """
     state = np.zeros(1, dtype=np.uint64) if start is None else start
     for counter in counters:

@@ -44,46 +44,28 @@ _WORDS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")  # Chinese and Japanese
 
 @dataclass(frozen=True)
 class RowEstimate:
-    """What a corpus is expected to make.
-
-    Args:
-        num_rows: training rows.
-        num_tokens: tokens in them.
-        num_bytes: bytes of the prepared corpus on disk.
-        sampled_frac: share of the corpus's bytes that was read for this, 0 to 1.
-        unknown: what of it the tokenizer does not know, see `rows.TokenCounts`; empty: it was not counted.
-    """
+    """What a corpus is expected to make: training rows, and tokens in them."""
 
     num_rows: int
     num_tokens: int
-    num_bytes: int
-    sampled_frac: float
-    unknown: Mapping[str, Any] = field(default_factory=dict)
+    num_bytes: int  # of the prepared corpus on disk
+    sampled_frac: float  # share of the corpus's bytes that was read for this, 0 to 1
+    unknown: Mapping[str, Any] = field(default_factory=dict)  # `TokenCounts.pack`; empty: it was not counted
 
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """What a comparison of the two splits of a sample found.
+    """What a comparison of the two splits of a sample found."""
 
-    Args:
-        num_similar: held-out documents with a near-duplicate among the training documents.
-        num_held_out, num_train: documents of the sample that were compared.
-    """
-
-    num_similar: int
+    num_similar: int  # held-out documents with a near-duplicate among the training documents
     num_held_out: int
     num_train: int
 
 
 def estimate_rows(sample: Sample, prepare: PrepareConfig, settings: RowSettings) -> RowEstimate | None:
-    """Estimate a corpus's training rows.
+    """Estimate a corpus's training rows from a sample that was read to the end of files.
 
     None: nothing in the sample makes a row, or all files are too large to be read for it and cannot be cut.
-
-    Args:
-        sample: of the corpus, read to the end of files.
-        prepare: what a document is, and the share that is held out.
-        settings: tokenizer and row length.
     """
     used_chars = num_rows = num_tokens = 0
     tokens = TokenCounts()
@@ -95,7 +77,7 @@ def estimate_rows(sample: Sample, prepare: PrepareConfig, settings: RowSettings)
         own = replace(settings, chinese_words=settings.chinese_words and is_chinese)
         for row in choose_rows(documents, own, (0,), Counter(), tokens)[0]:
             num_rows, num_tokens = num_rows + 1, num_tokens + len(row[0])
-    num_chars = sum(each.num_chars for each in sample.places)
+    num_chars = sum(sampled.num_chars for sampled in sample.places)
     if not (num_rows and num_chars):
         return None
     scale = (1.0 - prepare.held_out_frac) / sample.frac * num_chars / used_chars
@@ -123,15 +105,7 @@ def _take(documents: Sequence[str], num_chars: int) -> Iterator[str]:
 def count_near_duplicates(sample: Sample, prepare: PrepareConfig) -> NearDuplicates | None:
     """Compare the held-out documents of a sample of a corpus with its training documents.
 
-    Args:
-        sample: of the corpus.
-        prepare: what a document is, and how documents are divided.
-
-    Returns:
-        What was found; None: nothing of the sample is held out, or there is none.
-
-    Raises:
-        CorpusError: the sample has one file where files are held out.
+    None: nothing of the sample is held out, or there is none.
     """
     documents = sample.documents
     if not documents:
@@ -143,11 +117,7 @@ def count_near_duplicates(sample: Sample, prepare: PrepareConfig) -> NearDuplica
 
 
 def require_both_splits(spec: str, sample: Sample, prepare: PrepareConfig) -> None:
-    """Refuse a text that has documents for one split alone, where the sample is all of it.
-
-    Raises:
-        CorpusError: as when it is prepared.
-    """
+    """Refuse a text that has documents for one split alone, where the sample is all of it."""
     if sample.is_whole:
         with _divide(sample, prepare) as index:
             require_divided(spec, index, prepare)
@@ -167,21 +137,19 @@ def _divide(sample: Sample, prepare: PrepareConfig) -> Iterator[DocumentIndex]:
 def find_similar(documents: Sequence[str], others: Iterable[str]) -> set[int]:
     """Return the places of the documents that are near-duplicates of one of the others.
 
-    Args:
-        documents: they are held in memory with their shingles.
-        others: they are read once.
+    The documents are held in memory with their shingles; the others are read once.
     """
-    shingles = [_make_shingles(each) for each in documents]
-    sizes = np.array([len(each) for each in shingles], dtype=np.int64)
+    shingles = [_make_shingles(document) for document in documents]
+    sizes = np.array([len(hashes) for hashes in shingles], dtype=np.int64)
     places: defaultdict[int, list[int]] = defaultdict(list)
     for place, own in enumerate(shingles):
-        for each in own:
-            places[each].append(place)
-    index = {each: np.array(own) for each, own in places.items()}  # a template's shingles are in nearly all documents
+        for shingle in own:
+            places[shingle].append(place)
+    index = {key: np.array(own) for key, own in places.items()}  # a template's shingles are in nearly all documents
     is_similar = np.zeros(len(sizes), dtype=bool)
     for other in others:
         own = _make_shingles(other)
-        if hits := [index[each] for each in own & index.keys()]:
+        if hits := [index[key] for key in own & index.keys()]:
             shared = np.bincount(np.concatenate(hits), minlength=len(sizes))
             is_similar |= shared >= RESEMBLANCE * (len(own) + sizes - shared)
     return set(np.flatnonzero(is_similar).tolist())

@@ -34,20 +34,13 @@ TRAIN, HELD_OUT = 1, 2
 
 
 class DocumentIndex:
-    """The documents of a corpus, numbered in canonical order.
-
-    Args:
-        folder: where its files are, a local one that goes with the index.
-
-    Attributes:
-        share: of the range of hashes that is held out, where hashes decide (see `choose_share`).
-    """
+    """The documents of a corpus, numbered in canonical order; its files are in a local folder, which goes with it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = [(folder / name).open("wb") for name in ("hashes", "groups")]
         self.hashes = self.groups = self.keep = self.uses = np.zeros(0, dtype=np.uint8)
-        self.share = 0.0
+        self.share = 0.0  # of the range of hashes that is held out, where hashes decide (see `choose_share`)
 
     def add(self, hashes: bytes, groups: bytes) -> None:
         """Add documents, given 8 bytes each, and 8 of the group of each where rows have groups."""
@@ -55,11 +48,7 @@ class DocumentIndex:
             file.write(own)
 
     def choose(self, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig) -> None:
-        """Settle `uses`, uint8 [D], given path and number of documents of every file of a task.
-
-        Raises:
-            CorpusError: what should be held out is too little to be divided.
-        """
+        """Settle `uses`, uint8 [D], given path and number of documents of every file of a task."""
         for file in self._files:
             file.close()
         self.hashes, self.groups = (_map(self.folder / name, ">u8") for name in ("hashes", "groups"))
@@ -69,7 +58,7 @@ class DocumentIndex:
             is_repeated = np.diff(words[order]) == 0
             self.keep[places[order[~np.concatenate([[False], is_repeated])[: len(order)]]]] = True
         if prepare.held_out_by == "file":
-            parts = [each for task in files for each in task]
+            parts = [part for task in files for part in task]
             hold_out_files(self.keep, self.hashes, parts, prepare.held_out_frac, is_held_out)
         elif prepare.held_out_by == "block":
             hold_out_blocks(self.keep, prepare.held_out_frac, is_held_out)
@@ -85,7 +74,7 @@ class DocumentIndex:
     def count(self) -> list[int]:
         """Return how many documents are dropped, train and are held out."""
         chunks = (np.bincount(self.uses[own], minlength=3) for own in list_chunks(len(self.uses)))
-        return [int(each) for each in sum(chunks, np.zeros(3, dtype=np.int64))]
+        return [int(number) for number in sum(chunks, np.zeros(3, dtype=np.int64))]
 
     def count_groups(self) -> list[int]:
         """Return how many groups train and are held out (see `MOST_GROUPS`)."""

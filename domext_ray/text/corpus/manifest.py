@@ -32,66 +32,37 @@ HASHES = ".hashes.json"
 
 @dataclass(frozen=True)
 class FileRecord:
-    """An Arrow IPC file of rows; or a file of held-out documents as they are, a JSON object with `text` a line.
+    """An Arrow IPC file of rows; or a file of held-out documents as they are, a JSON object with `text` a line."""
 
-    Args:
-        path: relative to the manifest's folder.
-        sha256: of the file.
-        num_rows: rows, or lines.
-        num_tokens: tokens, special ones included; of text 0.
-    """
-
-    path: str
+    path: str  # relative to the manifest's folder
     sha256: str
-    num_rows: int
-    num_tokens: int = 0
+    num_rows: int  # or lines
+    num_tokens: int = 0  # special ones included; of text 0
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a prepared corpus is.
-
-    Args:
-        folder: where the shards are.
-        fingerprint: hash of content, settings and tokenizer.
-        seq_length: longest row, tokens.
-        tokenizer_fingerprint: see `vocab.fingerprint_tokenizer`.
-        settings: the `prepare` options that decide the rows.
-        train, held_out: shards, in canonical order.
-        num_documents: documents that stayed.
-        dropped: documents that did not, by reason.
-        pairs: rows are pairs, with the columns second_start and next_sentence (see `pairs`).
-        cls_id, sep_id: the special tokens around a text.
-        texts: files with a part of the held-out documents as text; which part depends on the documents alone.
-        dropped_places: the first place of what was dropped, by reason, in words.
-        token_counts_sha256: of the file that `token_counts` reads.
-        unknown: how much of both splits is unknown to the tokenizer, see `rows.TokenCounts`; empty: it was not counted,
-            as in 0.1.0.
-    """
+    """What a prepared corpus is; its shards are in canonical order."""
 
     folder: Place
-    fingerprint: str
+    fingerprint: str  # of content, settings and tokenizer
     seq_length: int
     tokenizer_fingerprint: str
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # the `prepare` options that decide the rows
     train: tuple[FileRecord, ...]
     held_out: tuple[FileRecord, ...]
-    num_documents: int
-    dropped: dict[str, int]
-    pairs: bool = False
+    num_documents: int  # that stayed
+    dropped: dict[str, int]  # documents that did not, by reason
+    pairs: bool = False  # rows are pairs, with the columns second_start and next_sentence (see `pairs`)
     cls_id: int = 0
     sep_id: int = 0
-    texts: tuple[FileRecord, ...] = ()
-    dropped_places: dict[str, str] = field(default_factory=dict)
+    texts: tuple[FileRecord, ...] = ()  # files with a part of the held-out documents; which part depends on these alone
+    dropped_places: dict[str, str] = field(default_factory=dict)  # the first of each reason, in words
     token_counts_sha256: str = ""
-    unknown: dict[str, Any] = field(default_factory=dict)
+    unknown: dict[str, Any] = field(default_factory=dict)  # `TokenCounts.pack`; empty: not counted, as in 0.1.0
 
     def token_counts(self, num_words: int) -> np.ndarray:
-        """Return how often each token occurs in the training rows, int64 [num_words]; ids from there on do not count.
-
-        Raises:
-            CorpusError: the file has gone, or is damaged.
-        """
+        """Return how often each token occurs in the training rows, int64 [num_words]; higher ids do not count."""
         path = self.folder / TOKEN_COUNTS
         try:
             counts = np.load(io.BytesIO(path.read_bytes()))[:num_words].astype(np.int64)
@@ -107,15 +78,15 @@ class Manifest:
 
     def paths(self, split: Split) -> tuple[str, ...]:
         """Return the files of a split's shards."""
-        return tuple(str(self.folder / each.path) for each in self.records(split))
+        return tuple(str(self.folder / record.path) for record in self.records(split))
 
     def num_rows(self, split: Split) -> int:
         """Return the rows of a split."""
-        return sum(each.num_rows for each in self.records(split))
+        return sum(record.num_rows for record in self.records(split))
 
     def num_tokens(self, split: Split) -> int:
         """Return the tokens of a split."""
-        return sum(each.num_tokens for each in self.records(split))
+        return sum(record.num_tokens for record in self.records(split))
 
 
 def write_manifest(folder: Place, record: Mapping[str, Any]) -> None:
@@ -126,9 +97,7 @@ def write_manifest(folder: Place, record: Mapping[str, Any]) -> None:
 def read_manifest(folder: Place) -> Manifest:
     """Read the manifest of a prepared corpus.
 
-    Raises:
-        CorpusError: it is missing, damaged, or of another format.
-        AccessError: it is another user's.
+    One that is missing, damaged or of another format is a `CorpusError`; another user's is an `AccessError`.
     """
     path, fault = folder / MANIFEST, ""
     try:
@@ -148,8 +117,8 @@ def read_manifest(folder: Place) -> Manifest:
     if fault:
         raise CorpusError(f"{path} {fault}; delete its folder and prepare the corpus again.")
     record.setdefault("unknown", {})
-    values = {each.name: record[each.name] for each in fields(Manifest) if each.name != "folder"}
-    files = {name: tuple(FileRecord(**each) for each in record[name]) for name in (*SPLITS, "texts")}
+    values = {attribute.name: record[attribute.name] for attribute in fields(Manifest) if attribute.name != "folder"}
+    files = {name: tuple(FileRecord(**file) for file in record[name]) for name in (*SPLITS, "texts")}
     return Manifest(path.parent, **{**values, **files})
 
 
@@ -180,14 +149,14 @@ def remember_shards(manifest: Manifest) -> None:
         def tell(name: str, count: Callable[[int], None]) -> str:
             return known[name]
 
-        listed = [replace(each, hash=functools.partial(tell, each.name)) for each in list_on_disk(known)]
+        listed = [replace(file, hash=functools.partial(tell, file.name)) for file in list_on_disk(known)]
         hash_listed(listed, manifest.folder / HASHES)
 
 
 def list_hashes(manifest: Manifest) -> dict[Place, str]:
     """Return the sha256 of every file of a prepared corpus, by its place."""
     records = [*manifest.train, *manifest.held_out, *manifest.texts]
-    hashes = {each.path: each.sha256 for each in records} | {TOKEN_COUNTS: manifest.token_counts_sha256}
+    hashes = {record.path: record.sha256 for record in records} | {TOKEN_COUNTS: manifest.token_counts_sha256}
     return {manifest.folder / name: sha256 for name, sha256 in hashes.items()}
 
 
@@ -211,13 +180,13 @@ def _open_shard(path: str) -> tuple[list[pa.RecordBatch], np.ndarray]:
         place.local().unlink(missing_ok=True)  # the copy: it may be that which is damaged
         raise CorpusError(f"{describe_fault(place)}; run the same command again, and if it stays so, delete it.")
     batches = pa.ipc.open_file(pa.py_buffer(map_file(place))).read_all().to_batches()
-    return batches, np.cumsum([each.num_rows for each in batches])
+    return batches, np.cumsum([batch.num_rows for batch in batches])
 
 
 @functools.lru_cache(maxsize=8)
 def _read_hashes(folder: Place) -> dict[str, str]:
     manifest = read_manifest(folder)
-    return {each.path: each.sha256 for split in SPLITS for each in manifest.records(split)}
+    return {record.path: record.sha256 for split in SPLITS for record in manifest.records(split)}
 
 
 def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.Table:
@@ -257,12 +226,6 @@ def flatten_lists(rows: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:
 def find_frequent_words(manifest: Manifest, num_words: int, number: int) -> np.ndarray:
     """Return the words that occur most often in a corpus's training rows; of equally frequent ones the lowest ids.
 
-    Args:
-        manifest: the prepared corpus.
-        num_words: ids from here on do not count.
-        number: how many are wanted, at most `num_words`.
-
-    Returns:
-        int64 [number], ids in ascending order.
+    They are ids below `num_words` in ascending order, int64 [number].
     """
     return np.sort(np.argsort(-manifest.token_counts(num_words), kind="stable")[:number])

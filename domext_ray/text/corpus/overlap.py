@@ -24,11 +24,7 @@ CHUNK = 2**20
 
 @dataclass(frozen=True)
 class DocumentHashes:
-    """Of the documents of a prepared corpus.
-
-    Args:
-        train, held_out: uint64 [documents], sorted; of different documents different ones, but by a rare chance.
-    """
+    """Of the documents of a prepared corpus, uint64 [documents], sorted; different documents rarely share one."""
 
     train: np.ndarray
     held_out: np.ndarray
@@ -42,16 +38,12 @@ def write_hashes(folder: Place, split: str, number: int, parts: Iterable[np.ndar
     with new_file(folder / _NAME.format(split), is_flushed=False) as temporary, temporary.open("wb") as file:
         header = {"descr": "<u8", "fortran_order": False, "shape": (number,)}
         np.lib.format.write_array_header_1_0(file, header)
-        for each in parts:
-            each.astype("<u8").tofile(file)
+        for part in parts:
+            part.astype("<u8").tofile(file)
 
 
 def read_hashes(folder: Place) -> DocumentHashes:
-    """Return the hashes of a prepared corpus, mapped into memory.
-
-    Raises:
-        CorpusError: they are missing or damaged.
-    """
+    """Return the hashes of a prepared corpus, mapped into memory; missing or damaged ones are a `CorpusError`."""
     try:
         return DocumentHashes(*(_map_array(folder / _NAME.format(split)) for split in SPLITS))
     except (OSError, ValueError, EOFError) as error:

@@ -77,20 +77,15 @@ def build_pairs(
     counts: Counter[str],
     tokens: TokenCounts | None = None,
 ) -> Iterator[PairRow]:
-    """Turn documents into pairs.
+    """Turn clean documents into pairs; `seed` has numbers that no other documents of the corpus have.
 
-    Args:
-        documents: clean text.
-        settings: tokenizer and row length.
-        seed: numbers that no other documents of the corpus have.
-        counts: counts documents: "used", and those that make no pair.
-        tokens: counts the tokens of all.
+    `counts` counts documents: "used", and by the reason those that make no pair.
     """
     draw = np.random.default_rng(seed)
     size = (settings.seq_length - NUM_SPECIAL_TOKENS) // 2  # no sentence is longer, so any two fit
     texts, spare, num_tokens = list[Text](), list[Text](), 0
     for sentences in tokenize_documents(documents, settings, tokens):
-        text = [part for each in sentences for part in cut_tokens(each, size)]
+        text = [part for sentence in sentences for part in cut_tokens(sentence, size)]
         if len(text) < 2:
             counts[NO_NEXT_SENTENCE] += 1
             continue

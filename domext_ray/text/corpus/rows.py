@@ -53,47 +53,29 @@ def count_han(text: str) -> int:
 
 @dataclass(frozen=True)
 class RowSettings:
-    """What decides how text becomes rows.
-
-    Args:
-        tokenizer_json: the fast tokenizer, serialised.
-        cls_id, sep_id: ids around a row.
-        seq_length: tokens of a full row, [CLS] and [SEP] included.
-        cross_documents: a row may go on with the next document, [SEP] between them.
-        chinese_words: words of Han text are jieba's; else every Han character is a word.
-        pairs: rows are pairs for next-sentence prediction (see `pairs`).
-        packed: a row may go on with the next document, which has a [CLS] of its own.
-        has_two_texts: documents are two texts, and each is a row.
-        unk_id: id of what the tokenizer does not know; -1: it is not counted.
-    """
+    """What decides how text becomes rows."""
 
     tokenizer_json: str
     cls_id: int
     sep_id: int
-    seq_length: int
-    cross_documents: bool
-    chinese_words: bool
-    pairs: bool = False
-    packed: bool = False
-    has_two_texts: bool = False
-    unk_id: int = -1
+    seq_length: int  # of a full row, [CLS] and [SEP] included
+    cross_documents: bool  # a row may go on with the next document, [SEP] between them
+    chinese_words: bool  # words of Han text are jieba's; else every Han character is a word
+    pairs: bool = False  # rows are pairs for next-sentence prediction (see `pairs`)
+    packed: bool = False  # a row may go on with the next document, which has a [CLS] of its own
+    has_two_texts: bool = False  # a document is two texts, and becomes one row
+    unk_id: int = -1  # -1: what the tokenizer does not know is not counted
 
 
 @dataclass
 class TokenCounts:
-    """What was tokenised, and how much of it is unknown to the tokenizer.
+    """What was tokenised, and how much of it is unknown to the tokenizer."""
 
-    Args:
-        num_tokens, num_unknown: tokens, special ones not included, and those that are the unknown one.
-        num_chars, unknown_chars: characters but spaces, and those that unknown tokens stand for.
-        words: the most frequent of what these stand for, a long one cut, and how often each occurs.
-    """
-
-    num_tokens: int = 0
+    num_tokens: int = 0  # special ones not included
     num_unknown: int = 0
-    num_chars: int = 0
-    unknown_chars: int = 0
-    words: Counter[str] = field(default_factory=Counter)
+    num_chars: int = 0  # spaces not included
+    unknown_chars: int = 0  # that unknown tokens stand for
+    words: Counter[str] = field(default_factory=Counter)  # what unknown tokens stand for, a long one cut
 
     def add_words(self, words: Iterable[str]) -> None:
         """Count what unknown tokens stand for."""
@@ -117,11 +99,7 @@ class TokenCounts:
 
 @functools.cache
 def load_jieba() -> Any:
-    """Return jieba's segmenter, its dictionary loaded and its logger silent.
-
-    Raises:
-        CorpusError: jieba is not installed.
-    """
+    """Return jieba's segmenter, its dictionary loaded and its logger silent."""
     try:
         import jieba
     except ImportError as error:
@@ -139,11 +117,6 @@ class SentenceTokenizer:
 
     A BERT tokenizer works on every chunk between spaces by itself, and on every Han character by itself; so chunks are
     tokenised once and looked up afterwards, several times faster than anew. Other tokenizers see whole sentences.
-
-    Args:
-        tokenizer_json: the fast tokenizer, serialised.
-        chinese_words: words of Han text are jieba's; else every Han character is a word.
-        unk_id: id of what it does not know; -1: that is not looked for.
     """
 
     def __init__(self, tokenizer_json: str, chinese_words: bool, unk_id: int = -1) -> None:
@@ -159,8 +132,8 @@ class SentenceTokenizer:
         if not self.splits_at_spaces:
             self._unknown = {}
             encodings = self.tokenizer.encode_batch(list(sentences), add_special_tokens=False)
-            return [self._pack_sentence(each, encoding) for each, encoding in zip(sentences, encodings, strict=True)]
-        chunked = [self._split_chunks(each) for each in sentences]
+            return [self._pack_sentence(text, encoding) for text, encoding in zip(sentences, encodings, strict=True)]
+        chunked = [self._split_chunks(sentence) for sentence in sentences]
         if self._cached_chars > MAX_CACHED_CHARS:
             self._cache, self._cached_chars, self._unknown = {}, 0, {}
         missing = list(dict.fromkeys(chunk for chunks in chunked for chunk in chunks if chunk not in self._cache))
@@ -174,8 +147,8 @@ class SentenceTokenizer:
 
     def find_unknown(self, sentence: str) -> Iterator[str]:
         """Yield what unknown tokens stand for in a sentence of the last call of `encode`."""
-        for each in self._split_chunks(sentence) if self.splits_at_spaces else [sentence]:
-            yield from self._unknown.get(each, ())
+        for text in self._split_chunks(sentence) if self.splits_at_spaces else [sentence]:
+            yield from self._unknown.get(text, ())
 
     def _note_unknown(self, text: str, encoding: Encoding) -> list[int]:
         """Return the ids of a text, and keep what of it is unknown."""
@@ -213,7 +186,7 @@ class SentenceTokenizer:
         starts = _start_pre_tokens(encoding)
         if not sentence.isascii() and _HAN.search(sentence):
             begins = self._begin_words(sentence)
-            is_han = [_HAN.match(each) is not None for each in sentence]
+            is_han = [_HAN.match(character) is not None for character in sentence]
             previous = -1
             for i, (first, _) in enumerate(encoding.offsets):
                 if first < len(sentence) and (is_han[first] or (first and is_han[first - 1])):
@@ -224,7 +197,7 @@ class SentenceTokenizer:
 
     def _begin_words(self, sentence: str) -> set[int]:
         words = load_jieba().cut(sentence) if self.chinese_words else sentence
-        return set(itertools.accumulate((len(each) for each in words), initial=0))
+        return set(itertools.accumulate((len(word) for word in words), initial=0))
 
 
 def _splits_at_spaces(record: dict[str, Any]) -> bool:
@@ -235,13 +208,13 @@ def _splits_at_spaces(record: dict[str, Any]) -> bool:
         and bool(normalizer.get("handle_chinese_chars"))
         and (record.get("pre_tokenizer") or {}).get("type") == "BertPreTokenizer"
         and record["model"].get("type") == "WordPiece"
-        and all(each["special"] for each in record.get("added_tokens") or [])
+        and all(token["special"] for token in record.get("added_tokens") or [])
     )
 
 
 def _start_pre_tokens(encoding: Encoding) -> list[bool]:
     words = encoding.word_ids
-    return [each is None or i == 0 or each != words[i - 1] for i, each in enumerate(words)]
+    return [word is None or i == 0 or word != words[i - 1] for i, word in enumerate(words)]
 
 
 @functools.lru_cache(maxsize=2)
@@ -260,13 +233,7 @@ class TwoTextRow(NamedTuple):
 def tokenize_sentences(
     sentences: Sequence[str], settings: RowSettings, counts: TokenCounts | None = None
 ) -> Iterator[Tokens]:
-    """Yield the tokens of every sentence, special ones not included.
-
-    Args:
-        sentences: of any documents.
-        settings: the tokenizer.
-        counts: counts tokens, and those that are unknown.
-    """
+    """Yield the tokens of every sentence, special ones not included."""
     tokenizer = _load_tokenizer(settings.tokenizer_json, settings.chinese_words, settings.unk_id)
     encoded = tokenizer.encode(sentences)
     ends = list(itertools.accumulate(map(len, encoded), initial=0))
@@ -276,7 +243,7 @@ def tokenize_sentences(
         unknown = np.flatnonzero(ids == settings.unk_id)
         counts.num_tokens += len(ids)
         counts.num_unknown += len(unknown)
-        counts.num_chars += sum(len(each) - each.count(" ") for each in sentences)
+        counts.num_chars += sum(len(sentence) - sentence.count(" ") for sentence in sentences)
         for place in np.unique(np.searchsorted(ends, unknown, side="right")) - 1:
             counts.add_words(tokenizer.find_unknown(sentences[place]))
     for first, end in itertools.pairwise(ends):
@@ -286,12 +253,12 @@ def tokenize_sentences(
 def tokenize_documents(
     documents: Iterable[str], settings: RowSettings, counts: TokenCounts | None = None
 ) -> Iterator[list[Tokens]]:
-    """Yield every document as the tokens of its sentences; arguments as of `tokenize_sentences`."""
+    """Yield every document as the tokens of its sentences."""
     waiting, num_sentences = list[list[str]](), 0
 
     def flush() -> Iterator[list[Tokens]]:
         tokenized = tokenize_sentences([*itertools.chain(*waiting)], settings, counts)
-        return (list(itertools.islice(tokenized, len(each))) for each in waiting)
+        return (list(itertools.islice(tokenized, len(sentences))) for sentences in waiting)
 
     for document in documents:
         waiting.append(split_sentences(document))
@@ -305,7 +272,7 @@ def tokenize_documents(
 def join_tokens(*parts: int | Tokens) -> Tokens:
     """Join tokens, and special ones that are given by their id."""
     one = np.ones(1, dtype=bool)
-    tokens = [(np.array([each], dtype=np.int32), one) if isinstance(each, int) else each for each in parts]
+    tokens = [(np.array([part], dtype=np.int32), one) if isinstance(part, int) else part for part in parts]
     ids, starts = zip(*tokens, strict=True)
     return np.concatenate(ids), np.concatenate(starts)
 
@@ -313,9 +280,7 @@ def join_tokens(*parts: int | Tokens) -> Tokens:
 def find_cut(starts: np.ndarray, capacity: int) -> int:
     """Say where to cut a sentence that is too long: before its last word that begins in the second half of the room.
 
-    Args:
-        starts: bool, whether a word starts at a token; more than `capacity` of them.
-        capacity: tokens that there is room for.
+    `starts`, bool, says of more than `capacity` tokens whether a word starts there.
     """
     if starts[capacity]:
         return capacity
@@ -383,8 +348,8 @@ def build_rows(documents: Iterable[str], settings: RowSettings, tokens: TokenCou
     """Turn clean documents into rows of at most `seq_length` tokens, which are counted."""
     builder = _RowBuilder(settings)
     for sentences in tokenize_documents(documents, settings, tokens):
-        for each in sentences:
-            yield from builder.add(each)
+        for sentence in sentences:
+            yield from builder.add(sentence)
         yield from builder.end_document()
     yield from builder.end()
 
@@ -394,11 +359,7 @@ def build_two_text_rows(
 ) -> Iterator[TwoTextRow]:
     """Turn documents of two texts, `PAIR_SEPARATOR` between them, into rows [CLS] first [SEP] [CLS] second [SEP].
 
-    Args:
-        documents: two clean texts each.
-        settings: tokenizer and the length of a text.
-        counts: counts documents: "used", and those without a token in one of their texts.
-        tokens: counts the tokens of all.
+    `counts` counts documents: "used", and `NO_TOKEN` those without a token in one of their texts.
     """
     texts = (text for document in documents for text in document.partition(PAIR_SEPARATOR)[::2])
     tokenized = tokenize_documents(texts, settings, tokens)

@@ -35,30 +35,19 @@ BLOCK_ROWS = 4096
 
 @dataclass(frozen=True)
 class Part:
-    """One text of a mixture.
+    """One text of a mixture."""
 
-    Args:
-        name: what it is called in sentences.
-        shard_rows: rows of its shards, in manifest order.
-        seed: of its order and masks.
-    """
-
-    name: str
-    shard_rows: tuple[int, ...]
-    seed: int
+    name: str  # what it is called in sentences
+    shard_rows: tuple[int, ...]  # of its shards, in manifest order
+    seed: int  # of its order and masks
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Global batches that have the same shares of a mixture's texts.
+    """Global batches that have the same shares of a mixture's texts, up to where the next stage begins."""
 
-    Args:
-        first_batch: from 0; the stage ends where the next one begins.
-        shares: of every text; they sum to 1.
-    """
-
-    first_batch: int
-    shares: tuple[Fraction, ...]
+    first_batch: int  # from 0
+    shares: tuple[Fraction, ...]  # of every text; they sum to 1
 
 
 def count_rows(stages: Sequence[Stage], batch: int, global_batch_size: int) -> list[int]:
@@ -68,7 +57,7 @@ def count_rows(stages: Sequence[Stage], batch: int, global_batch_size: int) -> l
     there are texts.
     """
     totals = [0] * len(stages[0].shares)
-    ends = [*(each.first_batch for each in stages[1:]), batch]
+    ends = [*(later.first_batch for later in stages[1:]), batch]
     for stage, end in zip(stages, ends, strict=True):
         num_rows = max(0, min(end, batch) - stage.first_batch) * global_batch_size
         left = Fraction(1)
@@ -83,28 +72,16 @@ def count_rows(stages: Sequence[Stage], batch: int, global_batch_size: int) -> l
 def share_rows(num_rows: int, rank: int, world_size: int, group: int = 1) -> slice:
     """Return a rank's share of a global batch: contiguous, balanced to one group of rows, which stays whole.
 
-    Args:
-        num_rows: rows of the batch, a multiple of `group`.
-        rank: from 0 to `world_size` - 1; the last rank has a largest share.
-        world_size: number of ranks, at most the number of groups.
-        group: neighbours that only one rank may have, together.
+    The rows are a multiple of `group`, and there are at least as many groups as ranks. The last rank has a largest
+    share.
     """
-    first, end = (group * (each * (num_rows // group) // world_size) for each in (rank, rank + 1))
+    first, end = (group * (number * (num_rows // group) // world_size) for number in (rank, rank + 1))
     return slice(first, end)
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """The canonical order of one text or several under one global batch size.
-
-    Args:
-        parts: the texts.
-        global_batch_size: rows of one global batch.
-        stages: which shares the texts have, the first one from batch 0 on.
-
-    Raises:
-        CorpusError: a text alone does not fill a batch, or one of several has fewer rows than lanes.
-    """
+    """The canonical order of one text or several under one global batch size; the first stage begins at batch 0."""
 
     parts: tuple[Part, ...]
     global_batch_size: int
@@ -140,17 +117,16 @@ class Sampler:
         """Return, for every row of a global batch, its text and its number among all rows of that text, both int64."""
         before, after = self.rows_before(batch), self.rows_before(batch + 1)
         numbers = [np.arange(first, last) for first, last in zip(before, after, strict=True)]
-        numbers = [each[np.argsort(each % self.num_lanes, kind="stable")] for each in numbers]
-        parts = np.repeat(np.arange(len(numbers)), [len(each) for each in numbers])
-        places = np.concatenate([(np.arange(len(each)) + 0.5) / max(len(each), 1) for each in numbers])
+        numbers = [rows[np.argsort(rows % self.num_lanes, kind="stable")] for rows in numbers]
+        parts = np.repeat(np.arange(len(numbers)), [len(rows) for rows in numbers])
+        places = np.concatenate([(np.arange(len(rows)) + 0.5) / max(len(rows), 1) for rows in numbers])
         order = np.argsort(places, kind="stable")
         return parts[order], np.concatenate(numbers)[order]
 
     def locate(self, part: int, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray, np.ndarray]]:
         """Map numbers of rows among all of a text, from 0 at the first batch, to rows of its shards.
 
-        Yields:
-            For each epoch: where in `numbers` its rows are, the epoch, shards in manifest order, and rows within them.
+        Each epoch gives where in `numbers` its rows are, the epoch, shards in manifest order, and rows within them.
         """
         text = self.parts[part]
         length = sum(text.shard_rows) // self.num_lanes

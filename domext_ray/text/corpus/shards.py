@@ -80,17 +80,7 @@ def prepare_corpus(
 ) -> Manifest:
     """Prepare a corpus, or find it prepared; Ray is initialised.
 
-    Args:
-        spec: the `--corpus` option.
-        prepare: what a document is, how documents are split and cut.
-        tokenizer_folder: the tokenizer's folder.
-        seq_length: tokens of a full row.
-        cache_dir: place of prepared corpora, one folder a fingerprint.
-        pairs: make pairs for next-sentence prediction; `prepare.cross_documents` has no say in these.
-
-    Raises:
-        CorpusError: nothing to read, nothing usable in it, too many rows without text, too much that the tokenizer does
-            not know, or an empty split; with `pairs` also a split without two documents of several sentences.
+    With `pairs`, rows are pairs for next-sentence prediction, and `prepare.cross_documents` has no say in them.
     """
     sources = resolve_sources(spec, prepare, cache_dir)
     tokenizer = load_tokenizer(tokenizer_folder)
@@ -292,11 +282,7 @@ def _write_documents(
 
 
 def require_divided(spec: str, index: DocumentIndex, prepare: PrepareConfig) -> None:
-    """Refuse a text of which all documents train, or none.
-
-    Raises:
-        CorpusError: saying what to change.
-    """
+    """Refuse a text of which all documents train, or none."""
     _, *num_of_splits = index.count()
     if prepare.grouped_by and sum(num_of_splits) and not all(num_of_splits):
         raise CorpusError(
@@ -379,7 +365,7 @@ def hash_document(document: str) -> bytes:
 
 def _find_part_fault(folder: Place, result: dict[str, Any]) -> str:
     """Say what is wrong with the files that a task wrote; empty: nothing."""
-    faults = (find_file_fault(folder / each["path"], each["sha256"]) for name in _PARTS for each in result[name])
+    faults = (find_file_fault(folder / file["path"], file["sha256"]) for name in _PARTS for file in result[name])
     return next(filter(None, faults), "")
 
 

@@ -47,22 +47,13 @@ RankBatch = tuple[list[Arrays], list[int]]
 
 @dataclass(frozen=True)
 class BatchReader:
-    """Makes one rank's micro batches of any global batches, where Ray runs it.
+    """Makes one rank's micro batches of any global batches, where Ray runs it."""
 
-    Args:
-        corpora: the shards of each prepared text, by their paths.
-        sampler: their order.
-        maskers: what makes batches of each text's rows; see `views.make_masker`.
-        is_distilled: which texts the distillation term reads; empty: there is no such term.
-        rows: the rank's share of a global batch.
-        micro_batch_size: rows of a forward pass.
-    """
-
-    corpora: tuple[tuple[str, ...], ...]
+    corpora: tuple[tuple[str, ...], ...]  # the shards of each prepared text, by their paths
     sampler: Sampler
-    maskers: tuple[Any, ...]
-    is_distilled: tuple[bool, ...]
-    rows: slice
+    maskers: tuple[Any, ...]  # what makes batches of each text's rows; see `views.make_masker`
+    is_distilled: tuple[bool, ...]  # which texts the distillation term reads; empty: there is no such term
+    rows: slice  # the rank's share of a global batch
     micro_batch_size: int
 
     @property
@@ -72,7 +63,7 @@ class BatchReader:
     def __call__(self, batches: np.ndarray) -> list[RankBatch]:
         """Read, mask and pad the rank's rows of some global batches, int64 [K]."""
         drawn = [self.sampler.draw(int(batch)) for batch in batches]
-        parts, numbers = (np.concatenate([each[i][self.rows] for each in drawn]) for i in range(2))
+        parts, numbers = (np.concatenate([draw[i][self.rows] for draw in drawn]) for i in range(2))
         places = [np.flatnonzero(parts == part) for part in range(len(self.corpora))]
         present = [part for part, own in enumerate(places) if len(own)]
         read = (self.read(part, numbers[places[part]]) for part in present)
@@ -118,23 +109,15 @@ class BatchRange:
         for number in numbers.column(0).to_pylist():
             first = self.first + number * self.per_task
             made += self.read(np.arange(first, min(first + self.per_task, self.last)))
-        return pa.table({"batch": pa.array([pickle.dumps(each, protocol=5) for each in made], pa.large_binary())})
+        return pa.table({"batch": pa.array([pickle.dumps(batch, protocol=5) for batch in made], pa.large_binary())})
 
 
 def stream_batches(
     reader: BatchReader, batch: int = 0, end: int = sys.maxsize, wait_seconds: float = WAIT_SECONDS
 ) -> Iterator[RankBatch]:
-    """Yield a rank's micro batches of the global batches from one on.
+    """Yield a rank's micro batches of the global batches from one on; nothing is read from `end` on.
 
-    Args:
-        reader: makes them.
-        batch: global batch to start at.
-        end: global batch to end before; nothing beyond is read.
-        wait_seconds: how long reading tasks may wait for room.
-
-    Raises:
-        CorpusError: a shard has gone.
-        RunError: nobody has left any room for reading tasks for so long.
+    Reading tasks that have waited for room for `wait_seconds` end it with a `RunError`.
     """
     per_task = max(1, ROWS_PER_TASK // reader.num_rows)
     running = list[Prefetch[RankBatch]]()
@@ -150,8 +133,8 @@ def stream_batches(
             yield from running[0]
             running.pop(0)
     finally:
-        for each in running:
-            each.close()
+        for prefetch in running:
+            prefetch.close()
 
 
 class _RoomToRead:
@@ -170,7 +153,7 @@ class _RoomToRead:
             self._room.note_work()
         elif time.monotonic() >= self._due:
             self._due = time.monotonic() + LOOK_SECONDS
-            if any(each.cpus >= READ_CPUS for each in list_nodes(free=True)):
+            if any(node.cpus >= READ_CPUS for node in list_nodes(free=True)):
                 self._room.note_work()
             else:
                 self._room.check("reading rows")
@@ -191,10 +174,10 @@ def _run(batches: BatchRange) -> Iterator[RankBatch]:
         references = dataset.to_arrow_refs()
         del dataset
         while references:  # each is let go as soon as it is used
-            for each in ray.get(references.pop(0)).column("batch"):
-                yield pickle.loads(each.as_buffer())
+            for batch in ray.get(references.pop(0)).column("batch"):
+                yield pickle.loads(batch.as_buffer())
     except Exception as error:  # whatever the task met, Ray Data hands on in a wrapping of its own
-        gone = [each for paths in batches.read.corpora for each in paths if not Place(each).is_file()]
+        gone = [path for paths in batches.read.corpora for path in paths if not Place(path).is_file()]
         if not gone:
             raise
         raise CorpusError(f"the shard {gone[0]} has gone; the same command prepares it again and goes on.") from error
@@ -206,10 +189,8 @@ ItemT = TypeVar("ItemT")
 class Prefetch(Iterator[ItemT]):
     """An iterator that runs in a thread of its own, from now on and up to `depth` items ahead.
 
-    Args:
-        items: what to run; its exceptions come out of `next`.
-        depth: items that are kept ready.
-        look: called now and then while nothing is ready, with the seconds; its exceptions come out of `next`, too.
+    Exceptions of the items, and of `look`, come out of `next`; `look` is called now and then while nothing is ready,
+    with the seconds.
     """
 
     def __init__(

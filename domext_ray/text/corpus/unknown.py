@@ -53,15 +53,7 @@ def check_sample(
 ) -> None:
     """Refuse a text by a sample of it: more than half of that is unknown, or a third where it is all of the text.
 
-    Args:
-        spec: the `--corpus` option.
-        sample: of the text.
-        settings: the tokenizer.
-        prepare: may allow it.
-        warns: of less, too, as `warn_of_unknown` does of all of it.
-
-    Raises:
-        CorpusError: see `require_known`.
+    With `warns`, less is warned of, too, as by `warn_of_unknown`.
     """
     found, is_all = count_sample(sample, settings)
     counts, part = found.pack(), "" if is_all else "a sample of "
@@ -76,15 +68,7 @@ def require_known(
 ) -> None:
     """Refuse a text of which more than a third is unknown to its tokenizer.
 
-    Args:
-        spec: the `--corpus` option.
-        counts: `TokenCounts.pack`.
-        settings: the tokenizer.
-        prepare: may allow it.
-        part: of the text, as it stands before its name.
-
-    Raises:
-        CorpusError: with the share, an unreadable word, and what to do.
+    `counts` are `TokenCounts.pack`; `part`, such as "a sample of ", stands before the text's name.
     """
     if prepare.unknown == "refuse" and _find_share(counts) > REFUSED_FRAC:
         raise CorpusError(
@@ -108,11 +92,7 @@ def warn_of_unknown(
 def find_unknown(counts: Mapping[str, Any], prepare: PrepareConfig) -> dict[str, Any]:
     """Return what is told of a text: the shares of its tokens and characters that are unknown, and some such words.
 
-    Words of text that belongs to people are not told: they may be names.
-
-    Args:
-        counts: `TokenCounts.pack`; empty: they were not counted, and nothing is told.
-        prepare: says whether rows are somebody's.
+    Words of text that belongs to people are not told: they may be names. Of empty counts nothing is told.
     """
     if not counts:
         return {}

@@ -52,13 +52,7 @@ class ViewedRows:
 
 
 class Viewer:
-    """Makes views of rows, for one tokenizer, objective and seed; it stands where a `Masker` stands.
-
-    Args:
-        tokenizer: gives [PAD].
-        objective: says which views.
-        seed: the run's seed.
-    """
+    """Makes views of rows, for one tokenizer, objective and seed; it stands where a `Masker` stands."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int) -> None:
         self.objective, self.seed = objective, seed
@@ -73,13 +67,13 @@ class Viewer:
         row_ids, epochs = rows.column("row_id").to_pylist(), np.broadcast_to(epoch, len(lengths)).tolist()
         if SECOND_START in rows.column_names:
             seconds = rows.column(SECOND_START).to_pylist()
-            parts = [np.split(each, [second]) for each, second in zip(whole, seconds, strict=True)]
+            parts = [np.split(row, [second]) for row, second in zip(whole, seconds, strict=True)]
             return ViewedRows([first for first, _ in parts], [second for _, second in parts], are_parts=True)
 
         if self.objective.views == "dropout":
             return ViewedRows(whole, whole)
         drawn = [*zip(whole, word_starts, row_ids, epochs, strict=True)]
-        return ViewedRows([self._crop(*each, 0) for each in drawn], [self._crop(*each, 1) for each in drawn])
+        return ViewedRows([self._crop(*row, 0) for row in drawn], [self._crop(*row, 1) for row in drawn])
 
     def _crop(self, ids: np.ndarray, word_starts: np.ndarray, row_id: int, epoch: int, view: int) -> np.ndarray:
         """Take a stretch of a row's words, between its first and its last token."""
@@ -97,7 +91,7 @@ class Viewer:
     def collate(self, rows: ViewedRows, micro_batch_size: int) -> list[Arrays]:
         """Cut viewed rows into micro batches; see `Masker.collate`."""
         spans = [slice(first, first + micro_batch_size) for first in range(0, len(rows.first), micro_batch_size)]
-        return [pad_views(rows.first[each], rows.second[each], self.pad_id) for each in spans]
+        return [pad_views(rows.first[span], rows.second[span], self.pad_id) for span in spans]
 
 
 def make_masker(
@@ -121,7 +115,7 @@ def pad_views(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id:
 
 def _pad(rows: Sequence[np.ndarray], pad_id: int) -> Arrays:
     """Token ids [R, N], their mask, and their sequences; no mask where nothing is padded."""
-    lengths = np.array([len(each) for each in rows])
+    lengths = np.array([len(row) for row in rows])
     size = -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
     padded = np.full((len(rows), size), pad_id, dtype=np.int64)
     is_token = np.arange(size) < lengths[:, None]

@@ -58,7 +58,7 @@ class ExtensionVocabulary:
 
 
 def load_extension(folder: Path) -> ExtensionVocabulary | None:
-    """Read the new words of a tokenizer's folder; None when it has none."""
+    """Read the new words of a tokenizer's folder; None when it has none, a `CorpusError` when they are damaged."""
     path = folder / RECORD_FILE
     if not path.exists():
         return None
