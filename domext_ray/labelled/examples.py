@@ -35,17 +35,11 @@ class Relation:
 
 @dataclass(frozen=True)
 class Example:
-    """What all kinds of examples have.
+    """What all kinds of examples have."""
 
-    Args:
-        id: unique in its split.
-        source: where it was read, as FILE:LINE.
-        group: a hash of whose it is, where the set has a `group_field`.
-    """
-
-    id: str
-    source: str
-    group: str = field(default="", kw_only=True)
+    id: str  # unique in its split
+    source: str  # FILE:LINE
+    group: str = field(default="", kw_only=True)  # a hash of whose it is, where the set has a `group_field`
 
     inputs: ClassVar[tuple[str, ...]] = ("text",)
     """Fields that a model sees; by a hash of the first a set is cut."""
@@ -53,7 +47,7 @@ class Example:
     @property
     def seen(self) -> tuple[Any, ...]:
         """All that a model sees of it."""
-        return tuple(getattr(self, each) for each in self.inputs)
+        return tuple(getattr(self, name) for name in self.inputs)
 
     @property
     def whole(self) -> str:
@@ -68,20 +62,14 @@ class Example:
 
 @dataclass(frozen=True)
 class TaggedSentence(Example):
-    """A sentence of words, each with an IOB2 tag (flat entities).
+    """A sentence of words, each with an IOB2 tag (flat entities)."""
 
-    Args:
-        words: at least one.
-        tags: as many, "O", "B-TYPE" or "I-TYPE", valid IOB2 whatever scheme the file has.
-        document: sentences of one document share it and follow each other in their split; "" if the file has none.
-        misplaced: gold entities, in characters, that no tags say: they end inside a word, overlap others, or are those
-            of a text that was cut again for a model. Nothing is learned from them, and they are scored as all others.
-    """
-
-    words: tuple[str, ...]
-    tags: tuple[str, ...]
-    document: str = ""
+    words: tuple[str, ...]  # at least one
+    tags: tuple[str, ...]  # valid IOB2 whatever scheme the file has
+    document: str = ""  # sentences of one document share it and follow each other; "" if the file has none
     misplaced: tuple[Entity, ...] = field(default=(), kw_only=True)
+    """Gold entities, in characters, that no tags say: they end inside a word, overlap others, or are those of a text
+    that was cut again for a model. Nothing is learned from them, and they are scored as all others."""
 
     inputs = ("words",)
 
@@ -92,33 +80,24 @@ class TaggedSentence(Example):
 
 @dataclass(frozen=True)
 class RawSentence(TaggedSentence):
-    """A text that was cut into words here, so that what is found in it has places in the text itself.
-
-    Args:
-        text: the text as it was given.
-        offsets: for each word its first character in `text`, and the one after its last.
-    """
+    """A text that was cut into words here, so that what is found in it has places in the text itself."""
 
     text: str = ""
-    offsets: tuple[tuple[int, int], ...] = ()
+    offsets: tuple[tuple[int, int], ...] = ()  # of each word in `text`
 
 
 @dataclass(frozen=True)
 class AnnotatedText(Example):
     """A text with entities, which may nest and overlap, and relations between them.
 
-    Args:
-        text: the text.
-        entities: stretches of characters, without duplicates, sorted by (start, end, label).
-        relations: heads and tails are among `entities`.
-        misplaced: gold entities that the text does not have where their offsets say.
-        unplaced: gold triples (subject, predicate, object) that the text or the schema does not have. Nothing is
-            learned from either, and what is not predicted all the same is a miss.
+    `misplaced` entities are gold that the text does not have where their offsets say, `unplaced` triples (subject,
+    predicate, object) gold that the text or the schema does not have. Nothing is learned from either, and one that is
+    not predicted is a miss.
     """
 
     text: str
-    entities: tuple[Entity, ...]
-    relations: tuple[Relation, ...] = ()
+    entities: tuple[Entity, ...]  # without duplicates, sorted by (start, end, label)
+    relations: tuple[Relation, ...] = ()  # of `entities`
     misplaced: tuple[Entity, ...] = field(default=(), kw_only=True)
     unplaced: tuple[tuple[str, str, str], ...] = field(default=(), kw_only=True)
 
@@ -130,37 +109,23 @@ class AnnotatedText(Example):
 
 @dataclass(frozen=True)
 class MarkedText(Example):
-    """A text with two marked stretches, and the relation between them.
+    """A text with two marked stretches, and the relation between them."""
 
-    Args:
-        text: the text, without the file's own marks.
-        head: the first argument's stretch; its label is the argument's type, or "".
-        tail: the second argument's.
-        label: the relation, or the set's negative label.
-    """
-
-    text: str
-    head: Entity
+    text: str  # without the file's own marks
+    head: Entity  # its label, like the tail's, is the argument's type, or ""
     tail: Entity
-    label: str
+    label: str  # the relation, or the set's negative label
 
     inputs = ("text", "head", "tail")
 
 
 @dataclass(frozen=True)
 class LabelledText(Example):
-    """A text, or a pair of texts, with a class or a number.
-
-    Args:
-        text: the first text.
-        pair: the second text, or None.
-        label: the class.
-        value: the number, where the task is regression; then `label` is "".
-    """
+    """A text, or a pair of texts, with a class or a number."""
 
     text: str
     pair: str | None
-    label: str
+    label: str  # "" in regression, which has the value
     value: float = 0.0
 
     inputs = ("text", "pair")
@@ -179,44 +144,30 @@ class MultiLabelText(Example):
 
 @dataclass(frozen=True)
 class Question(Example):
-    """A question about a context (SQuAD).
-
-    Args:
-        question: the question.
-        context: the text that may hold the answer.
-        answers: accepted stretches of `context`, labels "", in the file's order.
-        unplaced: accepted answers that the context does not have where their offsets say; without these and those the
-            question has no answer.
-    """
+    """A question about a context (SQuAD); it has no answer if both `answers` and `unplaced` are empty."""
 
     question: str
     context: str
-    answers: tuple[Entity, ...]
+    answers: tuple[Entity, ...]  # accepted stretches of `context`, labels "", in the file's order
     unplaced: tuple[str, ...] = field(default=(), kw_only=True)
+    """Accepted answers that the context does not have where their offsets say."""
 
     inputs = ("context", "question")
 
     @property
     def answer_texts(self) -> tuple[str, ...]:
         """The accepted answers."""
-        return (*(self.context[each.start : each.end] for each in self.answers), *self.unplaced)
+        return (*(self.context[answer.start : answer.end] for answer in self.answers), *self.unplaced)
 
 
 @dataclass(frozen=True)
 class Choice(Example):
-    """A beginning with several continuations, one of them right (SWAG).
-
-    Args:
-        context: the text before.
-        stem: the continuations' common beginning, or "".
-        options: two or more continuations, equally many in a set.
-        answer: place of the right one, from 0.
-    """
+    """A beginning with several continuations, one of them right (SWAG)."""
 
     context: str
-    stem: str
-    options: tuple[str, ...]
-    answer: int
+    stem: str  # the options' common beginning, or ""
+    options: tuple[str, ...]  # two or more, equally many in a set
+    answer: int  # place of the right one, from 0
 
     inputs = ("context", "stem", "options")
 
@@ -238,36 +189,20 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """A labelled set in memory.
-
-    Args:
-        name: what it is called.
-        train: examples to learn from, one or more.
-        dev: examples that choose hyperparameters and thresholds, one or more.
-        test: examples that are scored once; may be empty where a set has none.
-        labels: classes, entity types or predicates in the order that a model's head has them (of `train` and `dev`
-            where the description names none).
-        negative_label: the relation that is none, where there is one.
-        catalogue: standard terms (normalisation only).
-        notes: one sentence for every thing that was counted instead of refused, such as overlong pairs.
-        positive_label: the class whose F1 is "f1.positive", where the description names one.
-        marks: of the two arguments in the set's files (relation only), each (open, close) or one placeholder.
-        rule: how answers are compared (qa only), one of `set_families.RULES`.
-        warnings: those of `notes` that must be heard before training.
-    """
+    """A labelled set in memory."""
 
     name: str
-    train: tuple[AnyExample, ...]
-    dev: tuple[AnyExample, ...]
-    test: tuple[AnyExample, ...]
-    labels: tuple[str, ...] = ()
-    negative_label: str | None = None
-    catalogue: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
-    positive_label: str | None = None
-    marks: tuple[tuple[str, ...], ...] = ()
-    rule: str | None = None
-    warnings: tuple[str, ...] = ()
+    train: tuple[AnyExample, ...]  # one or more
+    dev: tuple[AnyExample, ...]  # one or more, which choose hyperparameters and thresholds
+    test: tuple[AnyExample, ...]  # scored once; may be empty
+    labels: tuple[str, ...] = ()  # classes, entity types or predicates in the order of a model's head
+    negative_label: str | None = None  # the relation that is none
+    catalogue: tuple[str, ...] = ()  # standard terms (normalization only)
+    notes: tuple[str, ...] = field(default=())  # one sentence for each thing that was counted instead of refused
+    positive_label: str | None = None  # the class whose F1 is "f1.positive"
+    marks: tuple[tuple[str, ...], ...] = ()  # of the two arguments (relation only): (open, close) or one placeholder
+    rule: str | None = None  # how answers are compared (qa only), one of `set_families.RULES`
+    warnings: tuple[str, ...] = ()  # those of `notes` that must be heard before training
 
     @property
     def splits(self) -> dict[str, tuple[AnyExample, ...]]:
@@ -277,5 +212,5 @@ class LabelledSet:
 
 def list_shared(splits: Mapping[str, Sequence[AnyExample]], held_out: str, seen: str) -> list[str]:
     """Return where the examples of one split stand that another one has, too."""
-    known = {each.seen for each in splits[seen]}
-    return [each.source for each in splits[held_out] if each.seen in known]
+    known = {example.seen for example in splits[seen]}
+    return [example.source for example in splits[held_out] if example.seen in known]

@@ -121,7 +121,7 @@ class SetDescription:
             ("scheme", self.scheme, SCHEMES),
             ("ends", self.ends, ENDS),
             ("rule", self.rule, (*RULES, None) if self.task == "qa" else (None,)),
-            *(("a key of columns", each, family.columns) for each in given),
+            *(("a key of columns", role, family.columns) for role in given),
         ):
             self._demand(key, value, allowed)
         filled: dict[str, Any] = {
@@ -142,7 +142,7 @@ class SetDescription:
             )
         if reader == "label_columns" and "labels" in given:
             raise self._error("columns.labels", given["labels"], "left out: labels name their columns")
-        if not any(fnmatch.fnmatchcase(self.metric, each) for each in family.metrics):
+        if not any(fnmatch.fnmatchcase(self.metric, pattern) for pattern in family.metrics):
             raise self._error("metric", self.metric, f"one of {', '.join(family.metrics)}")
         if self.metric.endswith(".positive") and self.positive_label is None:
             raise self._error("metric", self.metric, "another one unless positive_label is given")
@@ -161,20 +161,13 @@ class SetDescription:
         return ConfigError(f"{self.where}: {key} is {value!r}; it must be {rule}.")
 
 
-_KEYS = [each.name for each in dataclasses.fields(SetDescription)][:-2]
+_KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-2]
 
 
 def make_description(task: str, name: str, path: str = "", **values: Any) -> SetDescription:
     """Make a description, with the family's defaults for what is not given.
 
-    Args:
-        task: the family.
-        name: what the set is called.
-        path: the YAML that it comes from, if any.
-        values: further fields of `SetDescription`; `files` and `columns` replace single entries.
-
-    Raises:
-        ConfigError: a value outside its rule.
+    `values` are further fields of `SetDescription`; `files` and `columns` replace single entries.
     """
     try:
         return SetDescription(name=name, task=task, path=path, **values)
@@ -196,14 +189,10 @@ def list_shipped() -> dict[str, Path]:
 
 
 def find_set(task: str, data: str) -> tuple[SetDescription, str]:
-    """Find a set's description and its files, without reading these.
+    """Find a set's description and its folder or hub name, without reading its files.
 
-    Args:
-        task: as for `find_description`.
-        data: folder, or hub name, of the set; empty for a set whose files ship, whose folder is returned.
-
-    Raises:
-        ConfigError: there is no such task or path, or the two do not go together.
+    `data` is empty for a set whose files ship. A ConfigError says that there is no such task or path, or that the two
+    do not go together.
     """
     ships = (SETS / task).is_dir()
     if ships and data:
@@ -225,13 +214,8 @@ def find_set(task: str, data: str) -> tuple[SetDescription, str]:
 def find_description(task: str, data: str) -> SetDescription:
     """Find what describes a labelled set.
 
-    Args:
-        task: a family's name (then the folder's set.yaml counts, or else the family's defaults), the name of a shipped
-            description, or the path of a YAML file.
-        data: folder, or hub name, of the set.
-
-    Raises:
-        ConfigError: a name that is none of these, or a description that breaks a rule.
+    `task` is a family's name (then the set.yaml in the folder `data` counts, or else the family's defaults), the name
+    of a shipped description, or the path of a YAML file.
     """
     own_file = Path(data) / SET_FILE
     if task in FAMILIES:
@@ -255,11 +239,7 @@ def find_description(task: str, data: str) -> SetDescription:
 
 
 def read_description(path: Path) -> SetDescription:
-    """Read a description from YAML; without a key `name` its stem names the set (set.yaml: the folder does).
-
-    Raises:
-        ConfigError: a file that is missing or no YAML, an unknown key, or a value outside its rule.
-    """
+    """Read a description from YAML; without a key `name` its stem names the set (set.yaml: the folder does)."""
     try:
         with name_file(path):
             text = path.read_text(encoding="utf-8-sig")

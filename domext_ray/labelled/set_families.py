@@ -38,21 +38,13 @@ OPTIONAL = ("id", "pair", "document", "stem", "is_impossible")
 
 @dataclass(frozen=True)
 class Family:
-    """What the sets of a task family have in common.
+    """What the sets of a task family have in common."""
 
-    Args:
-        readers: layouts that it can be read from, with the roles that every row must have; the first is the default.
-        columns: names tried for what an example is made of, in order; all names together for "options".
-        metrics: patterns of the paths that it is scored by.
-        metric: default path that dev chooses by.
-        separator: default of what stands between several values of one cell.
-    """
-
-    readers: Mapping[str, tuple[str, ...]]
-    columns: Mapping[str, tuple[Column, ...]]
-    metrics: tuple[str, ...]
-    metric: str
-    separator: str = "##"
+    readers: Mapping[str, tuple[str, ...]]  # layouts, with the roles that every row must have; the first is the default
+    columns: Mapping[str, tuple[Column, ...]]  # names tried for each role, in order; "options" is all of its names
+    metrics: tuple[str, ...]  # patterns of the paths that it is scored by
+    metric: str  # default path that dev chooses by
+    separator: str = "##"  # default between several values of one cell
 
 
 _ENTITY_METRICS = ("f1.*", "precision.*", "recall.*")
@@ -72,7 +64,7 @@ _SPANS: dict[str, tuple[Column, ...]] = {
     "mention": ("entity", "mention", "text"),
 }
 _TRIPLE: dict[str, tuple[Column, ...]] = {
-    each: (each,) for each in ("predicate", "subject", "subject_type", "object", "object_type")
+    role: (role,) for role in ("predicate", "subject", "subject_type", "object", "object_type")
 }
 _OPTIONS: tuple[Column, ...] = ("ending0", "ending1", "ending2", "ending3")
 FAMILIES: Mapping[str, Family] = {
@@ -119,7 +111,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qa": Family(
         dict.fromkeys(("squad", "records"), ("question", "context", "answers")),
-        {**_ID, **{each: (each,) for each in ("question", "context", "answers", "is_impossible")}},
+        {**_ID, **{role: (role,) for role in ("question", "context", "answers", "is_impossible")}},
         ("f1", "exact", "has_answer.*", "no_answer.*"),
         "f1",
     ),

@@ -39,8 +39,8 @@ _FORMATS = (
 )
 INVISIBLE = frozenset(
     [
-        *(each for each in map(chr, range(0x3001)) if each.isspace()),
-        *(chr(each) for first, last in _FORMATS for each in range(first, last + 1)),
+        *(char for char in map(chr, range(0x3001)) if char.isspace()),
+        *(chr(code) for first, last in _FORMATS for code in range(first, last + 1)),
         *"\u00ad\u061c\u180e\u2800\u3164\ufeff\uffa0",
     ]
 )
@@ -56,46 +56,33 @@ _FREE_CATEGORIES = ("Ps", "Pe", "Pi", "Pf")  # brackets and quotes
 
 @dataclass(frozen=True)
 class WordMarks:
-    """Punctuation that is part of a word, each mark one character or several; without any, words have none.
+    """Punctuation that is part of a word, each mark one character or several; without any, words have none."""
 
-    Args:
-        inner: joins two runs of letters and digits that it stands between: `-` in `X-12`, `::` in `std::sort`.
-        leading: belongs to the run behind it: `$` in `$5`.
-        trailing: belongs to the run before it: `%` in `5%`, `()` in `fit()`.
-        closing: belongs to single letters, two or more, if it follows each of them: `.` in `U.S.`.
-    """
-
-    inner: tuple[str, ...] = ()
-    leading: tuple[str, ...] = ()
-    trailing: tuple[str, ...] = ()
-    closing: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()  # between two runs of letters and digits: `-` in `X-12`, `::` in `std::sort`
+    leading: tuple[str, ...] = ()  # before a run: `$` in `$5`
+    trailing: tuple[str, ...] = ()  # after a run: `%` in `5%`, `()` in `fit()`
+    closing: tuple[str, ...] = ()  # after each of two or more single letters: `.` in `U.S.`
 
     def __bool__(self) -> bool:
         return self != NO_MARKS
 
     def to_json(self) -> dict[str, list[str]]:
         """Return the marks as JSON has them."""
-        return {f"{each.name}_marks": list(getattr(self, each.name)) for each in fields(self)}
+        return {f"{field.name}_marks": list(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> WordMarks:
         """Read what `to_json` gave, among other values; what is not there has no marks."""
-        return cls(*(tuple(values.get(f"{each.name}_marks", ())) for each in fields(cls)))
+        return cls(*(tuple(values.get(f"{field.name}_marks", ())) for field in fields(cls)))
 
 
 NO_MARKS = WordMarks()
 
 
 def cut_words(text: str, marks: WordMarks = NO_MARKS) -> tuple[tuple[str, ...], tuple[Offsets, ...]]:
-    """Cut a text into words.
+    """Cut a text without half surrogate pairs into words, and return these with their places, [start, end).
 
-    Args:
-        text: any text without half surrogate pairs.
-        marks: what belongs to words beside letters and digits, of `learn_marks`.
-
-    Returns:
-        The words, and for each its first character in `text` and the one after its last; nothing but white space and
-        invisible characters is left out.
+    Nothing but white space and invisible characters is left out.
     """
     found = [(word, offsets) for word, offsets in _make_cutter(marks).pre_tokenize_str(text) if not word.isspace()]
     if not text.isascii():
@@ -105,15 +92,9 @@ def cut_words(text: str, marks: WordMarks = NO_MARKS) -> tuple[tuple[str, ...], 
 
 
 def trim(text: str, start: int, end: int) -> Offsets:
-    """Move the ends of a stretch inwards past white space and invisible characters.
+    """Move the ends of a stretch, [start, end), inwards past white space and invisible characters.
 
-    Args:
-        text: any text.
-        start: the stretch's first character.
-        end: the character after its last.
-
-    Returns:
-        Its ends, which are equal where nothing is left.
+    They are equal where nothing is left.
     """
     while start < end and text[start] in INVISIBLE:
         start += 1
@@ -125,7 +106,7 @@ def trim(text: str, start: int, end: int) -> Offsets:
 @functools.lru_cache(maxsize=64)
 def _make_cutter(marks: WordMarks) -> pre_tokenizers.Split:
     leading, trailing = (
-        f"{_match_any(each)}{{0,{_MAX_EDGE_MARKS}}}" if each else "" for each in (marks.leading, marks.trailing)
+        f"{_match_any(edge)}{{0,{_MAX_EDGE_MARKS}}}" if edge else "" for edge in (marks.leading, marks.trailing)
     )
     inner = f"(?:{_match_any(marks.inner)}{_RUN})*" if marks.inner else ""
     letters = rf"(?:(?!\p{{Han}})\p{{L}}{_match_any(marks.closing)}){{2,}}(?!{_RUN})|" if marks.closing else ""
@@ -147,12 +128,6 @@ def learn_marks(sentences: Sequence[Sequence[str]]) -> WordMarks:
     it, such as a comma or a bracket, says nothing by standing between two words: one word that has it inside is enough.
     An apostrophe joins if at least as many words have it inside as at an edge (`John 's`). Words like `U.S.` are
     counted by themselves: their last full stop is part of them if more of them have it than not.
-
-    Args:
-        sentences: the words of each.
-
-    Returns:
-        The marks; none where all punctuation is words of its own.
     """
     inside, before, behind, closing = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     punctuation = set[str]()

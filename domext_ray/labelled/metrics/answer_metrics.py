@@ -67,25 +67,18 @@ _ABBREVIATIONS = frozenset(
 
 
 def score_answer(answers: Sequence[str], predicted: str, rule: str) -> tuple[float, float]:
-    """Score one answer.
+    """Return exact match, 0 or 1, and F1, 0 to 1, of one answer, by one of `RULES`.
 
-    Args:
-        answers: the accepted ones; none: the question has no answer.
-        predicted: the answer; "" for none.
-        rule: one of `RULES`.
+    Without accepted answers the question has none, and only "" is right.
 
-    Returns:
-        Exact match, 0 or 1, and F1, 0 to 1.
-
-    Source:
-        Rajpurkar et al. (2016), evaluate-v1.1.py, and (2018), evaluate-v2.0.py; Cui et al. (2019),
-        cmrc2018_evaluate.py.
+    Source: Rajpurkar et al. (2016), evaluate-v1.1.py, and (2018), evaluate-v2.0.py; Cui et al. (2019),
+    cmrc2018_evaluate.py.
     """
     normalize, measure = (strip_cjk, _cjk_f1) if rule == CMRC else (normalize_answer, _word_f1)
     if rule == SQUAD_V2:  # answers that are nothing but articles and punctuation do not count
-        answers = [each for each in answers if normalize_answer(each)]
-    exact = float(any(normalize(each) == normalize(predicted) for each in answers or ("",)))
-    return exact, max((measure(each, predicted) for each in answers), default=exact)
+        answers = [answer for answer in answers if normalize_answer(answer)]
+    exact = float(any(normalize(answer) == normalize(predicted) for answer in answers or ("",)))
+    return exact, max((measure(answer, predicted) for answer in answers), default=exact)
 
 
 def normalize_answer(text: str) -> str:
@@ -107,7 +100,7 @@ def strip_cjk(text: str) -> str:
 def segment_cjk(text: str) -> list[str]:
     """Cut a text into Han characters and the words between them, without punctuation (CMRC)."""
     parts = _HAN.split(strip_cjk(text))
-    return [each for i, part in enumerate(parts) for each in ([part] if i % 2 else _split_words(part))]
+    return [segment for i, part in enumerate(parts) for segment in ([part] if i % 2 else _split_words(part))]
 
 
 def _split_words(text: str) -> list[str]:

@@ -37,7 +37,7 @@ def mark_labels(label_sets: Sequence[Collection[str]], labels: Sequence[str]) ->
     places = {label: i for i, label in enumerate(labels)}
     marked = np.zeros((len(label_sets), len(labels)), dtype=bool)
     for row, own in zip(marked, label_sets, strict=True):
-        row[[places[each] for each in own if each in places]] = True
+        row[[places[label] for label in own if label in places]] = True
     return marked
 
 
@@ -51,18 +51,8 @@ def count_labels(gold: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 def score_label_sets(
     gold: Sequence[Collection[str]], predicted: Sequence[Collection[str]], labels: Sequence[str]
 ) -> Score:
-    """Score any number of labels an example.
-
-    Args:
-        gold: labels of each example.
-        predicted: as many collections.
-        labels: in the order of the figures; others that occur follow them.
-
-    Returns:
-        {"accuracy", "precision", "recall", "f1"}; the last three {"micro", "macro", "per_label": {label: }}. Primary
-        "f1.micro".
-    """
-    others = {label for side in (gold, predicted) for each in side for label in each} - {*labels}
+    """Score any number of labels per example; those that occur beside `labels` follow them in the figures."""
+    others = {label for side in (gold, predicted) for label_set in side for label in label_set} - {*labels}
     all_labels = (*labels, *sorted(others))
     statistics = count_labels(mark_labels(gold, all_labels), mark_labels(predicted, all_labels))
     return make_score(statistics, LabelSetFigures(all_labels), "f1.micro")
@@ -71,12 +61,9 @@ def score_label_sets(
 def choose_threshold(gold: np.ndarray, probabilities: np.ndarray, path: str) -> float:
     """Return the threshold of `THRESHOLDS` with the best figure, of equal ones that nearest to 0.5.
 
-    Args:
-        gold: bool [examples, L].
-        probabilities: [examples, L]; a label counts above the threshold.
-        path: the figure, such as "f1.micro".
+    `gold` (bool) and `probabilities` are [examples, L]; a label counts above the threshold.
     """
-    sums = np.stack([count_labels(gold, probabilities > each).sum(axis=0) for each in THRESHOLDS])
+    sums = np.stack([count_labels(gold, probabilities > threshold).sum(axis=0) for threshold in THRESHOLDS])
     names = tuple(str(i) for i in range(gold.shape[1]))
     figures = np.nan_to_num(flatten(LabelSetFigures(names)(sums))[path])
     return float(max(zip(figures, -abs(THRESHOLDS - USUAL_THRESHOLD), THRESHOLDS, strict=True))[2])

@@ -65,7 +65,7 @@ class CountFigures:
             figures[name] = {
                 "micro": _divide_or_zero(numerator.sum(axis=1), denominator.sum(axis=1), total.sum(axis=1)),
                 "macro": _mean_defined(by_label),
-                "per_label": {each: by_label[:, i] for i, each in enumerate(self.labels)},
+                "per_label": {label: by_label[:, i] for i, label in enumerate(self.labels)},
             }
         return figures
 
@@ -76,41 +76,31 @@ def _score_sets(
     labels: Sequence[str],
     find_label: Callable[[T], str],
 ) -> Score:
-    """Score sets of things that each have a label; duplicates count once."""
+    """Score sets of things that each have a label; duplicates count once.
+
+    Labels that occur beside `labels` follow them in the figures.
+    """
     sets = [({*g}, {*p}) for g, p in zip(gold, predicted, strict=True)]
-    occurring = {find_label(each) for pair in sets for side in pair for each in side}
+    occurring = {find_label(thing) for pair in sets for side in pair for thing in side}
     all_labels = (*labels, *sorted(occurring - {*labels}))
-    place = {each: i for i, each in enumerate(all_labels)}
+    place = {label: i for i, label in enumerate(all_labels)}
     statistics = np.zeros((len(sets), 3, len(all_labels)))
     for row, (own, found) in zip(statistics, sets, strict=True):
         for counts, things in zip(row, (own & found, found, own), strict=True):
-            for each in things:
-                counts[place[find_label(each)]] += 1
+            for thing in things:
+                counts[place[find_label(thing)]] += 1
     return make_score(statistics.reshape(len(sets), -1), CountFigures(all_labels), "f1.micro")
 
 
 def score_entities(
     gold: Sequence[Collection[Entity]], predicted: Sequence[Collection[Entity]], types: Sequence[str]
 ) -> Score:
-    """Score entities: one counts as found when start, end and type are right.
-
-    Args:
-        gold: entities of each example, nested ones included.
-        predicted: as many collections; duplicates count once.
-        types: in the order of the figures; others that occur follow them.
-
-    Returns:
-        {"precision", "recall", "f1"}, each {"micro", "macro", "per_label": {type: }}; primary "f1.micro".
-    """
-    return _score_sets(gold, predicted, types, lambda each: each.label)
+    """Score entities: one counts as found when start, end and type are right."""
+    return _score_sets(gold, predicted, types, lambda entity: entity.label)
 
 
 def read_tags(tags: Sequence[str]) -> list[Entity]:
-    """Return the entities of a sentence's IOB2 tags, in order; I- that continues no entity of its type is outside.
-
-    Args:
-        tags: "O", "B-TYPE" or "I-TYPE".
-    """
+    """Return the entities of a sentence's IOB2 tags, in order; I- that continues no entity of its type is outside."""
     found: list[Entity] = []
     label, start = "", 0
     for i, tag in enumerate([*tags, "O"]):
@@ -123,17 +113,8 @@ def read_tags(tags: Sequence[str]) -> list[Entity]:
 
 
 def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], types: Sequence[str]) -> Score:
-    """Score IOB2 tags by their entities, as seqeval's strict mode does.
-
-    Args:
-        gold: tags of each sentence.
-        predicted: as many tags for each.
-        types: in the order of the figures.
-
-    Returns:
-        As `score_entities`; places are words.
-    """
-    return score_entities([read_tags(each) for each in gold], [read_tags(each) for each in predicted], types)
+    """Score IOB2 tags by their entities, as seqeval's strict mode does."""
+    return score_entities([read_tags(tags) for tags in gold], [read_tags(tags) for tags in predicted], types)
 
 
 @dataclass(frozen=True)
@@ -148,7 +129,7 @@ class _ClassFigures:
         matches, predictions, golds = np.split(sums, 3, axis=1)
         total, correct = golds.sum(axis=1), matches.sum(axis=1)
         figures: dict[str, Any] = {"accuracy": divide(correct, total)}
-        kept = [i for i, each in enumerate(self.labels) if each != self.negative]
+        kept = [i for i, label in enumerate(self.labels) if label != self.negative]
         own = [part[:, kept] for part in (matches, predictions, golds)]
         averages = CountFigures(tuple(self.labels[i] for i in kept))(np.concatenate(own, axis=1))
         by_label = CountFigures(self.labels)(sums)
@@ -172,24 +153,15 @@ def score_classes(
     positive: str | None = None,
     primary: str = "accuracy",
 ) -> Score:
-    """Score one class an example.
+    """Score one class per example, also by "accuracy" and "matthews".
 
-    Args:
-        gold: the classes.
-        predicted: as many.
-        labels: in the order of the figures; others that occur follow them.
-        negative: class that micro and macro averages leave out, such as "no relation".
-        positive: class whose own precision, recall and F1 are also given as "positive" (binary tasks).
-        primary: path of the figure to choose by.
-
-    Returns:
-        {"accuracy", "matthews", "precision", "recall", "f1"}; the last three {"micro", "macro", "per_label": {label: }}
-        and with `positive` "positive".
+    Classes that occur beside `labels` follow them in the figures. Micro and macro averages leave out the class
+    `negative`; the precision, recall and F1 of the class `positive` are given as "positive", too (binary tasks).
     """
     all_labels = (*labels, *sorted({*gold, *predicted} - {*labels}))
-    place = {each: i for i, each in enumerate(all_labels)}
-    own = np.array([place[each] for each in gold], dtype=np.int64)
-    found = np.array([place[each] for each in predicted], dtype=np.int64)
+    place = {label: i for i, label in enumerate(all_labels)}
+    own = np.array([place[label] for label in gold], dtype=np.int64)
+    found = np.array([place[label] for label in predicted], dtype=np.int64)
     one_hot = np.eye(len(all_labels))
     statistics = np.concatenate([one_hot[own] * (own == found)[:, None], one_hot[found], one_hot[own]], axis=1)
     return make_score(statistics, _ClassFigures(all_labels, negative, positive), primary)
@@ -197,19 +169,14 @@ def score_classes(
 
 @dataclass(frozen=True, eq=False)
 class _Correlations:
-    """How often each pair was drawn, [R, n] -> correlations.
-
-    Args:
-        gold: [n].
-        predicted: [n].
-    """
+    """How often each pair was drawn, [R, n] -> correlations of `gold`, [n], with `predicted`, [n]."""
 
     gold: np.ndarray
     predicted: np.ndarray
 
     def __call__(self, counts: np.ndarray) -> dict[str, Any]:
-        sides = [each - each.mean() for each in (self.gold, self.predicted)]
-        pearson = _correlate(counts, *(np.broadcast_to(each, counts.shape) for each in sides))
+        sides = [side - side.mean() for side in (self.gold, self.predicted)]
+        pearson = _correlate(counts, *(np.broadcast_to(side, counts.shape) for side in sides))
         return {
             "pearson": pearson,
             "spearman": _correlate(counts, _rank(self.gold, counts), _rank(self.predicted, counts)),
@@ -242,14 +209,9 @@ def _rank(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def score_values(gold: Sequence[float], predicted: Sequence[float]) -> Score:
-    """Score one number an example by its correlation with the gold value.
+    """Score one number per example by its correlation with the gold value.
 
-    Args:
-        gold: the values.
-        predicted: as many.
-
-    Returns:
-        {"pearson", "spearman"}, -1 to 1, 0 where one side is constant; ties share their mean rank. Primary "spearman".
+    "pearson" and "spearman" go from -1 to 1, and are 0 where one side is constant.
     """
     own, found = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     return make_score(np.stack([own, found], axis=1), _Correlations(own, found), "spearman", is_additive=False)
@@ -276,16 +238,10 @@ def _divide_answers(sums: np.ndarray) -> dict[str, Any]:
 
 
 def score_answers(gold: Sequence[Sequence[str]], predicted: Sequence[str], rule: str) -> Score:
-    """Score answers to questions as an official evaluation does.
+    """Score answers to questions as an official evaluation does, by one of `set_families.RULES`; see `score_answer`.
 
-    Args:
-        gold: accepted answers of each question; none: it has no answer, and only "" is right.
-        predicted: one answer a question; "" says that there is none.
-        rule: whose evaluation, one of `set_families.RULES`.
-
-    Returns:
-        {"exact", "f1"} as fractions (the scripts print per cents), and where the set has questions with and without an
-        answer, the same of each kind: {"has_answer": {}, "no_answer": {}}. Primary "f1".
+    "exact" and "f1" are fractions (the scripts print per cents). A set that has questions with and without an answer
+    has both figures of each kind as well, in "has_answer" and "no_answer".
     """
     statistics = np.zeros((len(gold), 6))
     for row, answers, answer in zip(statistics, gold, predicted, strict=True):
@@ -300,18 +256,12 @@ def score_triples(
     predicted: Sequence[Collection[tuple[str, str, str]]],
     predicates: Sequence[str] = (),
 ) -> Score:
-    """Score triples of strings as CMeIE's evaluation does: case does not count, nor do the marks of a title, 《》.
+    """Score triples (subject, predicate, object) as CMeIE's evaluation does.
 
-    Args:
-        gold: (subject, predicate, object) of each example.
-        predicted: as many collections; duplicates count once.
-        predicates: in the order of the figures; others that occur follow them.
-
-    Returns:
-        {"precision", "recall", "f1"}, each {"micro", "macro", "per_label": {predicate: }}; primary "f1.micro".
+    Case does not count, nor do the marks of a title, 《》.
     """
-    own, found = ([{_fold_triple(triple) for triple in each} for each in side] for side in (gold, predicted))
-    return _score_sets(own, found, predicates, lambda each: each[1])
+    own, found = ([{_fold_triple(triple) for triple in triples} for triples in side] for side in (gold, predicted))
+    return _score_sets(own, found, predicates, lambda triple: triple[1])
 
 
 def _fold_triple(triple: tuple[str, str, str]) -> tuple[str, str, str]:
@@ -331,7 +281,7 @@ class _TermFigures:
     depths: tuple[int, ...]
 
     def __call__(self, sums: np.ndarray) -> dict[str, Any]:
-        figures = {name: {"micro": each["micro"]} for name, each in CountFigures(("",))(sums[:, 2:5]).items()}
+        figures = {name: {"micro": averages["micro"]} for name, averages in CountFigures(("",))(sums[:, 2:5]).items()}
         figures["recall"] |= {f"at_{n}": divide(sums[:, 5 + i], sums[:, 4]) for i, n in enumerate(self.depths)}
         return {"accuracy": divide(sums[:, 1], sums[:, 0]), **figures}
 
@@ -344,22 +294,15 @@ def score_terms(
 ) -> Score:
     """Score the standard terms that a wording was taken to mean.
 
-    Args:
-        gold: terms of each example, one or more.
-        predicted: the terms that were chosen for each, best first.
-        ranked: longer lists of candidates, best first, which `recall.at_5` and so on are measured on.
-
-    Returns:
-        {"accuracy" (all of an example's terms and no other)}, {"precision", "recall", "f1"}, each {"micro"}, and with
-        `ranked` also recall "at_1", "at_5", "at_10": gold terms among the first candidates, as deep as the longest
-        list. Primary "f1.micro".
+    "accuracy" is the share of examples with all of their terms and no other. With `ranked`, longer lists of candidates,
+    best first, there are "recall.at_1", "recall.at_5" and "recall.at_10", no deeper than the longest list.
     """
     sets = [({*g}, {*p}) for g, p in zip(gold, predicted, strict=True)]
     rows = [[1.0, g == p, len(g & p), len(p), len(g)] for g, p in sets]
     depths: tuple[int, ...] = ()
     if ranked is not None:
         longest = max(map(len, ranked), default=0)
-        depths = tuple(each for each in RECALL_DEPTHS if each <= longest)
+        depths = tuple(depth for depth in RECALL_DEPTHS if depth <= longest)
         for row, (own, _), terms in zip(rows, sets, ranked, strict=True):
             row += [len(own & {*terms[:depth]}) for depth in depths]
     return make_score(np.array(rows, dtype=np.float64), _TermFigures(depths), "f1.micro")

@@ -19,26 +19,18 @@ from domext_ray.labelled.examples import AnyExample, MarkedText, Question, Tagge
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """What predictions of a split are worth. Use `make_score` to build one.
+    """What predictions of a split are worth. Use `make_score` to build one."""
 
-    Args:
-        values: figures, nested by name; 0 where one is undefined (a type that never occurs, say).
-        statistics: float64 [examples, k], one row an example.
-        compute: R resamples -> figures of the layout of `values`, each an array [R], nan where one is undefined. It
-            gets the statistics' sums over the drawn examples, float64 [R, k], or, unless `is_additive`, how often each
-            example was drawn, float64 [R, examples]. Picklable.
-        primary: path of the figure to choose by, such as "f1.micro".
-        is_additive: the figures follow from the statistics' sums.
-        clusters: int64 [examples], the document or other cluster that each example belongs to, from 0; None: each its
-            own.
-    """
-
-    values: dict[str, Any]
-    statistics: np.ndarray
+    values: dict[str, Any]  # figures, nested by name; 0 where one is undefined (a type that never occurs, say)
+    statistics: np.ndarray  # float64 [examples, k]
     compute: Callable[[np.ndarray], dict[str, Any]]
-    primary: str
-    is_additive: bool = True
-    clusters: np.ndarray | None = None
+    """Figures of R resamples, in the layout of `values`: each an array [R], nan where one is undefined.
+
+    It gets the statistics' sums over the drawn examples, float64 [R, k], or, unless `is_additive`, how often each
+    example was drawn, float64 [R, examples]. It must be picklable."""
+    primary: str  # path of the figure to choose by, such as "f1.micro"
+    is_additive: bool = True  # the figures follow from the statistics' sums
+    clusters: np.ndarray | None = None  # int64 [examples], the cluster of each example, from 0; None: each its own
 
     @property
     def num_examples(self) -> int:
@@ -51,23 +43,11 @@ class Score:
         return self.num_examples if self.clusters is None else int(self.clusters.max()) + 1
 
     def get(self, path: str) -> float:
-        """Return one figure.
-
-        Args:
-            path: names from the outside inwards, joined by dots: "f1.per_label.Disease".
-
-        Raises:
-            KeyError: there is none of that path.
-        """
+        """Return the figure of a path, names from the outside inwards joined by dots: "f1.per_label.Disease"."""
         return float(flatten(self.values)[path])
 
     def describe(self, *, num_resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
-        """Return the figures, "intervals" (95 % [low, high] by path), "examples" and "clusters" (how many).
-
-        Args:
-            num_resamples: resamples of the clusters.
-            seed: of the draws.
-        """
+        """Return the figures, "intervals" (95 % [low, high] by path), "examples" and "clusters" (how many)."""
         drawn, flat = self.resample(num_resamples, seed), flatten(self.values)
         values = np.array([[flat[path]] for path in drawn])
         bounds = find_bounds(values, np.stack(list(drawn.values()))[:, None], self.num_clusters)
@@ -75,15 +55,7 @@ class Score:
         return {**self.values, "intervals": intervals, "examples": self.num_examples, "clusters": self.num_clusters}
 
     def resample(self, num_resamples: int, seed: int) -> dict[str, np.ndarray]:
-        """Return every figure of every resample.
-
-        Args:
-            num_resamples: resamples of the clusters, with replacement.
-            seed: of the draws.
-
-        Returns:
-            float64 [num_resamples] by path; nan where a figure is undefined.
-        """
+        """Return every figure of every resample of the clusters: float64 [num_resamples] by path, nan if undefined."""
         parts = []
         for counts in draw_clusters(self.num_clusters, num_resamples, seed):
             parts.append(flatten(self.compute_drawn(counts if self.clusters is None else counts[:, self.clusters])))
@@ -101,17 +73,7 @@ class Score:
 def make_score(
     statistics: np.ndarray, compute: Callable[[np.ndarray], dict[str, Any]], primary: str, *, is_additive: bool = True
 ) -> Score:
-    """Make the score of some examples from their statistics.
-
-    Args:
-        statistics: [examples, k].
-        compute: see `Score`.
-        primary: path of the figure to choose by.
-        is_additive: see `Score`.
-
-    Raises:
-        ValueError: there is no example.
-    """
+    """Make the score of one or more examples from their statistics, [examples, k]; see `Score`."""
     statistics = np.asarray(statistics, dtype=np.float64)
     if not len(statistics):
         raise ValueError("there is no example to score.")
@@ -122,16 +84,16 @@ def make_score(
 
 def _take_first(values: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: _take_first(each) if isinstance(each, dict) else float(np.nan_to_num(each[0], nan=0.0))
-        for name, each in values.items()
+        name: _take_first(value) if isinstance(value, dict) else float(np.nan_to_num(value[0], nan=0.0))
+        for name, value in values.items()
     }
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested figures by path."""
     flat: dict[str, Any] = {}
-    for name, each in values.items():
-        flat |= flatten(each, f"{prefix}{name}.") if isinstance(each, dict) else {f"{prefix}{name}": each}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
 
 
@@ -142,7 +104,9 @@ def over_clusters(score: Score, examples: Sequence[AnyExample]) -> Score:
     pairs are classified; an example that has none of them is its own.
     """
     keys: dict[Any, int] = {}
-    return replace(score, clusters=np.array([keys.setdefault(_find_cluster(each), len(keys)) for each in examples]))
+    return replace(
+        score, clusters=np.array([keys.setdefault(_find_cluster(example), len(keys)) for example in examples])
+    )
 
 
 def _find_cluster(example: AnyExample) -> tuple[str, str]:
@@ -161,21 +125,9 @@ def compare_scores(
 ) -> dict[str, Estimate]:
     """Compare figures of two models on the same examples by the paired bootstrap: both see the same resamples.
 
-    Args:
-        a: the first model's score.
-        b: the second's, of the same examples in the same order.
-        paths: the figures.
-        num_resamples: resamples of the clusters.
-        seed: of the draws.
-
-    Returns:
-        By path the difference b - a with its interval.
-
-    Raises:
-        ValueError: the scores are of different numbers of examples.
-        KeyError: one of them has no such figure.
+    The examples are in the same order on both sides; the differences, by path, are b - a.
     """
     if a.num_examples != b.num_examples:
         raise ValueError(f"one score has {a.num_examples} examples, the other {b.num_examples}; they must be the same.")
-    first, second = (each.resample(num_resamples, seed) for each in (a, b))
+    first, second = (score.resample(num_resamples, seed) for score in (a, b))
     return {path: compare(*(score.sample(path, drawn) for score, drawn in ((a, first), (b, second)))) for path in paths}
