@@ -28,11 +28,7 @@ _KINDS = {"entities": "labels", "label": "choices", "labels": "choices"}
 
 
 def complete_exports(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
-    """Yield the rows of a file, complete; annotations that were cancelled are counted.
-
-    Raises:
-        CorpusError: an export that is not read; it says what to do.
-    """
+    """Yield the rows of a file, complete; annotations that were cancelled are counted."""
     records = iter(records)
     first = next(records, None)
     if first is None:
@@ -47,8 +43,8 @@ def complete_exports(records: Iterable[Record], description: SetDescription, iss
     else:
         readers = _READERS.items() if role == "entities" else ()
         read = next((read for needed, read in readers if needed <= columns), None)
-        for each in records:
-            yield each if read is None else read(each, description)
+        for record in records:
+            yield record if read is None else read(record, description)
 
 
 def take_choices(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
@@ -69,16 +65,16 @@ def take_choices(records: Iterable[Record], description: SetDescription, issues:
 
 def _find_role(description: SetDescription) -> str:
     """Return the role of what was annotated; empty: such a set is not made with these tools."""
-    return next((each for each in _KINDS if each in description.required and description.task != "relation"), "")
+    return next((role for role in _KINDS if role in description.required and description.task != "relation"), "")
 
 
 def _fill(records: Sequence[Record], description: SetDescription, role: str) -> Iterator[Record]:
     """Give each row the column that others have: where there was nothing to annotate it has none."""
     names = description.columns[role]
-    used = next((each for each in names if any(each in record.values for record in records)), None)
+    used = next((name for name in names if any(name in record.values for record in records)), None)
     for record in records:
         values = dict(record.values)
-        if used is not None and not any(each in values for each in names):
+        if used is not None and not any(name in values for name in names):
             values[used] = []
         elif role == "labels" and isinstance(choice := values.get(used), str) and not choice.startswith(_SPELT):
             values[used] = [choice]  # a single one, whatever separators are in it
@@ -99,9 +95,9 @@ def _read_tasks(tasks: Sequence[Record], description: SetDescription, issues: Da
             f"{source} is a task of Label Studio with its annotations, which reader: {description.reader} of "
             f"{description.task} does not read; {cure}."
         )
-    rows = [each for task in tasks for each in _list_annotations(task, role, description, issues)]
+    rows = [annotation for task in tasks for annotation in _list_annotations(task, role, description, issues)]
     names = list(dict.fromkeys(name for _, found in rows for name in found))
-    names = [each for each in names if each in description.columns[role]] or names
+    names = [name for name in names if name in description.columns[role]] or names
     if len(names) > 1:
         raise CorpusError(
             f"{source} has annotations by several names ({', '.join(names)}); set columns.{role} to one of them in "
@@ -127,7 +123,7 @@ def _list_annotations(
         issues.add(task.source, "row", "has no annotation")
     for annotation in annotations:
         results = annotation.get("result") if isinstance(annotation, Mapping) else None
-        if not isinstance(results, list) or not all(isinstance(each, Mapping) for each in results):
+        if not isinstance(results, list) or not all(isinstance(result, Mapping) for result in results):
             rule = f"an annotation has a list of objects as 'result', but {shorten(annotation, 40)} is there"
             raise CorpusError(f"{task.source} has another layout: {rule}; export JSON-MIN.")
         if annotation.get("was_cancelled") is True:
@@ -144,7 +140,7 @@ def _list_annotations(
         values = {"id": task.values.get("id"), **data, "data": data}
         if get_value(values, description.columns["text"]) is None:
             only = [name for name, value in data.items() if isinstance(value, str)]
-            name = next((each for each in texts if each in only), only[0] if len(only) == 1 else None)
+            name = next((text for text in texts if text in only), only[0] if len(only) == 1 else None)
             values |= {} if name is None else {description.columns["text"][0]: data[name]}
         yield Record(values, task.path, task.line), found
 
@@ -170,9 +166,9 @@ def _read_dataturks(row: Record, description: SetDescription) -> Record:
     entities: Any = row.values.get("annotation") or []
     try:
         entities = [
-            {start: point["start"], end: point["end"], kind: each["label"], mention: point["text"]}
-            for each in entities
-            for point in each["points"]
+            {start: point["start"], end: point["end"], kind: annotation["label"], mention: point["text"]}
+            for annotation in entities
+            for point in annotation["points"]
         ]
     except (TypeError, LookupError):
         rule = "an annotation of Dataturks has a 'label', and 'points' with 'start', 'end' and 'text'"
@@ -183,18 +179,18 @@ def _read_dataturks(row: Record, description: SetDescription) -> Record:
 def _read_gliner(row: Record, description: SetDescription) -> Record:
     """Join the words of GLiNER by spaces; an entity is the places of its first word and its last, and its type."""
     words, given = row.values.get("tokenized_text"), row.values.get("ner") or []
-    if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise CorpusError(f"{row.source} has another layout: tokenized_text must be a list of texts.")
     start, end, kind, mention = (description.columns[role][0] for role in ("start", "end", "type", "mention"))
-    text, ends = " ".join(words), [*itertools.accumulate(len(each) + 1 for each in words)]
+    text, ends = " ".join(words), [*itertools.accumulate(len(word) + 1 for word in words)]
     entities = []
-    for each in given if isinstance(given, list) else [given]:
-        match each:
+    for entity in given if isinstance(given, list) else [given]:
+        match entity:
             case [int(first), int(last), str(label)] if 0 <= first <= last < len(words):
                 place = (ends[first] - len(words[first]) - 1, ends[last] - 1)
             case _:
                 rule = f"ner must be a list of [first word, last word, type] among {len(words)} words"
-                raise CorpusError(f"{row.source} has another layout: {rule}, but {shorten(each, 40)} is there.")
+                raise CorpusError(f"{row.source} has another layout: {rule}, but {shorten(entity, 40)} is there.")
         shown = place[1] - (description.ends == "inclusive")
         entities.append({start: place[0], end: shown, kind: label, mention: text[slice(*place)]})
     return _name(row, description, text, entities)

@@ -22,11 +22,7 @@ _LIST_OF_TEXTS = re.compile(r"""\[\s*['"]""")
 
 
 def read_mark(value: Any) -> bool | None:
-    """Return whether a cell says yes or no; None: it is empty.
-
-    Raises:
-        ValueError: it says neither.
-    """
+    """Return whether a cell says yes or no (None: it is empty); one that says neither is a ValueError."""
     if is_missing(value):
         return None
     whole = as_whole(value)
@@ -41,10 +37,8 @@ def read_mark(value: Any) -> bool | None:
 def read_nested(value: Any) -> Any:
     """Return the list or object that a cell spells in JSON, in Python or as NumPy does; else the value itself.
 
-    That is what becomes of a list in a CSV of pandas. Brackets around anything else, such as "[urgent]", are a text.
-
-    Raises:
-        ValueError: it begins as a list of texts and is none.
+    That is what becomes of a list in a CSV of pandas. Brackets around anything else, such as "[urgent]", are a text; a
+    cell that begins as a list of texts and is none is a ValueError.
     """
     text = value.strip() if isinstance(value, str) else ""
     if text[:1] + text[-1:] not in ("[]", "{}", "()"):
@@ -55,7 +49,7 @@ def read_nested(value: Any) -> Any:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         if isinstance(found, set | tuple):  # of numbers they are rather a text
-            is_of_texts = all(isinstance(each, str) for each in found)
+            is_of_texts = all(isinstance(item, str) for item in found)
             return (sorted(found) if isinstance(found, set) else list(found)) if is_of_texts else value
         return found if isinstance(found, list | dict) else value
     if _LIST_OF_TEXTS.match(text):
@@ -66,4 +60,4 @@ def read_nested(value: Any) -> Any:
 def _read_array(text: str) -> list[Any]:
     if not _ARRAY.fullmatch(text):
         raise ValueError(text)
-    return [ast.literal_eval(each) for each in _ITEMS.findall(text)]
+    return [ast.literal_eval(item) for item in _ITEMS.findall(text)]

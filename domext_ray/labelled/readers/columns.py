@@ -40,7 +40,7 @@ def _look_up(values: Mapping[Any, Any], name: Column) -> Any:
 def get_value(values: Mapping[Any, Any], names: tuple[Column, ...]) -> Any:
     """Return the value of the first of several columns that is there, or None."""
     found = (_look_up(values, name) for name in names)
-    return next((each for each in found if each is not _ABSENT), None)
+    return next((value for value in found if value is not _ABSENT), None)
 
 
 def find_missing(values: Mapping[Any, Any], description: SetDescription) -> str | None:
@@ -57,8 +57,8 @@ def lacks_column(source: str, columns: Iterable[Column], description: SetDescrip
     listed = list(columns)
     role = find_missing(dict.fromkeys(listed), description)
     assert role is not None
-    wanted = (" and " if role == "options" else " or ").join(repr(each) for each in description.columns[role])
-    shown = ", ".join(shorten(each, 40) for each in listed[:_NAMED_COLUMNS]) or "none"
+    wanted = (" and " if role == "options" else " or ").join(repr(name) for name in description.columns[role])
+    shown = ", ".join(shorten(column, 40) for column in listed[:_NAMED_COLUMNS]) or "none"
     other = ", or reader: label_columns for a column of 0 and 1 per label," if role == "labels" else ""
     return CorpusError(
         f"{source} has no column {wanted} for {role!r}, only {shown}; set columns.{role}{other} in {description.yaml}."
@@ -105,9 +105,9 @@ def _drop_rejected(records: Iterable[Record], description: SetDescription, issue
     It writes one of three words as `answer`. A column of that name that has others, or plays a role, is not Prodigy's.
     """
     listed = list(records)
-    statuses = [each.values.get(_STATUS) for each in listed]
+    statuses = [record.values.get(_STATUS) for record in listed]
     has_role = any(_STATUS in names for names in description.columns.values())
-    is_prodigy = not has_role and all(is_missing(each) or each in ("", _ACCEPTED, *REJECTED) for each in statuses)
+    is_prodigy = not has_role and all(is_missing(status) or status in ("", _ACCEPTED, *REJECTED) for status in statuses)
     for record, status in zip(listed, statuses, strict=True):
         if is_prodigy and status in REJECTED:
             issues.add(record.source, "row", f"has the answer {status!r} of Prodigy")
@@ -117,7 +117,7 @@ def _drop_rejected(records: Iterable[Record], description: SetDescription, issue
 
 def _read_lists(values: dict[str, Any]) -> str:
     """Make lists of the cells that spell them; return the role of one that cannot be read, or an empty text."""
-    for role in (each for each in _LISTS if each in values):
+    for role in (key for key in _LISTS if key in values):
         try:
             values[role] = read_nested(values[role])
         except ValueError:
@@ -128,14 +128,14 @@ def _read_lists(values: dict[str, Any]) -> str:
 def _check_label_columns(first: Record, description: SetDescription) -> None:
     """Refuse a file that has no column for a label, by its first row."""
     names = list(first.values)
-    if any(isinstance(each, int) for each in names):
+    if any(isinstance(name, int) for name in names):
         raise CorpusError(f"{first.source} is a table without a header; a column per label needs its name there.")
     shown = ", ".join(map(str, names[:_NAMED_COLUMNS]))
     if not description.labels:
         raise CorpusError(
             f"{first.source} has the columns {shown}; name those that have 0 and 1 as labels in {description.yaml}."
         )
-    missing = [each for each in description.labels if each not in first.values]
+    missing = [label for label in description.labels if label not in first.values]
     if missing:
         raise CorpusError(
             f"{first.source} has no column for the label {missing[0]!r}, only {shown}; name those that it has as "

@@ -35,11 +35,9 @@ class LeftOut(Exception):  # noqa: N818 (it is no error: it was counted)
 
 
 class DataIssues:
-    """Counts rows, and parts of rows, that break a rule.
+    """Counts rows, and parts of rows, that break a rule; a strict counter refuses the first.
 
-    Args:
-        is_strict: refuse the first instead.
-        mends: what a reader can put right is put right and counted, instead of refused.
+    If it `mends`, readers put right and count what they can, instead of refusing it.
     """
 
     def __init__(self, is_strict: bool, *, mends: bool = False) -> None:
@@ -135,13 +133,13 @@ class Row:
         White space at both ends is not stripped off texts that offsets point into.
         """
         value = self.get(role)
-        if isinstance(value, (list, tuple)) and value and all(isinstance(each, str) for each in value):
+        if isinstance(value, (list, tuple)) and value and all(isinstance(text, str) for text in value):
             value = " ".join(value)
         if not isinstance(value, str):
             self.leave_out(f"has no text as {role!r}", value)
         if not value.strip():
             self.leave_out(f"has an empty {role!r}")
-        if not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):  # which no tokenizer takes
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):  # which no tokenizer takes
             self.leave_out(f"has half a surrogate pair in {role!r}", value)
         return value.strip() if is_stripped else value
 
@@ -171,16 +169,16 @@ class Row:
         """
         value = self.get(role)
         value = [] if value in (None, "") else value
-        if isinstance(value, Mapping) and all(isinstance(each, (list, tuple)) for each in value.values()):
+        if isinstance(value, Mapping) and all(isinstance(column, (list, tuple)) for column in value.values()):
             columns = list(value.values())
-            is_even = all(len(each) == len(columns[0]) for each in columns)
-            value = [dict(zip(value, each, strict=True)) for each in zip(*columns, strict=True)] if is_even else None
+            is_even = all(len(column) == len(columns[0]) for column in columns)
+            value = [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)] if is_even else None
         if names and isinstance(value, (list, tuple)):
             sizes = (len(names) - 1, len(names))
-            is_list = [isinstance(each, (list, tuple)) and len(each) in sizes for each in value]
+            is_list = [isinstance(item, (list, tuple)) and len(item) in sizes for item in value]
             value = [dict(zip(names, v, strict=False)) if short else v for v, short in zip(value, is_list, strict=True)]
-        is_whole = isinstance(value, (list, tuple)) and all(isinstance(each, dict) for each in value)
-        if not is_whole or (text and not all(isinstance(each.get(text), str) for each in value)):
+        is_whole = isinstance(value, (list, tuple)) and all(isinstance(item, dict) for item in value)
+        if not is_whole or (text and not all(isinstance(item.get(text), str) for item in value)):
             what, ending = (role, f" with {text!r}") if text else (f"its {role}", "")
             rule = f"{what} must be a list of objects{ending}, but {shorten(self.get(role), 60)} is there"
             raise CorpusError(f"{self.source} has another layout: {rule}.")

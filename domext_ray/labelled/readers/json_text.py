@@ -75,8 +75,8 @@ class JsonText:
         if not isinstance(value, kind):
             rule = f"{what} must be {_KINDS[kind]}, but {shorten(value, 40)} is there"
             raise CorpusError(f"{self.path}:{line} has another layout: {rule}.")
-        pairs = value.items() if isinstance(value, dict) else (("", each) for each in value)
+        pairs = value.items() if isinstance(value, dict) else (("", item) for item in value)
         if len(value.starts) != len(value):
             raise CorpusError(f"{self.path}:{line} has a key twice in {what}; give each its own.")
-        for (key, each), start in zip(pairs, value.starts, strict=True):
-            yield key, each, bisect(self._ends, start) + 1
+        for (key, item), start in zip(pairs, value.starts, strict=True):
+            yield key, item, bisect(self._ends, start) + 1

@@ -46,9 +46,9 @@ def list_labels(example: AnyExample) -> Iterator[str]:
     match example:
         case TaggedSentence():
             yield from (tag[2:] for tag in example.tags if tag.startswith("B-"))
-            yield from (each.label for each in example.misplaced)
+            yield from (entity.label for entity in example.misplaced)
         case AnnotatedText():
-            yield from (each.label for each in example.relations or example.gold)
+            yield from (gold.label for gold in example.relations or example.gold)
         case MultiLabelText():
             yield from example.labels
         case MarkedText() | LabelledText() if example.label:
@@ -58,22 +58,20 @@ def list_labels(example: AnyExample) -> Iterator[str]:
 def count_labels(splits: Splits, labels: Sequence[str] = ()) -> Counts:
     """Return how often each label stands in each split; of numbers, the least, the mean and the highest.
 
-    Args:
-        splits: examples, one or more in one split at least.
-        labels: those of the set, which come first; others follow, sorted.
+    The set's `labels` come first; others follow, sorted. One split at least has an example.
     """
     splits = {split: found for split, found in splits.items() if found}
     first = next(iter(splits.values()))[0]
     if isinstance(first, LabelledText) and not first.label:
-        values = {split: [each.value for each in found] for split, found in splits.items()}  # type: ignore[union-attr]
+        values = {split: [example.value for example in found] for split, found in splits.items()}  # type: ignore[union-attr]
         return {
-            "least": {split: min(each) for split, each in values.items()},
-            "mean": {split: sum(each) / len(each) for split, each in values.items()},
-            "highest": {split: max(each) for split, each in values.items()},
+            "least": {split: min(numbers) for split, numbers in values.items()},
+            "mean": {split: sum(numbers) / len(numbers) for split, numbers in values.items()},
+            "highest": {split: max(numbers) for split, numbers in values.items()},
         }
-    counted = {split: Counter(each for e in found for each in _list_counted(e)) for split, found in splits.items()}
-    seen = sorted({each for found in counted.values() for each in found} - set(labels))
-    return {label: {split: each[label] for split, each in counted.items()} for label in (*labels, *seen)}
+    counted = {split: Counter(label for e in found for label in _list_counted(e)) for split, found in splits.items()}
+    seen = sorted({label for found in counted.values() for label in found} - set(labels))
+    return {label: {split: counts[label] for split, counts in counted.items()} for label in (*labels, *seen)}
 
 
 def _list_counted(example: AnyExample) -> list[str]:
@@ -119,7 +117,7 @@ def list_label_rows(counts: Mapping[str, Mapping[str, float]]) -> list[tuple[str
     for label in shown:
         rows.append((" ".join(label.split()), *(_show(counts[label].get(split)) for split in SPLITS)))
     if others := [counts[label] for label in counts if label not in shown]:
-        sums = (sum(each[split] for each in others) if split in others[0] else None for split in SPLITS)
+        sums = (sum(numbers[split] for numbers in others) if split in others[0] else None for split in SPLITS)
         rows.append((f"({len(others):,} more labels)", *map(_show, sums)))
     return rows
 
@@ -150,7 +148,7 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
             continue
         if split != "train":
             warnings += _find_absent(split, examples)
-            held = {label for each in examples for label in list_labels(each)}
+            held = {label for example in examples for label in list_labels(example)}
             missing = [label for label in labels if label not in held]
             if held and missing:
                 shown = ", ".join(map(repr, missing[:3])) + (" …" if len(missing) > 3 else "")
@@ -164,7 +162,7 @@ def _find_absent(split: str, examples: Sequence[AnyExample]) -> list[str]:
     first = examples[0]
     kind, says_nothing = _find_kind(first), "so its figures say nothing"
     if isinstance(first, LabelledText) and not first.label:
-        values = {each.value for each in examples if isinstance(each, LabelledText)}
+        values = {example.value for example in examples if isinstance(example, LabelledText)}
         has_one = len(values) == 1 and len(examples) > 1
         return [f"All {len(examples):,} values of {split} are {first.value:g}, {says_nothing}."] if has_one else []
     if kind is None or any(map(_has_gold, examples)):
@@ -176,8 +174,8 @@ def _find_absent(split: str, examples: Sequence[AnyExample]) -> list[str]:
 def _find_contradictions(split: str, examples: Sequence[AnyExample]) -> list[str]:
     """Say how many examples have the text of an earlier one and other labels, as two annotators' rows have."""
     known: dict[Any, Any] = {}
-    golds = ((each, _take_gold(each)) for each in examples)
-    places = [each.source for each, gold in golds if known.setdefault(each.seen, gold) != gold]
+    golds = ((example, _take_gold(example)) for example in examples)
+    places = [example.source for example, gold in golds if known.setdefault(example.seen, gold) != gold]
     if not places:
         return []
     return [f"{len(places)} x {split} example that contradicts an earlier one of the same text: {list_places(places)}."]
@@ -190,16 +188,7 @@ def _take_gold(example: AnyExample) -> Any:
 
 
 def require_learnable(data: LabelledSet, place: str, advice: str = "") -> None:
-    """Refuse training examples that have no label, or all the same one.
-
-    Args:
-        data: the set.
-        place: where it is.
-        advice: what to do, where that is known.
-
-    Raises:
-        CorpusError: naming the first example.
-    """
+    """Refuse training examples that have no label, or all the same one."""
     train, first = data.train, data.train[0]
     kind, shown = _find_kind(first), f"({first.source} is the first)"
     if kind is not None and not any(map(_teaches, train)):
@@ -209,10 +198,10 @@ def require_learnable(data: LabelledSet, place: str, advice: str = "") -> None:
         raise CorpusError(f"no training example of {place} has {_add_article(noun)} {shown}; {cure}")
     alike: set[Any] = set()
     if isinstance(first, LabelledText) and not first.label:
-        alike = {f"value {each.value:g}" for each in train if isinstance(each, LabelledText)}
+        alike = {f"value {example.value:g}" for example in train if isinstance(example, LabelledText)}
     elif isinstance(first, LabelledText | MarkedText | MultiLabelText):
-        golds = {frozenset(list_labels(each)) for each in train}
-        alike = {f"label {', '.join(map(repr, sorted(each)))}" for each in golds}
+        golds = {frozenset(list_labels(example)) for example in train}
+        alike = {f"label {', '.join(map(repr, sorted(labels)))}" for labels in golds}
     if len(alike) == 1:
         raise CorpusError(
             f"all {len(train):,} training examples of {place} have the {alike.pop()} {shown}: nothing can be learned "

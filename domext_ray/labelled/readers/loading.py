@@ -22,21 +22,13 @@ _SELDOM = ("group", "misplaced", "unplaced")
 
 @dataclass(frozen=True)
 class LoadedSet:
-    """A labelled set, and what it is for.
-
-    Args:
-        family: name of the task family.
-        data: the set.
-        metric: path of the figure that dev chooses by; empty: the family's.
-        sha256: hash of all examples, wherever they were read.
-        files: each file with a hash of its examples, as `data.sources.require_files` compares them.
-    """
+    """A labelled set, and what it is for."""
 
     family: str
     data: LabelledSet
-    metric: str
-    sha256: str
-    files: Sequence[FileRecord] = ()
+    metric: str  # path of the figure that dev chooses by
+    sha256: str  # of all examples, wherever they were read
+    files: Sequence[FileRecord] = ()  # with hashes of their examples, as `require_files` compares them
 
     def describe(self) -> str:
         """Return what a plan says of it: examples and labels of each split, and its notes."""
@@ -48,20 +40,12 @@ class LoadedSet:
 
 
 def load_labelled(config: FinetuneConfig) -> LoadedSet:
-    """Read the set that a configuration names, and print its warnings.
-
-    Args:
-        config: its `task`, `data` and `labelled`.
-
-    Raises:
-        ConfigError: a task without the data that it needs.
-        CorpusError: the files are missing, empty or of another layout, or nothing can be learned from them.
-    """
+    """Read the set that a configuration names, and print its warnings."""
     description, place = find_set(config.task, config.data)
     labelled = config.labelled  # where a set is cut depends on no run's seed
     data = load_set(description, place, strict=labelled.strict, repair=labelled.repair)
-    for each in data.warnings:
-        print(f"warning: {each}", flush=True)
+    for warning in data.warnings:
+        print(f"warning: {warning}", flush=True)
     require_learnable(data, place)
     if labelled.num_examples:
         data = take_examples(data, labelled.num_examples, labelled.examples_seed)
@@ -73,7 +57,7 @@ def hash_by_file(lines: Iterable[tuple[str, str]]) -> list[FileRecord]:
     files = defaultdict[str, Any](hashlib.sha256)
     for source, line in lines:
         files[source.rpartition(":")[0]].update(f"{line}\n".encode())
-    return [(path, each.hexdigest()) for path, each in files.items()]
+    return [(path, digest.hexdigest()) for path, digest in files.items()]
 
 
 def _hash_examples(data: LabelledSet) -> tuple[str, list[FileRecord]]:
@@ -82,7 +66,7 @@ def _hash_examples(data: LabelledSet) -> tuple[str, list[FileRecord]]:
         for example in examples:
             values = asdict(example)
             source = values.pop("source")  # where a file is does not make it another set
-            values = {key: each for key, each in values.items() if each or key not in _SELDOM}
+            values = {key: value for key, value in values.items() if value or key not in _SELDOM}
             lines.append((source, f"{split} {values}"))
             digest.update(f"{lines[-1][1]}\n".encode())
     return digest.hexdigest(), hash_by_file(lines)

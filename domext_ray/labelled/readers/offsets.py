@@ -20,22 +20,14 @@ _SHARE = 10
 
 @dataclass(frozen=True)
 class Unit:
-    """What offsets count instead of characters.
+    """What offsets count instead of characters."""
 
-    Args:
-        name: of several.
-        users: who count it.
-        encoding: in which a text consists of it.
-        dtype: of one, for NumPy.
-        mask, inner: bits of one, and which of them it has if it goes on with a character.
-    """
-
-    name: str
-    users: str
-    encoding: str
+    name: str  # in the plural
+    users: str  # who count it
+    encoding: str  # of a text that is made of such units
     dtype: str
     mask: int
-    inner: int
+    inner: int  # its bits under the mask, where it goes on with a character
 
     def find_places(self, text: str) -> np.ndarray | None:
         """Return for every offset its character, int64 [units + 1], -1 inside of one; None: they are the same."""
@@ -54,23 +46,14 @@ UNITS = (
 
 @dataclass(frozen=True)
 class Annotation:
-    """An entity as a row gives it.
-
-    Args:
-        start: the offset of its first character.
-        ends: the offsets that the character after its last may have, in the order in which they are tried.
-        label: its type.
-        mention: its own text, or None.
-        place: where it was read, as FILE:LINE.
-        gaps: stretches in it that are not of it, unless they are white space.
-    """
+    """An entity as a row gives it."""
 
     start: int
-    ends: tuple[int, ...]
+    ends: tuple[int, ...]  # offsets that the character after its last may have, in the order in which they are tried
     label: str
-    mention: str | None
-    place: str
-    gaps: tuple[tuple[int, int], ...] = ()
+    mention: str | None  # its own text
+    place: str  # FILE:LINE
+    gaps: tuple[tuple[int, int], ...] = ()  # stretches in it that are not of it, unless they are white space
 
     def convert(self, places: np.ndarray | None) -> Annotation:
         """Return it with offsets that count characters (`Unit.find_places`); -1: no character has that."""
@@ -88,12 +71,12 @@ class Annotation:
 
         Tools write a line's end in it as a space, and leave out what is invisible around it.
         """
-        ends = [each for each in self.ends if 0 <= self.start < each <= len(text)]
+        ends = [end for end in self.ends if 0 <= self.start < end <= len(text)]
         if self.mention is None:
             return ends[0] if ends else None
-        found = [each for each in ends if text[self.start : each] == self.mention]
+        found = [end for end in ends if text[self.start : end] == self.mention]
         if not found and (words := _split(self.mention)):
-            found = [each for each in ends if each == self.ends[-1] and _split(text[self.start : each]) == words]
+            found = [end for end in ends if end == self.ends[-1] and _split(text[self.start : end]) == words]
         return found[0] if found else None
 
     def is_at_words(self, text: str) -> bool:
@@ -101,7 +84,7 @@ class Annotation:
         end = self.find_end(text)
         if end is None or text[self.start] in INVISIBLE or text[end - 1] in INVISIBLE:
             return False
-        return not any(text[each - 1 : each + 1].isalnum() for each in (self.start, end) if 0 < each < len(text))
+        return not any(text[edge - 1 : edge + 1].isalnum() for edge in (self.start, end) if 0 < edge < len(text))
 
 
 def _split(text: str) -> list[str]:
@@ -112,20 +95,18 @@ def _split(text: str) -> list[str]:
 def find_unit(annotated: Sequence[tuple[str, Sequence[Annotation]]], issues: DataIssues) -> Unit | None:
     """Return the unit that all offsets of a split count, by the own texts of its entities; None: characters.
 
-    Args:
-        annotated: each text with its entities.
-        issues: gets a warning where entities without a text of their own leave it in doubt.
+    A warning says where entities without a text of their own leave it in doubt.
     """
     num_entities = sum(len(entities) for _, entities in annotated)
     for unit in UNITS:
         named, nameless = list[_Doubtful](), list[_Doubtful]()
         for text, entities in annotated:
             places = unit.find_places(text) if entities and not text.isascii() else None
-            for each in entities if places is not None else ():
-                other = each.convert(places)
-                if other != each:
-                    (nameless if each.mention is None else named).append((text, each, other))
-        fits = {(each.find_end(text) is not None, other.find_end(text) is not None) for text, each, other in named}
+            for entity in entities if places is not None else ():
+                other = entity.convert(places)
+                if other != entity:
+                    (nameless if entity.mention is None else named).append((text, entity, other))
+        fits = {(entity.find_end(text) is not None, other.find_end(text) is not None) for text, entity, other in named}
         if (False, True) in fits and (True, False) not in fits:
             return unit
         _warn(unit, nameless, num_entities, issues)
@@ -138,24 +119,24 @@ _Doubtful = tuple[str, Annotation, Annotation]
 
 def _warn(unit: Unit, doubtful: Sequence[_Doubtful], num_entities: int, issues: DataIssues) -> None:
     """Warn if the unit makes sense of entities that are no words in characters, or of all as well as characters do."""
-    odd = [each for text, each, _ in doubtful if not each.is_at_words(text)]
+    odd = [entity for text, entity, _ in doubtful if not entity.is_at_words(text)]
     num_odd_others = sum(not other.is_at_words(text) for text, _, other in doubtful)
     if not doubtful or num_odd_others * _SHARE > len(odd) or (not odd and len(doubtful) * _SHARE < num_entities):
         return
     text, first, other = doubtful[0]
-    char = next(each for each in text if unit.find_places(each) is not None)
+    char = next(symbol for symbol in text if unit.find_places(symbol) is not None)
     cure = "give each entity its own text, which tells"
     if odd:
         size = np.dtype(unit.dtype).itemsize
         end = f"{size} * offset" if size > 1 else "offset"
         issues.warn(
             f"{len(odd):,} of {num_entities:,} entities begin or end inside a word, at a space or outside of their "
-            f"text ({list_places([each.place for each in odd])}), and {num_odd_others or 'none'} would if offsets "
+            f"text ({list_places([entity.place for entity in odd])}), and {num_odd_others or 'none'} would if offsets "
             f"counted {unit.name}, as {unit.users} do, of which {char!r} is several; make characters of them "
             f"(len(text.encode('{unit.encoding}')[:{end}].decode('{unit.encoding}'))), or {cure}."
         )
     else:
-        here, there = (text[each.start : each.find_end(text)] for each in (first, other))
+        here, there = (text[entity.start : entity.find_end(text)] for entity in (first, other))
         issues.warn(
             f"{len(doubtful):,} of {num_entities:,} entities stand behind characters such as {char!r}, which is "
             f"several {unit.name} to {unit.users}, and are whole words whichever of them offsets count: the one of "

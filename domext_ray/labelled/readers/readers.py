@@ -83,11 +83,11 @@ def read_splits(
         raise CorpusError(f"{data} is a file; give the folder that holds it and the other splits.")
     else:
         splits = _open_dataset(data, description)
-        records = {split: select_columns(each, description, issues) for split, each in splits.items()}
-    rows: Rows = {split: [Row(each, description, issues) for each in found] for split, found in records.items()}
+        records = {split: select_columns(found, description, issues) for split, found in splits.items()}
+    rows: Rows = {split: [Row(record, description, issues) for record in found] for split, found in records.items()}
     if read_together := _READ_TOGETHER.get(description.task):
         rows = read_together(rows, issues)
-    return {split: _make(each, description, issues, schema) for split, each in rows.items()}
+    return {split: _make(own, description, issues, schema) for split, own in rows.items()}
 
 
 def find_split_files(folder: Path, description: SetDescription) -> dict[str, Path]:
@@ -105,10 +105,10 @@ def find_split_files(folder: Path, description: SetDescription) -> dict[str, Pat
 def _require_own_folders(folder: Path, found: Sequence[Path], description: SetDescription) -> None:
     """Refuse a split that is the whole folder where another one, by its name, would be part of it."""
     for split, names in BRAT_FILES.items():
-        for each in sorted(set(folder.iterdir()) - {*found}):
-            if each.name.lower() in names and any(list_brat(each)):
+        for path in sorted(set(folder.iterdir()) - {*found}):
+            if path.name.lower() in names and any(list_brat(path)):
                 raise CorpusError(
-                    f"{each} is named as a {split}, and would be read with all of {folder}; name it as files.{split} "
+                    f"{path} is named as a {split}, and would be read with all of {folder}; name it as files.{split} "
                     f"in {description.yaml}, or rename it."
                 )
 
@@ -118,12 +118,7 @@ def find_file(
 ) -> Path | None:
     """Return the file, or folder of brat, that the first matching pattern names.
 
-    Args:
-        folder: of the set.
-        patterns: tried in order.
-        option: their key in the description.
-        description: of the set.
-        others: what other splits have.
+    `option` is the patterns' key in the description; `others` are the files, or folders, of the other splits.
     """
     Place(folder).list_names()  # of a disk that fails a glob says that nothing is there
     is_brat = description.reader == "brat"
@@ -131,9 +126,9 @@ def find_file(
         # a pattern may be an absolute path, or one in the home folder
         names = glob.glob(os.path.join(glob.escape(str(folder)), os.path.expanduser(pattern)))
         paths = sorted(map(Path, names))
-        matches = [each for each in paths if (_has_brat(each, folder, others) if is_brat else each.is_file())]
+        matches = [path for path in paths if (_has_brat(path, folder, others) if is_brat else path.is_file())]
         if len(matches) > 1:
-            listed = ", ".join(each.name for each in matches)
+            listed = ", ".join(path.name for path in matches)
             raise CorpusError(
                 f"{folder} has {len(matches)} files that match {pattern!r} ({listed}); keep one, or name it as "
                 f"{option} in {description.yaml}."
@@ -173,8 +168,8 @@ def _decode_tags(records: Iterator[Record], path: Path, description: SetDescript
     for record in records:
         if decoders is None:
             features = datasets.Features.from_arrow_schema(pq.read_schema(path))
-            names = [each for each in description.columns["tags"] if each in features]
-            decoders = {each: _make_decoder(features[each], description) for each in names}
+            names = [name for name in description.columns["tags"] if name in features]
+            decoders = {name: _make_decoder(features[name], description) for name in names}
         tags = {name: decode(record.values[name]) for name, decode in decoders.items()}
         yield replace(record, values={**record.values, **tags})
 
@@ -278,15 +273,15 @@ def _make_decoder(feature: Any, description: SetDescription) -> Callable[[Any], 
 
     if isinstance(feature, datasets.ClassLabel):
         names = list(feature.names)
-        numbers = [str(each) for each in range(len(names))]
+        numbers = [str(number) for number in range(len(names))]
         has_names = set(names) <= set(description.labels)
         shown = numbers if not has_names and set(numbers) <= set(description.labels) else names
         return lambda value: None if value is None or value < 0 else shown[value]
     if isinstance(feature, dict):
-        parts = {name: _make_decoder(each, description) for name, each in feature.items()}
-        return lambda value: value and {name: parts[name](each) for name, each in value.items()}
+        parts = {name: _make_decoder(part, description) for name, part in feature.items()}
+        return lambda value: value and {name: parts[name](part) for name, part in value.items()}
     inner = getattr(feature, "feature", None)
     if inner is not None:
         decode = _make_decoder(inner, description)
-        return lambda value: value and [decode(each) for each in value]
+        return lambda value: value and [decode(item) for item in value]
     return part_values

@@ -83,7 +83,7 @@ def read_text(path: Path, *, has_words: bool = False) -> str:
 
 def split_lines(text: str) -> list[str]:
     r"""Cut a text at \n (and \r\n) only: U+2028 and the like are part of a text."""
-    lines = [each.removesuffix("\r") for each in text.split("\n")]
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines if lines[-1] else lines[:-1]
 
 
@@ -94,7 +94,7 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
     """
     kind = find_suffix(str(path))
     if kind in (".json", *_LINES):
-        names = [each for columns in description.columns.values() for each in columns if isinstance(each, str)]
+        names = [name for columns in description.columns.values() for name in columns if isinstance(name, str)]
         yield from read_json_records(path, names)
     elif kind in (".tsv", ".txt", ".tab", ".csv"):
         yield from _name_cells(path, description, issues)
@@ -107,12 +107,7 @@ def read_records(path: Path, description: SetDescription, issues: DataIssues) ->
 
 
 def read_json_records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
-    """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id").
-
-    Args:
-        path: of the file.
-        fields: names of columns.
-    """
+    """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id")."""
     text = read_text(path)
     rest = text.lstrip(" \t\r\n")
     has_lines = find_suffix(str(path)) in _LINES
@@ -145,7 +140,7 @@ def _is_json_lines(text: str) -> bool:
         value = json.loads(text.split("\n", 1)[0])
     except (ValueError, RecursionError):
         return False
-    is_of_rows = value and all(isinstance(each, dict) for each in value.values())
+    is_of_rows = value and all(isinstance(row, dict) for row in value.values())
     return not (is_of_rows or value.keys() == _ANNOTATOR)
 
 
@@ -176,7 +171,7 @@ def read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
     for line, cells, fault in read_cells(content, str(path), is_tsv=is_tsv, max_cell=_LONGEST, forms=forms):
         if fault:
             raise CorpusError(f"{path}:{line} is no CSV (the row {fault}); mend the row.")
-        if any(each.strip() for each in cells):
+        if any(cell.strip() for cell in cells):
             yield line, cells
     tell_forms(forms)
 
@@ -200,7 +195,7 @@ def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> 
     for number, cells in read_table(path):
         if not width:
             width = len(cells)
-            names = [each.strip() for each in cells]
+            names = [cell.strip() for cell in cells]
             if find_missing(dict.fromkeys(names), description) is None:
                 header = names
                 continue
@@ -221,7 +216,7 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
     a sentence (`# id 7`) are told and left out. A line without word and tag is a CorpusError.
     """
     token_place, tag_place = (
-        next((each for each in description.columns[role] if isinstance(each, int)), default)
+        next((place for place in description.columns[role] if isinstance(place, int)), default)
         for role, default in (("tokens", 0), ("tags", -1))
     )
     tokens: list[str] = []
@@ -236,9 +231,9 @@ def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> I
             f"tags, or reader: spans for texts with entities, in {description.yaml}."
         )
     lines = split_lines(text)
-    filled = [each for each in lines if each.strip() and not each.startswith((_DOCUMENT_START, _COMMENT))]
+    filled = [line for line in lines if line.strip() and not line.startswith((_DOCUMENT_START, _COMMENT))]
     width = len(_cut_line(filled[0])) if filled else 0
-    is_tab_ended = width > 2 and all(each.endswith("\t") for each in filled)
+    is_tab_ended = width > 2 and all(line.endswith("\t") for line in filled)
     for number, line in enumerate([*lines, ""], 1):
         is_document_start = line.startswith(_DOCUMENT_START)
         if line.strip() and not is_document_start:
@@ -290,7 +285,7 @@ def read_squad(path: Path) -> Iterator[Record]:
 
 def _read_paragraph(file: JsonText, paragraph: Any, line: int) -> Iterator[Record]:
     parts = {key: (value, start) for key, value, start in file.list_values(paragraph, dict, "a paragraph", line)}
-    context, questions = (parts.get(each, ([], line)) for each in ("context", "qas"))
+    context, questions = (parts.get(key, ([], line)) for key in ("context", "qas"))
     if not isinstance(context[0], str):
         raise CorpusError(f"{file.path}:{line} has another layout: a paragraph must have a text as 'context'.")
     for _, values, start in file.list_values(questions[0], list, "qas", questions[1]) if "qas" in parts else ():
@@ -304,21 +299,18 @@ def _read_paragraph(file: JsonText, paragraph: Any, line: int) -> Iterator[Recor
 def list_brat(folder: Path, others: Collection[Path] = ()) -> tuple[list[Path], list[Path]]:
     """Return the texts and the notes of brat in a folder and in those in it, however deep.
 
-    Args:
-        folder: of a split; no folder has none.
-        others: folders of other splits, which may be in it, and are left out. So are hidden ones, such as a notebook
-            server's.
+    `others`, the folders of other splits, are left out, and so are hidden ones, such as a notebook server's.
     """
     if not folder.is_dir():
         return [], []
     with name_file(folder):
         paths = [Path(path) for path, is_folder, _ in walk(str(folder)) if not is_folder and path.endswith(_BRAT)]
-    foreign = {each.resolve() for each in others} - {folder.resolve(), *folder.resolve().parents}
-    folders = {each.parent for each in paths}
-    left_out = {each for each in folders if foreign and foreign & {each.resolve(), *each.resolve().parents}}
-    left_out |= {each for each in folders if any(part.startswith(".") for part in each.relative_to(folder).parts)}
-    kept = sorted(each for each in paths if each.parent not in left_out and not each.name.startswith("."))
-    texts, notes = ([each for each in kept if each.suffix == suffix] for suffix in _BRAT)
+    foreign = {other.resolve() for other in others} - {folder.resolve(), *folder.resolve().parents}
+    folders = {path.parent for path in paths}
+    left_out = {parent for parent in folders if foreign and foreign & {parent.resolve(), *parent.resolve().parents}}
+    left_out |= {parent for parent in folders if any(part.startswith(".") for part in parent.relative_to(folder).parts)}
+    kept = sorted(path for path in paths if path.parent not in left_out and not path.name.startswith("."))
+    texts, notes = ([path for path in kept if path.suffix == suffix] for suffix in _BRAT)
     return texts, notes
 
 
@@ -327,14 +319,9 @@ def read_brat(folder: Path, issues: DataIssues, others: Collection[Path] = ()) -
 
     Folders in the folder count, too, and name their documents: `part2/b0`. What brat cuts at the end of a line is one
     stretch.
-
-    Args:
-        folder: of a split.
-        issues: counts files without the other one.
-        others: folders of other splits.
     """
     texts, all_notes = list_brat(folder, others)
-    for notes in sorted({*all_notes} - {each.with_suffix(".ann") for each in texts}):
+    for notes in sorted({*all_notes} - {path.with_suffix(".ann") for path in texts}):
         issues.add(f"{notes}:1", "document", "has no .txt file beside it")
     for path in texts:
         notes = path.with_suffix(".ann")
@@ -349,7 +336,7 @@ def read_brat(folder: Path, issues: DataIssues, others: Collection[Path] = ()) -
             if match is None:
                 rule = "an entity is its id, a tab, its type and places, a tab and its text"
                 raise CorpusError(f"{notes}:{number} has another layout: {rule}, but {shorten(line, 40)} is there.")
-            places = [tuple(map(int, each.split())) for each in match[2].split(";")]
+            places = [tuple(map(int, place.split())) for place in match[2].split(";")]
             gaps = tuple((end, start) for (_, end), (start, _) in itertools.pairwise(places))
             values = {"start": places[0][0], "end": places[-1][1], "type": match[1], "mention": match[3]}
             entities.append({**values, "place": f"{notes}:{number}", "gaps": gaps})

@@ -40,15 +40,15 @@ def make_multilabelled(row: Row) -> MultiLabelText:
     """Make a text, or a pair, with any number of labels: a list, or a text with the description's separator."""
     texts, value = _read_texts(row), row.get("labels")
     listed = split_cell(value, row.description.separator) if isinstance(value, str) else value
-    labels = [as_whole(each) for each in listed] if isinstance(listed, (list, tuple)) else [None]
-    if not all(type(each) in (str, int) and str(each).strip() for each in labels):
+    labels = [as_whole(label) for label in listed] if isinstance(listed, (list, tuple)) else [None]
+    if not all(type(label) in (str, int) and str(label).strip() for label in labels):
         row.leave_out("has no list of labels", value)
-    return MultiLabelText("", row.source, *texts, tuple(dict.fromkeys(str(each).strip() for each in labels)))
+    return MultiLabelText("", row.source, *texts, tuple(dict.fromkeys(str(label).strip() for label in labels)))
 
 
 def split_cell(value: str, separator: str) -> list[str]:
     """Return the parts of a cell that are not blank."""
-    return [each.strip() for each in value.split(separator) if each.strip()]
+    return [part.strip() for part in value.split(separator) if part.strip()]
 
 
 def make_valued(row: Row) -> LabelledText:
@@ -90,7 +90,7 @@ def cut_marks(text: str, marks: Sequence[tuple[str, ...]]) -> tuple[str, Entity,
     (start, end), (other_start, other_end) = sorted(outer)
     if start < other_start < end < other_end:
         raise MarksError(f"has {_name_marks(marks)} that cross")
-    brackets = sorted(each for _, around in marked for each in around)
+    brackets = sorted(bracket for _, around in marked for bracket in around)
     head, tail = (
         Entity(
             start - _count_before(brackets, start),
@@ -119,12 +119,12 @@ def find_marked(text: str, mark: tuple[str, ...]) -> tuple[Stretch, list[Stretch
         start = text.find(mark[0])
         return (start, start + len(mark[0])), []
     if any(map(str.isalnum, mark[0])) and mark[0] not in mark[1] and mark[1] not in mark[0]:  # of no text, as <e1> is
-        for each in mark if any(each in text for each in mark) else ():
-            _require_once(text, each)
-    opening, closing = (re.escape(each) for each in mark)
+        for bracket in mark if any(bracket in text for bracket in mark) else ():
+            _require_once(text, bracket)
+    opening, closing = (re.escape(bracket) for bracket in mark)
     for space in (" ", ""):
         pattern = f"{opening}{space}(.+?){space}{closing}"
-        found = [each for each in re.finditer(pattern, text, re.DOTALL) if each[1].strip()]
+        found = [match for match in re.finditer(pattern, text, re.DOTALL) if match[1].strip()]
         if len(found) > 1:
             raise MarksError(f"has {_name_marks([mark])} more than once")
         if found:
@@ -152,26 +152,26 @@ def make_choice(row: Row) -> Choice:
     Its answer is a place among them, as `place_answers` has it.
     """
     context, options, stem = row.read_text("context"), row.get("options"), row.get("stem")
-    if not isinstance(options, (list, tuple)) or any(not isinstance(each, str) for each in options):
+    if not isinstance(options, (list, tuple)) or any(not isinstance(option, str) for option in options):
         raise CorpusError(f"{row.source} has another layout: its options must be texts; set columns.options.")
     if len(options) < 2:
         raise CorpusError(f"{row.source} has {len(options)} options; it must have 2 or more.")
-    if any(not each.strip() for each in options):
+    if any(not option.strip() for option in options):
         row.leave_out("has an empty option")
     answer = row.get("answer")
     if type(answer) is not int or not 0 <= answer < len(options):
         row.leave_out("names no option as its answer", answer)
     stem = stem.strip() if isinstance(stem, str) else ""
-    return Choice("", row.source, context, stem, tuple(each.strip() for each in options), answer)
+    return Choice("", row.source, context, stem, tuple(option.strip() for option in options), answer)
 
 
 def check_options(choices: Sequence[Any]) -> None:
     """Raise CorpusError unless all choices have as many options as the first."""
-    for each in choices:
-        if len(each.options) != len(choices[0].options):
+    for choice in choices:
+        if len(choice.options) != len(choices[0].options):
             raise CorpusError(
-                f"{each.source} has {len(each.options)} options; it must have {len(choices[0].options)} as the first "
-                "row."
+                f"{choice.source} has {len(choice.options)} options; it must have {len(choices[0].options)} as the "
+                "first row."
             )
 
 
@@ -179,9 +179,9 @@ def make_mention(row: Row) -> Mention:
     """Make a wording with its terms: in one cell with the description's separator (CHIP-CDN: "##"), or as a list."""
     text, value = row.read_text("text"), row.get("terms")
     parts = split_cell(value, row.description.separator) if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or any(not isinstance(each, str) for each in parts):
+    if not isinstance(parts, (list, tuple)) or any(not isinstance(part, str) for part in parts):
         parts = []
-    terms = tuple(dict.fromkeys(each.strip() for each in parts if each.strip()))
+    terms = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not terms:
         row.leave_out("has no term", value if value not in (None, "") else "")
     return Mention("", row.source, text, terms)
@@ -199,7 +199,7 @@ def make_question(row: Row) -> Question:
     if not listed and not row.description.no_answer:
         row.leave_out("has no answer (no_answer is false)", what="question")
     places = [_place_answer(values, context, row) for values in listed]
-    answers = tuple(each for each in places if each is not None)
+    answers = tuple(place for place in places if place is not None)
     unplaced = tuple(values["text"] for values, place in zip(listed, places, strict=True) if place is None)
     if unplaced and not answers:
         row.keep_gold("question", "has none of its answers in the context", "")
@@ -215,7 +215,7 @@ def _read_answers(row: Row) -> list[dict[str, Any]]:
         is_impossible = read_mark(mark)
     except ValueError:
         row.leave_out("has neither true nor false as 'is_impossible'", mark, what="question")
-    if is_impossible and any(each["text"].strip() for each in answers):
+    if is_impossible and any(answer["text"].strip() for answer in answers):
         row.issues.add(
             row.source, "question", "has answers, and is_impossible is true", outcome="kept without its answers"
         )
@@ -240,7 +240,7 @@ def _place_answer(values: dict[str, Any], context: str, row: Row) -> Entity | No
     if start >= 0 and context.startswith(text, start):
         return Entity(start, start + len(text), "")
     places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
-    nearest = min(places, key=lambda each: abs(each - start), default=None)
+    nearest = min(places, key=lambda place: abs(place - start), default=None)
     if nearest is None or (len(places) > 1 and abs(nearest - start) > NEAR_CHARS):
         row.keep_gold("answer", "is not in the context near its offset", text)
         return None
@@ -258,7 +258,7 @@ def read_catalogue(path: Path) -> tuple[str, ...]:
             terms.append(term)
     else:
         terms = [cells[-1] for _, cells in read_table(path)]
-    catalogue = tuple(dict.fromkeys(each.strip() for each in terms if each.strip()))
+    catalogue = tuple(dict.fromkeys(term.strip() for term in terms if term.strip()))
     if not catalogue:
         raise CorpusError(f"{path} has no term; give one standard term a line.")
     return catalogue

@@ -47,18 +47,10 @@ MIN_DEV = 50
 def load_set(
     description: SetDescription, data: str, *, strict: bool = False, repair: bool = False, seed: int = 0
 ) -> LabelledSet:
-    """Read a labelled set.
+    """Read a labelled set from a folder of files, a folder of `datasets.save_to_disk`, or the hub.
 
-    Args:
-        description: what it is like, from `find_description`.
-        data: a folder of files, a folder of `datasets.save_to_disk`, or a hub name.
-        strict: the first row that breaks a rule is an error.
-        repair: tags that their scheme forbids are mended and counted.
-        seed: another cut where splits are cut.
-
-    Raises:
-        CorpusError: a file or split that is missing, empty or of another layout, a label that the description has not,
-            and with `strict` any row that breaks a rule.
+    With `strict` the first row that breaks a rule is an error; with `repair` tags that their scheme forbids are mended
+    and counted. Another `seed` is another cut where splits are cut.
     """
     issues = DataIssues(strict, mends=repair)
     schema = _read_schema(description, data)
@@ -71,7 +63,7 @@ def load_set(
     if description.task == "normalization":
         catalogue = read_catalogue(_find_side_file("catalogue", description, data))
         _check_terms(splits, catalogue, issues)
-    sources = {each.source for each in splits["train"]}
+    sources = {example.source for example in splits["train"]}
     splits["train"] = tuple(e for e in splits["train"] if not isinstance(e, Question) or is_learnable(e))
     labels = _find_labels(splits, description, schema, issues)
     for key, label in (("negative_label", description.negative_label), ("positive_label", description.positive_label)):
@@ -100,26 +92,16 @@ def load_set(
 def read_split(
     description: SetDescription, data: str, split: str, *, strict: bool = False
 ) -> tuple[tuple[AnyExample, ...], tuple[str, ...]]:
-    """Read one split of a set, which needs no other: of a model that is there already it is scored.
+    """Read one split of a set, with its notes, to score a model that is there already.
 
-    Args:
-        description: as of `load_set`.
-        data: as of `load_set`.
-        strict: as of `load_set`.
-        split: train, dev or test; of a set in a single file it is cut as `load_set` cuts it.
-
-    Returns:
-        The examples, and one sentence for everything that was counted instead of refused.
-
-    Raises:
-        CorpusError: there is no such split, or see `load_set`.
+    The set needs no other split; one in a single file is cut as `load_set` cuts it.
     """
     issues = DataIssues(strict)
     read: Splits = read_splits(description, data, issues, _read_schema(description, data))
     notes, warnings = list[str](), (*_compare_counts(read, description), *issues.warnings)
     if split not in read and "train" in read:
         read, notes = cut_splits(read, description, data, 0, issues.list_notes())
-    found = issues.list_notes({each.source for each in read.get("train", ()) if split != "train"})
+    found = issues.list_notes({example.source for example in read.get("train", ()) if split != "train"})
     if not read.get(split):
         has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
         reason = f"; {found[0]}" if found else "."
@@ -139,7 +121,7 @@ def _compare_counts(read: Splits, description: SetDescription) -> list[str]:
         for what, expected in counts.items():
             if found["examples"] and found[what] not in expected:
                 path = read[split][0].source.rpartition(":")[0]
-                wanted = " or ".join(f"{each:,}" for each in expected)
+                wanted = " or ".join(f"{number:,}" for number in expected)
                 notes.append(
                     f"{path} has {found[what]:,} {what}, and {split} of {description.name} has {wanted}: it is cut "
                     "short, or another version, and its scores do not compare with published ones."
@@ -161,7 +143,7 @@ def cut_splits(
     whole = next((split for split in ("train", "dev") if split in present), None)
     missing = [split for split in ("train", "dev") if split not in present]
     shares = description.fractions
-    if missing and (whole is None or any(each not in shares for each in (whole, *missing))):
+    if missing and (whole is None or any(split not in shares for split in (whole, *missing))):
         raise _lacks_split(missing[0], splits, description, data, found)
     made = {split: splits.get(split, ()) for split in SPLITS}
     if not missing or whole is None:
@@ -190,7 +172,7 @@ def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int)
         bounds = itertools.accumulate(shares.values())
         chosen = next((split for split, bound in zip(shares, bounds, strict=True) if place < bound), [*shares][-1])
         parts[chosen].append(example)
-    return {split: tuple(each) for split, each in parts.items()}
+    return {split: tuple(part) for split, part in parts.items()}
 
 
 def _hash_unit(example: AnyExample, seed: int) -> int:
@@ -203,15 +185,6 @@ def take_examples(data: LabelledSet, number: int, seed: int, option: str = "--la
 
     Documents, or what else `Example.unit` says, are taken whole, in an order that the seed gives, until the number is
     reached: a larger number has all that a smaller one has. Test and the labels of the head stay as they are.
-
-    Args:
-        data: the set.
-        number: of examples.
-        seed: of the order.
-        option: what asked for the number.
-
-    Raises:
-        CorpusError: the set has no more examples to learn from, or nothing can be learned from those that are taken.
     """
     total = len(data.train)
     if number >= total:
@@ -228,7 +201,7 @@ def take_examples(data: LabelledSet, number: int, seed: int, option: str = "--la
 
 def _take_units(examples: tuple[AnyExample, ...], number: int, seed: int) -> tuple[AnyExample, ...]:
     """Return the units that come first in a seed's order, as many as have `number` examples; in the set's own order."""
-    places = np.array([_hash_unit(each, seed) for each in examples], np.uint64)
+    places = np.array([_hash_unit(example, seed) for example in examples], np.uint64)
     last = np.sort(places)[min(number, len(places)) - 1]
     return tuple(itertools.compress(examples, places <= last))
 
@@ -270,7 +243,7 @@ def _find_labels(
 ) -> tuple[str, ...]:
     """Return the labels in the head's order, and check those of the examples."""
     first_places = {
-        split: {label: each.source for each in reversed(splits[split]) for label in list_labels(each)}
+        split: {label: example.source for example in reversed(splits[split]) for label in list_labels(example)}
         for split in SPLITS
     }
     declared = description.labels or tuple(dict.fromkeys(name_relation(*key) for key in schema or ()))
@@ -311,7 +284,7 @@ def _read_schema(description: SetDescription, data: str) -> Schema | None:
 def _check_terms(splits: Splits, catalogue: tuple[str, ...], issues: DataIssues) -> None:
     known = set(catalogue)
     for split in SPLITS:
-        for each in splits[split]:
-            if isinstance(each, Mention) and not known.issuperset(each.terms):
-                strange = [term for term in each.terms if term not in known]
-                issues.add(each.source, "term", "is not in the catalogue", strange, outcome="kept")
+        for example in splits[split]:
+            if isinstance(example, Mention) and not known.issuperset(example.terms):
+                strange = [term for term in example.terms if term not in known]
+                issues.add(example.source, "term", "is not in the catalogue", strange, outcome="kept")

@@ -30,11 +30,7 @@ Schema = dict[tuple[str, str], frozenset[tuple[str, str]]]
 
 
 def read_annotations(rows: Iterable[Row]) -> tuple[list[Row], Unit | None]:
-    """Read the entities of a split.
-
-    Returns:
-        The rows, with a list of `Annotation` each as their entities, and what their offsets count (None: characters).
-    """
+    """Return the rows of a split, with `Annotation`s as their entities, and what offsets count (None: characters)."""
     read = [row.put("entities", _list_annotations(row)) for row in rows]
     texts = [(text, row.get("entities")) for row in read if isinstance(text := row.get("text"), str)]
     return read, find_unit(texts, read[0].issues) if read else None
@@ -57,18 +53,18 @@ def make_raw_sentence(row: Row, unit: Unit | None = None) -> RawSentence:
     firsts = {start: i for i, (start, _) in enumerate(offsets)}
     lasts = {end: i for i, (_, end) in enumerate(offsets)}
     tags = ["O"] * len(words)
-    for each, place in sorted(entities.items(), key=lambda pair: (pair[0].start - pair[0].end, _order(pair[0]))):
-        first, last = firsts.get(each.start), lasts.get(each.end)
+    for entity, place in sorted(entities.items(), key=lambda pair: (pair[0].start - pair[0].end, _order(pair[0]))):
+        first, last = firsts.get(entity.start), lasts.get(entity.end)
         fault = ""
         if first is None or last is None:
             fault = "begins or ends inside a word"
         elif any(tag != "O" for tag in tags[first : last + 1]):
             fault = "overlaps another, and a word has one tag"
         else:
-            tags[first : last + 1] = [f"B-{each.label}", *[f"I-{each.label}"] * (last - first)]
+            tags[first : last + 1] = [f"B-{entity.label}", *[f"I-{entity.label}"] * (last - first)]
         if fault:
-            row.keep_gold("entity", fault, text[each.start : each.end], place)
-            misplaced[each] = place
+            row.keep_gold("entity", fault, text[entity.start : entity.end], place)
+            misplaced[entity] = place
     return RawSentence("", row.source, words, tuple(tags), "", text, offsets, misplaced=_sort(misplaced))
 
 
@@ -104,12 +100,12 @@ def _list_annotations(row: Row) -> list[Annotation]:
 def _read_types(row: Row, kind: Any, place: str) -> list[str]:
     """Return the type of an entity; nested entities may have several, which Label Studio lists."""
     kinds = kind if isinstance(kind, (list, tuple)) else [kind]
-    if not kinds or not all(isinstance(each, str) and each.strip() for each in kinds):
+    if not kinds or not all(isinstance(label, str) and label.strip() for label in kinds):
         shown = (
             "without a type" if kind in (None, "") else f"with {shorten(kind, 40)} as its type, which must be a text"
         )
         raise CorpusError(f"{place} has an entity {shown}; mend it, or set columns.type.")
-    types = list(dict.fromkeys(each.strip() for each in kinds))
+    types = list(dict.fromkeys(label.strip() for label in kinds))
     if len(types) > 1 and row.description.task == "ner":
         raise CorpusError(
             f"{place} has an entity with the labels {' and '.join(map(repr, types))}, but in ner a word has one tag; "
@@ -139,24 +135,24 @@ def _place_entities(row: Row, text: str, unit: Unit | None) -> tuple[dict[Entity
     found, misplaced = dict[Entity, str](), dict[Entity, str]()
     places = unit.find_places(text) if unit else None
     for given in row.get("entities"):
-        each = given.convert(places)
-        end = each.find_end(text)
-        is_scattered = any(text[first:last].strip() or -1 in (first, last) for first, last in each.gaps)
-        start, stop = trim(text, each.start, end) if end is not None else (0, 0)
+        entity = given.convert(places)
+        end = entity.find_end(text)
+        is_scattered = any(text[first:last].strip() or -1 in (first, last) for first, last in entity.gaps)
+        start, stop = trim(text, entity.start, end) if end is not None else (0, 0)
         if start < stop and not is_scattered:
-            found.setdefault(Entity(start, stop, each.label), each.place)
-            if unit and each != given:
-                row.issues.add(each.place, "entity", f"has offsets in {unit.name}", text[start:stop], outcome="moved")
-            if (start, stop) != (each.start, end):
-                row.issues.add(each.place, "entity", _UNTRIMMED, text[each.start : end], outcome="trimmed")
+            found.setdefault(Entity(start, stop, entity.label), entity.place)
+            if unit and entity != given:
+                row.issues.add(entity.place, "entity", f"has offsets in {unit.name}", text[start:stop], outcome="moved")
+            if (start, stop) != (entity.start, end):
+                row.issues.add(entity.place, "entity", _UNTRIMMED, text[entity.start : end], outcome="trimmed")
             continue
         detail = (given.start, given.ends[-1], given.mention)
-        is_empty = end is not None or (each.start in each.ends and not each.mention)
+        is_empty = end is not None or (entity.start in entity.ends and not entity.mention)
         fault = "is empty" if is_empty else "is not where its offsets say"
-        row.keep_gold("entity", "has several stretches" if is_scattered else fault, detail, each.place)
+        row.keep_gold("entity", "has several stretches" if is_scattered else fault, detail, entity.place)
         ends = (last for last in given.ends if given.mention is not None and last - given.start == len(given.mention))
         kind = ScatteredEntity if is_scattered else Entity
-        misplaced.setdefault(kind(given.start, next(ends, given.ends[0]), given.label), each.place)
+        misplaced.setdefault(kind(given.start, next(ends, given.ends[0]), given.label), entity.place)
     return found, misplaced
 
 
@@ -176,10 +172,10 @@ def read_schema(path: Path) -> Schema:
     schema: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for record in read_json_records(path, ("predicate",)):
         predicate, subject_type, object_type = (
-            record.values.get(each) for each in ("predicate", "subject_type", "object_type")
+            record.values.get(role) for role in ("predicate", "subject_type", "object_type")
         )
         parts = object_type if isinstance(object_type, dict) else {MAIN_PART: object_type}
-        if not all(isinstance(each, str) for each in (predicate, subject_type, *parts.values())):
+        if not all(isinstance(value, str) for value in (predicate, subject_type, *parts.values())):
             raise CorpusError(f"{record.source} must have texts as predicate, subject_type and object_type.")
         for part, kind in parts.items():
             schema.setdefault((str(predicate), part), set()).add((str(subject_type), str(kind)))
@@ -214,7 +210,7 @@ def make_extraction(row: Row, schema: Schema | None) -> AnnotatedText:
                 continue
             unplaced[triple] = None
     relations = sorted(found, key=lambda r: (r.head.start, r.head.end, r.tail.start, r.tail.end, r.label))
-    entities = _sort({each for relation in relations for each in (relation.head, relation.tail)})
+    entities = _sort({entity for relation in relations for entity in (relation.head, relation.tail)})
     return AnnotatedText("", row.source, text, entities, tuple(relations), unplaced=tuple(unplaced))
 
 
@@ -228,7 +224,7 @@ def _list_triples(
     )
     parts = target if isinstance(target, dict) else {MAIN_PART: target}
     types = target_type if isinstance(target_type, dict) else {MAIN_PART: target_type}
-    if not all(isinstance(each, str) for each in (predicate, subject, parts.get(MAIN_PART))):
+    if not all(isinstance(value, str) for value in (predicate, subject, parts.get(MAIN_PART))):
         raise CorpusError(f"{row.source} has a triple without texts as predicate, subject and object.")
     return [
         (

@@ -30,8 +30,8 @@ _ROLES = {
 _USUAL = re.compile(r"[BIESMLU](-.+)?|O")
 _PREFIX = "(?P<prefix>[BIESMLU])"
 _SPELLINGS = [
-    re.compile(each, re.IGNORECASE)
-    for each in (rf"{_PREFIX}(-(?P<type>.+))?|O", rf"{_PREFIX}_(?P<type>.+)|O", rf"(?P<type>.+)-{_PREFIX}|O")
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (rf"{_PREFIX}(-(?P<type>.+))?|O", rf"{_PREFIX}_(?P<type>.+)|O", rf"(?P<type>.+)-{_PREFIX}|O")
 ]
 """b-TYPE, B_TYPE and TYPE-B, of which all tags of a file must be one."""
 
@@ -46,7 +46,7 @@ class BadTagError(ValueError):
 
 def is_tag(text: str) -> bool:
     """Whether a text is a tag in one of the ways that they are spelled."""
-    return any(each.fullmatch(text) for each in _SPELLINGS)
+    return any(spelling.fullmatch(text) for spelling in _SPELLINGS)
 
 
 def read_tags(rows: Sequence[Row]) -> list[Row]:
@@ -54,15 +54,15 @@ def read_tags(rows: Sequence[Row]) -> list[Row]:
 
     Lists that are none, and numbers without names, are a CorpusError.
     """
-    named = [_name_tags(each) for each in rows]
+    named = [_name_tags(row) for row in rows]
     found = {tag for row in named for tag in row.get("tags")}
-    spelling = next((each for each in _SPELLINGS if all(map(each.fullmatch, found))), None)
+    spelling = next((pattern for pattern in _SPELLINGS if all(map(pattern.fullmatch, found))), None)
     if spelling is None or all(map(_USUAL.fullmatch, found)):
         return named
     usual = {tag: _spell(match["prefix"], match["type"]) for tag in found if (match := spelling.fullmatch(tag))}
     example = min(tag for tag in found if tag != usual[tag])
     rows[0].issues.say(f"Tags of {rows[0].record.path} such as {example} are read as {usual[example]}.")
-    return [each.put("tags", [usual[tag] for tag in each.get("tags")]) for each in named]
+    return [row.put("tags", [usual[tag] for tag in row.get("tags")]) for row in named]
 
 
 def _spell(prefix: str | None, kind: str | None) -> str:
@@ -75,7 +75,7 @@ def _name_tags(row: Row) -> Row:
     if numbers:
         row = row.put("tags", [_name_tag(row, place, number) for place, number in enumerate(numbers)])
     for role, value in (("tokens", tokens), ("tags", row.get("tags"))):
-        if not isinstance(value, (list, tuple)) or any(not isinstance(each, str) for each in value):
+        if not isinstance(value, (list, tuple)) or any(not isinstance(item, str) for item in value):
             rule = f"{role} must be a list of texts, but {shorten(value, 40)} is there"
             raise CorpusError(f"{row.source} has another layout: {rule}.")
     if len(tokens) != len(tags):
@@ -86,8 +86,8 @@ def _name_tags(row: Row) -> Row:
 def _list_numbers(tags: Sequence[object]) -> list[int]:
     """List tags that are numbers; where one is not, none are."""
     numbers = list[int]()
-    for each in tags:
-        number = as_offset(each)
+    for tag in tags:
+        number = as_offset(tag)
         if number is None:
             return []
         numbers.append(number)
@@ -109,7 +109,7 @@ def choose_scheme(rows: Sequence[Row]) -> str:
     """Return the scheme of a file's tags, which with "auto" all of them tell."""
     scheme = rows[0].description.scheme if rows else "iob2"
     scheme = SCHEMES[scheme] or scheme
-    return detect_scheme([each.get("tags") for each in rows]) if scheme == "auto" else scheme
+    return detect_scheme([row.get("tags") for row in rows]) if scheme == "auto" else scheme
 
 
 def make_tagged(row: Row, scheme: str) -> TaggedSentence:
@@ -197,7 +197,7 @@ def to_iob2(
         prefix, kind = _parse(tag, untyped)
         role = "outside" if tag == "O" else _ROLES[scheme].get(prefix, "")
         if not role or (role != "outside" and not kind):
-            allowed = ", ".join(f"{each}-TYPE" for each in _ROLES[scheme])
+            allowed = ", ".join(f"{letter}-TYPE" for letter in _ROLES[scheme])
             raise BadTagError(i, f"tags of the scheme {scheme} are O, {allowed}", can_mend=False)
         if is_open and role in ("outside", "first", "only"):
             mend(i, f"the entity of type {before!r} before it has no last word")

@@ -30,10 +30,8 @@ def place_answers(rows: Rows, issues: DataIssues) -> Rows:
     """Return rows of choices whose answers are places among their options, from 0.
 
     A file may count from 1, which no 0 and a number as high as there are options show, or have letters, or the options'
-    own texts; of two ways that differ the one that fits more rows is meant. An answer that is none stays as it is.
-
-    Raises:
-        CorpusError: two ways fit equally many rows, and differ.
+    own texts; of two ways that differ the one that fits more rows is meant, and a tie is a CorpusError. An answer that
+    is none stays as it is.
     """
     every = [row for split in rows.values() for row in split if _has_options(row)]
     numbers = {
@@ -50,7 +48,7 @@ def place_answers(rows: Rows, issues: DataIssues) -> Rows:
     counts = Counter(way for places in found for way in places)
     chosen, used = dict[int, int](), Counter[str]()
     for row, places in zip(every, found, strict=True):
-        best = [way for way in places if counts[way] == max(counts[each] for each in places)]
+        best = [way for way in places if counts[way] == max(counts[other] for other in places)]
         if len({places[way] for way in best}) > 1:
             raise CorpusError(
                 f"{row.source} has the answer {row.get('answer')!r}, which is a place and the text of another option; "
@@ -67,14 +65,14 @@ def place_answers(rows: Rows, issues: DataIssues) -> Rows:
     elif used["a place"] and not has_zero:
         issues.say("Answers are counted from 0, though none is 0; write letters if they are counted from 1.")
     return {
-        split: [row.put("answer", chosen[id(row)]) if id(row) in chosen else row for row in each]
-        for split, each in rows.items()
+        split: [row.put("answer", chosen[id(row)]) if id(row) in chosen else row for row in own]
+        for split, own in rows.items()
     }
 
 
 def _has_options(row: Row) -> bool:
     options = row.get("options")
-    return isinstance(options, (list, tuple)) and all(isinstance(each, str) for each in options)
+    return isinstance(options, (list, tuple)) and all(isinstance(option, str) for option in options)
 
 
 def _find_place(row: Row, first: int) -> int | None:
@@ -100,19 +98,17 @@ def leave_out_unlabelled(rows: Rows, issues: DataIssues) -> Rows:
     SNLI and MNLI have "-" where annotators did not agree (Bowman et al., 2015, section 2.2), and such texts are part of
     no score; `datasets` writes -1 for it, and for all labels of a test that is kept secret. Labels that are named in
     the description are labels.
-
-    Raises:
-        CorpusError: so many have it that it may be a class.
     """
     every = [row for split in rows.values() for row in split]
     counts = {split: Counter(filter(None, map(_find_class, own))) for split, own in rows.items()}
-    labels = {label for each in counts.values() for label in each}
-    mark = next((each for each in _UNLABELLED if each in labels and each not in every[0].description.labels), None)
+    labels = {label for counter in counts.values() for label in counter}
+    mark = next((label for label in _UNLABELLED if label in labels and label not in every[0].description.labels), None)
     others = labels - {*_UNLABELLED}
     if mark is None or not (all(map(str.isdecimal, others)) if mark == "-1" else "+" not in others):
         return rows
-    shown = [each for each in counts.values() if each.keys() != {mark}]  # another one is a test that is kept secret
-    share = sum(each[mark] for each in shown) / max(1, sum(each.total() for each in shown))
+    # a split with no other label is a test that is kept secret
+    shown = [counter for counter in counts.values() if counter.keys() != {mark}]
+    share = sum(counter[mark] for counter in shown) / max(1, sum(counter.total() for counter in shown))
     has_pairs = any(row.get("pair") is not None for row in every)
     description = every[0].description
     if share > (MOST_UNLABELLED_PAIRS if has_pairs else MOST_UNLABELLED) and not description.labels:
@@ -134,11 +130,7 @@ def _find_class(row: Row) -> str:
 
 
 def name_labels(rows: Rows, issues: DataIssues) -> Rows:
-    """Return rows of several labels; of those that have a 0 or 1 for each label, the labels that are there.
-
-    Raises:
-        CorpusError: nothing says which labels these are; or another separator than the description's parts labels.
-    """
+    """Return rows of several labels; of those that have a 0 or 1 for each label, the labels that are there."""
     every = [row for split in rows.values() for row in split if row.get("labels") is not None]
     _check_separator(every)
     vectors = [_read_bits(row.get("labels")) for row in every]
@@ -167,7 +159,7 @@ def name_labels(rows: Rows, issues: DataIssues) -> Rows:
         id(row): row.put("labels", [name for name, bit in zip(names, bits or (), strict=True) if bit])
         for row, bits in zip(every, vectors, strict=True)
     }
-    return {split: [made.get(id(row), row) for row in each] for split, each in rows.items()}
+    return {split: [made.get(id(row), row) for row in own] for split, own in rows.items()}
 
 
 def _read_bits(value: Any) -> list[bool] | None:
@@ -176,8 +168,8 @@ def _read_bits(value: Any) -> list[bool] | None:
         value = _BETWEEN_BITS.split(value.strip()) if _BITS.fullmatch(value.strip()) else None
     if not isinstance(value, (list, tuple)) or len(value) < 2:
         return None
-    bits = [as_whole(int(each) if isinstance(each, bool) else each) for each in value]
-    return [str(each) == "1" for each in bits] if all(str(each) in ("0", "1") for each in bits) else None
+    bits = [as_whole(int(item) if isinstance(item, bool) else item) for item in value]
+    return [str(bit) == "1" for bit in bits] if all(str(bit) in ("0", "1") for bit in bits) else None
 
 
 def _check_separator(rows: Sequence[Row]) -> None:
@@ -186,7 +178,7 @@ def _check_separator(rows: Sequence[Row]) -> None:
     if any(row.description.separator in value for row, value in cells):
         return
     for row, value in cells:
-        separator = next((each for each in _OTHER_SEPARATORS if len(split_cell(value, each)) > 1), None)
+        separator = next((char for char in _OTHER_SEPARATORS if len(split_cell(value, char)) > 1), None)
         if separator and value.strip() not in row.description.labels:
             raise CorpusError(
                 f"{row.source} has {shorten(value, 40)} as its labels, and no cell of the set has the separator "
