@@ -37,15 +37,13 @@ class Arm:
 
 
 def choose_presets(config: StudyConfig) -> dict[str, dict[str, Any]]:
-    """Return the presets of the methods that are compared.
-
-    Raises:
-        ConfigError: a preset says what a study decides.
-    """
+    """Return the presets of the methods that are compared; one that says what a study decides is a ConfigError."""
     presets = config.presets
     for name in config.methods:
         preset = presets[name]
-        wrong = [preset] if not isinstance(preset, dict) else [each for each in preset if each not in _SECTIONS]
+        wrong = (
+            [preset] if not isinstance(preset, dict) else [section for section in preset if section not in _SECTIONS]
+        )
         if wrong:
             raise ConfigError(f"the preset {name!r} has {wrong[0]!r}; it may have {', '.join(_SECTIONS)}.")
     return {name: presets[name] for name in config.methods}
@@ -57,22 +55,18 @@ def keeps(preset: Mapping[str, Any]) -> bool:
 
 
 def make_configs(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> dict[str, PretrainConfig]:
-    """Return what the runs of a method have in common, by the names of its arms: one, or with --budgets one per budget.
-
-    Raises:
-        ConfigError: the preset has an unknown option, a value outside its rule, or one that a study decides.
-    """
+    """Return what a method's runs have in common, by the names of its arms: one, or with --budgets one per budget."""
     made = _read_preset(config, name, preset)
     if not made.method.is_sized or "trainable_budget" in preset.get("method", {}):
         return {name: made}
-    budgets = {f"{name}@{each:g}": each for each in config.budgets} or {name: config.budget}
-    return {arm: replace(made, method=replace(made.method, trainable_budget=each)) for arm, each in budgets.items()}
+    budgets = {f"{name}@{budget:g}": budget for budget in config.budgets} or {name: config.budget}
+    return {arm: replace(made, method=replace(made.method, trainable_budget=budget)) for arm, budget in budgets.items()}
 
 
 def _read_preset(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> PretrainConfig:
     shared = ("base", "corpus", "prepare", "objective", "train", "optim", "engine", "scale")
     common = PretrainConfig(
-        **{each: getattr(config, each) for each in shared}, replay=config.replay if keeps(preset) else ReplayConfig()
+        **{field: getattr(config, field) for field in shared}, replay=config.replay if keeps(preset) else ReplayConfig()
     )
     named = merge_options(preset, {"method": {**preset.get("method", {}), "name": name}})
     try:
@@ -100,21 +94,17 @@ def plan_arms(
 ) -> tuple[dict[str, Arm], dict[str, str]]:
     """Solve the sizes of all methods and count their parameters, before new words are learned.
 
-    Returns:
-        The arms by name, and those of --budgets that no size of their method meets, with the reason.
-
-    Raises:
-        ConfigError: a method does not fit the base, or no size of it meets any budget.
+    Returns the arms by name, and those of --budgets that no size of their method meets, with the reason.
     """
     arms: dict[str, Arm] = {}
     left_out: dict[str, str] = {}
     for preset, options in presets.items():
         refused: dict[str, ConfigError] = {}
         configs = make_configs(config, preset, options)
-        for name, each in configs.items():
+        for name, made in configs.items():
             try:
-                spec = size_model(each, base)
-                arms[name] = Arm(name, preset, each, spec)
+                spec = size_model(made, base)
+                arms[name] = Arm(name, preset, made, spec)
             except ConfigError as error:
                 refused[name] = error
         if len(refused) == len(configs):

@@ -80,7 +80,7 @@ class MethodRuns:
     @property
     def has_router(self) -> bool:
         """Whether every run has a router, and was measured with it."""
-        return all("routed" in each for each in self.summaries.values())
+        return all("routed" in summary for summary in self.summaries.values())
 
 
 def route_runs(runs: MethodRuns, retained: Mapping[int, float]) -> MethodRuns:
@@ -91,7 +91,7 @@ def route_runs(runs: MethodRuns, retained: Mapping[int, float]) -> MethodRuns:
     return replace(
         runs,
         name=runs.name + WITH_ROUTER,
-        summaries={seed: take_routed(each) for seed, each in runs.summaries.items()},
+        summaries={seed: take_routed(summary) for seed, summary in runs.summaries.items()},
         retained=retained,
         family=runs.family_name + WITH_ROUTER,
         tried={},
@@ -124,7 +124,7 @@ class MethodResult:
     def read(self, *path: str) -> Sample:
         """Return a figure of summary.json over the seeds."""
         summaries: list[Any] = [*self.runs.summaries.values()]
-        return over_seeds([reduce(operator.getitem, path, each) for each in summaries])
+        return over_seeds([reduce(operator.getitem, path, summary) for summary in summaries])
 
 
 def estimate(values: Sample) -> Estimate:
@@ -158,12 +158,12 @@ class Study:
     @property
     def comparable(self) -> tuple[MethodResult, ...]:
         """The methods whose bits per character were measured on the base's text."""
-        return tuple(each for each in self.results if not _is_apart(each, self.base))
+        return tuple(result for result in self.results if not _is_apart(result, self.base))
 
     @property
     def rival(self) -> MethodResult | None:
         """Of the methods that train everything the one that gains most; None: there is none."""
-        full = [each for each in self.comparable if each.runs.trains == "all"]
+        full = [result for result in self.comparable if result.runs.trains == "all"]
         return max(full, key=lambda each: each.gained.mean, default=None)
 
 
@@ -174,11 +174,7 @@ def _is_apart(result: MethodResult, base: BaseFigures) -> bool:
 
 
 def make_base_figures(summary: dict[str, Any], retained: Retained | None = None) -> BaseFigures:
-    """Take the base's figures from the summary.json of a run that starts from it unchanged.
-
-    Raises:
-        RunError: there is no bits per character or no general accuracy.
-    """
+    """Take the base's figures from the summary.json of a run that starts from it unchanged."""
     bits = summary["domain"]["bits_per_character"]["before"]
     accuracy = summary["general"]["mlm_accuracy"]["before"]
     if bits is None or accuracy is None:
@@ -198,33 +194,34 @@ def make_study(
     scores: tuple[SetScores, ...] = (),
     curves: tuple[LabelCurve, ...] = (),
 ) -> Study:
-    """Turn summaries into gains and losses; the arguments are those of `Study`.
-
-    Raises:
-        RunError: a run has nothing to compare.
-    """
+    """Turn summaries into gains and losses; the arguments are those of `Study`."""
     results = []
     for runs in methods:
         _check_scored(runs)
         summaries = runs.summaries.values()
-        gained = over_seeds([base.bits - each["domain"]["bits_per_character"]["after"] for each in summaries])
-        kept = {PROBE: [each["general"]["mlm_accuracy"]["after"] for each in summaries]}
+        gained = over_seeds([base.bits - summary["domain"]["bits_per_character"]["after"] for summary in summaries])
+        kept = {PROBE: [summary["general"]["mlm_accuracy"]["after"] for summary in summaries]}
         kept |= {TEXT: [runs.retained[seed] for seed in runs.summaries]} if base.retained else {}
-        lost = {name: over_seeds([100 * (was - each) for each in kept[name]]) for name, was in base.measures.items()}
+        lost = {
+            name: over_seeds([100 * (was - accuracy) for accuracy in kept[name]]) for name, was in base.measures.items()
+        }
         results.append(MethodResult(runs, gained, lost, _count_word_gain(base, runs)))
     return Study(base, tuple(results), setting, seconds, left_out or {}, scores, curves)
 
 
 def _count_word_gain(base: BaseFigures, runs: MethodRuns) -> Sample | None:
-    after = [each["domain"].get("word_bits_per_character", {}).get("after") for each in runs.summaries.values()]
+    after = [summary["domain"].get("word_bits_per_character", {}).get("after") for summary in runs.summaries.values()]
     if base.word_bits is None or None in after:
         return None
-    return over_seeds([base.word_bits - each for each in after if each is not None])
+    return over_seeds([base.word_bits - bits for bits in after if bits is not None])
 
 
 def _check_scored(runs: MethodRuns) -> None:
-    for seed, each in runs.summaries.items():
-        if each["domain"]["bits_per_character"]["after"] is None or each["general"]["mlm_accuracy"]["after"] is None:
+    for seed, summary in runs.summaries.items():
+        if (
+            summary["domain"]["bits_per_character"]["after"] is None
+            or summary["general"]["mlm_accuracy"]["after"] is None
+        ):
             raise RunError(
                 f"the run of {runs.name}, seed {seed}, has no bits per character or no general accuracy to compare; "
                 "leave that method out of --methods."
@@ -233,5 +230,5 @@ def _check_scored(runs: MethodRuns) -> None:
 
 def find_front(results: Sequence[MethodResult], measure: str = PROBE) -> list[MethodResult]:
     """Return the methods on the Pareto front by means, ascending by loss: none gains as much and loses less."""
-    front = find_undominated([(each.gained.mean, -each.lost[measure].mean) for each in results])
+    front = find_undominated([(result.gained.mean, -result.lost[measure].mean) for result in results])
     return sorted((results[i] for i in front), key=lambda each: each.lost[measure].mean)

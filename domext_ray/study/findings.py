@@ -48,10 +48,10 @@ _LOST = {PROBE: "points_lost", TEXT: "text_points_lost"}
 def format_study(study: Study) -> str:
     """Return the study as Markdown: what it cost, a table per measure with its verdict, and how to read it."""
     base, results = study.base, study.results
-    words = {each.name: each.read("evaluation", "general_words").mean for each in results}
-    seconds = {each.name: each.read("train", "wall_seconds").mean for each in results if study.seconds}
+    words = {result.name: result.read("evaluation", "general_words").mean for result in results}
+    seconds = {result.name: result.read("train", "wall_seconds").mean for result in results if study.seconds}
     wanted = study.seconds
-    scored = {each.name: int(each.read("evaluation", "domain_characters").mean) for each in results}
+    scored = {result.name: int(result.read("evaluation", "domain_characters").mean) for result in results}
     return fill_text(
         "comparison.md",
         setting=study.setting,
@@ -60,22 +60,22 @@ def format_study(study: Study) -> str:
         is_fine_tuned=bool(study.scores or study.curves),
         has_curves=bool(study.curves),
         base=base,
-        moved=[each.name for each in results if _starts_elsewhere(each, study)],
+        moved=[result.name for result in results if _starts_elsewhere(result, study)],
         num_seeds=len(results[0].gained.values),
         min_seeds=MIN_SEEDS,
         words=[f"{name} on {number:,.0f}" for name, number in words.items() if number != base.num_words],
-        unknown=[f"{each.name} {share:.2%}" for each in results if (share := _find_unknown(each))],
+        unknown=[f"{result.name} {share:.2%}" for result in results if (share := _find_unknown(result))],
         unequal=describe_unequal_texts({"the base": base.num_characters, **scored}),
-        apart=[each.name for each in results if each not in study.comparable],
+        apart=[result.name for result in results if result not in study.comparable],
         seconds=wanted,
         late=[f"{name} {took:.0f}" for name, took in seconds.items() if abs(took - wanted) > TIME_TOLERANCE * wanted],
         edges=[
-            f"{each.name} {each.runs.learning_rate:g}"
-            for each in results
-            if each.runs.tried and each.runs.learning_rate in (min(each.runs.tried), max(each.runs.tried))
+            f"{result.name} {result.runs.learning_rate:g}"
+            for result in results
+            if result.runs.tried and result.runs.learning_rate in (min(result.runs.tried), max(result.runs.tried))
         ],
         diverged=[
-            f"{each.name} {rate:g}" for each in results for rate, bits in each.runs.tried.items() if bits is None
+            f"{result.name} {rate:g}" for result in results for rate, bits in result.runs.tried.items() if bits is None
         ],
         left_out=list(study.left_out),
     )
@@ -107,20 +107,20 @@ def tabulate_cost(study: Study) -> str:
         "general accuracy (%)",
     )
     rows = [("the base", "0", *[NONE] * 6, f"{base.bits:.3f}", f"{100 * base.accuracy:.1f}")]
-    for each in study.results:
-        seconds = each.read("train", "wall_seconds")
+    for entry in study.results:
+        seconds = entry.read("train", "wall_seconds")
         rows.append(
             (
-                each.name,
-                f"{each.read('parameters', 'trainable').mean:,.0f}",
-                f"{each.read('parameters', 'trainable_frac').mean:.1%}" + ("" if each.runs.budget else " (fixed)"),
-                f"{each.runs.learning_rate:g}",
-                f"{each.read('train', 'tokens').mean:,.0f}",
+                entry.name,
+                f"{entry.read('parameters', 'trainable').mean:,.0f}",
+                f"{entry.read('parameters', 'trainable_frac').mean:.1%}" + ("" if entry.runs.budget else " (fixed)"),
+                f"{entry.runs.learning_rate:g}",
+                f"{entry.read('train', 'tokens').mean:,.0f}",
                 f"{seconds.mean:.0f}" + ("" if seconds.sd is None else f" ± {seconds.sd:.0f}"),
-                f"{each.read('train', 'peak_memory_mb').mean:,.0f}",
-                f"{each.read('parameters', 'trainable').mean * _PARAMETER_BYTES / 1e6:,.1f}",
-                f"{each.read(*_BITS, 'before').mean:.3f} → {each.read(*_BITS, 'after').mean:.3f}",
-                f"{100 * each.read(*_ACCURACY, 'before').mean:.1f} → {100 * each.read(*_ACCURACY, 'after').mean:.1f}",
+                f"{entry.read('train', 'peak_memory_mb').mean:,.0f}",
+                f"{entry.read('parameters', 'trainable').mean * _PARAMETER_BYTES / 1e6:,.1f}",
+                f"{entry.read(*_BITS, 'before').mean:.3f} → {entry.read(*_BITS, 'after').mean:.3f}",
+                f"{100 * entry.read(*_ACCURACY, 'before').mean:.1f} → {100 * entry.read(*_ACCURACY, 'after').mean:.1f}",
             )
         )
     return format_markdown(header, rows)
@@ -134,7 +134,7 @@ def list_measures(study: Study) -> list[dict[str, Any]]:
     found = []
     if study.comparable:
         found.append(_tabulate(study, study.comparable, "Bits per character gained", lambda each: each.gained, ".3f"))
-    with_words = tuple(each for each in study.results if each.word_gained is not None)
+    with_words = tuple(result for result in study.results if result.word_gained is not None)
     if with_words:
         title = "Word bits per character gained, which decide between vocabularies"
         found.append(_tabulate(study, with_words, title, lambda each: each.word_gained, ".3f"))
@@ -142,7 +142,7 @@ def list_measures(study: Study) -> list[dict[str, Any]]:
         read = partial(_read_lost, measure=name)
         front = find_front(study.comparable, name) if len(study.comparable) > 1 else []
         own = _tabulate(study, study.results, f"Points lost of the {name}", read, ".1f")
-        found.append({**own, "front": [each.name for each in front]})
+        found.append({**own, "front": [result.name for result in front]})
     return found
 
 
@@ -155,10 +155,10 @@ def _tabulate(
 ) -> dict[str, Any]:
     rival = study.rival if study.rival in results else next(iter(results), None)
     lines = []
-    for each in sorted(results, key=lambda each: each is not rival):
-        own: Sample = read(each)
-        difference = None if each is rival or rival is None else subtract(own, read(rival))
-        lines.append(Line(each.name, estimate(own), difference, values=tuple(own.values.tolist())))
+    for result in sorted(results, key=lambda each: each is not rival):
+        own: Sample = read(result)
+        difference = None if result is rival or rival is None else subtract(own, read(rival))
+        lines.append(Line(result.name, estimate(own), difference, values=tuple(own.values.tolist())))
     lines = correct_lines(lines)
     verdict = describe_differences(lines) if len(study.results[0].gained.values) >= MIN_SEEDS else ""
     return {
@@ -171,7 +171,7 @@ def _tabulate(
 
 def list_scores(study: Study) -> list[dict[str, Any]]:
     """Return tables as `list_measures` does: each set's figures against the base's, the last also against full's."""
-    found = [_tabulate_scores(each, next(iter(each.samples))) for each in study.scores]
+    found = [_tabulate_scores(scores, next(iter(scores.samples))) for scores in study.scores]
     if study.scores and study.rival is not None:
         found.append(_tabulate_scores(study.scores[-1], study.rival.name))
     return found
@@ -179,7 +179,7 @@ def list_scores(study: Study) -> list[dict[str, Any]]:
 
 def _tabulate_scores(scores: SetScores, reference: str) -> dict[str, Any]:
     names = sorted(scores.samples, key=lambda each: each != reference)
-    lines = compare_with_first(names, [scores.samples[each] for each in names], [()] * len(names))
+    lines = compare_with_first(names, [scores.samples[name] for name in names], [()] * len(names))
     return {
         "title": f"{scores.metric} on {scores.split} after fine-tuning, {scores.name}, against {reference}",
         "table": tabulate(lines, "mean", names="method").show(),
@@ -228,10 +228,10 @@ def to_results(study: Study) -> dict[str, Any]:
             **retained,
         },
         "full_training": None if rival is None else rival.name,
-        "methods": {each.name: _describe_method(each, rival) for each in study.results},
+        "methods": {result.name: _describe_method(result, rival) for result in study.results},
         "left_out": dict(study.left_out),
-        "pareto_front": [each.name for each in find_front(study.comparable)],
-        **({"text_pareto_front": [each.name for each in find_front(study.comparable, TEXT)]} if retained else {}),
+        "pareto_front": [result.name for result in find_front(study.comparable)],
+        **({"text_pareto_front": [result.name for result in find_front(study.comparable, TEXT)]} if retained else {}),
         "paired_differences": {
             f"{first.name} - {second.name}": {
                 "bits_gained": _describe_difference(first.gained, second.gained),
@@ -239,9 +239,9 @@ def to_results(study: Study) -> dict[str, Any]:
             }
             for first, second in combinations(study.results, 2)
         },
-        "verdicts": {each["title"]: each["verdict"] for each in _list_tables(study)},
-        "tasks": {each.name: _describe_scores(each) for each in study.scores},
-        **({"labels": {each.name: describe_curve(each) for each in study.curves}} if study.curves else {}),
+        "verdicts": {table["title"]: table["verdict"] for table in _list_tables(study)},
+        "tasks": {scores.name: _describe_scores(scores) for scores in study.scores},
+        **({"labels": {curve.name: describe_curve(curve) for curve in study.curves}} if study.curves else {}),
     }
 
 
@@ -255,8 +255,8 @@ def _describe_method(result: MethodResult, rival: MethodResult | None) -> dict[s
         "bits_per_character_by_rate": {str(rate): bits for rate, bits in runs.tried.items()},
         "method": summaries[0]["method"],
         "seeds": list(runs.summaries),
-        **{name: [each["parameters"][name] for each in summaries] for name in ("trainable", "trainable_frac")},
-        **{name: [each["train"][name] for each in summaries] for name in ("steps", "tokens")},
+        **{name: [summary["parameters"][name] for summary in summaries] for name in ("trainable", "trainable_frac")},
+        **{name: [summary["train"][name] for summary in summaries] for name in ("steps", "tokens")},
         "seconds": _describe(result.read("train", "wall_seconds")),
         **{f"bits_per_character_{when}": _describe(result.read(*_BITS, when)) for when in ("before", "after")},
         "bits_gained": _describe(result.gained),
@@ -269,14 +269,14 @@ def _describe_method(result: MethodResult, rival: MethodResult | None) -> dict[s
 
 def _describe_scores(scores: SetScores) -> dict[str, Any]:
     first = next(iter(scores.samples.values()))
-    differences = {name: compare(first, each) for name, each in scores.samples.items() if each is not first}
+    differences = {name: compare(first, sample) for name, sample in scores.samples.items() if sample is not first}
     return {
         "metric": scores.metric,
         "split": scores.split,
-        "methods": {name: _describe(each) for name, each in scores.samples.items()},
+        "methods": {name: _describe(sample) for name, sample in scores.samples.items()},
         "differences_to_base": {
-            name: {"mean": each.value, "interval": each.interval, "p_value": each.p_value}
-            for name, each in differences.items()
+            name: {"mean": difference.value, "interval": difference.interval, "p_value": difference.p_value}
+            for name, difference in differences.items()
         },
     }
 
@@ -289,15 +289,15 @@ def describe_curve(curve: LabelCurve) -> dict[str, Any]:
     ]
     return {
         "numbers": list(curve.numbers),
-        "scores": [_describe_scores(each) for each in at],
+        "scores": [_describe_scores(scores) for scores in at],
         "base_needs": {
-            name: [_describe_needed(each, curve.numbers) for each in own] for name, own in curve.needed.items()
+            name: [_describe_needed(found, curve.numbers) for found in own] for name, own in curve.needed.items()
         },
     }
 
 
 def _describe_needed(found: Estimate, numbers: Sequence[float]) -> dict[str, Any]:
-    value, *interval = (each if 0 < each < math.inf else None for each in (found.value, found.low, found.high))
+    value, *interval = (number if 0 < number < math.inf else None for number in (found.value, found.low, found.high))
     return {"labels": value, "interval": interval, "shown": "{} ({})".format(*show_labels(found, numbers))}
 
 

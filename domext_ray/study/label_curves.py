@@ -35,21 +35,13 @@ POINTS = 65
 
 @dataclass(frozen=True)
 class LabelCurve:
-    """What the base and all methods score on one labelled set, by the number of labels that they learn from.
+    """What the base and all methods score on one labelled set, by the number of labels that they learn from."""
 
-    Args:
-        name: of the set.
-        metric: what dev chose by, such as f1.micro.
-        split: what was scored.
-        numbers: of labels, ascending; means over the seeds, each of which has an order of its own.
-        samples: by method, the base first: one of each number.
-    """
-
-    name: str
-    metric: str
-    split: str
-    numbers: tuple[float, ...]
-    samples: Mapping[str, tuple[Sample, ...]]
+    name: str  # of the set
+    metric: str  # what dev chose by, such as f1.micro
+    split: str  # what was scored
+    numbers: tuple[float, ...]  # of labels, ascending; means over the seeds, each of which has an order of its own
+    samples: Mapping[str, tuple[Sample, ...]]  # by method, the base first: one of each number
 
     @property
     def base(self) -> tuple[Sample, ...]:
@@ -67,27 +59,24 @@ class LabelCurve:
 
 
 def count_needed(numbers: Sequence[float], base: Sequence[Sample], samples: Sequence[Sample]) -> list[Estimate]:
-    """Return how many labels the base needs for the figure of each sample.
+    """Return how many labels the base needs for the figure of each of a method's samples, on the same documents.
 
-    Args:
-        numbers: of labels, ascending.
-        base: what the base scores with each.
-        samples: what a method scores, on the same documents.
-
-    Returns:
-        Numbers of labels; inf and 0 say that it is more than the last of `numbers`, or fewer than the first.
+    `numbers`, of the labels that `base` learned from, ascend; inf and 0 are more than their last, and fewer than their
+    first.
     """
-    num_restarts = min(len(each.values) for each in base)  # one that failed has no curve
-    values, drawn = (np.stack([getattr(each, name)[:num_restarts] for each in base]) for name in ("values", "drawn"))
+    num_restarts = min(len(sample.values) for sample in base)  # one that failed has no curve
+    values, drawn = (
+        np.stack([getattr(sample, name)[:num_restarts] for sample in base]) for name in ("values", "drawn")
+    )
     blocks = isotonic_regression(values.mean(axis=1)).blocks
     for first, last in pairwise(blocks):
         values[first:last], drawn[first:last] = values[first:last].mean(axis=0), drawn[first:last].mean(axis=0)
     known = np.log(numbers)
     places = np.union1d(known, np.linspace(known[0], known[-1], POINTS))
-    values, drawn = (PchipInterpolator(known, each)(places) for each in (values, drawn))
+    values, drawn = (PchipInterpolator(known, scores)(places) for scores in (values, drawn))
     found = []
-    for each in samples:
-        lows, highs = bound_differences(values, drawn, each).T
+    for sample in samples:
+        lows, highs = bound_differences(values, drawn, sample).T
         ends = [_find_fall((lows + highs) / 2, places), _find_fall(lows, places)]
         ends.append(_find_fall(-highs[::-1], places[::-1]))
         found.append(Estimate(*np.exp(ends).tolist()))
@@ -107,14 +96,8 @@ def _find_fall(differences: np.ndarray, places: np.ndarray) -> float:
 
 
 def show_labels(found: Estimate, numbers: Sequence[float], given: float = 0.0) -> tuple[str, str]:
-    """Return a number of labels that the base needs and its interval in words; less those that were given.
-
-    Args:
-        found: of `count_needed`.
-        numbers: of labels that the base's curve has.
-        given: what is subtracted.
-    """
+    """Return what `count_needed` found and its interval in words, less the labels that were given."""
     outside = {0.0: f"fewer than {numbers[0] - given:,.0f}", math.inf: f"more than {numbers[-1] - given:,.0f}"}
     ends = (found.value, found.low, found.high)
-    value, low, high = (outside.get(each, f"{each - given:,.0f}") for each in ends)
+    value, low, high = (outside.get(end, f"{end - given:,.0f}") for end in ends)
     return value, low if low == high else f"{low} to {high}"

@@ -81,13 +81,13 @@ def draw_curves(curves: Sequence[LabelCurve], path: Place) -> None:
         for axes, curve in zip(figure.subplots(len(curves), squeeze=False)[:, 0], curves, strict=True):
             for i, (name, samples) in enumerate(curve.samples.items()):
                 color, style = (MUTED, DASHED) if samples is curve.base else (COLORS[(i - 1) % len(COLORS)], "solid")
-                found = [each.estimate() for each in samples]
-                lows, highs = [each.low for each in found], [each.high for each in found]
+                found = [sample.estimate() for sample in samples]
+                lows, highs = [point.low for point in found], [point.high for point in found]
                 axes.fill_between(curve.numbers, lows, highs, color=color, alpha=0.15, linewidth=0)
-                values = [each.value for each in found]
+                values = [point.value for point in found]
                 axes.plot(curve.numbers, values, color=color, linestyle=style, marker="o", markersize=4, label=name)
             axes.set(title=curve.name, xscale="log", xlabel="labels", ylabel=f"{curve.metric} on {curve.split}")
-            axes.set_xticks(curve.numbers, [f"{each:,.0f}" for each in curve.numbers])
+            axes.set_xticks(curve.numbers, [f"{number:,.0f}" for number in curve.numbers])
             axes.minorticks_off()
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
 
@@ -99,24 +99,24 @@ def _draw_panel(axes: Axes, study: Study, panel: _Panel) -> None:
     axes.axvline(0.0, color=GRID, linewidth=2.0, zorder=0)
     front = find_front(study.comparable, measure) if panel.scores is None else []
     if len(front) > 1:
-        line = [(each.lost[measure].mean, each.gained.mean) for each in front]
+        line = [(result.lost[measure].mean, result.gained.mean) for result in front]
         axes.plot(*zip(*line, strict=True), color=MUTED, linewidth=1.4, linestyle=DASHED, zorder=1)
     colors = _choose_colors(study.results)
     for family, color in colors.items():
-        own = [each for each in study.results if each.runs.family_name == family]
-        sized = sorted((each for each in own if each.runs.budget), key=lambda each: each.runs.budget or 0.0)
-        means = [(each.lost[measure].mean, panel.read_gain(each)[1].value) for each in sized]
+        own = [result for result in study.results if result.runs.family_name == family]
+        sized = sorted((result for result in own if result.runs.budget), key=lambda each: each.runs.budget or 0.0)
+        means = [(result.lost[measure].mean, panel.read_gain(result)[1].value) for result in sized]
         if len(sized) > 1:
             axes.plot(*zip(*means, strict=True), color=color, linewidth=1.0, alpha=0.5, zorder=1)
-            for each, place in zip(sized, means, strict=True):
+            for result, place in zip(sized, means, strict=True):
                 style: dict[str, Any] = {"textcoords": "offset points", "color": color, "size": "small"}
-                axes.annotate(f"{100 * (each.runs.budget or 0.0):.3g} %", place, (7, 7), **style)
-        for each in own:
-            _draw_method(axes, each, panel, color, is_open=each not in study.comparable)
+                axes.annotate(f"{100 * (result.runs.budget or 0.0):.3g} %", place, (7, 7), **style)
+        for result in own:
+            _draw_method(axes, result, panel, color, is_open=result not in study.comparable)
 
 
 def _choose_colors(results: Sequence[MethodResult]) -> dict[str, str]:
-    families = dict.fromkeys(each.runs.family_name for each in results)
+    families = dict.fromkeys(result.runs.family_name for result in results)
     return {family: COLORS[i % len(COLORS)] for i, family in enumerate(families)}
 
 
@@ -147,7 +147,7 @@ def _half(found: Estimate) -> float:
 def _make_key(study: Study) -> list[Line2D]:
     """What the marks mean, as far as the picture has them."""
     has_interval = estimate(study.results[0].gained).interval is not None
-    budgets = {bool(each.runs.budget) for each in study.results}
+    budgets = {bool(result.runs.budget) for result in study.results}
     style: dict[str, Any] = {"color": MUTED, "linestyle": "none", "markersize": 8}
     bars = "mean, 95 % interval" if has_interval else "mean"
     marks = {True: ("o", "size from the budget"), False: ("s", "fixed size")}
@@ -160,9 +160,9 @@ def _make_key(study: Study) -> list[Line2D]:
         key.append(Line2D([], [], marker="o", label="a seed", alpha=0.45, **{**style, "markersize": 4}))
     if len(study.comparable) < len(study.results):
         key.append(Line2D([], [], marker="o", label="scored on another text", markerfacecolor="white", **style))
-    families = [each.runs.family_name for each in study.results if each.runs.budget]
+    families = [result.runs.family_name for result in study.results if result.runs.budget]
     if len(set(families)) < len(families):
         key.append(Line2D([], [], color=MUTED, linewidth=1.0, alpha=0.5, label="one method, several budgets"))
-    if any(len(find_front(study.comparable, each)) > 1 for each in study.base.measures):
+    if any(len(find_front(study.comparable, measure)) > 1 for measure in study.base.measures):
         key.append(Line2D([], [], color=MUTED, linewidth=1.4, linestyle=DASHED, label="Pareto front"))
     return key

@@ -104,20 +104,16 @@ def get_or_learn_words(place: Workplace, arm: Arm) -> Arm:
 def try_rates(place: Workplace, arm: Arm) -> dict[float, float | None]:
     """Train an arm at every rate for a part of the budget, on the first seed; the models are not kept.
 
-    Returns:
-        By rate the bits per character of held-out text afterwards; None where training diverged.
-
-    Raises:
-        TrainingError: every rate of an arm diverged.
+    Returns by rate the bits per character of held-out text afterwards; None where training diverged.
     """
     trials = [Trial(f"{arm.name}-{rate}", {"method": arm.name, "rate": rate}) for rate in sorted(place.config.rates)]
     ledger = Ledger(place.paths.run / "rates")
     outcomes = run_here(trials, lambda trial: _try_rate(place, arm, trial), ledger, DivergenceError)
     for trial, folder in itertools.product(trials, ("checkpoints", "export", "ray")):
         shutil.rmtree(place.locate(f"rate-{trial.name}") / folder, ignore_errors=True)
-    if not any(each.steps for each in outcomes):
+    if not any(outcome.steps for outcome in outcomes):
         raise TrainingError(f"training of {arm.name} diverged at every rate of --rates; give lower ones.")
-    return {each.trial.config["rate"]: each.steps[0]["bits"] if each.steps else None for each in outcomes}
+    return {outcome.trial.config["rate"]: outcome.steps[0]["bits"] if outcome.steps else None for outcome in outcomes}
 
 
 def choose_rate(tried: Mapping[float, float | None]) -> float:
@@ -146,13 +142,7 @@ def measure_retention(
 ) -> tuple[Retained, dict[str, float]]:
     """Ask the base and finished runs for the masked words of general text; what was predicted before is read.
 
-    Args:
-        place: the study.
-        names: of the runs.
-        route: the runs' routers choose; the answers have a folder of their own.
-
-    Returns:
-        What the base predicts, and each run's accuracy, 0 to 1.
+    With `route` the runs' routers choose, and the answers have a folder of their own. Accuracies are 0 to 1.
     """
     config = place.config
     models = (f"{BASE}={config.base}", *(f"{name}={place.locate(name)}" for name in names))
@@ -167,5 +157,5 @@ def measure_retention(
     )
     result = measure_forgetting(question)
     write_forgetting(question, result)
-    accuracies = {each.name: float(each.score.get(ACCURACY)) for each in result.models}
+    accuracies = {model.name: float(model.score.get(ACCURACY)) for model in result.models}
     return Retained(accuracies.pop(BASE), result.masks.describe()), accuracies

@@ -61,21 +61,14 @@ Rates = Mapping[str, Mapping[float, float | None]]
 
 
 def run_study(config: StudyConfig) -> Place:
-    """Train every method on every seed and compare them.
+    """Train every method on every seed, compare them, and return the study's directory.
 
-    Args:
-        config: the study; with `dry_run` everything is checked and the plan printed, and nothing is started or written.
-
-    Returns:
-        The study's directory.
-
-    Raises:
-        DomextError: any mistake of the user's, before anything is written where that can be known.
+    With `dry_run` everything is checked and the plan printed, and nothing is started or written.
     """
     presets = choose_presets(config)
-    configs = [each for name, preset in presets.items() for each in make_configs(config, name, preset).values()]
+    configs = [run for name, preset in presets.items() for run in make_configs(config, name, preset).values()]
     paths = _resolve_study_paths(config)
-    ends = [limit_run(config, each) for each in configs]
+    ends = [limit_run(config, run) for run in configs]
     longest = max(ends, key=lambda each: (each.vocab.extends_base, each.train.max_tokens))
     config = replace(config, corpus=pin_corpus(longest, paths.run).corpus)  # all runs read the same
     strictest = max(configs, key=lambda each: (bool(each.replay.corpus), each.objective.keep == "kl"))
@@ -129,8 +122,8 @@ def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths)
     tried = f" and {num_tried} that try rates" if num_tried else ""
     tuned = count_trainings(config, len(arms))
     follows = f"; {tuned} fine-tunings follow" if tuned else ""
-    counts = [each.spec.counts for each in arms.values()]
-    kept = [3 * each.trainable * config.run.keep_checkpoints + each.total for each in counts]
+    counts = [arm.spec.counts for arm in arms.values()]
+    kept = [3 * count.trainable * config.run.keep_checkpoints + count.total for count in counts]
     disk = f"checkpoints and exports take about {4 * config.seeds * sum(kept) / 1e9:.2f} GB of disk"
     return "\n".join(
         [
@@ -151,8 +144,7 @@ def _resolve_study_paths(config: StudyConfig) -> RunPaths:
 def _find_texts(config: StudyConfig, strictest: PretrainConfig, paths: RunPaths) -> dict[str, Sources]:
     """The texts that the study reads, but for what a base writes; none for a dry run of a new study.
 
-    Raises:
-        RunError: they are not those that it began with.
+    Texts other than those that it began with are a RunError.
     """
     if config.dry_run and not read_identity(paths.run):
         return {}
@@ -210,16 +202,16 @@ def _run_all(
     unchanged = {"method": {"trains": trains, "heads": 0, "ffn_units": 0}}
     train_base(place, make_configs(config, BASE, unchanged)[BASE])
     write_run(folder, identity={**(read_identity(folder) or {}), **identity})
-    ready = [get_or_learn_words(place, each) for each in arms.values()]
-    rates: Rates = {each.name: try_rates(place, each) for each in ready if config.rates}
-    ready = [set_rate(each, choose_rate(rates[each.name])) if rates else each for each in ready]
+    ready = [get_or_learn_words(place, arm) for arm in arms.values()]
+    rates: Rates = {arm.name: try_rates(place, arm) for arm in ready if config.rates}
+    ready = [set_rate(arm, choose_rate(rates[arm.name])) if rates else arm for arm in ready]
     text = ""
     for i in range(config.seeds):
         seed, is_new = config.seed + i, False
         for k, arm in enumerate(ready, start=i * len(ready) + 1):
             print(f"\n[{k} of {config.seeds * len(ready)}] {arm.name}, seed {seed}", flush=True)
             is_new |= train_run(place, limit_run(config, arm.config), name_run(arm.name, seed), seed)
-        is_new |= finetune_seed(place, [each.name for each in ready], i)
+        is_new |= finetune_seed(place, [arm.name for arm in ready], i)
         if is_new or i == config.seeds - 1:
             text = _write_results(place, ready, range(config.seed, seed + 1), rates, left_out)
     print(f"\n{text}\ntable: {folder / 'comparison.md'}\npicture: {folder / 'comparison.png'}")
@@ -268,12 +260,12 @@ def _read_study(
                 tried=rates.get(arm.name, {}),
             )
         )
-    routed = [each for each in runs if each.has_router]
-    names = [name_run(each.name, seed) for each in routed for seed in seeds]
+    routed = [method for method in runs if method.has_router]
+    names = [name_run(method.name, seed) for method in routed for seed in seeds]
     _, accuracies = measure_retention(place, names, route=True) if asks and names else (None, {})
-    for each in routed:
-        kept = {seed: accuracies[name_run(each.name, seed)] for seed in seeds} if asks else {}
-        runs.insert(runs.index(each) + 1, route_runs(each, kept))
+    for method in routed:
+        kept = {seed: accuracies[name_run(method.name, seed)] for seed in seeds} if asks else {}
+        runs.insert(runs.index(method) + 1, route_runs(method, kept))
     base = make_base_figures(read_summary(place.locate(BASE) / "summary.json"), retained)
     setting, names = describe_setting(place.config, len(seeds)), [arm.name for arm in arms]
     scores, curves = read_scores(place, names, seeds), read_curves(place, names, seeds)
@@ -288,7 +280,7 @@ def _describe_tokens(config: StudyConfig) -> str:
 def describe_setting(config: StudyConfig, num_seeds: int) -> str:
     """Return what all runs of a study have in common, as one or two sentences."""
     goal = f"{config.seconds:g} seconds of training" if config.seconds else _describe_tokens(config)
-    budgets = [f"{each:.3g} %" for each in (100 * budget for budget in config.budgets or (config.budget,))]
+    budgets = [f"{percent:.3g} %" for percent in (100 * budget for budget in config.budgets or (config.budget,))]
     size = f"a trainable budget of {', '.join(budgets)} where a method has a size"
     size = size if config.budgets or config.budget else "sizes as given"
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds (mean ± standard deviation)"
@@ -296,7 +288,7 @@ def describe_setting(config: StudyConfig, num_seeds: int) -> str:
     setting = f"Base {base}, corpus {corpus}: {goal} per run, {size}, {seeds}."
     if not config.rates:
         return setting
-    tried = ", ".join(f"{each:g}" for each in sorted(config.rates))
+    tried = ", ".join(f"{rate:g}" for rate in sorted(config.rates))
     return (
         f"{setting} Of the rates {tried} each method has the one after which one half of the held-out text took the "
         f"fewest bits, in a run of the first seed with {config.tune_frac:.0%} of the "

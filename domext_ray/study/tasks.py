@@ -38,11 +38,7 @@ FOLDER = "tasks"
 
 
 def check_sets(config: StudyConfig) -> tuple[int, ...]:
-    """Read all sets of --tasks, print what they hold, and return how many labels there are to learn from in each.
-
-    Raises:
-        DomextError: one is missing, not of its layout, or has no curve over --labels.
-    """
+    """Read all sets of --tasks, print what they hold, and return how many labels there are to learn from in each."""
     totals = []
     for i in range(len(config.tasks)):
         loaded = load_labelled(_configure(config, i))
@@ -57,30 +53,27 @@ def _count_taken(config: StudyConfig, data: LabelledSet, seed: int) -> str:
     """Return how many labels of a set are taken for each of --labels."""
     if not data.test:
         raise CorpusError(f"--labels needs a test, and {data.name} has none: dev is another one for each number.")
-    sets = {each: data if each == ALL else take_examples(data, int(each), seed, "--labels") for each in config.labels}
-    taken = {each: len(own.train) for each, own in sets.items()}
+    sets = {size: data if size == ALL else take_examples(data, int(size), seed, "--labels") for size in config.labels}
+    taken = {size: len(own.train) for size, own in sets.items()}
     for first, second in pairwise(taken):
         if taken[first] == taken[second]:
             raise CorpusError(
                 f"--labels has {first} and {second}, for which the same {taken[first]:,} examples of {data.name} are "
                 "taken, in whole documents; leave one out."
             )
-    return ", ".join(f"{each:,}" for each in taken.values())
+    return ", ".join(f"{number:,}" for number in taken.values())
 
 
 def name_set(config: StudyConfig, i: int) -> str:
     """Return what a set is called, also as a folder: its task, with a number where a task has several."""
-    stems = [re.sub(r"[^\w.-]+", "-", Path(each).stem) for each in config.tasks]
+    stems = [re.sub(r"[^\w.-]+", "-", Path(task).stem) for task in config.tasks]
     return stems[i] if stems.count(stems[i]) == 1 else f"{stems[i]}-{i}"
 
 
 def finetune_seed(place: Workplace, arms: Sequence[str], number: int) -> bool:
     """Fine-tune the methods' models of a seed on all sets, and before the first the base; return whether any is new.
 
-    Args:
-        place: the study.
-        arms: names of the methods.
-        number: of the seed, from 0 on.
+    `number` is the seed's, from 0 on.
     """
     is_new = False
     for i, size in product(range(len(place.config.tasks)), place.config.sizes):
@@ -131,41 +124,40 @@ class _SomeLabels:
             config,
             seed=config.seed + self.number * grid.restarts,
             labelled=replace(labelled, num_examples=int(self.size), examples_seed=seed),
-            grid=replace(grid, epochs=tuple(float(f"{more * each:g}") for each in grid.epochs)),
+            grid=replace(grid, epochs=tuple(float(f"{more * epochs:g}") for epochs in grid.epochs)),
         )
 
 
 def read_scores(place: Workplace, arms: Sequence[str], seeds: Sequence[int]) -> tuple[SetScores, ...]:
     """Return what all models score on each set, and of several sets their mean.
 
-    Args:
-        place: the study.
-        arms: names of the methods.
-        seeds: of pre-training, that all methods have finished.
+    The seeds are those of pre-training that all methods have finished.
     """
     found = []
     for i in range(len(place.config.tasks)) if ALL in place.config.sizes else ():
         base, *_ = _read_models(place, i, ALL, BASE, seeds)
         samples = {BASE: base.sample}
-        samples |= {arm: over_models([each.sample for each in _read_models(place, i, ALL, arm, seeds)]) for arm in arms}
+        samples |= {
+            arm: over_models([model.sample for model in _read_models(place, i, ALL, arm, seeds)]) for arm in arms
+        }
         found.append(SetScores(name_set(place.config, i), base.summary["metric"], base.split, samples))
     return (*found, _average(found)) if len(found) > 1 else tuple(found)
 
 
 def read_curves(place: Workplace, arms: Sequence[str], seeds: Sequence[int]) -> tuple[LabelCurve, ...]:
-    """Return what all models score on each set by the number of labels; arguments as of `read_scores`."""
+    """Return what all models score on each set by the number of labels; seeds as in `read_scores`."""
     found = []
     for i in range(len(place.config.tasks)) if place.config.labels else ():
         runs = {
-            arm: [_read_models(place, i, each, arm, seeds) for each in place.config.labels] for arm in (BASE, *arms)
+            arm: [_read_models(place, i, size, arm, seeds) for size in place.config.labels] for arm in (BASE, *arms)
         }
-        taken = [[each.summary["set"]["examples"]["train"] for each in own] for own in runs[BASE]]
+        taken = [[model.summary["set"]["examples"]["train"] for model in own] for own in runs[BASE]]
         samples = {
-            arm: tuple(over_models(_split_restarts([each.sample for each in models], len(seeds))) for models in own)
+            arm: tuple(over_models(_split_restarts([model.sample for model in models], len(seeds))) for models in own)
             for arm, own in runs.items()
         }
         first = runs[BASE][0][0]
-        numbers = tuple(float(np.mean(each)) for each in taken)
+        numbers = tuple(float(np.mean(counts)) for counts in taken)
         found.append(LabelCurve(name_set(place.config, i), first.summary["metric"], first.split, numbers, samples))
     return tuple(found)
 
@@ -173,7 +165,7 @@ def read_curves(place: Workplace, arms: Sequence[str], seeds: Sequence[int]) -> 
 def _read_models(place: Workplace, i: int, size: int | str, arm: str, seeds: Sequence[int]) -> list[FinetunedRun]:
     """Return the fine-tuned models of a method, one a seed; of the base with all labels the one that there is."""
     of_seeds = [_SomeLabels(place, i, size, seed - place.config.seed) for seed in seeds]
-    return [read_finetuned(folder) for folder in dict.fromkeys(each.locate(arm) for each in of_seeds)]
+    return [read_finetuned(folder) for folder in dict.fromkeys(labels.locate(arm) for labels in of_seeds)]
 
 
 def _split_restarts(samples: list[Sample], number: int) -> list[Sample]:
@@ -181,15 +173,15 @@ def _split_restarts(samples: list[Sample], number: int) -> list[Sample]:
     if len(samples) == number:
         return samples
     parts = np.array_split(np.arange(len(samples[0].values)), min(number, len(samples[0].values)))
-    return [replace(samples[0], values=samples[0].values[each], drawn=samples[0].drawn[each]) for each in parts]
+    return [replace(samples[0], values=samples[0].values[part], drawn=samples[0].drawn[part]) for part in parts]
 
 
 def over_models(samples: Sequence[Sample]) -> Sample:
     """Each model of a method once, with the mean of its restarts; of a single model its restarts are all there is."""
     if len(samples) == 1:
         return samples[0]
-    values = np.array([each.mean for each in samples])
-    return Sample(values, np.stack([each.drawn.mean(axis=0) for each in samples]), samples[0].num_clusters)
+    values = np.array([sample.mean for sample in samples])
+    return Sample(values, np.stack([sample.drawn.mean(axis=0) for sample in samples]), samples[0].num_clusters)
 
 
 def count_trainings(config: StudyConfig, num_arms: int) -> int:
@@ -206,7 +198,7 @@ def _finetune(own: _SomeLabels, arm: str) -> None:
     """Fine-tune a model at its method's point; the first model of a method is given the grid and finds it."""
     grid = own.configure().grid
     if len(grid.points) > 1:
-        asked = {"method": arm, "points": [list(each) for each in grid.points]}
+        asked = {"method": arm, "points": [list(values) for values in grid.points]}
         name = name_set(own.place.config, own.i) + ("" if own.size == ALL else f"@{own.size}")
         ledger = Ledger(own.place.paths.run / FOLDER / "points")
         (outcome,) = run_here([Trial(f"{name}-{arm}", asked)], partial(_choose_point, own, arm), ledger)
@@ -230,13 +222,15 @@ def _run(own: _SomeLabels, arm: str, grid: GridConfig) -> None:
 
 def _average(found: Sequence[SetScores]) -> SetScores:
     """The mean over sets: seed by seed, and resample by resample, for sets are drawn independently."""
-    clusters = min(sample.num_clusters for each in found for sample in each.samples.values())
+    clusters = min(sample.num_clusters for scores in found for sample in scores.samples.values())
     samples = {}
     for name in found[0].samples:
-        own = [each.samples[name] for each in found]
-        number = min(len(each.values) for each in own)  # a restart that failed on one set has no mean over sets
+        own = [scores.samples[name] for scores in found]
+        number = min(len(sample.values) for sample in own)  # a restart that failed on one set has no mean over sets
         values, drawn = (
-            np.mean([getattr(each, part)[:number] for each in own], axis=0) for part in ("values", "drawn")
+            np.mean([getattr(sample, part)[:number] for sample in own], axis=0) for part in ("values", "drawn")
         )
         samples[name] = Sample(values, drawn, clusters)
-    return SetScores(f"mean of {len(found)} sets", "main figure", "/".join({each.split: 0 for each in found}), samples)
+    return SetScores(
+        f"mean of {len(found)} sets", "main figure", "/".join({scores.split: 0 for scores in found}), samples
+    )
