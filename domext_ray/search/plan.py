@@ -71,19 +71,17 @@ class SweepPlan:
 
 
 def plan_sweep(config: SweepConfig) -> SweepPlan:
-    """Check a sweep, its points and everything that it reads, and return its plan; nothing is started or written.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
+    """Check a sweep, its points and everything that it reads, and return its plan; nothing is started or written."""
     folder = resolve_root(config.run.dir) / (config.run.name or DEFAULT_NAME)
     config = resolve_trials(keep_precision(resolve_files(config), folder))
     space = read_space(config.space)
     points, refused = choose_points(config, space)
     sets = tuple(_load_sets(config))
-    identity = {**identity_of(config), **{f"data_sha256.{i}": each.sha256 for i, each in enumerate(sets)}}
+    identity = {**identity_of(config), **{f"data_sha256.{i}": loaded.sha256 for i, loaded in enumerate(sets)}}
     check_identity(folder, take_trials(identity, folder))
-    is_fixed = not any(each.name == "base" or each.name.startswith("vocab.") for each in space.dimensions)
+    is_fixed = not any(
+        dimension.name == "base" or dimension.name.startswith("vocab.") for dimension in space.dimensions
+    )
     check_texts(config, load_run_base(config) if is_fixed else None)
     return SweepPlan(config, space, points, refused, folder, sets, identity)
 
@@ -104,13 +102,8 @@ def is_finished(plan: SweepPlan) -> bool:
 def choose_points(config: SweepConfig, space: Space) -> tuple[list[Point], Counter[str]]:
     """Choose the points of a searcher that knows them beforehand, each one once and those alone that can be trained.
 
-    What can be known without training is checked: a point's options, its base and its sizes.
-
-    Returns:
-        The points; none for Optuna, whose space is tried only. And how many were refused for each reason.
-
-    Raises:
-        ConfigError: no point can be trained.
+    What can be known without training is checked: a point's options, its base and its sizes. Optuna's space is only
+    tried, and has no points here. The counter says how many were refused for each reason.
     """
     search = config.search
     if search.searcher == "grid":
@@ -172,16 +165,18 @@ def describe_sweep(plan: SweepPlan) -> str:
     search, budget = config.search, config.budget
     amounts = {"steps": f"{budget.steps:,}", "tokens": f"{budget.tokens:,}", "seconds": f"{budget.seconds:g}"}
     amount = next(f"{text} {name}" for name, text in amounts.items() if getattr(budget, name))
-    shares = ", ".join(f"{each:.3g}" for each in search.shares)
+    shares = ", ".join(f"{share:.3g}" for share in search.shares)
     begun = plan.ledger.list()
     number, _ = count_trials(search, points, begun)
     lines = [
-        *(each.describe() for each in plan.sets),
+        *(loaded.describe() for loaded in plan.sets),
         f"{len(points) or search.trials} trials of {amount}, scored at {shares} of it; {search.searcher} search"
         + (", stopped by ASHA" if search.scheduler == "asha" else ""),
-        *(describe_point(each) for each in points),
+        *(describe_point(point) for point in points),
         *(f"{count} points cannot be trained: {reason}" for reason, count in plan.refused.most_common()),
-        describe_amount([each for each in begun if each.has_ended], number, _count_bytes(plan), budget.seconds),
+        describe_amount(
+            [outcome for outcome in begun if outcome.has_ended], number, _count_bytes(plan), budget.seconds
+        ),
         f"sweep directory: {plan.folder}",
         "dry run: nothing was started",
     ]

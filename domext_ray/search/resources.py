@@ -16,7 +16,7 @@ PROCESS_BYTES = 2**30
 
 
 def estimate_trial_bytes(config: SweepConfig, space: Space) -> int:
-    """Return about how much memory a trial's process takes.
+    """Return about how many bytes of memory a trial's process takes.
 
     Its libraries, the model that is pre-trained, the tensors that fine-tuning starts from, and in fine-tuning fp32
     weights, gradients and AdamW's two moments of what trains.
@@ -26,39 +26,34 @@ def estimate_trial_bytes(config: SweepConfig, space: Space) -> int:
         pretrain = configure(config, space, point).pretrain
         base, shape = load_run_base(pretrain), pretrain.shape
         if base is not None:
-            weights.append(sum(each.numel() for each in base.tensors.values()))
+            weights.append(sum(tensor.numel() for tensor in base.tensors.values()))
         else:
             layer = 4 * shape.hidden_size**2 + 2 * shape.hidden_size * shape.intermediate_size
             weights.append(shape.num_hidden_layers * layer + pretrain.vocab.size * shape.hidden_size)
-    trains_all = any(each.trains == "all" for each in (config.method, config.finetune.method))
+    trains_all = any(method.trains == "all" for method in (config.method, config.finetune.method))
     return PROCESS_BYTES + (6 if trains_all else 4) * 4 * max(weights)
 
 
 def _count_by_memory(trial_bytes: int) -> int:
     """Return the trials for whose memory the nodes have room, 1 at least; Ray knows what a container may use."""
     nodes = [node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]]
-    return max(1, sum(int(each // trial_bytes) for each in nodes))
+    return max(1, sum(int(memory // trial_bytes) for memory in nodes))
 
 
 def plan_resources(config: SweepConfig, trial_bytes: int = 0) -> tuple[float, int]:
     """CPUs of a trial's process, and trials at once, checked against the cluster's resources.
 
-    Args:
-        config: the sweep.
-        trial_bytes: about the memory of a trial; 0: not to be looked at.
-
-    Raises:
-        ConfigError: the cluster has less than one trial needs.
+    `trial_bytes` is about the memory of a trial; 0: it does not count.
     """
     scale, nodes, with_gpu = config.scale, list_nodes(), config.scale.uses_gpu
-    number = config.search.parallel or max(1, int(sum(each.gpus if with_gpu else each.cpus for each in nodes)))
+    number = config.search.parallel or max(1, int(sum(node.gpus if with_gpu else node.cpus for node in nodes)))
     share = scale.cpus_per_worker or share_cpus(nodes, number, most=1.0, with_gpu=with_gpu, read_cpus=READ_CPUS)
 
     def find(trials: int) -> str:
         return find_shortage(nodes, trials, share or READ_CPUS, with_gpu=with_gpu, read_cpus=READ_CPUS)
 
     if not config.search.parallel:
-        number = next((each for each in range(number, 1, -1) if not find(each)), 1)
+        number = next((count for count in range(number, 1, -1) if not find(count)), 1)
     shortage = find(number)
     if shortage:
         trials = f"{number} trial{'s' if number > 1 else ''} at once"

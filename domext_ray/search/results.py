@@ -26,21 +26,13 @@ MIN_FOR_IMPORTANCE = 4
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What one trial left.
+    """What one trial left."""
 
-    Args:
-        id: name of its directory.
-        point: its point.
-        rungs: records of its scored rungs, in order.
-        num_rungs: rungs of a trial that is not pruned.
-        failure: why it could not be trained; empty: it could.
-    """
-
-    id: str
+    id: str  # name of its directory
     point: Point
-    rungs: tuple[dict[str, Any], ...]
-    num_rungs: int
-    failure: str = ""
+    rungs: tuple[dict[str, Any], ...]  # records of its scored rungs, in order
+    num_rungs: int  # of a trial that is not pruned
+    failure: str = ""  # why it could not be trained; empty: it could
 
     @property
     def status(self) -> str:
@@ -64,24 +56,24 @@ class TrialResult:
 def read_trials(folder: Place, num_rungs: int) -> list[TrialResult]:
     """Read the trials of a sweep, in the order of their names."""
     return [
-        TrialResult(each.trial.name, each.trial.config, each.steps, num_rungs, each.failure)
-        for each in Ledger(folder).list()
+        TrialResult(outcome.trial.name, outcome.trial.config, outcome.steps, num_rungs, outcome.failure)
+        for outcome in Ledger(folder).list()
     ]
 
 
 def rank_trials(trials: Sequence[TrialResult], objectives: Sequence[str]) -> list[TrialResult]:
     """Return the scored trials, those of the whole budget first, the best first by the first objective."""
     sign = -1.0 if OBJECTIVES[objectives[0]] == "max" else 1.0
-    scored = [each for each in trials if not math.isnan(each.get(objectives[0]))]
+    scored = [trial for trial in trials if not math.isnan(trial.get(objectives[0]))]
     return sorted(scored, key=lambda each: (-len(each.rungs), sign * each.get(objectives[0]), each.id))
 
 
 def find_front(trials: Sequence[TrialResult], objectives: Sequence[str]) -> list[TrialResult]:
     """Return the trials of the whole budget that no other one is better than in every objective (Pareto front)."""
-    complete = [each for each in trials if each.status == "complete"]
-    complete = [each for each in complete if not any(math.isnan(each.get(name)) for name in objectives)]
+    complete = [trial for trial in trials if trial.status == "complete"]
+    complete = [trial for trial in complete if not any(math.isnan(trial.get(name)) for name in objectives)]
     signs = [1.0 if OBJECTIVES[name] == "max" else -1.0 for name in objectives]
-    values = [[each.get(name) * sign for name, sign in zip(objectives, signs, strict=True)] for each in complete]
+    values = [[trial.get(name) * sign for name, sign in zip(objectives, signs, strict=True)] for trial in complete]
     return [complete[i] for i in find_undominated(values)]
 
 
@@ -90,18 +82,13 @@ def measure_importance(space: Space, trials: Sequence[TrialResult], objective: s
 
     Optuna's estimate by random forests (Hutter, Hoos and Leyton-Brown 2014), at the last rung that half of the trials
     have reached. Dimensions with a condition are left out, and so is everything where trials are few or all alike.
-
-    Args:
-        space: the space.
-        trials: all trials.
-        objective: what was searched for.
     """
-    reached = sorted(len(each.rungs) for each in trials if each.rungs)
+    reached = sorted(len(trial.rungs) for trial in trials if trial.rungs)
     rung = reached[len(reached) // 2] - 1 if reached else 0
-    scored = [each for each in trials if not math.isnan(each.get(objective, rung))]
-    dimensions = [each for each in space.dimensions if not each.condition]
-    varied = [each for each in dimensions if len({repr(trial.point[each.name]) for trial in scored}) > 1]
-    if len(scored) < MIN_FOR_IMPORTANCE or not varied or len({each.get(objective, rung) for each in scored}) == 1:
+    scored = [trial for trial in trials if not math.isnan(trial.get(objective, rung))]
+    dimensions = [dimension for dimension in space.dimensions if not dimension.condition]
+    varied = [dimension for dimension in dimensions if len({repr(trial.point[dimension.name]) for trial in scored}) > 1]
+    if len(scored) < MIN_FOR_IMPORTANCE or not varied or len({trial.get(objective, rung) for trial in scored}) == 1:
         return {}
     study = make_study(None, direction=f"{OBJECTIVES[objective]}imize")
     for trial in scored:
@@ -112,5 +99,5 @@ def measure_importance(space: Space, trials: Sequence[TrialResult], objective: s
                 params=fixed.params, distributions=fixed.distributions, value=trial.get(objective, rung)
             )
         )
-    evaluator, names = optuna.importance.FanovaImportanceEvaluator(seed=0), [each.name for each in varied]
+    evaluator, names = optuna.importance.FanovaImportanceEvaluator(seed=0), [dimension.name for dimension in varied]
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator, params=names))

@@ -24,16 +24,13 @@ from domext_ray.storage import hash_text
 class Search:
     """An Optuna study (TPE or, for several objectives, NSGA-II; ASHA) that is told of every trial, whoever chose it.
 
-    Args:
-        search: how the space is searched.
-        space: the space.
-        points: all points of a searcher that knows them beforehand; empty: Optuna suggests them.
-        begun: what trials have left before.
+    `points` are all of a searcher that knows them beforehand; empty: Optuna suggests them. `begun` is what trials have
+    left before.
     """
 
     def __init__(self, search: SearchConfig, space: Space, points: Sequence[Point], begun: Sequence[Outcome]) -> None:
         self.search, self.space, self.points, self.begun = search, space, points, begun
-        ended = [each for each in begun if each.has_ended]
+        ended = [outcome for outcome in begun if outcome.has_ended]
         self.number, self.num_ended = count_trials(search, points, begun)
         seed = search.seed + len(ended)  # a sampler that goes on must not draw its first points again
         is_one = len(search.objectives) == 1
@@ -45,18 +42,18 @@ class Search:
             pruner=asha if search.scheduler == "asha" else optuna.pruners.NopPruner(),
         )
         self.asked: dict[str, optuna.Trial] = {}
-        for each in ended:
-            self.begin(each)
-            self.end(each)
+        for outcome in ended:
+            self.begin(outcome)
+            self.end(outcome)
 
     def list_trials(self) -> Iterator[Trial]:
         """Return the trials that have not ended, those that were begun under the name that they have."""
-        begun = {json.dumps(each.trial.config): each.trial for each in self.begun}
+        begun = {json.dumps(outcome.trial.config): outcome.trial for outcome in self.begun}
         for point in self.points:
             trial = begun.setdefault(json.dumps(point), Trial(name_trial(len(begun), point), point))
             yield trial
         left = 0 if self.points else self.number - self.num_ended
-        waiting = [each.trial for each in self.begun if not each.has_ended][:left]
+        waiting = [outcome.trial for outcome in self.begun if not outcome.has_ended][:left]
         yield from waiting if not self.points else ()
         for number in range(len(self.begun), len(self.begun) + left - len(waiting)):
             asked = self.study.ask()
@@ -93,15 +90,15 @@ class Search:
 
     def _read(self, outcome: Outcome) -> list[float]:
         found = [outcome.steps[-1][name] if outcome.steps else None for name in self.search.objectives]
-        return [math.nan if each is None else float(each) for each in found]
+        return [math.nan if value is None else float(value) for value in found]
 
 
 def count_trials(search: SearchConfig, points: Sequence[Point], begun: Sequence[Outcome]) -> tuple[int, int]:
     """Return the trials of a sweep, and those of them that have ended; see `Search`."""
-    ended = [json.dumps(each.trial.config) for each in begun if each.has_ended]
+    ended = [json.dumps(outcome.trial.config) for outcome in begun if outcome.has_ended]
     if not points:
         return max(search.trials, len(ended)), len(ended)
-    return len(points), sum(json.dumps(each) in ended for each in points)
+    return len(points), sum(json.dumps(point) in ended for point in points)
 
 
 def name_trial(number: int, point: Point) -> str:

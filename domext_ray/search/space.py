@@ -100,9 +100,9 @@ class Space:
     def suggest(self, trial: Any) -> Point:
         """Return the point that an Optuna trial suggests."""
         point: Point = {}
-        for each in self.dimensions:
-            if each.holds(point):
-                point[each.name] = each.suggest(trial)
+        for dimension in self.dimensions:
+            if dimension.holds(point):
+                point[dimension.name] = dimension.suggest(trial)
         return point
 
     def sample(self, seed: int) -> Iterator[Point]:
@@ -112,23 +112,23 @@ class Space:
             yield self.suggest(study.ask())
 
     def list_grid(self) -> list[Point]:
-        """Return all points.
-
-        Raises:
-            ConfigError: a dimension is a range.
-        """
-        for each in self.dimensions:
-            if each.kind != "choice":
-                raise ConfigError(f"space.{each.name} is a range; it must be a choice with --search.searcher grid.")
+        """Return all points; a dimension that is a range is a ConfigError."""
+        for dimension in self.dimensions:
+            if dimension.kind != "choice":
+                raise ConfigError(
+                    f"space.{dimension.name} is a range; it must be a choice with --search.searcher grid."
+                )
         return _list_points(self.dimensions)
 
     def list_preparations(self) -> list[Point]:
         """Return the points over the dimensions that decide a corpus or a tokenizer, and those that they depend on."""
-        names = {each.name for each in self.dimensions if any(_is_prepared(option) for option in each.options)}
-        for each in reversed(self.dimensions):
-            if each.name in names:
-                names |= {name for name, _ in each.condition}
-        return _list_points([each for each in self.dimensions if each.name in names])
+        names = {
+            dimension.name for dimension in self.dimensions if any(_is_prepared(option) for option in dimension.options)
+        }
+        for dimension in reversed(self.dimensions):
+            if dimension.name in names:
+                names |= {name for name, _ in dimension.condition}
+        return _list_points([dimension for dimension in self.dimensions if dimension.name in names])
 
 
 def make_study(sampler: Any, **options: Any) -> optuna.Study:
@@ -139,34 +139,33 @@ def make_study(sampler: Any, **options: Any) -> optuna.Study:
 
 def _list_points(dimensions: Any) -> list[Point]:
     points: list[Point] = [{}]
-    for each in dimensions:
+    for dimension in dimensions:
         points = [
             more
             for point in points
-            for more in ([{**point, each.name: value} for value in each.choices] if each.holds(point) else [point])
+            for more in (
+                [{**point, dimension.name: value} for value in dimension.choices] if dimension.holds(point) else [point]
+            )
         ]
     return points
 
 
 def _is_prepared(option: str) -> bool:
-    return any(option.startswith(each) if each.endswith(".") else option == each for each in PREPARATION)
+    return any(option.startswith(name) if name.endswith(".") else option == name for name in PREPARATION)
 
 
 def read_space(space: Mapping[str, Any]) -> Space:
-    """Read and check a space.
-
-    Raises:
-        ConfigError: a dimension that is none, an option that no job has, or one that the sweep decides itself.
-    """
+    """Read and check a space."""
     known = [*_list_options(to_dict(PretrainConfig())), *_list_options(to_dict(FinetuneConfig()), FINETUNE)]
     dimensions: list[Dimension] = []
     for name, values in space.items():
-        dimension = _read_dimension(str(name), values, {each.name for each in dimensions})
+        dimension = _read_dimension(str(name), values, {earlier.name for earlier in dimensions})
         for option in dimension.options:
             _check_option(option, known)
         dimensions.append(dimension)
     for option, names in itertools.groupby(
-        sorted((option, each.name) for each in dimensions for option in each.options), key=lambda pair: pair[0]
+        sorted((option, dimension.name) for dimension in dimensions for option in dimension.options),
+        key=lambda pair: pair[0],
     ):
         own = [name for _, name in names]
         if len(own) > 1:
@@ -187,17 +186,17 @@ def _check_option(option: str, known: list[str]) -> None:
         near = difflib.get_close_matches(option, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else "; --help lists them."
         raise ConfigError(f"space has {option!r}, which is no option{hint}")
-    if any(option.startswith(each) for each in _RESERVED):
+    if any(option.startswith(prefix) for prefix in _RESERVED):
         raise ConfigError(f"space has {option!r}, which the sweep decides itself; take it out.")
 
 
 def _read_dimension(name: str, values: Any, earlier: set[str]) -> Dimension:
-    kinds = [each for each in ("choice", *_RANGES) if isinstance(values, dict) and each in values]
+    kinds = [known for known in ("choice", *_RANGES) if isinstance(values, dict) and known in values]
     if len(kinds) != 1:
         raise ConfigError(f"space.{name} is {values!r}; it must have one of choice, {', '.join(_RANGES)}.")
     kind, given = kinds[0], values[kinds[0]]
     allowed = {kind, "if", *(("step",) if kind == "int" else ())}
-    wrong = [each for each in values if each not in allowed]
+    wrong = [key for key in values if key not in allowed]
     if wrong:
         raise ConfigError(f"space.{name} has {wrong[0]!r}; beside {kind} it may have {', '.join(allowed - {kind})}.")
     condition = _read_condition(name, values.get("if", {}), earlier)
@@ -205,7 +204,7 @@ def _read_dimension(name: str, values: Any, earlier: set[str]) -> Dimension:
         return Dimension(name, *_read_choices(name, given), condition=condition)
     number = _RANGES[kind][0]
     try:
-        low, high = (number(float(each)) for each in given)
+        low, high = (number(float(bound)) for bound in given)
     except (TypeError, ValueError):
         raise ConfigError(f"space.{name}.{kind} is {given!r}; it must be the smallest and largest value.") from None
     step = values.get("step", 1)
@@ -217,11 +216,11 @@ def _read_dimension(name: str, values: Any, earlier: set[str]) -> Dimension:
 
 def _read_choices(name: str, given: Any) -> tuple[tuple[Any, ...], dict[str, dict[str, Any]] | None]:
     if isinstance(given, list) and given:
-        twice = [each for i, each in enumerate(given) if each in given[:i]]
+        twice = [value for i, value in enumerate(given) if value in given[:i]]
         if twice:
             raise ConfigError(f"space.{name}.choice has {twice[0]!r} twice; its values must be different.")
         return tuple(given), None
-    if isinstance(given, dict) and given and all(isinstance(each, dict) for each in given.values()):
+    if isinstance(given, dict) and given and all(isinstance(options, dict) for options in given.values()):
         bundles = {str(bundle): dict(options) for bundle, options in given.items()}
         return tuple(bundles), bundles
     raise ConfigError(f"space.{name}.choice is {given!r}; it must be a list of values, or named options.")
@@ -230,7 +229,9 @@ def _read_choices(name: str, given: Any) -> tuple[tuple[Any, ...], dict[str, dic
 def _read_condition(name: str, condition: Any, earlier: set[str]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     if not isinstance(condition, dict) or not set(map(str, condition)) <= earlier:
         raise ConfigError(f"space.{name}.if is {condition!r}; it must be values of dimensions above it.")
-    return tuple((str(key), tuple(each) if isinstance(each, list) else (each,)) for key, each in condition.items())
+    return tuple(
+        (str(key), tuple(values) if isinstance(values, list) else (values,)) for key, values in condition.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -242,14 +243,10 @@ class TrialConfig:
 
 
 def configure(config: SweepConfig, space: Space, point: Point) -> TrialConfig:
-    """Return the configuration of a point.
-
-    Raises:
-        ConfigError: its values do not go together.
-    """
+    """Return the configuration of a point; values that do not go together are a ConfigError."""
     nested: dict[str, Any] = {}
-    for each in space.dimensions:
-        for option, value in each.expand(point[each.name]).items() if each.name in point else ():
+    for dimension in space.dimensions:
+        for option, value in dimension.expand(point[dimension.name]).items() if dimension.name in point else ():
             *sections, name = option.split(".")
             functools.reduce(lambda group, section: group.setdefault(section, {}), sections, nested)[name] = value
     finetune = cast("dict[str, Any]", nested.pop(FINETUNE.rstrip("."), {}))

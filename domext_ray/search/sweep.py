@@ -50,17 +50,10 @@ PREPARED = "prepared"
 
 
 def run_sweep(config: SweepConfig, make: Callable[[SweepPlan], Any] = SweepWorker) -> Place:
-    """Carry a sweep from a space to its leaderboard and its best configuration.
+    """Carry a sweep from a space to its leaderboard and its best configuration; return its directory.
 
-    Args:
-        config: the sweep; with `dry_run` everything is checked and printed and nothing is started or written.
-        make: makes what does the rungs of trials, in each process.
-
-    Returns:
-        The sweep's directory.
-
-    Raises:
-        DomextError: any mistake of the user's, before anything is trained where that can be known.
+    With `dry_run` everything is checked and printed, and nothing is started or written. `make` makes what does the
+    rungs of trials, in each process.
     """
     plan = plan_sweep(config)
     folder = plan.folder
@@ -73,25 +66,21 @@ def run_sweep(config: SweepConfig, make: Callable[[SweepPlan], Any] = SweepWorke
     start_ray(config.scale.wait_seconds)
     plan = replace(plan, config=resolve_trials(plan.config))
     cpus, parallel = plan_resources(plan.config, estimate_trial_bytes(plan.config, plan.space))
-    print("\n".join([*(each.describe() for each in plan.sets), f"sweep directory: {folder}"]), flush=True)
+    print("\n".join([*(loaded.describe() for loaded in plan.sets), f"sweep directory: {folder}"]), flush=True)
     with lock_run(folder):
         check_shared_storage(folder)
         plan = replace(prepare_sweep(plan), cpus=cpus)
         if plan.config.score_base and plan.config.base != "none":
             _score_base(plan)
         _run_trials(plan, parallel, make)
-        seconds = {each.trial.name: each.seconds for each in plan.ledger.list()}
+        seconds = {outcome.trial.name: outcome.seconds for outcome in plan.ledger.list()}
         text = write_sweep_report(plan.config, plan.space, folder, seconds)
     print(f"\n{text}\nreport: {folder / 'sweep.html'}\nbest: {folder / 'best.yaml'}")
     return folder
 
 
 def prepare_sweep(plan: SweepPlan) -> SweepPlan:
-    """Make tokenizers and corpora, once each, before any trial takes the CPUs, and record what the sweep is.
-
-    Raises:
-        DomextError: a text or base is not the sweep's, or cannot be prepared.
-    """
+    """Make tokenizers and corpora, once each, before any trial takes the CPUs, and record what the sweep is."""
     config, folder = plan.config, plan.folder
     prepared, stored, identity = dict[str, Prepared](), read_identity(folder) or {}, {**plan.identity}
     for point in plan.space.list_preparations():
@@ -112,7 +101,7 @@ def prepare_sweep(plan: SweepPlan) -> SweepPlan:
         inputs = get_or_prepare_inputs(placed, base, paths)
         prepared[name] = Prepared(inputs, base)
         identity[f"base_sha256.{name}"] = base.sha256 if base else "none"
-    identity |= {f"corpus_fingerprint.{name}": each.inputs.domain.fingerprint for name, each in prepared.items()}
+    identity |= {f"corpus_fingerprint.{name}": made.inputs.domain.fingerprint for name, made in prepared.items()}
     check_identity(folder, take_trials(identity, folder))
     write_config(folder, config)
     write_run(folder, identity=identity)

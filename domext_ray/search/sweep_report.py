@@ -64,20 +64,13 @@ TIMES = {
 def write_sweep_report(config: SweepConfig, space: Space, folder: Place, walls: Mapping[str, float]) -> str:
     """Write what a sweep found, and return a short table for the terminal.
 
-    Args:
-        config: the sweep.
-        space: its space.
-        folder: its directory.
-        walls: seconds that each trial has held its process.
-
-    Raises:
-        RunError: no trial was scored.
+    `walls` are the seconds that each trial has held its process. A RunError says that no trial was scored.
     """
     trials = read_trials(folder / "trials", config.search.rungs)
     objectives = config.search.objectives
     ranked = rank_trials(trials, objectives)
     if not ranked:
-        reason = next((each.failure for each in trials if each.failure), "their processes died")
+        reason = next((trial.failure for trial in trials if trial.failure), "their processes died")
         raise RunError(f"no trial of the sweep in {folder} was scored: {reason}")
     time = measure_time(trials, walls)
     importance = measure_importance(space, trials, objectives[0])
@@ -86,10 +79,10 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Place, walls: 
     summary = {
         "base": base["f1"] if base else None,
         "best": _describe(ranked[0]),
-        "front": [each.id for each in find_front(trials, objectives)] if len(objectives) > 1 else [],
+        "front": [trial.id for trial in find_front(trials, objectives)] if len(objectives) > 1 else [],
         "importance": importance,
         "time": time,
-        "trials": [_describe(each) for each in [*ranked, *(each for each in trials if each not in ranked)]],
+        "trials": [_describe(trial) for trial in [*ranked, *(other for other in trials if other not in ranked)]],
     }
     columns = min(config.search.rungs, 2)
     with new_picture(folder / "sweep.png", (6.2 * columns, 4.4)) as picture:
@@ -112,7 +105,7 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Place, walls: 
     write_text(folder / "sweep.html", page)
     write_json(folder / "summary.json", summary)
     table = format_text([header, *rows[:MAX_PRINTED]], num_texts=len(header))
-    return f"{table}\n\n{result}\ntime: {', '.join(' '.join(each) for each in _list_time(time))}"
+    return f"{table}\n\n{result}\ntime: {', '.join(' '.join(pair) for pair in _list_time(time))}"
 
 
 def describe_best(
@@ -122,15 +115,15 @@ def describe_best(
     best, found = ranked[0], ranked[0].estimate(objective)
     reached = f"{name_objective(objective, trials)} {_show(objective, found)}"
     said = f"Best of {len(trials)} trials: {reached} with {describe_point(best.point)}"
-    others = {each.id: each.estimate(objective) for each in ranked[1:2]}
+    others = {trial.id: trial.estimate(objective) for trial in ranked[1:2]}
     others |= {"the base as it is": Estimate(base["f1"], *base["f1_interval"])} if base and objective == "f1" else {}
-    close = [name for name, each in others.items() if each.interval and not subtract(found, each).is_apart]
+    close = [name for name, estimate in others.items() if estimate.interval and not subtract(found, estimate).is_apart]
     return said + (f"; not distinguishable from {' and '.join(close)}." if close else ".")
 
 
 def name_objective(objective: str, trials: Sequence[TrialResult]) -> str:
     """Return what an objective is called: f1 is F1 only where the metric of every set is one."""
-    figures = (rung["figure"] for each in trials for rung in each.rungs)
+    figures = (rung["figure"] for trial in trials for rung in trial.rungs)
     return f"{next(figures, 'downstream score')} on dev" if objective == "f1" else NAMES[objective]
 
 
@@ -163,8 +156,8 @@ def _describe(trial: TrialResult) -> dict[str, Any]:
 
 def measure_time(trials: Sequence[TrialResult], walls: Mapping[str, float]) -> dict[str, float]:
     """Return where the seconds of all trials' processes went; "overhead_frac" is what was none of the three."""
-    spent = {name: sum(rung["seconds"][name] for each in trials for rung in each.rungs) for name in BUSY}
-    wall = sum(walls.get(each.id, 0.0) for each in trials)
+    spent = {name: sum(rung["seconds"][name] for trial in trials for rung in trial.rungs) for name in BUSY}
+    wall = sum(walls.get(trial.id, 0.0) for trial in trials)
     overhead = max(wall - sum(spent.values()), 0.0)
     return {**spent, "overhead": overhead, "total": wall, "overhead_frac": overhead / wall if wall else 0.0}
 
@@ -179,12 +172,12 @@ def _list_rows(ranked: Sequence[TrialResult], objectives: Sequence[str]) -> tupl
     header = ["trial", "scored at", *(name_objective(name, ranked) for name in shown), "point"]
     rows = [
         [
-            each.id,
-            f"{each.rungs[-1]['step']:,}/{each.rungs[-1]['steps']:,}",
-            *(_show(name, each.estimate(name)) for name in shown),
-            describe_point(each.point),
+            trial.id,
+            f"{trial.rungs[-1]['step']:,}/{trial.rungs[-1]['steps']:,}",
+            *(_show(name, trial.estimate(name)) for name in shown),
+            describe_point(trial.point),
         ]
-        for each in ranked
+        for trial in ranked
     ]
     return header, rows
 
@@ -208,7 +201,7 @@ def _list_pictures(
     name, other = name_objective(first, trials), name_objective(second, trials)
     best = rank_trials(trials, search.objectives)[0]
     reached = f"The best trial, {best.id}, has {name} {_show(first, best.estimate(first))}"
-    front = ", ".join(each.id for each in find_front(trials, (first, second)))
+    front = ", ".join(trial.id for trial in find_front(trials, (first, second)))
     pictures: list[Picture] = []
 
     def add(draw: Callable[[Axes], None], caption: str, alt: str, *, is_wide: bool = False) -> None:
@@ -237,7 +230,7 @@ def _list_pictures(
     add(
         lambda axes: _draw_coordinates(axes, space, trials, first),
         f"Parallel coordinates: one line per trial, past what it does not have, the darker the better its {name}.",
-        f"One line per trial over {', '.join(each.name for each in space.dimensions)}. {reached}.",
+        f"One line per trial over {', '.join(dimension.name for dimension in space.dimensions)}. {reached}.",
         is_wide=True,
     )
     return pictures
@@ -251,28 +244,29 @@ def draw_sizes(
     Dots are trials, lines are means over seeds; `base` is what `read_base_scores` gave, if that was asked for.
     """
     objective = search.objectives[0]
-    along = next((each for each in space.dimensions if each.name == search.axis), None)
-    scored = [each for each in trials if each.status == "complete"]
-    scored = [each for each in scored if not math.isnan(each.get(objective) + _find_size(each, along))]
-    for value, color in zip(dict.fromkeys(each.point.get(search.curves) for each in scored), itertools.cycle(COLORS)):
-        own = [each for each in scored if each.point.get(search.curves) == value]
+    along = next((dimension for dimension in space.dimensions if dimension.name == search.axis), None)
+    scored = [trial for trial in trials if trial.status == "complete"]
+    scored = [trial for trial in scored if not math.isnan(trial.get(objective) + _find_size(trial, along))]
+    for value, color in zip(dict.fromkeys(trial.point.get(search.curves) for trial in scored), itertools.cycle(COLORS)):
+        own = [trial for trial in scored if trial.point.get(search.curves) == value]
         groups: dict[str, list[TrialResult]] = defaultdict(list)
-        for each in own:
-            groups[json.dumps({name: other for name, other in each.point.items() if name != "seed"})].append(each)
-            axes.plot(_find_size(each, along), each.get(objective), "o", color=color, alpha=0.45, markersize=5)
-            found = each.estimate(objective)
+        for trial in own:
+            groups[json.dumps({name: other for name, other in trial.point.items() if name != "seed"})].append(trial)
+            axes.plot(_find_size(trial, along), trial.get(objective), "o", color=color, alpha=0.45, markersize=5)
+            found = trial.estimate(objective)
             if found.interval:
-                place = [_find_size(each, along)] * 2  # lines, which the legend keeps away from
+                place = [_find_size(trial, along)] * 2  # lines, which the legend keeps away from
                 axes.plot(place, found.interval, color=color, alpha=0.45, linewidth=1)
         if search.curves or len(groups) < len(own):
             means = [
-                (_find_size(each[0], along), np.mean([one.get(objective) for one in each])) for each in groups.values()
+                (_find_size(group[0], along), np.mean([one.get(objective) for one in group]))
+                for group in groups.values()
             ]
             label = f"{search.curves} {value}" if search.curves else None
             axes.plot(*zip(*sorted(means), strict=True), color=color, linewidth=1.6, label=label)
-    pruned = [each for each in trials if each.status == "pruned"]
+    pruned = [trial for trial in trials if trial.status == "pruned"]
     if pruned:
-        places = [_find_size(each, along) for each in pruned], [each.get(objective) for each in pruned]
+        places = [_find_size(trial, along) for trial in pruned], [trial.get(objective) for trial in pruned]
         axes.plot(*places, "x", color=MUTED, alpha=0.6, markersize=5, label="pruned")
     if base is not None and objective == "f1":
         axes.axhspan(*base["f1_interval"], color=MUTED, alpha=0.12, linewidth=0)
@@ -281,7 +275,7 @@ def draw_sizes(
     if along is None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     elif along.choices:
-        axes.set_xticks([_locate(along, each) for each in along.choices], [str(each) for each in along.choices])
+        axes.set_xticks([_locate(along, choice) for choice in along.choices], [str(choice) for choice in along.choices])
     elif along.kind.startswith("log"):
         axes.set_xscale("log")
     axes.set(
@@ -301,18 +295,18 @@ def _find_size(trial: TrialResult, along: Dimension | None) -> float:
 def _locate(dimension: Dimension, value: Any) -> float:
     """Return a value's place: itself if all are numbers, such as the names of sizes, else its rank."""
     try:
-        for each in dimension.choices:
-            float(each)
+        for choice in dimension.choices:
+            float(choice)
         return float(value)
     except (TypeError, ValueError):
         return float(dimension.choices.index(value))
 
 
 def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> None:
-    for each in trials:
-        steps = [rung["step"] / rung["steps"] for rung in each.rungs]
-        values = [math.nan if rung[objective] is None else rung[objective] for rung in each.rungs]
-        color = BLUE if each.status == "complete" else MUTED
+    for trial in trials:
+        steps = [rung["step"] / rung["steps"] for rung in trial.rungs]
+        values = [math.nan if rung[objective] is None else rung[objective] for rung in trial.rungs]
+        color = BLUE if trial.status == "complete" else MUTED
         axes.plot(steps, values, "-o", color=color, alpha=0.7 if color == BLUE else 0.45, markersize=4, linewidth=1.2)
     axes.plot([], [], "-o", color=BLUE, label="whole budget", markersize=4)
     axes.plot([], [], "-o", color=MUTED, label="pruned", markersize=4)
@@ -323,22 +317,24 @@ def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> No
 
 
 def _draw_coordinates(axes: Axes, space: Space, trials: Sequence[TrialResult], objective: str) -> None:
-    scored = [each for each in trials if not math.isnan(each.get(objective))]
+    scored = [trial for trial in trials if not math.isnan(trial.get(objective))]
     scored.sort(key=lambda each: each.get(objective), reverse=OBJECTIVES[objective] == "min")
-    values = np.array([each.get(objective) for each in scored])
+    values = np.array([trial.get(objective) for trial in scored])
     low, high = values.min(), values.max()
-    for rank, each in enumerate(scored):
-        places = [_place(dimension, each.point.get(dimension.name)) for dimension in space.dimensions]
-        places.append((each.get(objective) - low) / (high - low) if high > low else 0.5)
+    for rank, trial in enumerate(scored):
+        places = [_place(dimension, trial.point.get(dimension.name)) for dimension in space.dimensions]
+        places.append((trial.get(objective) - low) / (high - low) if high > low else 0.5)
         shade = 0.12 + 0.88 * (rank + 1) / len(scored)
         held = [(i, place) for i, place in enumerate(places) if not math.isnan(place)]
         axes.plot(*zip(*held, strict=True), color=BLUE, alpha=shade**2, linewidth=0.8 + 1.4 * shade)
-    names = [each.name.removeprefix("method.") for each in space.dimensions] + [name_objective(objective, trials)]
+    names = [dimension.name.removeprefix("method.") for dimension in space.dimensions] + [
+        name_objective(objective, trials)
+    ]
     axes.set_xticks(range(len(names)), [name.replace(".", ".\n") for name in names], fontsize="small")
     axes.set_yticks([])
     axes.set_xlim(-0.3, len(names) - 0.7)
     axes.set_ylim(-0.12, 1.12)
-    ends = [_describe_ends(each) for each in space.dimensions]
+    ends = [_describe_ends(dimension) for dimension in space.dimensions]
     ends.append((_show(objective, Estimate(float(low))), _show(objective, Estimate(float(high)))))
     for i, (bottom, top) in enumerate(ends):
         axes.text(i, -0.03, bottom, ha="center", va="top", fontsize="small", color=MUTED)
@@ -364,10 +360,10 @@ def _describe_ends(dimension: Dimension) -> tuple[str, str]:
 
 
 def _draw_front(axes: Axes, trials: Sequence[TrialResult], first: str, second: str) -> None:
-    complete = [each for each in trials if each.status == "complete"]
+    complete = [trial for trial in trials if trial.status == "complete"]
     front = sorted(find_front(trials, (first, second)), key=lambda each: each.get(second))
     for own, style, color in ((complete, "o", MUTED), (front, "-o", ORANGE)):
-        axes.plot([each.get(second) for each in own], [each.get(first) for each in own], style, color=color)
+        axes.plot([trial.get(second) for trial in own], [trial.get(first) for trial in own], style, color=color)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(title="Pareto front", xlabel=name_objective(second, trials), ylabel=name_objective(first, trials))
 

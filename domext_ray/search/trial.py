@@ -64,7 +64,7 @@ class Trial:
         spec = ModelSpec.of(pretrain, self.prepared.base).with_tokenizer(self.prepared.inputs.tokenizer.local())
         self.spec = spec.solve()
         # What a trial scores the sweep's driver hands to all of them: see `watching.SweepWatch`.
-        trackers = tuple(each for each in pretrain.run.trackers if each == "tensorboard")
+        trackers = tuple(tracker for tracker in pretrain.run.trackers if tracker == "tensorboard")
         settled = replace(
             SettledConfig.of(pretrain),
             method=self.spec.method,
@@ -114,11 +114,7 @@ class Trial:
         return max(self.plan.config.search.rungs, round(budget.seconds / seconds))
 
     def run_rung(self, rung: int) -> dict[str, Any]:
-        """Train to a rung, from 0, and score it.
-
-        Returns:
-            The rung's record; "ended" is its UNIX time, and "seconds" say what it was spent on.
-        """
+        """Train to a rung, counted from 0, score it, and return its record; "ended" is its UNIX time."""
         steps = self.config.train.max_steps
         target = max(1, round(self.plan.config.search.shares[rung] * steps))
         started = time.perf_counter()
@@ -143,8 +139,10 @@ class Trial:
 
     def _read_pretraining(self) -> dict[str, Any]:
         records = read_metrics(self.folder / "metrics.jsonl")
-        rates = [each["throughput/tokens_per_second"] for each in records if "throughput/tokens_per_second" in each]
-        evaluated = [each for each in records if find_losses(each, DOMAIN)][-1]
+        rates = [
+            record["throughput/tokens_per_second"] for record in records if "throughput/tokens_per_second" in record
+        ]
+        evaluated = [record for record in records if find_losses(record, DOMAIN)][-1]
         return {
             "general_accuracy": evaluated["eval/general_mlm_accuracy"],
             "domain_bits_per_character": evaluated["eval/domain_bits_per_character"],
@@ -196,17 +194,16 @@ class SweepWorker:
 def score_sets(start: StartModel, plan: SweepPlan, config: FinetuneConfig, device: torch.device) -> dict[str, Any]:
     """Fine-tune on every set of a sweep and score it on dev.
 
-    Returns:
-        "f1", the mean over sets, "f1_interval", its 95 % [low, high] over documents and restarts, "by_task", and
-        "figure", what the mean is called.
+    "f1" is the mean over sets, "figure" what it is called, and "f1_interval" its 95 % [low, high] over documents and
+    restarts.
     """
-    scored, metrics = zip(*(_score_set(start, each, config, device) for each in plan.sets), strict=True)
+    scored, metrics = zip(*(_score_set(start, loaded, config, device) for loaded in plan.sets), strict=True)
     found = average(scored)
     return {
-        "figure": "F1" if all(each.split(".")[0] == "f1" for each in metrics) else "downstream score",
+        "figure": "F1" if all(metric.split(".")[0] == "f1" for metric in metrics) else "downstream score",
         "f1": found.value,
         "f1_interval": [found.low, found.high],
-        "by_task": {name: each.mean for name, each in zip(plan.config.set_names, scored, strict=True)},
+        "by_task": {name: sample.mean for name, sample in zip(plan.config.set_names, scored, strict=True)},
     }
 
 
@@ -220,21 +217,21 @@ def _score_set(
     def fit(lr: float, batch_size: int, epochs: float, restart: int) -> Score:
         point = FinetunePoint(lr, batch_size, epochs, config.seed + restart)
         fitted = fit_stages(start, task, config, point, device, lambda record: None)
-        predictors = {name: each.predict for name, each in fitted.items()}
+        predictors = {name: stage.predict for name, stage in fitted.items()}
         return evaluate_stages(task, predictors, splits=("dev",)).scores["dev"]
 
     grid = config.grid
     scores, failures = [], []
-    for each in grid.points:
+    for point in grid.points:
         try:
-            scores.append([fit(*each, restart) for restart in range(grid.restarts)])
+            scores.append([fit(*point, restart) for restart in range(grid.restarts)])
         except TrainingError as error:  # a rate that diverges ends no other
             failures.append(error)
     if not scores:
         raise failures[0]
-    values = np.array([[each.get(task.metric) for each in own] for own in scores])
+    values = np.array([[score.get(task.metric) for score in own] for own in scores])
     best = int(np.argmax(values.mean(axis=1)))
-    drawn = [each.resample(config.num_resamples, RESAMPLING_SEED)[task.metric] for each in scores[best]]
+    drawn = [score.resample(config.num_resamples, RESAMPLING_SEED)[task.metric] for score in scores[best]]
     return Sample(values[best], np.stack(drawn), scores[best][0].num_clusters), task.metric
 
 

@@ -22,11 +22,6 @@ class SweepWatch(Watch):
     """Says what every trial scored and how long the others will take, and hands scores on.
 
     To trackers each trial is a run, whose steps are the resources of its rungs.
-
-    Args:
-        folder: the sweep's directory.
-        search: decides which trials are stopped.
-        trackers: names of trackers.
     """
 
     def __init__(self, folder: Place, search: Search, trackers: Sequence[str]) -> None:
@@ -38,7 +33,7 @@ class SweepWatch(Watch):
         """Begin a trial, or go on with it."""
         self.search.begin(outcome)
         name, scored = outcome.trial.name, self._list_scores(outcome)
-        own, step = self.folder / TUNE / name, max((each["step"] for each in scored), default=0)
+        own, step = self.folder / TUNE / name, max((record["step"] for record in scored), default=0)
         tracked = Tracked(own, self.folder, outcome.trial.config, step)
         self.begun[name] = Tracking(self.trackers, tracked, scored, self._leave)
 
@@ -62,8 +57,8 @@ class SweepWatch(Watch):
     def close(self) -> None:
         """Wait for what trackers have not taken yet, but not for long."""
         until = time.monotonic() + CLOSE_SECONDS
-        for each in self.begun.values():
-            each.close(until)
+        for tracking in self.begun.values():
+            tracking.close(until)
 
     def _list_scores(self, outcome: Outcome) -> list[dict[str, Any]]:
         reduction = self.search.search.reduction
