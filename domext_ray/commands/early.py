@@ -59,10 +59,7 @@ def write_early(config: PretrainConfig) -> contextlib.AbstractContextManager[Non
 def check_text(option: str, spec: str, prepare: PrepareConfig | None = None) -> Sample | None:
     """Refuse text that an option names, and return its sample; what is not on this machine the job itself looks for.
 
-    Args:
-        option: its name.
-        spec: its value.
-        prepare: how it is read, so that a sample of it is; None: it is only looked for, as `predict` does.
+    `prepare` says how it is read, so that a sample of it is; None: it is only looked for, as `predict` does.
     """
     from domext_ray.text.data.files import check_addresses, find_files
     from domext_ray.text.data.sample import check_corpus
@@ -162,4 +159,4 @@ def _read_shape(folder: Path) -> _Shape:
         longest = values.get("max_position_embeddings") if values.get("model_type") in _ALL_POSITIONS else 0
     except (OSError, ValueError, AttributeError):
         return _Shape()
-    return _Shape(*(each if type(each) is int and each > 0 else 0 for each in (heads, layers, longest)))
+    return _Shape(*(size if type(size) is int and size > 0 else 0 for size in (heads, layers, longest)))

@@ -51,8 +51,10 @@ def run_env(config: EnvConfig) -> None:
         print(json.dumps(found, indent=2))
     else:
         for name, values in found.items():
-            shown = {key: ", ".join(each) or "none" if isinstance(each, list) else each for key, each in values.items()}
-            print(f"{name}: {', '.join(f'{key} {each}' for key, each in shown.items())}")
+            shown = {
+                key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in values.items()
+            }
+            print(f"{name}: {', '.join(f'{key} {text}' for key, text in shown.items())}")
     if faults:
         raise RunError(" ".join(faults))
 
@@ -68,7 +70,7 @@ def _list_choices(device: torch.device) -> dict[str, str]:
     kernels = {"products of fp32": "oneDNN" if prefers_onednn() else "torch"}
     if on_gpu:
         kernels = {"fused kernels": find_fault(device) or "they can run, with --engine.fused true"}
-    return dict(each.split(": ", 1) for each in lines[:2]) | kernels
+    return dict(line.split(": ", 1) for line in lines[:2]) | kernels
 
 
 def _list_room(runs: str) -> dict[str, str]:

@@ -41,18 +41,18 @@ def format_help(job: Job[Any], *, is_full: bool, program: str = "") -> str:
     about = job.about.rstrip().replace(f"domext {job.verb}", program or f"domext {job.verb}")
     preset: Settings = read_file(job.config_class, find_preset(job.preset), "the preset") if job.preset else {}
     values = list_values(job.config_class, [preset])
-    options = {name: each for name, each in list_options(job.config_class).items() if not job.is_unused(name)}
+    options = {name: option for name, option in list_options(job.config_class).items() if not job.is_unused(name)}
     instead = f"a preset instead of {job.preset or 'none'} (domext presets lists them)"
     file = f"  --{PRESET} NAME".ljust(_COLUMN) + f"{instead}\n"
     file += f"  --{CONFIG} FILE".ljust(_COLUMN) + "a YAML file of options, which changes the preset"
     if not is_full and len(options) > MOST_SHOWN:
-        shown = _format_options((options[each] for each in job.list_main()), values)
+        shown = _format_options((options[name] for name in job.list_main()), values)
         title = f"Options that matter most (of {len(options)}), and the values that they have here:"
         return "\n".join([about, "", title, shown, file, f"  {ALL[0]}".ljust(_COLUMN) + "all options"])
     parts = [about, "", "Options, and the values that they have here:", file]
-    parts.append(_format_options((each for name, each in options.items() if "." not in name), values))
+    parts.append(_format_options((option for name, option in options.items() if "." not in name), values))
     for section in list_sections(job.config_class).values():
-        own = [each for name, each in options.items() if name.rpartition(".")[0] == section.name]
+        own = [option for name, option in options.items() if name.rpartition(".")[0] == section.name]
         if own:
             text = textwrap.fill(" ".join((inspect.getdoc(section.owner) or "").split()), _width())
             parts += ["", f"--{section.name}.…", text, _format_options(own, values)]
@@ -60,7 +60,7 @@ def format_help(job: Job[Any], *, is_full: bool, program: str = "") -> str:
 
 
 def _format_options(options: Iterable[Option], values: Mapping[str, Any]) -> str:
-    return "\n".join(_format_option(each, values[each.name]) for each in options)
+    return "\n".join(_format_option(option, values[option.name]) for option in options)
 
 
 def _format_option(option: Option, value: Any) -> str:

@@ -42,35 +42,22 @@ NOT_FINE_TUNING = (
 
 @dataclass(frozen=True)
 class Job(Generic[ConfigT]):
-    """A verb of the command line. Its options say of themselves which help begins with, and which must be there.
+    """A verb of the command line. Its options say of themselves which help begins with, and which must be there."""
 
-    Args:
-        verb: what follows `domext`, such as "pretrain af"; jobs/pretrain_af.py is the same as a file.
-        about: what it does, in a sentence, and examples, which begin with `domext` and the verb.
-        config_class: its options.
-        run: carries it out; MODULE:NAME of this package is imported when it is called.
-        preset: the preset that a file of the user's and flags stand on, unless --preset names another.
-        plain_preset: the one instead, with --replay.corpus none; empty: the same.
-        main: options of the first screen of help, beside those that are declared `Main`.
-        reads: options that it reads, where they are few, and behind a dash those that it does not read or decides
-            itself: names, or beginnings that end in a dot or an underscore.
-        word: the option that a word right behind the verb is.
-        tells_preset: `run` is given the name of the preset that the options stand on, too.
-        narrow: returns further `reads`, which follow from a configuration.
-        check: refuses what a look at names, places and a sample of the text tells; imports nothing heavy.
-    """
-
-    verb: str
-    about: str
-    config_class: type[ConfigT]
-    run: str | Callable[..., object]
-    preset: str = ""
-    plain_preset: str = ""
-    main: tuple[str, ...] = ()
+    verb: str  # what follows `domext`, such as "pretrain af"; jobs/pretrain_af.py is the same as a file
+    about: str  # what it does, in a sentence, and examples, which begin with `domext` and the verb
+    config_class: type[ConfigT]  # its options
+    run: str | Callable[..., object]  # carries it out; MODULE:NAME of this package is imported when it is called
+    preset: str = ""  # that a file of the user's and flags stand on, unless --preset names another
+    plain_preset: str = ""  # the one instead, with --replay.corpus none; empty: the same
+    main: tuple[str, ...] = ()  # options of the first screen of help, beside those that are declared `Main`
+    # Options that it reads, where they are few, and behind a dash those that it does not read or decides itself: names,
+    # or beginnings that end in a dot or an underscore.
     reads: tuple[str, ...] = ()
-    word: str = ""
-    tells_preset: bool = False
-    narrow: Callable[[ConfigT], tuple[str, ...]] | None = None
+    word: str = ""  # the option that a word right behind the verb is
+    tells_preset: bool = False  # `run` is given the name of the preset that the options stand on, too
+    narrow: Callable[[ConfigT], tuple[str, ...]] | None = None  # further `reads`, which follow from a configuration
+    # Refuses what a look at names, places and a sample of the text tells; it imports nothing heavy.
     check: Callable[[ConfigT], None] | None = None
 
     def read(self, args: Sequence[str]) -> Given:
@@ -101,30 +88,25 @@ class Job(Generic[ConfigT]):
     def list_main(self) -> list[str]:
         """Return the options of the first screen of help; those of another job within this one are not among them."""
         known = list_options(self.config_class)
-        marked = {name for name, each in known.items() if MAIN in each.tags and name.count(".") < 2}
+        marked = {name for name, option in known.items() if MAIN in option.tags and name.count(".") < 2}
         return [name for name in known if name in marked.union(self.main) and not self.is_unused(name)]
 
     def list_read(self) -> dict[str, Option]:
         """Return the options that change something."""
-        return {name: each for name, each in list_options(self.config_class).items() if not self.is_unused(name)}
+        return {name: option for name, option in list_options(self.config_class).items() if not self.is_unused(name)}
 
     def is_unused(self, option: str) -> bool:
         """Whether an option changes nothing."""
-        few = [each for each in self.reads if not each.startswith("-")]
+        few = [name for name in self.reads if not name.startswith("-")]
         return _is_one_of(f"-{option}", self.reads) or (bool(few) and not _is_one_of(option, few))
 
 
 def _is_one_of(option: str, names: tuple[str, ...] | list[str]) -> bool:
-    return any(option.startswith(each) if each[-1] in "._" else option == each for each in names)
+    return any(option.startswith(name) if name[-1] in "._" else option == name for name in names)
 
 
 def configure(job: Job[ConfigT], given: Given) -> ConfigT:
-    """Return a job's configuration: its preset, then a file, then single options.
-
-    Raises:
-        ConfigError: an option outside its rule, or a place that is not there.
-        CorpusError: a task or a labelled set that there is not.
-    """
+    """Return a job's configuration, checked: its preset, then a file, then single options."""
     given = replace(given, config=find_input(given.config))
     with name_searched(None, {}, PretrainConfig, given.config):
         config = presets.configure(job.config_class, choose_preset(job, given), given)
@@ -155,12 +137,12 @@ def choose_preset(job: Job[Any], given: Given) -> str:
 def _check_places(job: Job[Any], config: Any) -> None:
     """Refuse places that are not there and trackers that cannot be written to, also when a job goes on."""
     options = list_options(job.config_class)
-    for name in (name for name, each in options.items() if {FOUND, MODELS} & each.tags and not job.is_unused(name)):
+    for name in (name for name, option in options.items() if {FOUND, MODELS} & option.tags and not job.is_unused(name)):
         value = attrgetter(name)(config)
         places = value if isinstance(value, tuple) else (value,)
-        for place in (each for _, each in name_models(places)) if MODELS in options[name].tags else places:
+        for place in (model for _, model in name_models(places)) if MODELS in options[name].tags else places:
             folders = (place, place.rpartition(":")[0])  # the second of BANK:NAME
-            if not place or place in NAMES or any(each and Place(each).exists() for each in folders):
+            if not place or place in NAMES or any(folder and Place(folder).exists() for folder in folders):
                 continue
             if name.rpartition(".")[2] in ("base", "model", "models", "against"):
                 check_name(f"--{name}", place, "model", options[name].help, [SHIPPED_BASE])
@@ -180,8 +162,8 @@ def _warn(job: Job[Any], given: Given, config: Any) -> None:
         last = files[name] if name in files else given.settings[name].value
         print(f"warning: --{name} is given more than once; the last one, {last}, counts.", flush=True)
     has_base = getattr(config, "base", "none") != "none"
-    unused = [each for each in given.settings if job.is_unused(each)]
-    unused = [each for each in unused if has_base or not _is_one_of(f"-{each}", WITHOUT_BASE)]
+    unused = [option for option in given.settings if job.is_unused(option)]
+    unused = [option for option in unused if has_base or not _is_one_of(f"-{option}", WITHOUT_BASE)]
     if unused:
         verb = "has" if len(unused) == 1 else "have"
-        print(f"warning: {', '.join(f'--{each}' for each in unused)} {verb} no effect in this job.", flush=True)
+        print(f"warning: {', '.join(f'--{option}' for option in unused)} {verb} no effect in this job.", flush=True)

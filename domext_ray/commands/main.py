@@ -21,7 +21,7 @@ from domext_ray.config.presets import describe_preset, find_preset, list_presets
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.stopping import exit_on_user_error
 
-JOBS = {each.verb: each for each in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}
+JOBS = {job.verb: job for job in (*pretraining.JOBS, *measuring.JOBS, *using.JOBS)}
 """Every job by its verb."""
 
 PRESETS = "presets"
@@ -57,8 +57,8 @@ def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str =
     """Carry out a job, given a command line without the verb; `program` is how its help calls it, if not so."""
     arguments = list(sys.argv[1:] if args is None else args)
     with exit_on_user_error():
-        if any(each in arguments for each in (*FEW, *ALL)):
-            is_full = any(each in arguments for each in ALL)
+        if any(flag in arguments for flag in (*FEW, *ALL)):
+            is_full = any(flag in arguments for flag in ALL)
             print_text(format_help(job, is_full=is_full, program=program))
         else:
             job.start(job.read(arguments))
@@ -71,11 +71,7 @@ def run_file(path: str) -> None:
 
 
 def find_verb(words: Sequence[str]) -> str:
-    """Return the verb that a command line begins with.
-
-    Raises:
-        ConfigError: there is none, or pretrain has no method after it.
-    """
+    """Return the verb that a command line begins with; without one, or pretrain without a method, a ConfigError."""
     first = words[0]
     if first == "pretrain":
         method = words[1] if len(words) > 1 else ""
@@ -92,7 +88,7 @@ def find_verb(words: Sequence[str]) -> str:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    near = suggest(name, [each for each in known if " " not in each])
+    near = suggest(name, [word for word in known if " " not in word])
     return f"; did you mean {' or '.join(near)}?" if near else "; domext --help lists them."
 
 
@@ -102,7 +98,7 @@ def format_verbs() -> str:
 
 
 def _format_table(verbs: Iterable[str]) -> str:
-    return "\n".join(_format_row(each, JOBS[each].sentence) for each in verbs)
+    return "\n".join(_format_row(verb, JOBS[verb].sentence) for verb in verbs)
 
 
 def _format_row(name: str, text: str) -> str:
@@ -112,7 +108,7 @@ def _format_row(name: str, text: str) -> str:
 def show_presets(words: Sequence[str]) -> None:
     """List the presets, or print one, given nothing, or `show` and its name; anything else is a ConfigError."""
     if not words or words[0] in (*FEW, *ALL):
-        rows = [f"  {each:<{_COLUMN + 4}}{describe_preset(each)}" for each in list_presets()]
+        rows = [f"  {name:<{_COLUMN + 4}}{describe_preset(name)}" for name in list_presets()]
         print_text("\n".join([_ABOUT_PRESETS, _USE_OF_PRESETS, "", *rows]))
     elif words[0] == "show" and len(words) == 2:
         print_text(find_preset(words[1]).read_text(encoding="utf-8").rstrip())

@@ -43,7 +43,7 @@ report.html, scores.png and export/; the same command goes on with the trainings
     "downstream.finetune.finetune:run_finetuning",
     "finetune",
     main=("method.trains", "method.heads", "method.ffn_units", "method.bottleneck_size", "method.lora_rank"),
-    reads=tuple(f"-{each}" for each in NOT_FINE_TUNING),
+    reads=tuple(f"-{option}" for option in NOT_FINE_TUNING),
     check=_check_set,
 )
 
@@ -58,7 +58,7 @@ def _check_sets(config: SweepConfig | StudyConfig) -> None:
 NOT_OF_SEVERAL_SETS = (
     *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.against"),
     *("finetune.keep_head", "finetune.run.", "finetune.dry_run", "finetune.export"),
-    *(f"finetune.{each}" for each in NOT_FINE_TUNING),
+    *(f"finetune.{option}" for option in NOT_FINE_TUNING),
 )
 """What a sweep and a study decide for their fine-tunings, or these do not read."""
 DECIDED = (
@@ -82,7 +82,7 @@ and trials/, each a run that other jobs take as a model. The same command goes o
     SweepConfig,
     "search.sweep:run_sweep",
     "sweeps/af_mini",
-    reads=tuple(f"-{each}" for each in DECIDED),
+    reads=tuple(f"-{option}" for option in DECIDED),
     check=_check_sets,
 )
 
@@ -113,7 +113,7 @@ def _list_studied(config: AblateConfig) -> tuple[str, ...]:
         of_all = ("study", "data", "model", "output", "num_resamples", "dry_run", "scale.use_gpu", "scale.cpus")
         return (*of_spans, *of_all)
     others = ("sizes", "top_layers") if config.study == "sigma" else ("sigmas",)
-    return tuple(f"-{each}" for each in (*of_spans, *others))
+    return tuple(f"-{option}" for option in (*of_spans, *others))
 
 
 def _check_study(config: AblateConfig) -> None:
@@ -136,7 +136,7 @@ from --grid.lr. The same command goes on where it stopped. Figures, tables and p
     AblateConfig,
     _ablate,
     "ablate",
-    reads=tuple(f"-{each}" for each in (*NOT_FINE_TUNING, "features.", "against")),
+    reads=tuple(f"-{option}" for option in (*NOT_FINE_TUNING, "features.", "against")),
     narrow=_list_studied,
     check=_check_study,
 )
@@ -150,7 +150,7 @@ def _measure_forgetting(config: ForgettingConfig) -> None:
     device, models = choose_device(config), read_models(config)
     runs = find_runs(config, models)
     make_folder(Path(config.output))
-    curves = {each.name: measure_curve(each, config.scales, device) for each in runs}
+    curves = {run.name: measure_curve(run, config.scales, device) for run in runs}
     result = measure_forgetting(config, models) if config.has_corpus else None
     print(write_forgetting(config, result, curves))
     print(f"figures, table and picture: {config.output}")
@@ -175,8 +175,8 @@ run whose prepared text is still there this also says what it gains on its held-
 sentences, and the largest scale at which hardly anything is lost; --corpus may then be left out.""",
     ForgettingConfig,
     _measure_forgetting,
-    reads=tuple(f"-prepare.{each}" for each in ("held_out_frac", "cross_documents", "packed", "cache_dir", "pair")),
-    narrow=lambda config: () if config.has_corpus else tuple(f"-{each}" for each in _OF_GENERAL_TEXT),
+    reads=tuple(f"-prepare.{option}" for option in ("held_out_frac", "cross_documents", "packed", "cache_dir", "pair")),
+    narrow=lambda config: () if config.has_corpus else tuple(f"-{option}" for option in _OF_GENERAL_TEXT),
     check=_check_general_text,
 )
 
@@ -225,7 +225,7 @@ presets have objective.keep, keep_weight or replay read the general text of --re
     main=("replay.corpus",),
     reads=(
         *("-train.max_", "-train.long_", "-optim.lr", "-optim.schedule", "-optim.decay_steps"),
-        *(f"-{each}" for each in NOT_OF_SEVERAL_SETS),
+        *(f"-{option}" for option in NOT_OF_SEVERAL_SETS),
     ),
     check=_check_sets,
 )
@@ -239,14 +239,14 @@ def _compare_runs(config: CompareConfig) -> None:
     folders = choose_runs(config.runs)
     picture = Place(config.output)
     check_picture(picture)
-    if any(finetuning.is_finetuned(each) for each in folders):
-        finetuned = [finetuning.read_finetuned(each) for each in folders]
+    if any(finetuning.is_finetuned(folder) for folder in folders):
+        finetuned = [finetuning.read_finetuned(folder) for folder in folders]
         finetuning.check_comparable(finetuned)
         lines = finetuning.compare_finetuned(finetuned)
         finetuning.draw_finetuned(finetuned, lines, picture)
         table = finetuning.tabulate_finetuned(finetuned, lines)
     else:
-        runs = [read_run(each) for each in folders]
+        runs = [read_run(folder) for folder in folders]
         draw_comparison(runs, picture)
         table = tabulate_runs(runs)
     print(f"{table.show()}\n\npicture: {config.output}")

@@ -116,7 +116,7 @@ LORA = _make_method(
     ("method.lora_rank", "method.lora_targets"),
 )
 
-METHODS = {each.verb.split()[1]: each for each in (AF, BOTTLENECK, EXBERT, LORA, BERT)}
+METHODS = {job.verb.split()[1]: job for job in (AF, BOTTLENECK, EXBERT, LORA, BERT)}
 """The methods of pretrain, by name."""
 
 

@@ -43,7 +43,7 @@ Finding = tuple[str, str, list[str]]
 def run_verify(config: VerifyConfig) -> None:
     """Print what a place is and how its parts are; a RunError tells of damage, or that it is none of these."""
     place, findings = Place(config.path), list[Finding]()
-    marker, kind, check = next((each for each in _KINDS if (place / each[0]).is_file()), ("", "", None))
+    marker, kind, check = next((row for row in _KINDS if (place / row[0]).is_file()), ("", "", None))
     if check is None:
         names = ", ".join(name for name, *_ in _KINDS)
         raise RunError(f"{place} is no run, corpus, vocabulary, bank or export: it has none of {names}.")
@@ -55,7 +55,7 @@ def run_verify(config: VerifyConfig) -> None:
         findings.append((marker, "", [str(error)]))
     rows = [(part, what, "damaged" if faults else "whole") for part, what, faults in findings]
     print(f"{kind}: {place}\n{format_text([('part', 'content', 'state'), *rows], num_texts=3)}")
-    damages = [each for *_, faults in findings for each in faults]
+    damages = [fault for *_, faults in findings for fault in faults]
     if damages:
         print("\n".join(damages))
         raise RunError(f"{place} is damaged: {len(damages)} of its files or parts, named above.")
@@ -92,19 +92,19 @@ def _check_vocabulary(place: Place, part: str = "vocabulary") -> Iterator[Findin
         return f"{len(made.words):,} new words of {made.base}" if made else "no new words"
 
     yield _look(part, "", read)
-    yield from _check_files(place, [each for each in place.list_files() if each != RECORD_FILE], part)
+    yield from _check_files(place, [name for name in place.list_files() if name != RECORD_FILE], part)
 
 
 def _check_corpus(place: Place) -> Iterator[Finding]:
     manifest, faults = read_manifest(place), dict[str, list[str]]()
-    for each, sha256 in list_hashes(manifest).items():
-        is_whole = each.is_file() and hash_file(each.local()) == sha256
-        faults[str(each)] = [] if is_whole else [f"{describe_fault(each)}; delete the folder and prepare it again."]
+    for file, sha256 in list_hashes(manifest).items():
+        is_whole = file.is_file() and hash_file(file.local()) == sha256
+        faults[str(file)] = [] if is_whole else [f"{describe_fault(file)}; delete the folder and prepare it again."]
     for split in SPLITS:
         paths, rows = manifest.paths(split), manifest.num_rows(split)
         damages = [fault for path in paths for fault in faults.pop(path)]
         yield split, f"{len(paths)} shards, {rows:,} rows, {manifest.num_tokens(split):,} tokens", damages
-    yield "text and counts", f"{len(faults)} files", [fault for each in faults.values() for fault in each]
+    yield "text and counts", f"{len(faults)} files", [fault for own in faults.values() for fault in own]
 
 
 def _check_run(place: Place) -> Iterator[Finding]:
@@ -123,11 +123,11 @@ def _check_run(place: Place) -> Iterator[Finding]:
     if (place / "summary.json").is_file():
         read = (lambda path: read_finetune_summary(path.parent.local())) if is_tuned else read_summary
         yield _look("summary.json", "figures", read, place / "summary.json")
-    exports = [each for each in ("export", ADAPTERHUB, PEFT, ONNX) if is_export(place / each)]
-    for each in exports:
-        yield from _check_export(place / each, each)
-    seen = (RUN, "summary.json", "checkpoints/", "tokenizer/", *(f"{each}/" for each in exports))
-    yield from _check_files(place, [each for each in place.list_files() if not each.startswith(seen)], "other")
+    exports = [name for name in ("export", ADAPTERHUB, PEFT, ONNX) if is_export(place / name)]
+    for name in exports:
+        yield from _check_export(place / name, name)
+    seen = (RUN, "summary.json", "checkpoints/", "tokenizer/", *(f"{name}/" for name in exports))
+    yield from _check_files(place, [name for name in place.list_files() if not name.startswith(seen)], "other")
 
 
 def _check_files(place: Place, names: Iterable[str], part: str) -> Iterator[Finding]:
@@ -136,8 +136,8 @@ def _check_files(place: Place, names: Iterable[str], part: str) -> Iterator[Find
         (".json", "JSON", lambda path: read_json(path, _REMEDY)),
         (".safetensors", "tensors", _read_header),
     ):
-        found = [each for each in names if each.endswith(ending)]
-        faults = [fault for each in found for fault in _look(each, what, read, place / each)[2]]
+        found = [name for name in names if name.endswith(ending)]
+        faults = [fault for name in found for fault in _look(name, what, read, place / name)[2]]
         if found:
             yield f"{part} *{ending}", f"{len(found)} files of {what}", faults
 
