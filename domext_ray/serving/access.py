@@ -28,12 +28,7 @@ def is_token(header: str, token_sha256: str) -> bool:
 def find_token(token_file: str, new_file: Path) -> tuple[str, str]:
     """Return the hash of the token, and where a user finds the token itself.
 
-    Args:
-        token_file: the option; empty: the environment's, or a new one in a file that nobody else can read.
-        new_file: that file.
-
-    Raises:
-        ConfigError: the file cannot be read, or the token is short.
+    Without a `token_file` it is the environment's, or else a new one in `new_file`, which nobody else can read.
     """
     if token_file:
         path = Path(token_file)
@@ -56,11 +51,7 @@ def find_token(token_file: str, new_file: Path) -> tuple[str, str]:
 
 
 def find_environment_token() -> str:
-    """Return the hash of the token that DOMEXT_SERVE_TOKEN has.
-
-    Raises:
-        ConfigError: there is none, or it is short.
-    """
+    """Return the hash of the token that DOMEXT_SERVE_TOKEN has; none, or a short one, is a ConfigError."""
     return hash_token(_check_token(os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE))
 
 

@@ -42,23 +42,19 @@ class Adapters(BaseModel):
 
 
 def make_app(service: Service, token_sha256: str, lifespan: Any = None) -> RequestGuard:
-    """Make the application of a service.
-
-    Args:
-        service: answers requests.
-        token_sha256: of the token that requests show.
-        lifespan: what is there as long as the application is, as FastAPI takes it.
-    """
+    """Make the application of a service; `lifespan` is there as long as it is, as FastAPI takes it."""
     api = FastAPI(title="domext_ray", version="1", docs_url=None, redoc_url=None, lifespan=lifespan)
     api.add_exception_handler(HTTPException, _refuse)
     api.add_exception_handler(RequestValidationError, _refuse_form)
     api.add_exception_handler(Exception, _fail)
-    for each in service.endpoints:
-        name = each.name.replace("-", "_")
-        add = api.post(f"/v1/{each.name}", response_model=Predictions, name=name, description=each.__doc__ or "")
-        add(_make_route(service, each))
+    for endpoint in service.endpoints:
+        name = endpoint.name.replace("-", "_")
+        add = api.post(
+            f"/v1/{endpoint.name}", response_model=Predictions, name=name, description=endpoint.__doc__ or ""
+        )
+        add(_make_route(service, endpoint))
     _add_watching(api, service)
-    paths = [getattr(each, "path", "") for each in api.routes]
+    paths = [getattr(route, "path", "") for route in api.routes]
     return RequestGuard(api, service.config.limit, token_sha256, service.metrics, paths)
 
 
@@ -80,7 +76,7 @@ def _add_watching(api: FastAPI, service: Service) -> None:
         await service.look()
         catalogue, found = service.catalogue, service.catalogue.base
         base = found and {"name": found.name, "architecture": found.architecture, "words": catalogue.has_words}
-        return JSONResponse({"adapters": [each.describe() for each in catalogue.list()], "base": base})
+        return JSONResponse({"adapters": [adapter.describe() for adapter in catalogue.list()], "base": base})
 
     @api.get("/", include_in_schema=False)
     async def show_page() -> Response:
@@ -116,7 +112,7 @@ def _fail(request: Request, error: Exception) -> Response:
 def _refuse_form(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = ".".join(str(each) for each in first["loc"] if each != "body")
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
     sentence = (
         f"{place} is not as it must be: {first['msg']}." if place and first["type"] != "json_invalid" else _NO_JSON
     )

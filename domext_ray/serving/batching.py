@@ -37,12 +37,7 @@ class _Waiting(Generic[RowT]):
 
 
 def plan_passes(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Return rows from short to long, cut so that a pass has at most so many tokens; a longer row is alone.
-
-    Args:
-        lengths: tokens of each row.
-        max_tokens: of a pass, padding counted.
-    """
+    """Return rows from short to long, in passes of at most so many tokens, padding counted; a longer row is alone."""
     passes: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         if not passes or (len(passes[-1]) + 1) * lengths[place] > max_tokens:
@@ -54,14 +49,9 @@ def plan_passes(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 class Batcher(Generic[RowT]):
     """Collects rows for a few milliseconds, or as long as passes run, and runs them together.
 
-    Args:
-        run: computes a pass: a result for each row, or the exception that is its answer. What it raises is the answer
-            to all rows of the pass.
-        max_rows: rows that are taken together.
-        max_tokens: tokens of a pass, padding counted.
-        wait_seconds: how long a row waits for others when no pass runs.
-        max_queued: rows that wait or run.
-        num_passes: passes that run at the same time: one for each replica.
+    `run` computes a pass: a result for each row, or the exception that is its answer. What it raises is the answer to
+    all rows of the pass. `max_tokens` of a pass count padding. A row waits `wait_seconds` for others when no pass runs;
+    `num_passes` run at the same time, and `max_queued` rows wait or run.
     """
 
     def __init__(
@@ -84,12 +74,7 @@ class Batcher(Generic[RowT]):
         self.num_queued = 0
 
     async def submit(self, rows: Sequence[RowT]) -> list[Any]:
-        """Return the rows' results.
-
-        Raises:
-            QueueFullError: there is no room for all of them.
-            Exception: the first row's that failed.
-        """
+        """Return the rows' results, or raise that of the first that failed; without room for all, a QueueFullError."""
         if self.num_queued + len(rows) > self._max_queued:
             raise QueueFullError
         if self._collector is None:
@@ -102,11 +87,11 @@ class Batcher(Generic[RowT]):
         if len(self._waiting) >= self._max_rows:
             self._filled.set()
         try:
-            return list(await asyncio.gather(*(each.result for each in own)))
+            return list(await asyncio.gather(*(waiting.result for waiting in own)))
         finally:
             self.num_queued -= len(own)
-            for each in own:
-                each.result.cancel()  # of a client that is gone; those that are done stay as they are
+            for waiting in own:
+                waiting.result.cancel()  # of a client that is gone; those that are done stay as they are
 
     async def _collect(self) -> None:
         while True:
@@ -119,8 +104,8 @@ class Batcher(Generic[RowT]):
                 taken = [self._waiting.popleft() for _ in range(min(self._max_rows, len(self._waiting)))]
             if not self._waiting:
                 self._arrived.clear()
-            taken = [each for each in taken if not each.result.done()]
-            for places in plan_passes([each.row.length for each in taken], self._max_tokens):
+            taken = [waiting for waiting in taken if not waiting.result.done()]
+            for places in plan_passes([waiting.row.length for waiting in taken], self._max_tokens):
                 await self._free.acquire()
                 task = asyncio.create_task(self._compute([taken[place] for place in places]))
                 self._tasks.add(task)
@@ -128,15 +113,15 @@ class Batcher(Generic[RowT]):
 
     async def _compute(self, own: list[_Waiting[RowT]]) -> None:
         try:
-            results = await self._run([each.row for each in own])
+            results = await self._run([waiting.row for waiting in own])
         except Exception as error:
             results = [error] * len(own)
         finally:
             self._free.release()
-        for each, result in zip(own, results, strict=True):
-            if each.result.done():
+        for waiting, result in zip(own, results, strict=True):
+            if waiting.result.done():
                 continue
             if isinstance(result, BaseException):
-                each.result.set_exception(result)
+                waiting.result.set_exception(result)
             else:
-                each.result.set_result(result)
+                waiting.result.set_result(result)

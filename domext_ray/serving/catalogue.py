@@ -27,14 +27,8 @@ _LOG = logging.getLogger(__name__)
 class Catalogue:
     """The adapters that are served; one is in it whole or not at all.
 
-    Args:
-        served: where they are.
-        wanted: names of those that may be served; none: all.
-        max_length: tokens of a row; 0: as many as the model takes, up to 512.
-
-    Raises:
-        BaseModelError: the model is not to be had.
-        RunError: `max_length` is more than the model takes, or it is damaged.
+    `wanted` names those that may be served; none: all. `max_length` is the tokens of a row; 0: as many as the model
+    takes, up to 512.
     """
 
     def __init__(self, served: ServedModel, wanted: Sequence[str] = (), max_length: int = 0) -> None:
@@ -57,9 +51,7 @@ class Catalogue:
         """Look at what is there: adapters that are new are read, those that have left are served no longer.
 
         The bank is listed once, whatever it holds; where an adapter's files are the same ones, none of them is read.
-
-        Raises:
-            DomextError: the bank cannot be listed; what was served stays.
+        Where a DomextError says that the bank cannot be listed, what was served stays.
         """
         self._looked = time.monotonic()
         adapters, files, problems = {}, {}, {}
@@ -90,7 +82,7 @@ class Catalogue:
 
     def list(self) -> list[ServedAdapter]:
         """Return the adapters by name, without the base."""
-        return [each for _, each in sorted(self._adapters.items())]
+        return [adapter for _, adapter in sorted(self._adapters.items())]
 
     def find(self, name: str) -> ServedAdapter | None:
         """Return an adapter, or the base by its name; None: it is not served."""
@@ -101,19 +93,14 @@ class Catalogue:
         return ", ".join([*self.names(), *([] if self.base is None else [BASE_NAME, AUTO])])
 
     def route(self, input_ids: np.ndarray, allowed: Sequence[ServedAdapter]) -> ServedAdapter | None:
-        """Choose the adapter of a text by routers.
+        """Choose the adapter of a text, int64 [N], by the routers of those that can answer it.
 
-        Args:
-            input_ids: int64 [N].
-            allowed: adapters that can answer it.
-
-        Returns:
-            The adapter; the base where no router knows the text; None where none has a router.
+        It is the base where no router knows the text, and None where none has a router.
         """
-        routed = {each.name: each for each in allowed if each.router is not None}
+        routed = {adapter.name: adapter for adapter in allowed if adapter.router is not None}
         if not routed:
             return None
-        limits = {name: each.threshold for name, each in routed.items()}
-        routers = {name: each.router for name, each in routed.items()}
+        limits = {name: adapter.threshold for name, adapter in routed.items()}
+        routers = {name: adapter.router for name, adapter in routed.items()}
         (chosen,) = choose_adapters(routers, limits, torch.from_numpy(input_ids)[None])
         return self.base if chosen is None else routed[chosen]

@@ -39,12 +39,7 @@ ATTEMPTS = 2
 
 
 class Encoder:
-    """A replica: the model, and one thread in which all of its work is done in turn.
-
-    Args:
-        config: the application's.
-        on_gpu: whether it has a GPU.
-    """
+    """A replica: the model, and one thread in which all of its work is done in turn."""
 
     def __init__(self, config: ServeConfig, on_gpu: bool) -> None:
         close_replica_port()
@@ -85,7 +80,9 @@ class _Replicas:
                 with contextlib.suppress(RayError, RayServeException):  # without a controller replicas go on
                     found = (await asyncio.to_thread(serve.status)).applications.get(own)
                     replicas = found.deployments.get(self._handle.deployment_name) if found else None
-                    self.is_ready = replicas is not None and any(each == "RUNNING" for each in replicas.replica_states)
+                    self.is_ready = replicas is not None and any(
+                        state == "RUNNING" for state in replicas.replica_states
+                    )
                 await asyncio.sleep(WATCH_SECONDS)
         finally:
             self.is_ready = False  # nobody knows
@@ -93,14 +90,7 @@ class _Replicas:
 
 @serve.ingress()
 class Ingress:
-    """Answers HTTP; see `service.Service`.
-
-    Args:
-        config: the application's.
-        token_sha256: of the token that requests show.
-        encoder: the replicas.
-        on_gpu: whether they have GPUs.
-    """
+    """Answers HTTP; see `service.Service`."""
 
     def __init__(self, config: ServeConfig, token_sha256: str, encoder: DeploymentHandle, on_gpu: bool) -> None:
         close_replica_port()
@@ -123,13 +113,7 @@ class Ingress:
 
 
 def build_application(config: ServeConfig, token_sha256: str, *, on_gpu: bool) -> serve.Application:
-    """Return the application for `serve.run`.
-
-    Args:
-        config: the application's.
-        token_sha256: of the token that requests show.
-        on_gpu: a GPU for each replica.
-    """
+    """Return the application for `serve.run`; with `on_gpu` each replica has a GPU."""
     deployment: Any = serve.deployment
     actor = {"num_cpus": config.scale.threads, "num_gpus": 1 if on_gpu else 0}
     encoder = (

@@ -63,25 +63,14 @@ class EmbedRequest(ClassifyRequest):
 
 
 class RefusedError(HTTPException):
-    """A request is not answered.
-
-    Args:
-        status: of HTTP.
-        sentence: says why.
-        retry_seconds: when it may be tried again; 0: that changes nothing.
-    """
+    """A request is not answered; it may be tried again after `retry_seconds`, unless they are 0."""
 
     def __init__(self, status: int, sentence: str, retry_seconds: int = 0) -> None:
         super().__init__(status, sentence, {"Retry-After": str(retry_seconds)} if retry_seconds else {})
 
 
 class FaultyTextError(Exception):
-    """One text of a request cannot be answered.
-
-    Args:
-        status: of HTTP.
-        fault: what is wrong with it, as it goes on behind the text's name.
-    """
+    """One text of a request cannot be answered; `fault` goes on behind the text's name."""
 
     def __init__(self, status: int, fault: str) -> None:
         super().__init__(fault)
@@ -103,11 +92,7 @@ RequestT = TypeVar("RequestT", bound=TextRequest)
 
 
 class Endpoint(ABC, Generic[RequestT]):
-    """An endpoint's work; its docstring is OpenAPI's.
-
-    Args:
-        catalogue: tokenizer and adapters.
-    """
+    """An endpoint's work; its docstring is OpenAPI's."""
 
     name: ClassVar[str]
     """The last part of its path."""
@@ -130,11 +115,7 @@ class Endpoint(ABC, Generic[RequestT]):
 
     @abstractmethod
     def ask(self, text: str, adapter: ServedAdapter, request: RequestT) -> EncodedText:
-        """Make the rows of a text.
-
-        Raises:
-            FaultyTextError: the text cannot be answered.
-        """
+        """Make the rows of a text, or raise a FaultyTextError."""
 
     @abstractmethod
     def answer(self, encoded: EncodedText, outcomes: Outcomes, request: RequestT) -> dict[str, Any]:
@@ -192,7 +173,7 @@ class FillMask(Endpoint[FillMaskRequest]):
         """Return "masks", each with start, end and its fills."""
         ((probabilities, ids),) = outcomes
         found = zip(encoded.place, probabilities.tolist(), ids.tolist(), strict=True)
-        return {"masks": [{"start": s, "end": e, "fills": self.codec.name(*each)} for (s, e), *each in found]}
+        return {"masks": [{"start": s, "end": e, "fills": self.codec.name(*fills)} for (s, e), *fills in found]}
 
 
 class Embed(Endpoint[EmbedRequest]):
@@ -236,8 +217,8 @@ class _TaskEndpoint(Endpoint[RequestT]):
 
     def say_nothing(self) -> dict[str, Any]:
         """Return the fields of the adapters whose routers chose; see `Endpoint.say_nothing`."""
-        routed = [each for each in self.catalogue.list() if self.takes(each) and each.router is not None]
-        shown = {name for each in routed for name in cast(Task, each.task).shown}
+        routed = [adapter for adapter in self.catalogue.list() if self.takes(adapter) and adapter.router is not None]
+        shown = {name for adapter in routed for name in cast(Task, adapter.task).shown}
         return {name: empty for name, empty in self.nothing.items() if name in shown}
 
     def answer(self, encoded: EncodedText, outcomes: Outcomes, request: RequestT) -> dict[str, Any]:

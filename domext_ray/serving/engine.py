@@ -27,25 +27,15 @@ Wants = Literal["words", "labels", "mean", "cls"]
 
 @dataclass(frozen=True)
 class ServedRow:
-    """A row of one adapter.
+    """A row of one adapter."""
 
-    Args:
-        adapter: its name; "__base__": the base.
-        sha256: of its tensors; of the base: empty.
-        input_ids: int64 [N].
-        token_type_ids: int64 [N]; None: all 0.
-        wants: what is computed.
-        places: int64 [P], tokens whose words are wanted.
-        top_k: how many words at each.
-    """
-
-    adapter: str
-    sha256: str
-    input_ids: np.ndarray
-    token_type_ids: np.ndarray | None
+    adapter: str  # its name; "__base__": the base
+    sha256: str  # of its tensors; of the base: empty
+    input_ids: np.ndarray  # int64 [N]
+    token_type_ids: np.ndarray | None  # int64 [N]; None: all 0
     wants: Wants
-    places: np.ndarray | None = None
-    top_k: int = 0
+    places: np.ndarray | None = None  # int64 [P], tokens whose words are wanted
+    top_k: int = 0  # how many words at each
 
     @property
     def length(self) -> int:
@@ -59,12 +49,7 @@ Outcome = tuple[np.ndarray, ...] | Exception
 
 
 class Engine:
-    """The model, with the adapters that rows have named, in one encoder.
-
-    Args:
-        served: where they are.
-        device: where the model computes.
-    """
+    """The model, with the adapters that rows have named, in one encoder."""
 
     def __init__(self, served: ServedModel, device: torch.device) -> None:
         self._served, self._device = served, device
@@ -81,9 +66,9 @@ class Engine:
         """Have an adapter in the encoder; those that have left the bank, or have another hash, leave it."""
         if self._attached.get(name) == sha256:
             return
-        for each in {name, *(self._attached.keys() - self._served.names())} & self._attached.keys():
-            del self._attached[each]
-            self._server.drop(each)
+        for gone in {name, *(self._attached.keys() - self._served.names())} & self._attached.keys():
+            del self._attached[gone]
+            self._server.drop(gone)
         if self._served.hash_adapter(name) != sha256:
             raise RunError(f"the adapter {name!r} is another one now; ask again.")
         self._server.attach(name)
@@ -139,7 +124,7 @@ class Engine:
             if row.token_type_ids is not None:
                 types[place, : row.length] = row.token_type_ids
         given = (ids, types if types.any() else None, None if mask.all() else mask)
-        made = [None if each is None else torch.from_numpy(each).to(self._device) for each in given]
+        made = [None if array is None else torch.from_numpy(array).to(self._device) for array in given]
         assert made[0] is not None
         return made[0], made[1], made[2]
 
@@ -158,11 +143,11 @@ class Engine:
         """Return the likeliest words of rows: one softmax for all of them, for there are many small ones."""
         if not logits:
             return {}
-        sizes = [len(each) for each in logits.values()]
+        sizes = [len(scores) for scores in logits.values()]
         probabilities = torch.cat(list(logits.values())).float().softmax(dim=-1)
         most = max(rows[place].top_k for place in logits)
         top = probabilities.topk(min(most, probabilities.shape[-1]))
-        values, ids = (each.cpu().split(sizes) for each in (top.values, top.indices))
+        values, ids = (tensor.cpu().split(sizes) for tensor in (top.values, top.indices))
         return {
             place: (own.numpy()[:, : rows[place].top_k], numbers.numpy()[:, : rows[place].top_k])
             for place, own, numbers in zip(logits, values, ids, strict=True)

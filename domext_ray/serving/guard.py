@@ -30,12 +30,7 @@ _LOG = logging.getLogger(__name__)
 class RequestGuard:
     """An ASGI application around another one.
 
-    Args:
-        app: the endpoints.
-        limits: of a request.
-        token_sha256: of the token.
-        metrics: counts answers.
-        paths: those by which answers are counted: clients may not make new ones up.
+    `paths` are those by which answers are counted: clients may not make new ones up.
     """
 
     def __init__(

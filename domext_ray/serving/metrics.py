@@ -13,11 +13,7 @@ NO_ADAPTER, SEVERAL = "", "several"
 
 
 class Metrics:
-    """Counters of one process.
-
-    Args:
-        count_queued: tells how many rows wait or run.
-    """
+    """Counters of one process; `count_queued` tells how many rows wait or run."""
 
     def __init__(self, count_queued: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()

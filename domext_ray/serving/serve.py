@@ -53,12 +53,7 @@ TOKEN_FOLDER = Path("~/.domext")
 
 
 def run_serving(config: ServeConfig) -> None:
-    """Serve until a signal comes.
-
-    Raises:
-        DomextError: it cannot be served.
-        Stopped: a signal came, and open requests were answered.
-    """
+    """Serve until a signal comes: `Stopped` says what became of the open requests."""
     with place_bank(config) as placed:
         print(describe_served(check_served(placed)), flush=True)
         if config.dry_run:
@@ -73,9 +68,6 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     """Make a bank of --model while the block runs, so that one model is served as many are; yields the options with it.
 
     A fine-tuned model is served as it is, for its base may be nowhere; and so is an export that is no base itself.
-
-    Raises:
-        DomextError: the model is not one that a bank holds, or a base.
     """
     if config.bank:
         yield config
@@ -100,11 +92,7 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
 
 
 def check_served(config: ServeConfig) -> Catalogue:
-    """Read what is to be served, and compare every file of a bank with its hash.
-
-    Raises:
-        DomextError: something is missing or damaged.
-    """
+    """Read what is to be served, and compare every file of a bank with its hash."""
     with quiet_libraries():
         served = open_served(config)
         for name in config.adapters:
@@ -119,9 +107,9 @@ def describe_served(catalogue: Catalogue) -> str:
     """Return what is served, a line each."""
     adapters = catalogue.list()
     lines = [f"adapters: {len(adapters)}, and the base" if catalogue.base else "one model, without a base beside it"]
-    for each in adapters:
-        what = f"{each.family}: {', '.join(each.describe()['labels'])}" if each.family else "fills masks"
-        lines.append(f"  {each.name:<24} {what[:80]}{', routed' if each.router is not None else ''}")
+    for adapter in adapters:
+        what = f"{adapter.family}: {', '.join(adapter.describe()['labels'])}" if adapter.family else "fills masks"
+        lines.append(f"  {adapter.name:<24} {what[:80]}{', routed' if adapter.router is not None else ''}")
     return "\n".join(lines)
 
 
@@ -129,12 +117,7 @@ def describe_served(catalogue: Catalogue) -> str:
 def start_serving(config: ServeConfig, model: str = "") -> Iterator[str]:
     """Serve while the block runs; yields what to tell the user. At its end open requests are answered first.
 
-    Args:
-        config: what is served, and where.
-        model: what the user gave, where `place_bank` made the bank of it.
-
-    Raises:
-        DomextError: Ray has no room, or the address is taken.
+    `model` is what the user gave, where `place_bank` made the bank of it.
     """
     os.environ.update({name: os.environ.get(name, "0") for name in _THREADS})
     start_ray(config.scale.wait_seconds)
@@ -170,11 +153,7 @@ def start_serving(config: ServeConfig, model: str = "") -> Iterator[str]:
 
 
 def _wait_for_replicas() -> None:
-    """Wait until all of the application runs, saying what keeps it from that.
-
-    Raises:
-        RunError: it cannot run, or has had no room for too long.
-    """
+    """Wait until all of the application runs, saying what keeps it from that."""
     stall, room = StallTimer(StatusLine(), describe_waiting), RoomTimer(ask_waiting)
     while not _is_running():
         stall.look("starting the replicas")
@@ -258,12 +237,7 @@ def _show_address(host: str, port: int) -> str:
 
 
 def _wait(config: ServeConfig) -> None:
-    """Say what Serve's state is when it changes, until a signal comes.
-
-    Raises:
-        RunError: the application cannot run.
-        Stopped: a signal came.
-    """
+    """Say what Serve's state is when it changes, until a signal comes, which raises `Stopped`."""
     before = "RUNNING"
     try:
         while True:

@@ -92,12 +92,7 @@ class ServedModel(ABC):
 
     @abstractmethod
     def read(self, name: str, max_length: int) -> ServedAdapter:
-        """Read what requests see of an adapter.
-
-        Args:
-            name: one of `names`.
-            max_length: tokens of a row, for an adapter that came without a description of its task.
-        """
+        """Read what requests see of an adapter; `max_length` is for one without a description of its task."""
 
     @abstractmethod
     def load(self, device: torch.device) -> AdapterServer | ModelServer:
@@ -235,11 +230,10 @@ class ModelServer:
 def find_single_model(model: str) -> SingleModel | None:
     """Look at an export, or a run that has one, without loading it; None: it is something else, such as a base.
 
-    Raises:
-        RunError: it is a fine-tuning run without an export.
+    A fine-tuning run without an export is a RunError.
     """
     named = Path(model)
-    folder = next((each for each in (named, named / "export") if is_export(each)), None)
+    folder = next((path for path in (named, named / "export") if is_export(path)), None)
     if folder is None and is_finetuned_model(named):
         folder = find_export(named)
     return SingleModel(folder.resolve(), name_adapter(folder), hash_export(folder)) if folder else None
@@ -252,11 +246,7 @@ def name_adapter(folder: Path) -> str:
 
 
 def open_served(config: ServeConfig) -> ServedModel:
-    """Open what is served: a bank, or else an exported model.
-
-    Raises:
-        RunError: it is neither.
-    """
+    """Open what is served: a bank, or else an exported model."""
     if config.bank:
         return ServedBank(AdapterBank.open(Place(config.bank), config.base))
     found = find_single_model(config.model)
@@ -266,16 +256,7 @@ def open_served(config: ServeConfig) -> ServedModel:
 
 
 def describe_head(name: str, entry: BankEntry, max_length: int) -> TaskDescription:
-    """Describe the task of an adapter that came without a description, by its head's labels.
-
-    Args:
-        name: the adapter's.
-        entry: its description; not of a masked LM.
-        max_length: tokens of a row.
-
-    Raises:
-        RunError: the labels are not those of a task that is served.
-    """
+    """Describe the task of an adapter that came without a description, by its head's labels; it is no masked LM."""
     labels, options = entry.labels, TaskOptions(max_length=max_length)
     if entry.architecture == TOKENS:
         kinds = tuple(dict.fromkeys(label[2:] for label in labels if label != "O"))

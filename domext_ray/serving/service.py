@@ -55,18 +55,11 @@ class Backend(Protocol):
 
 
 class Service:
-    """What the endpoints call; made in the event loop that runs it.
-
-    Args:
-        config: limits and batches.
-        catalogue: the adapters.
-        backend: the replicas.
-        on_gpu: whether these have GPUs.
-    """
+    """What the endpoints call; made in the event loop that runs it."""
 
     def __init__(self, config: ServeConfig, catalogue: Catalogue, backend: Backend, *, on_gpu: bool = False) -> None:
         self.config, self.catalogue, self.backend = config, catalogue, backend
-        self.endpoints: list[Endpoint[Any]] = [each(catalogue) for each in ENDPOINTS]
+        self.endpoints: list[Endpoint[Any]] = [endpoint(catalogue) for endpoint in ENDPOINTS]
         self.batcher: Batcher[ServedRow] = Batcher(
             self._run,
             max_rows=config.batch.rows,
@@ -84,18 +77,7 @@ class Service:
         return await self.backend.run(rows)
 
     async def predict(self, endpoint: Endpoint[Any], request: TextRequest) -> tuple[list[dict[str, Any]], str]:
-        """Answer texts.
-
-        Args:
-            endpoint: one of `endpoints`.
-            request: the texts, a name of an adapter for each or one for all, and what else is asked for.
-
-        Returns:
-            An answer per text, in order, and what metrics call the request's adapter.
-
-        Raises:
-            RefusedError: it is not answered.
-        """
+        """Return an answer per text, in order, and what metrics call the request's adapter; or raise a RefusedError."""
         texts = [*map(part_words, [request.inputs] if isinstance(request.inputs, str) else request.inputs)]
         names = [request.adapter] if isinstance(request.adapter, str) else request.adapter or []
         self._check_texts(texts)
@@ -105,15 +87,15 @@ class Service:
             encoded = await asyncio.to_thread(self._encode, endpoint, texts, adapters, request)
         else:
             encoded = self._encode(endpoint, texts, adapters, request)
-        outcomes = await self._compute([row for each in encoded if each is not None for row in each.rows])
+        outcomes = await self._compute([row for text in encoded if text is not None for row in text.rows])
         answers, first = [], 0
-        for each in encoded:
-            if each is None:
+        for text in encoded:
+            if text is None:
                 answers.append({"adapter": BASE_NAME, **endpoint.say_nothing()})
                 continue
-            own, first = outcomes[first : first + len(each.rows)], first + len(each.rows)
-            truncated = {"truncated": True} if each.truncated else {}
-            answers.append({"adapter": each.adapter.name, **endpoint.answer(each, own, request), **truncated})
+            own, first = outcomes[first : first + len(text.rows)], first + len(text.rows)
+            truncated = {"truncated": True} if text.truncated else {}
+            answers.append({"adapter": text.adapter.name, **endpoint.answer(text, own, request), **truncated})
         used = {answer["adapter"] for answer in answers}
         return answers, used.pop() if len(used) == 1 else SEVERAL if used else NO_ADAPTER
 
@@ -134,15 +116,15 @@ class Service:
             raise RefusedError(422, "inputs has no text; give at least one.")
         if len(texts) > limit.texts:
             raise RefusedError(413, f"inputs has {len(texts):,} texts; give {limit.texts:,} at most in a request.")
-        for number, each in enumerate(texts, 1):
+        for number, text in enumerate(texts, 1):
             with _name_text(number, len(texts)):
-                if len(each) > limit.characters:
+                if len(text) > limit.characters:
                     raise FaultyTextError(
-                        413, f"has {len(each):,} characters; give texts of {limit.characters:,} at most."
+                        413, f"has {len(text):,} characters; give texts of {limit.characters:,} at most."
                     )
-                if not each.strip():
+                if not text.strip():
                     raise FaultyTextError(422, "is empty; give texts that have some words.")
-                if not each.isascii() and any("\ud800" <= character <= "\udfff" for character in each):
+                if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
                     raise FaultyTextError(422, "has half a surrogate pair; give text that UTF-8 can hold.")
 
     def _complete_names(self, texts: Sequence[str], adapters: Sequence[str]) -> Sequence[str]:
@@ -174,7 +156,7 @@ class Service:
     def _find(self, endpoint: Endpoint[Any], name: str, text: str) -> ServedAdapter:
         """Return the adapter of a text: one that can answer, or with "auto" the base where no router knows the text."""
         if name == AUTO:
-            allowed = [each for each in self.catalogue.list() if endpoint.takes(each)]
+            allowed = [candidate for candidate in self.catalogue.list() if endpoint.takes(candidate)]
             found = self.catalogue.route(endpoint.encode(text), allowed)
             if found is None:
                 raise RefusedError(
@@ -187,7 +169,7 @@ class Service:
                 raise RefusedError(503, f"the adapter {name!r} cannot be used now: {problem}")
             raise RefusedError(404, f"no adapter {name[:60]!r} is served here; give {self._list_choices()}.")
         if not endpoint.takes(adapter):
-            able = [each.name for each in self.catalogue.list() if endpoint.takes(each)]
+            able = [candidate.name for candidate in self.catalogue.list() if endpoint.takes(candidate)]
             raise RefusedError(
                 422,
                 f"the adapter {name!r} does not answer {endpoint.name}; those that do are {', '.join(able) or 'none'}.",
