@@ -55,11 +55,7 @@ EXTENSIONS: dict[str, Any] = {
 
 
 def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the command line's options.
-
-    Raises:
-        ConfigError: a number is too small.
-    """
+    """Return the command line's options; a number that is too small is a ConfigError."""
     parser = argparse.ArgumentParser(description="Measure what the library costs.")
     verbs = parser.add_subparsers(required=True)
     for name, (run, about, add) in VERBS.items():
@@ -74,7 +70,7 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     options.command = describe_command(sys.argv[1:] if args is None else args)
     for name, value in vars(options).items():
         least = 0 if name in NATURAL else 1
-        numbers = [each for each in (value if isinstance(value, list) else [value]) if type(each) is int]
+        numbers = [number for number in (value if isinstance(value, list) else [value]) if type(number) is int]
         if name != "stages" and min(numbers, default=least) < least:
             raise ConfigError(f"--{name} is {value}; it must be {least} or more.")
     return options
@@ -144,7 +140,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     from benchmarks.steps import METHODS
 
     add_sizes(parser)
-    trained = [each for each in METHODS if each not in ("frozen", "af_kept")]
+    trained = [method for method in METHODS if method not in ("frozen", "af_kept")]
     parser.add_argument("--methods", nargs="+", choices=trained, default=["af"])
     parser.add_argument("--stages", type=int, nargs="+", choices=(0, 1, 2, 3), default=[0], help="of ZeRO")
     parser.add_argument("--ranks", type=int, default=1, help="processes of one group")

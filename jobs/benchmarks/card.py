@@ -104,7 +104,7 @@ def describe_error(error: Exception) -> Line:
 
 def run_passes(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     """Compute a function and the gradients of its inputs, if they have any; its outputs stand for their gradients."""
-    outputs, asked = tree_leaves(function(*inputs)), [each for each in inputs if each.requires_grad]
+    outputs, asked = tree_leaves(function(*inputs)), [tensor for tensor in inputs if tensor.requires_grad]
     return torch.autograd.grad(outputs, asked, outputs) if asked else outputs
 
 
@@ -114,7 +114,7 @@ def run_passes(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
 def measure_machine(options: argparse.Namespace) -> Measurements:
     """What figures depend on, and the best that the card does."""
     about: Line = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "sizes": options.sizes}
-    about["attention_priorities"] = [each.name for each in _cur_sdpa_kernel_backends(with_priority=True)]
+    about["attention_priorities"] = [backend.name for backend in _cur_sdpa_kernel_backends(with_priority=True)]
     if options.device == "cuda":
         found = torch.cuda.get_device_properties(options.device)
         about |= {"capability": [found.major, found.minor], "memory_bytes": found.total_memory}
@@ -126,7 +126,7 @@ def measure_machine(options: argparse.Namespace) -> Measurements:
 
 def measure_products(options: argparse.Namespace) -> Measurements:
     """A linear layer's three products, each alone or joined with others; of weights' gradients also a part in fp32."""
-    d, e, f, words = (options.sizes[each] for each in "defV")
+    d, e, f, words = (options.sizes[letter] for letter in "defV")
     layers: dict[str, dict[str, list[tuple[int, int]]]] = {  # outputs and inputs of each that a call computes, by side
         "query, key, value": {"three": [(d, d)] * 3, "joined": [(3 * d, d)]},
         "query, key, value, with a head": {"six": [(d, d), (e, d)] * 3, "joined": [(3 * (d + e), d)]},
@@ -156,13 +156,17 @@ def make_products(options: argparse.Namespace, kind: str, rows: int, sizes: Sequ
         raise ConfigError("a product of bf16 with fp32 output needs a card.")
     draw = partial(torch.randn, device=options.device, dtype=BF16)
     tensors = [(draw(rows, k), draw(n, k), draw(rows, n * (1 + is_strided))[:, -n:]) for n, k in sizes]
-    return lambda: [PRODUCTS[kind](*each) for each in tensors], {"flops": sum(2 * rows * n * k for n, k in sizes)}, {}
+    return (
+        lambda: [PRODUCTS[kind](*trio) for trio in tensors],
+        {"flops": sum(2 * rows * n * k for n, k in sizes)},
+        {},
+    )
 
 
 def attend_by_bounds(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend as a run on a card does: rows end to end, with their bounds."""
     rows, _, length, size = query.shape
-    q, k, v = (each.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for each in (query, key, value))
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for tensor in (query, key, value))
     bounds = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=query.device)
     layer: Any = argparse.Namespace(is_causal=False)
     return attend_sequences(layer, q, k, v, None, size**-0.5, cu_seq_lens=bounds, max_length=length)[0]
@@ -179,7 +183,7 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {
 
 def measure_attention(options: argparse.Namespace) -> Measurements:
     """Attention of full rows; AF Adapter's extra head attends in a call of its own, or in one with the others."""
-    tokens, heads, size = (options.sizes[each] for each in "The")
+    tokens, heads, size = (options.sizes[letter] for letter in "The")
 
     def make(name: str, length: int, trains: bool, groups: Sequence[int]) -> Side:
         if name in ("cuDNN", "varlen") and options.device == "cpu":
@@ -187,7 +191,7 @@ def measure_attention(options: argparse.Namespace) -> Measurements:
         draw = partial(torch.randn, device=options.device, dtype=BF16, requires_grad=trains)
         inputs = [[draw(tokens // length, length, n, size).transpose(1, 2) for _ in range(3)] for n in groups]
         flops = (12 if trains else 4) * sum(groups) * tokens * length * size
-        return lambda: [run_passes(ATTENTION[name], each) for each in inputs], {"flops": flops}, {}
+        return lambda: [run_passes(ATTENTION[name], trio) for trio in inputs], {"flops": flops}, {}
 
     for length, trains in product((options.sizes["N"], options.sizes["M"]), (False, True)):
         yield (
@@ -250,7 +254,7 @@ def make_elementwise(options: argparse.Namespace, name: str, way: str, *, dynami
     shapes = [([options.sizes[letter] for letter in letters], dtype, letters[0] in "TBP") for letters, dtype in asked]
     inputs = [draw(shape, dtype=dtype, requires_grad=trains) for shape, dtype, trains in shapes]
     function = function if dynamic is None else torch.compile(function, dynamic=dynamic)
-    read, written = (sum(each.nbytes for each in of) for of in (inputs, tree_leaves(function(*inputs))))
+    read, written = (sum(tensor.nbytes for tensor in of) for of in (inputs, tree_leaves(function(*inputs))))
     # Gradients of inputs are written once; outputs are written, and their gradients read.
     return partial(run_passes, function, inputs), {"bytes": (reads + 1) * read + 2 * written}, {}
 
@@ -336,21 +340,21 @@ def profile_step(make: Callable[[], Side], device: str) -> Side:
             step()
         synchronize(torch.device(device))
     kernels, seconds = list[Line](), Counter[str]()
-    for each in seen.key_averages():
-        if each.device_type == kind and not each.is_user_annotation:
-            own = each.self_device_time_total if device == "cuda" else each.self_cpu_time_total
-            kernels.append({"name": each.key, "kind": name_kind(each.key), "calls": each.count / PROFILED_STEPS})
+    for event in seen.key_averages():
+        if event.device_type == kind and not event.is_user_annotation:
+            own = event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
+            kernels.append({"name": event.key, "kind": name_kind(event.key), "calls": event.count / PROFILED_STEPS})
             kernels[-1]["seconds"] = own / 1e6 / PROFILED_STEPS
             seconds[kernels[-1]["kind"]] += kernels[-1]["seconds"]
     most = sorted(kernels, key=lambda each: -each["seconds"])[:NUM_KERNELS]
-    calls = sum(each["calls"] for each in kernels)
+    calls = sum(kernel["calls"] for kernel in kernels)
     about = {"calls": calls, "kernel_seconds": seconds.total(), "seconds_by_kind": seconds, "kernels": most}
     return step, amounts, about
 
 
 def name_kind(kernel: str) -> str:
     """Return what kind of work a kernel is."""
-    return next((kind for kind, names in KINDS.items() if any(each in kernel.lower() for each in names)), "all else")
+    return next((kind for kind, names in KINDS.items() if any(word in kernel.lower() for word in names)), "all else")
 
 
 def measure_compiled(options: argparse.Namespace) -> Measurements:
@@ -387,9 +391,7 @@ BLOCKS: dict[str, tuple[int, Callable[[argparse.Namespace], Measurements]]] = {
 def run_card(options: argparse.Namespace) -> None:
     """Measure blocks one after the other, each for its share of the time and what those before have left of theirs.
 
-    Raises:
-        ConfigError: a CPU would take hours.
-        RunError: a measurement failed; the others were made.
+    A RunError says that a measurement failed; the others were made.
     """
     if options.device == "cpu" and not options.quick:
         raise ConfigError("--device is 'cpu'; the sizes are for a card, so add --quick, which has tiny ones.")

@@ -82,7 +82,7 @@ def run_predict(options: argparse.Namespace) -> None:
         figures: dict[str, Any] = {"memory_mb_by_quarter": watch.find_quarters(), "cores": watch.cores}
         if options.kill:
             figures["resumed_is_equal"] = _resume_killed(texts, folder, options)
-    rivals = {name: compare([rate], each)["ratio"] for name, each in results.items() if name != "domext predict"}
+    rivals = {name: compare([rate], values)["ratio"] for name, values in results.items() if name != "domext predict"}
     figures |= {"ratio": min(rivals.values()), "ratios": rivals}
     rows = [
         {
@@ -110,7 +110,7 @@ def _make_texts(max_words: int) -> Iterator[str]:
             if len(words) < MIN_WORDS:
                 continue
             number += 1
-            cut, mask = (hash_counters(0, each, again, number).item() for each in (_CUT, _MASK))
+            cut, mask = (hash_counters(0, purpose, again, number).item() for purpose in (_CUT, _MASK))
             length = MIN_WORDS + cut % (max_words - MIN_WORDS + 1)
             start = cut // max_words % max(1, len(words) - length)
             kept = words[start : start + length]
@@ -121,7 +121,7 @@ def _make_texts(max_words: int) -> Iterator[str]:
 def _make_command(texts: Path, output: Path, options: argparse.Namespace) -> list[str]:
     given = {"model": options.model, "input": texts, "output": output, "format": "jsonl"}
     given |= {"batch_tokens": options.batch_tokens, "scale.workers": options.workers, "scale.use_gpu": "false"}
-    return [sys.executable, str(JOB), *(word for name, each in given.items() for word in (f"--{name}", str(each)))]
+    return [sys.executable, str(JOB), *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
 
 
 def _time_pipeline(texts: Path, folder: Path, options: argparse.Namespace, batch_size: int) -> float:
@@ -144,8 +144,8 @@ def _check_agreement(predictions: Path, rival: Path) -> None:
     own = (predictions / "predictions" / "part-000000.jsonl").read_text(encoding="utf-8").splitlines()
     theirs = rival.read_text(encoding="utf-8").splitlines()
     for line, other in list(zip(own, theirs, strict=False))[:CHECKED_ROWS]:
-        scores = [each["probability"] for each in json.loads(line)["masks"][0]["fills"]]
-        expected = [each["score"] for each in json.loads(other)]
+        scores = [fill["probability"] for fill in json.loads(line)["masks"][0]["fills"]]
+        expected = [fill["score"] for fill in json.loads(other)]
         difference = max(abs(a - b) for a, b in zip(scores, expected, strict=True))
         assert difference < SCORE_TOLERANCE, f"probabilities differ by {difference}"
 
@@ -157,11 +157,11 @@ def _resume_killed(texts: Path, folder: Path, options: argparse.Namespace) -> bo
     while len(list(output.glob(".blocks/*.json"))) < half:
         assert process.poll() is None, "the job ended before it was killed"
         time.sleep(0.05)
-    for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        each.kill()
+    for victim in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        victim.kill()
     process.wait()
     subprocess.run(_make_command(texts, output, options), check=True)
-    found = [sorted((each / "predictions").iterdir()) for each in (output, folder / "predictions")]
+    found = [sorted((root / "predictions").iterdir()) for root in (output, folder / "predictions")]
     hashes = [[(path.name, hash_file(path)) for path in paths] for paths in found]
     return hashes[0] == hashes[1]
 
@@ -266,22 +266,22 @@ def run_serving(options: argparse.Namespace) -> None:
 
 
 def _make_record(options: argparse.Namespace, seen: dict[str, list[Traffic]], others_frac: float) -> Record:
-    traffic = {name: [each.summarize() for each in turns] for name, turns in seen.items()}
-    rates = {name: [each["requests_per_second"] for each in turns] for name, turns in traffic.items()}
+    traffic = {name: [turn.summarize() for turn in turns] for name, turns in seen.items()}
+    rates = {name: [turn["requests_per_second"] for turn in turns] for name, turns in traffic.items()}
     figures = {**compare(rates[OURS], rates[RIVAL]), "traffic": traffic}
     rows = []
     for name, turns in traffic.items():
-        statuses = sum((Counter(each["statuses"]) for each in turns), Counter[str]())
+        statuses = sum((Counter(turn["statuses"]) for turn in turns), Counter[str]())
         rows.append(
             {
                 "": name,
                 "requests/s": ", ".join(map(show, rates[name])),
-                "p50, ms": show(statistics.median(each["p50_ms"] for each in turns)),
-                "p99, ms": show(statistics.median(each["p99_ms"] for each in turns)),
-                "answers": f"{sum(each['answers'] for each in turns):,}",
+                "p50, ms": show(statistics.median(turn["p50_ms"] for turn in turns)),
+                "p99, ms": show(statistics.median(turn["p99_ms"] for turn in turns)),
+                "answers": f"{sum(turn['answers'] for turn in turns):,}",
                 "refused": f"{statuses['429'] + statuses['503']:,}",
                 "failed": f"{statuses.total() - statuses['200'] - statuses['429'] - statuses['503']:,}",
-                "wrong": f"{sum(each['wrong'] for each in turns):,}",
+                "wrong": f"{sum(turn['wrong'] for turn in turns):,}",
                 "ours / other": f"{figures['ratio']:.2f}" if name == RIVAL else "",
             }
         )
@@ -312,7 +312,7 @@ def _make_bank(folder: Path, base: str, num_adapters: int) -> AdapterBank:
 def _make_load(bank: AdapterBank, options: argparse.Namespace) -> Load:
     """Draw texts, and compute each adapter's probabilities of each; too close to be told apart is a `RunError`."""
     tokenizer = load_tokenizer(bank.base.folder)
-    words = sorted(each for each in tokenizer.get_vocab() if each.isascii() and each.isalpha() and len(each) > 2)
+    words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 2)
     draw = random.Random(0)
     sizes = [draw.randint(max(1, options.words // 2), options.words + options.words // 2) for _ in range(options.texts)]
     texts = [" ".join(draw.choices(words, k=size)) for size in sizes]
@@ -346,14 +346,8 @@ async def _send_traffic(
 ) -> Traffic:
     """Ask from many clients, each with one request at a time, of adapters and texts in a drawn order.
 
-    Args:
-        load: what to ask.
-        address: where.
-        clients: how many.
-        seconds: how long.
-        most: requests of all clients together, at most.
-        to_rival: name the adapter in Ray Serve's header.
-        texts: of a request; each names an adapter of its own.
+    All clients together send `most` requests at most. With `to_rival` Ray Serve's header names the adapter; of several
+    `texts` of a request each names its own.
     """
     traffic, started, left = Traffic(), time.perf_counter(), most
 
@@ -437,9 +431,9 @@ def _ask_rival(load: Load, options: argparse.Namespace, folder: str) -> Traffic:
 
 
 def _kill_replica() -> None:
-    for each in psutil.Process().children(recursive=True):
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "ServeReplica:domext:Encoder" in " ".join(each.cmdline()):
-                os.kill(each.pid, signal.SIGKILL)
+            if "ServeReplica:domext:Encoder" in " ".join(process.cmdline()):
+                os.kill(process.pid, signal.SIGKILL)
                 return
     raise AssertionError("there is no replica to kill")

@@ -103,7 +103,7 @@ def _run_ranks(options: argparse.Namespace, method: str, stage: int, length: int
     spec = json.dumps({"options": vars(options), "method": method, "stage": stage, "length": length})
     jobs = Path(__file__).parents[1]
     paths = [str(jobs), str(jobs.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in paths if each)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     environment |= {} if options.keep_freed else RETURNING
     with tempfile.TemporaryDirectory(prefix="domext-memory-") as folder:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.memory", spec, folder]
@@ -112,10 +112,10 @@ def _run_ranks(options: argparse.Namespace, method: str, stage: int, length: int
             for rank in range(options.ranks)
         ]
         try:
-            codes = [each.wait() for each in ranks]
+            codes = [process.wait() for process in ranks]
         finally:
-            for each in ranks:
-                each.kill()
+            for process in ranks:
+                process.kill()
         assert not any(codes), f"a rank failed: exit codes {codes}"
         return [int(Path(folder, str(rank)).read_text(encoding="utf-8")) for rank in range(options.ranks)]
 

@@ -44,25 +44,15 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What one file holds, beside machine, versions, commit and command.
+    """What one file holds, beside machine, versions, commit and command."""
 
-    Args:
-        kind: the verb.
-        case: what distinguishes it from other records of its kind, in the order of the file's name.
-        rows: of the table: cells by the heading of their column.
-        unit: of what was measured.
-        results: every repetition, by what was measured.
-        figures: what follows from these, such as ratios.
-        others_frac: share of the machine's processors that other programs took meanwhile.
-    """
-
-    kind: str
-    case: Mapping[str, str | int]
-    rows: Sequence[Row]
-    unit: str
-    results: Mapping[str, Sequence[float]]
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    others_frac: float = 0.0
+    kind: str  # the verb
+    case: Mapping[str, str | int]  # what tells it from others of its kind, in the order of the file's name
+    rows: Sequence[Row]  # of the table: cells by the heading of their column
+    unit: str  # of what was measured
+    results: Mapping[str, Sequence[float]]  # every repetition, by what was measured
+    figures: Mapping[str, Any] = field(default_factory=dict)  # what follows from these, such as ratios
+    others_frac: float = 0.0  # share of the machine's processors that other programs took meanwhile
 
     @property
     def is_disturbed(self) -> bool:
@@ -78,10 +68,10 @@ def report(options: argparse.Namespace, records: Sequence[Record], device: torch
 
 def show_tables(records: Sequence[Record]) -> None:
     """Print a table per kind of record, and say what disturbed them."""
-    for kind in dict.fromkeys(each.kind for each in records):
-        rows = [row for each in records if each.kind == kind for row in _describe_rows(each)]
+    for kind in dict.fromkeys(record.kind for record in records):
+        rows = [row for record in records if record.kind == kind for row in _describe_rows(record)]
         print(format_table(rows, is_padded=True))
-    if any(each.is_disturbed for each in records):
+    if any(record.is_disturbed for record in records):
         print("disturbed: other programs took a share of this machine's processors meanwhile")
 
 
@@ -89,14 +79,14 @@ def write(options: argparse.Namespace, records: Sequence[Record], device: torch.
     """Write each record into a file of its own, with command, commit, versions and machine."""
     about = {"measured_at": describe_commit(), "command": options.command, "versions": describe_versions()}
     about |= {"machine": describe_machine(device)}
-    for each in records:
-        content = {"kind": each.kind, "case": hide_places(dict(each.case)), **about}
-        content |= {"others_frac": each.others_frac, "is_disturbed": each.is_disturbed}
-        content |= {"rows": hide_places(_describe_rows(each))}
+    for record in records:
+        content = {"kind": record.kind, "case": hide_places(dict(record.case)), **about}
+        content |= {"others_frac": record.others_frac, "is_disturbed": record.is_disturbed}
+        content |= {"rows": hide_places(_describe_rows(record))}
         content |= {
-            "results": [{"name": name, "unit": each.unit, "values": [*of]} for name, of in each.results.items()]
+            "results": [{"name": name, "unit": record.unit, "values": [*of]} for name, of in record.results.items()]
         }
-        content |= {"figures": hide_places(dict(each.figures))}
+        content |= {"figures": hide_places(dict(record.figures))}
         for folder in (Path(options.output), *([REPOSITORY / PUBLISHED] if options.publish else [])):
             path = Place(folder / name_record(content))
             write_json(path, content)
@@ -118,7 +108,7 @@ def name_record(content: Mapping[str, Any]) -> str:
     machine = content["machine"]
     threads = "" if machine.get("is_gpu") else f" {machine['threads']} threads"
     parts = [f"{machine['device']}{threads}", content["kind"], *map(str, content["case"].values())]
-    return "_".join(re.sub(r"[^a-z0-9.]+", "-", each.lower().replace(",", "")).strip("-") for each in parts) + ".json"
+    return "_".join(re.sub(r"[^a-z0-9.]+", "-", part.lower().replace(",", "")).strip("-") for part in parts) + ".json"
 
 
 def read_records(folder: Path) -> list[Content]:
@@ -153,7 +143,7 @@ def format_table(rows: Sequence[Row], *, is_padded: bool = False) -> str:
         widths = [max(len(line[i]) for line in cells) for i in range(len(headings))]
         forms = [f"{'<' if wordy else '>'}{width}" for width, wordy in zip(widths, is_wordy, strict=True)]
         return "\n".join("  ".join(map(format, line, forms)).rstrip() for line in cells)
-    cells.insert(1, [":---" if each else "---:" for each in is_wordy])
+    cells.insert(1, [":---" if wordy else "---:" for wordy in is_wordy])
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in cells)
 
 
@@ -169,14 +159,7 @@ def run_tables(options: argparse.Namespace) -> None:
 
 
 def update_documents(folder: Path = REPOSITORY, *, is_check: bool = False) -> list[str]:
-    """Write every marked table and figure anew; with `is_check` nothing.
-
-    Returns:
-        The documents that were, or would be, changed.
-
-    Raises:
-        RunError: a marker asks for what no record has, or a record is damaged.
-    """
+    """Write every marked table and figure anew, with `is_check` nothing; return the documents that change."""
     records, changed = read_records(folder / PUBLISHED), dict[str, str]()
     for name in DOCUMENTS:
         text = read_text(Place(folder / name), "restore it from git")
@@ -195,9 +178,9 @@ def _fill(found: re.Match[str], records: Sequence[Content], document: str) -> st
     conditions = dict(word.split("=", 1) for word in words if "=" in word)
     names, where = [word for word in words if "=" not in word], f"{document}: the marker '{asked}'"
     chosen = [
-        each
-        for each in records
-        if each["kind"] == kind and conditions.items() <= _list_conditions(each, conditions).items()
+        record
+        for record in records
+        if record["kind"] == kind and conditions.items() <= _list_conditions(record, conditions).items()
     ]
     if not chosen:
         raise RunError(f"{where} asks for a record that {PUBLISHED} does not have; measure it with --publish.")
@@ -222,16 +205,16 @@ def _list_conditions(record: Content, names: Iterable[str]) -> dict[str, str]:
 def _make_tables(records: Sequence[Content]) -> str:
     """Return one table per machine, each with what it was measured with."""
     machines = dict[str, list[Content]]()
-    for each in records:
-        machine, count = each["machine"], each["machine"]["threads"]
+    for record in records:
+        machine, count = record["machine"], record["machine"]["threads"]
         threads = "" if machine.get("is_gpu") else f", {count:,} thread{'' if count == 1 else 's'}"
-        machines.setdefault(machine["device"] + threads, []).append(each)
+        machines.setdefault(machine["device"] + threads, []).append(record)
     tables = []
     for name, own in machines.items():
-        versions = ", ".join(dict.fromkeys(f"torch {each['versions'].get('torch', '–')}" for each in own))
-        commits = ", ".join(dict.fromkeys(f"`{each['measured_at']}`" for each in own))
+        versions = ", ".join(dict.fromkeys(f"torch {record['versions'].get('torch', '–')}" for record in own))
+        commits = ", ".join(dict.fromkeys(f"`{record['measured_at']}`" for record in own))
         own.sort(key=lambda each: [(isinstance(value, str), value) for value in each["case"].values()])
-        table = format_table([row for each in own for row in each["rows"]])
+        table = format_table([row for record in own for row in record["rows"]])
         tables.append(f"{table}\n\n{name}; {versions}; measured at {commits}.")
     return "\n\n".join(tables)
 
@@ -248,7 +231,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 def describe_versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that are here."""
-    here = {each.metadata["Name"] for each in distributions()}  # a card needs no Ray
+    here = {distribution.metadata["Name"] for distribution in distributions()}  # a card needs no Ray
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES if name in here}}
 
 

@@ -176,9 +176,9 @@ def _read_rows(settings: dict[str, Any], tokenizer: Any) -> Any:
         return dict(tokenizer(batch["text"], return_special_tokens_mask=True, return_offsets_mapping=True))
 
     def group(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        joined = {name: list(chain(*each)) for name, each in batch.items()}
+        joined = {name: list(chain(*rows)) for name, rows in batch.items()}
         end = len(joined["input_ids"]) // length * length
-        return {name: [each[i : i + length] for i in range(0, end, length)] for name, each in joined.items()}
+        return {name: [values[i : i + length] for i in range(0, end, length)] for name, values in joined.items()}
 
     disable_progress_bars()
     cache, processes = str(Path(settings["folder"], "cache")), settings["threads"] if settings["threads"] > 1 else None

@@ -123,7 +123,7 @@ class ExbertEquations(Equations):
     def _attend(self, heads: Any, hidden_states: Tensor) -> Tensor:
         """One group of heads, [B, N, d] -> [B, N, heads · d_k]."""
         projected = (getattr(heads, name)(hidden_states) for name in ("query", "key", "value"))
-        return self.mix(*(each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in projected))
+        return self.mix(*(states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for states in projected))
 
 
 def _widen(base: nn.Linear, extra: nn.Linear, inputs: Tensor) -> Tensor:
@@ -173,7 +173,9 @@ def compute_whole_loss(model: nn.Module, batch: Batch) -> Tensor:
 def split_rows(batch: Batch) -> list[dict[str, Tensor]]:
     """Return a batch's rows as a dataset holds them."""
     labels = batch.all_labels.view_as(batch.input_ids)
-    return [{"input_ids": ids, "labels": each} for ids, each in zip(batch.input_ids.cpu(), labels.cpu(), strict=True)]
+    return [
+        {"input_ids": ids, "labels": targets} for ids, targets in zip(batch.input_ids.cpu(), labels.cpu(), strict=True)
+    ]
 
 
 def stack_rows(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -233,13 +235,7 @@ def _without_ranks() -> Iterator[None]:
 class AdapterHub:
     """A process that has AdapterHub's library, and what is said to it; leaving the context ends it.
 
-    Args:
-        options: its interpreter (`rival_python`), precision, device and kernels.
-        model: with one adapter of bottlenecks, whose weights the rival gets.
-        batch: what every step trains on.
-
-    Raises:
-        ConfigError: there is no such interpreter, or it has another version of the library or none.
+    The rival gets the weights of the model, which has one adapter of bottlenecks, and every step trains on the batch.
     """
 
     def __init__(self, options: argparse.Namespace, model: DomextForMaskedLM, batch: Batch) -> None:

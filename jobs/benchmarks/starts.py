@@ -46,7 +46,7 @@ LIMIT_SECONDS, LOOK_SECONDS = 1200.0, 0.2
 
 def has_stepped(events: EventReader, port: int) -> bool:
     """Whether the run has made its first step since the reader was made."""
-    return any(each.stage == TRAINING for each in events.read())
+    return any(event.stage == TRAINING for event in events.read())
 
 
 def answers(events: EventReader, port: int) -> bool:
@@ -102,9 +102,7 @@ class Taken:
 def run_starts(options: argparse.Namespace) -> None:
     """Time the starts of each side in turn; print and write them.
 
-    Raises:
-        ConfigError: --against is no checkout.
-        RunError: a start failed, and has no figure; the others were timed.
+    A RunError says that a start failed, and has no figure; the others were timed.
     """
     sides, case = {OURS: REPOSITORY}, {"base": SHIPPED_BASE}
     if options.against:
@@ -118,7 +116,7 @@ def run_starts(options: argparse.Namespace) -> None:
     for _ in range(options.repeats):
         with tempfile.TemporaryDirectory(prefix="domext-starts-") as temporary:
             folders = {side: _make_folder(Path(temporary, str(number))) for number, side in enumerate(sides)}
-            for key in (each for each in STARTS if each in options.only):
+            for key in (known for known in STARTS if known in options.only):
                 going = dict(folders)
                 for (name, start), side in itertools.product(STARTS[key].items(), sides):
                     if side not in going:  # a start that this one needs has failed
@@ -141,16 +139,15 @@ def _make_folder(folder: Path) -> Path:
     """Make a folder with the texts that are predicted: everyday sentences without their first word."""
     folder.mkdir()
     sentences = (ASSETS / "general_probe.txt").read_text(encoding="utf-8").splitlines()[:NUM_TEXTS]
-    masked = (f"[MASK] {each.split(maxsplit=1)[1]}\n" for each in sentences)
+    masked = (f"[MASK] {sentence.split(maxsplit=1)[1]}\n" for sentence in sentences)
     (folder / TEXTS).write_text("".join(masked), encoding="utf-8")
     return folder
 
 
 def time_start(start: Start, checkout: Path, folder: Path, limit: float = LIMIT_SECONDS) -> Taken:
-    """Start a job of a checkout in a folder, and see it to its end.
+    """Start a job of a checkout in a folder, and see it to its end; after `limit` seconds it is killed.
 
-    Raises:
-        RunError: it ended otherwise than it must, or not within so many seconds, after which it is killed.
+    A RunError says that it was, or that it ended otherwise than it must.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -192,9 +189,9 @@ def _wait(job: psutil.Popen, limit: float, until: Callable[[], bool] | None = No
 def _kill(job: psutil.Popen) -> None:
     """Kill a job that has not ended, with all that it started."""
     if job.poll() is None:
-        for each in [*job.children(recursive=True), job]:
+        for process in [*job.children(recursive=True), job]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
         job.wait()
 
 
@@ -206,12 +203,12 @@ def make_record(
 ) -> Record:
     """Return what was timed, by names of rows and by sides, as a record; what failed in a turn has no figure."""
     columns = defaultdict[str, dict[str, list[float]]](dict)  # by row
-    for name, side, turns in ((name, *each) for name, found in timed.items() for each in found.items()):
+    for name, side, turns in ((name, *pair) for name, found in timed.items() for pair in found.items()):
         if len(turns) == repeats:
-            columns[name][f"{side}, s"] = [each.seconds.wall for each in turns]
-            columns[name][f"{side}, processor s"] = [each.seconds.cpu for each in turns]
-            for stage in (each for each in STAGES if any(each in turn.stages for turn in turns)):
-                columns[f"{name}: {STAGES[stage]}"][f"{side}, s"] = [each.stages.get(stage, 0.0) for each in turns]
+            columns[name][f"{side}, s"] = [turn.seconds.wall for turn in turns]
+            columns[name][f"{side}, processor s"] = [turn.seconds.cpu for turn in turns]
+            for stage in (known for known in STAGES if any(known in turn.stages for turn in turns)):
+                columns[f"{name}: {STAGES[stage]}"][f"{side}, s"] = [turn.stages.get(stage, 0.0) for turn in turns]
     rows, ratios = list[Row](), dict[str, dict[str, float]]()
     for name, own in columns.items():
         row = {"": name, **{column: show_spread(values) for column, values in own.items()}}
@@ -221,7 +218,7 @@ def make_record(
                 ratios[f"{name}, {what}"] = compare(ours, other)
                 row[f"ratio, {what}"] = show_ratio(ratios[f"{name}, {what}"])
         rows.append(row)
-    every = [each for found in timed.values() for turns in found.values() for each in turns]
-    others = sum(each.others_frac * each.seconds.wall for each in every) / sum(each.seconds.wall for each in every)
+    every = [turn for found in timed.values() for turns in found.values() for turn in turns]
+    others = sum(turn.others_frac * turn.seconds.wall for turn in every) / sum(turn.seconds.wall for turn in every)
     results = {f"{name}, {column}": values for name, own in columns.items() for column, values in own.items()}
     return Record("starts", case, rows, "s", results, {"ratios": ratios, "errors": [*errors]}, others)

@@ -118,7 +118,7 @@ class Pair:
     others_frac: float
 
     def list_wall(self, side: str) -> list[float]:
-        return [each.wall for each in self.seconds[side]]
+        return [turn.wall for turn in self.seconds[side]]
 
 
 # --- what is trained ---
@@ -223,7 +223,7 @@ def make_own(
 
 def _to_rows(batch: Batch, *, keeps: bool = False) -> MaskedBatch:
     """The batch as a run's reader makes it, with bounds and filler; with `keeps` a quarter of the rows ask the base."""
-    ids, found = (each.flatten().cpu().numpy() for each in (batch.input_ids, batch.all_labels))
+    ids, found = (tensor.flatten().cpu().numpy() for tensor in (batch.input_ids, batch.all_labels))
     num_rows, length = batch.input_ids.shape
     selected = found >= 0
     general = np.arange(num_rows) < max(1, num_rows // 4) if keeps else None
@@ -289,10 +289,10 @@ def measure_pair(options: argparse.Namespace, method: str, against: str, length:
             took = [time_matmuls(products, device, bf16=loss.bf16)] if products else []
             seconds = take_turns(sides, options.repeats, options.warmup)
             took += [time_matmuls(products, device, bf16=loss.bf16)] if products else []
-    median = statistics.median(each.wall for each in seconds["domext_ray"])
+    median = statistics.median(turn.wall for turn in seconds["domext_ray"])
     figures["tokens_per_second"] = batch.input_ids.numel() / median
-    for each in took[:1]:
-        figures |= each.describe(batch.input_ids.numel(), median, 1)
+    for first in took[:1]:
+        figures |= first.describe(batch.input_ids.numel(), median, 1)
         figures["attained_frac"] = min(one.matmul_seconds for one in took) * batch.input_ids.numel() / median
     return Pair(seconds, figures, watch.others_frac)
 
@@ -315,12 +315,12 @@ def measure_in_processes(options: argparse.Namespace, *case: Any) -> Pair:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, spawn, initializer=configure_process, initargs=(options,)) as process:
             pairs.append(process.submit(measure_pair, options, *case).result())
-    seconds = {side: [_find_median(each.seconds[side]) for each in pairs] for side in pairs[0].seconds}
-    return replace(pairs[0], seconds=seconds, others_frac=max(each.others_frac for each in pairs))
+    seconds = {side: [_find_median(pair.seconds[side]) for pair in pairs] for side in pairs[0].seconds}
+    return replace(pairs[0], seconds=seconds, others_frac=max(pair.others_frac for pair in pairs))
 
 
 def _find_median(seconds: Sequence[Seconds]) -> Seconds:
-    return Seconds(statistics.median(each.wall for each in seconds), statistics.median(each.cpu for each in seconds))
+    return Seconds(statistics.median(turn.wall for turn in seconds), statistics.median(turn.cpu for turn in seconds))
 
 
 # --- the verb ---
@@ -333,12 +333,8 @@ def resolve(options: argparse.Namespace, base: str) -> argparse.Namespace:
 
 
 def list_pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return methods with their rivals, which must be there for them.
-
-    Raises:
-        ConfigError: a rival is none of a method's.
-    """
-    methods = [each for each in METHODS if each in options.methods or "all" in options.methods]
+    """Return methods with their rivals; a rival that is none of a method's is a ConfigError."""
+    methods = [method for method in METHODS if method in options.methods or "all" in options.methods]
     if "af_upper" in methods and options.layers < 2:
         methods.remove("af_upper")
     pairs = []
@@ -379,7 +375,7 @@ def make_record(options: argparse.Namespace, method: str, against: str, length: 
     case["sizes"] = describe_sizes(options, method)
     own, rival = pair.list_wall("domext_ray"), pair.list_wall("rival")
     figures = {**compare(rival, own), "share": statistics.median(own) / statistics.median(rival), **pair.figures}
-    cpu = {f"{name}, processor": [each.cpu for each in seconds] for name, seconds in pair.seconds.items()}
+    cpu = {f"{name}, processor": [turn.cpu for turn in seconds] for name, seconds in pair.seconds.items()}
     figures["cpu_ratio"] = compare(*reversed(list(cpu.values())))["ratio"] if all(cpu["rival, processor"]) else None
     row = {
         "": name_case(case),

@@ -84,7 +84,7 @@ def make_batch(rows: int, length: int, vocab_size: int, device: torch.device) ->
     all_labels = torch.full((ids.numel(),), -100)
     all_labels[positions] = labels
     ids.view(-1)[positions] = MASK_ID
-    return Batch(*(each.to(device) for each in (ids, positions, labels, all_labels)))
+    return Batch(*(tensor.to(device) for tensor in (ids, positions, labels, all_labels)))
 
 
 def compute_figures(module: nn.Module, compute: Callable[[], Tensor]) -> Figures:
@@ -92,8 +92,8 @@ def compute_figures(module: nn.Module, compute: Callable[[], Tensor]) -> Figures
     module.eval()
     loss = compute()
     loss.backward()
-    grads = [each.grad for each in module.parameters() if each.grad is not None]
-    norm = torch.stack([each.norm() for each in grads]).norm()
+    grads = [param.grad for param in module.parameters() if param.grad is not None]
+    norm = torch.stack([grad.norm() for grad in grads]).norm()
     module.zero_grad()
     module.train()
     return Figures(loss.item(), norm.item(), len(grads))
@@ -111,7 +111,7 @@ def check_figures(own: Figures, rival: Figures) -> float:
 
 def make_step(module: nn.Module, compute: Callable[[Any], Tensor], batch: Any, *, bf16: bool) -> Callable[[], None]:
     """Return the step of a loop that does no more than it must: autocast, forward, backward, fused AdamW."""
-    params = [each for each in module.parameters() if each.requires_grad]
+    params = [param for param in module.parameters() if param.requires_grad]
     optimizer, kind = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01, fused=True), batch.input_ids.device.type
 
     def step() -> None:
@@ -142,7 +142,7 @@ def take_turns(sides: Mapping[str, Callable[[], Any]], repeats: int, warmup: int
         for side in sides.values():
             side()
     turns = [{name: side() for name, side in sides.items()} for _ in range(repeats)]
-    return {name: [each[name] for each in turns] for name in sides}
+    return {name: [turn[name] for turn in turns] for name in sides}
 
 
 def compare(dividends: Sequence[float], divisors: Sequence[float]) -> dict[str, float]:
@@ -154,9 +154,8 @@ def compare(dividends: Sequence[float], divisors: Sequence[float]) -> dict[str, 
 class Watch:
     """Looks at the processes of this program, its children's too, and at what others take of the machine meanwhile.
 
-    Args:
-        every: seconds between looks, for memory and for children that end before it does; 0: at start and end alone.
-        weighs: whether looks measure memory, which takes longer than all else.
+    `every` is the seconds between looks, for memory and for children that end before it does; 0: at start and end
+    alone. With `weighs` looks measure memory, which takes longer than all else.
     """
 
     def __init__(self, every: float = 0.0, *, weighs: bool = True) -> None:
@@ -200,14 +199,14 @@ class Watch:
         import psutil
 
         memory, is_first = 0.0, not self.memory_mb
-        for each in self._list():
+        for process in self._list():
             try:
-                used = sum(each.cpu_times()[:2])
-                memory += each.memory_full_info().pss if self._weighs else 0.0
+                used = sum(process.cpu_times()[:2])
+                memory += process.memory_full_info().pss if self._weighs else 0.0
             except psutil.Error:  # it has ended
                 continue
             first = used if is_first else 0.0  # what is started later has used nothing yet
-            self._cpu.setdefault(each.pid, [first, 0.0])[1] = used
+            self._cpu.setdefault(process.pid, [first, 0.0])[1] = used
         self.memory_mb.append(memory / 2**20)
 
 
@@ -223,11 +222,7 @@ def _count_machine_seconds() -> float:
 
 
 def configure_allocator() -> None:
-    """Start this process again with the allocator that a job's workers have, unless it has it; its children have it.
-
-    Raises:
-        ConfigError: this Ray ships none.
-    """
+    """Start this process again with the allocator that a job's workers have, unless it has it; its children have it."""
     from domext_ray.errors import ConfigError
     from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
     from domext_ray.runtime.ray_private import find_allocator

@@ -125,16 +125,16 @@ def run_finetune(options: argparse.Namespace) -> None:
     sides |= {f"Trainer, {name}": lambda name=name: let_train(name) for name in ("random", "group_by_length")}  # type: ignore[misc]
     with Watch() as watch:
         turns = take_turns(sides, options.repeats)
-    results = {name: [each.wall for each in seconds] for name, seconds in turns.items()}
-    ratios = {name: compare(each, results[OURS]) for name, each in results.items() if name != OURS}
+    results = {name: [turn.wall for turn in seconds] for name, seconds in turns.items()}
+    ratios = {name: compare(seconds, results[OURS]) for name, seconds in results.items() if name != OURS}
     table = [
         {
             "": f"{name}, {options.task}, {options.precision}",
-            "s per step": show_spread(each),
-            "rows/s": show(size / statistics.median(each)),
+            "s per step": show_spread(seconds),
+            "rows/s": show(size / statistics.median(seconds)),
             "of ours": show_ratio(ratios[name]) if name in ratios else "",
         }
-        for name, each in results.items()
+        for name, seconds in results.items()
     ]
     figures = {"ratios": ratios, "tokens_per_row": sum(row.length for row in rows) / len(rows)}
     case = {name: getattr(options, name) for name in ("task", "model", "precision", "batch_size", "steps")}
@@ -177,11 +177,11 @@ def run_parity(options: argparse.Namespace) -> None:
     table = [
         {
             "": f"{name}, {options.task}",
-            "F1": f"{statistics.mean(each):.4f}",
-            "seeds": " ".join(f"{one:.4f}" for one in each),
+            "F1": f"{statistics.mean(scores):.4f}",
+            "seeds": " ".join(f"{one:.4f}" for one in scores),
             "minus Trainer's": apart if name == OURS else "",
         }
-        for name, each in results.items()
+        for name, scores in results.items()
     ]
     case = {name: getattr(options, name) for name in ("task", "model", "precision", "batch_size", "seeds")}
     figures = {"difference": difference.value, "interval": difference.interval}
@@ -219,7 +219,7 @@ def _make_rival(start: StartModel, task: Task, dropout: float, seed: int = 0) ->
     config = cast(BertConfig, find_layout(model.config).restore(model.config, "ForMaskedLM"))
     config.num_labels = len(task.head_labels)
     rival = BertForTokenClassification(config)
-    rival.load_state_dict({name: each for name, each in model.state_dict().items() if "bert.pooler." not in name})
+    rival.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if "bert.pooler." not in name})
     return rival
 
 
@@ -243,28 +243,28 @@ def run_overhead(options: argparse.Namespace) -> None:
     watch = Watch()
     job, loop, bare = _start_job(run_dir, cache, options), run_bare_loop(run_dir, cache, options), list[Any]()
     try:
-        for each in windows:
-            _wait_for_step(job, run_dir / "metrics.jsonl", min(each.stop, options.steps))
-            if each == windows[1]:  # once the first steps are over
+        for window in windows:
+            _wait_for_step(job, run_dir / "metrics.jsonl", min(window.stop, options.steps))
+            if window == windows[1]:  # once the first steps are over
                 watch.__enter__()
             with _paused(job):
                 bare += itertools.islice(loop, options.window)
         watch.__exit__()
         job.wait()
-        records = [each for each in read_metrics(Place(run_dir / "metrics.jsonl")) if "train/mlm_loss" in each]
+        records = [step for step in read_metrics(Place(run_dir / "metrics.jsonl")) if "train/mlm_loss" in step]
     finally:
         if job.poll() is None:
             job.terminate()
             job.wait()
         shutil.rmtree(folder, ignore_errors=True)
-    worst = max(abs(each["train/mlm_loss"] - loss) for each, (_, loss) in zip(records, bare, strict=True))
+    worst = max(abs(step["train/mlm_loss"] - loss) for step, (_, loss) in zip(records, bare, strict=True))
     assert worst < OVERHEAD_TOLERANCE, f"the job's losses differ from the bare loop's by {worst}"
     # The first steps warm up; a median leaves out the step of the job that a pause interrupts.
     results = {
-        "job": [statistics.median(step["time/step_seconds"] for step in records[each]) for each in windows[1:]],
-        "bare loop": [statistics.median(seconds for seconds, _ in bare[each]) for each in windows[1:]],
+        "job": [statistics.median(step["time/step_seconds"] for step in records[window]) for window in windows[1:]],
+        "bare loop": [statistics.median(seconds for seconds, _ in bare[window]) for window in windows[1:]],
     }
-    waited = sum(each["data/wait_seconds"] for each in records) / sum(each["time/step_seconds"] for each in records)
+    waited = sum(step["data/wait_seconds"] for step in records) / sum(step["time/step_seconds"] for step in records)
     figures = {**compare(results["job"], results["bare loop"]), "waiting": waited, "largest_loss_difference": worst}
     base = [f"base of {options.base_layers} layers"] if options.base_layers else []
     case = {"job": " ".join([*base, *options.job_options]) or "its defaults", "steps": options.steps}
@@ -316,19 +316,19 @@ def _paused(job: psutil.Popen) -> Iterator[None]:
 
     def find() -> list[psutil.Process]:
         found = [job, *job.children(recursive=True)] if job.poll() is None else []
-        return [each for each in found if each.pid not in stopped]
+        return [process for process in found if process.pid not in stopped]
 
     try:
         while found := find():
-            stopped |= {each.pid: each for each in found}
-            for each in found:
+            stopped |= {process.pid: process for process in found}
+            for process in found:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    each.suspend()
+                    process.suspend()
         yield
     finally:
-        for each in stopped.values():
+        for process in stopped.values():
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.resume()
+                process.resume()
 
 
 def run_bare_loop(run_dir: Path, cache: str, options: argparse.Namespace) -> Iterator[tuple[float, float]]:
@@ -351,10 +351,10 @@ def run_bare_loop(run_dir: Path, cache: str, options: argparse.Namespace) -> Ite
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
     prepare_for_device(model, CPU, bf16=config.engine.uses_bf16)
-    params, optim = [each for each in model.parameters() if each.requires_grad], config.optim
+    params, optim = [param for param in model.parameters() if param.requires_grad], config.optim
     groups = [
-        {"params": [each for each in params if each.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [each for each in params if each.ndim < 2], "weight_decay": 0.0},
+        {"params": [param for param in params if param.ndim >= 2], "weight_decay": optim.weight_decay},
+        {"params": [param for param in params if param.ndim < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
     for step in range(options.steps):
@@ -451,7 +451,7 @@ def _make_readers(folder: Path, num_rows: int, length: int) -> tuple[BatchReader
     is_shown = np.arange(length) < lengths[:, None]
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     flat = {"input_ids": ids[is_shown], "word_starts": (draw.random((num_rows, length)) < 0.7)[is_shown]}
-    table = pa.table({name: pa.ListArray.from_arrays(offsets, pa.array(each)) for name, each in flat.items()})
+    table = pa.table({name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in flat.items()})
     with pa.OSFile(str(folder / "train.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=1024)
     sampler, masker = (
@@ -548,12 +548,12 @@ def run_end_to_end(options: argparse.Namespace) -> None:
         comparison = _prepare(options, folder)
         settings = comparison.describe()
         runs = _read_runs(path, settings)
-        done = {(each["side"], each["rate"]) for each in runs}
-        for side, rate in dict.fromkeys(each for each in wanted if each not in done):
+        done = {(run["side"], run["rate"]) for run in runs}
+        for side, rate in dict.fromkeys(pair for pair in wanted if pair not in done):
             with Watch(every=2.0) as watch:
                 made = (_run_ours if side == OURS else _run_rival)(comparison, rate)
             runs.append({"side": side, "rate": rate, **made, "others_frac": watch.others_frac})
-            starts = [each["curve"][0]["bits_per_character"] for each in runs]
+            starts = [run["curve"][0]["bits_per_character"] for run in runs]
             is_same = max(starts) - min(starts) < START_TOLERANCE or comparison.config.vocab.extends_base
             assert is_same, f"the sides see another base: {starts} bits per character"  # new words make it another one
             write_json(Place(path), {"settings": settings, "runs": runs})
@@ -566,7 +566,7 @@ def run_end_to_end(options: argparse.Namespace) -> None:
     case |= {"precision": config.engine.precision}
     results = {side: [seconds] for side, seconds in figures["seconds"].items() if seconds is not None}
     torch.set_num_threads(count_cpus())  # what the record says
-    others = max((each.get("others_frac", 0.0) for each in runs), default=0.0)
+    others = max((run.get("others_frac", 0.0) for run in runs), default=0.0)
     report(options, [Record("e2e", case, make_rows(figures), "s", results, figures, others)], CPU)
     if figures["ratio"] is not None:
         print(f"best of {RIVAL} / best of {OURS}: {figures['ratio']:.2f}")
@@ -592,7 +592,7 @@ def _prepare(options: argparse.Namespace, folder: Path) -> Comparison:
     config = resolve_schedule(resolve_max_steps(config, [manifest]), Place(folder))
     hashes = read_hashes(manifest.folder)
     assert hashes is not None, "the corpus was just prepared"
-    chosen = {int(each) for each in hashes.train}
+    chosen = {int(number) for number in hashes.train}
     with (folder / "train.txt").open("w", encoding="utf-8") as file:  # every document that trains, once
         for task in resolve_sources(config.corpus, config.prepare).tasks:
             for document in read_documents(task, config.prepare, Dropped()):
@@ -626,10 +626,10 @@ def _run_ours(comparison: Comparison, rate: float) -> Run:
     subprocess.run(command, check=True)
     records = read_metrics(Place(run_dir / "metrics.jsonl"))
     seconds = time_evaluations(events.read(), started)
-    bits = [(each["step"], each[BITS]) for each in records if BITS in each]
+    bits = [(record["step"], record[BITS]) for record in records if BITS in record]
     curve = [
-        {"step": step, "seconds": each, "bits_per_character": value}
-        for (step, value), each in zip(bits, seconds, strict=True)
+        {"step": step, "seconds": began, "bits_per_character": value}
+        for (step, value), began in zip(bits, seconds, strict=True)
     ]
     last, rows = records[-1], records[-1]["step"] * comparison.config.train.global_batch_size
     epochs = last.get("train/domain_epochs", rows / comparison.held_out.num_rows("train"))
@@ -697,19 +697,17 @@ def find_seconds(curve: Sequence[dict[str, float]], target: float) -> float | No
 
 
 def summarize(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
-    """Return the runs with what follows from their curves; None stands for what was not reached.
+    """Return the runs, of both sides or one, with what follows from their curves; None stands for what was not reached.
 
-    Args:
-        runs: of both sides, or of one.
-        target: bits per character; None: what the rival's best run has at its end.
+    The target is in bits per character; None: what the rival's best run has at its end.
     """
-    ends = [each["curve"][-1]["bits_per_character"] for each in runs if each["side"] == RIVAL]
+    ends = [run["curve"][-1]["bits_per_character"] for run in runs if run["side"] == RIVAL]
     aim = target if target is not None else min(ends, default=None)
     described, best = list[Run](), dict[str, float | None]({OURS: None, RIVAL: None})
-    for each in sorted(runs, key=lambda each: (each["side"], each["rate"])):
-        rate = each["tokens"] / (each["curve"][-1]["seconds"] - each["start_seconds"])
-        seconds, side = None if aim is None else find_seconds(each["curve"], aim), each["side"]
-        described.append({**each, "tokens_per_second": rate, "seconds_to_target": seconds})
+    for run in sorted(runs, key=lambda each: (each["side"], each["rate"])):
+        rate = run["tokens"] / (run["curve"][-1]["seconds"] - run["start_seconds"])
+        seconds, side = None if aim is None else find_seconds(run["curve"], aim), run["side"]
+        described.append({**run, "tokens_per_second": rate, "seconds_to_target": seconds})
         best[side] = min((one for one in (best[side], seconds) if one is not None), default=None)
     ours, rival = best[OURS], best[RIVAL]
     return {"target": aim, "ratio": rival / ours if ours and rival else None, "seconds": best, "runs": described}
