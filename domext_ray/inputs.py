@@ -20,13 +20,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.spec import ModelSpec
-from domext_ray.plan import (
-    count_planned_words,
-    load_run_base,
-    pin_corpus,
-    read_run_vocabulary,
-    warn_of_rules,
-)
+from domext_ray.plan import count_planned_words, load_run_base, pin_corpus, read_run_vocabulary
 from domext_ray.runs.run_directory import (
     RUN,
     RunPaths,
@@ -224,7 +218,6 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
             f"--vocab.size is {config.vocab.size}; give the number of new words (for example 5000), or --vocab.words, "
             "and a --base that they stand beside."
         )
-    warn_of_rules(base)
     count_planned_words(config, base)  # words that are given are checked
     samples = [check_corpus(config.corpus, config.prepare)]
     tell_owners(samples[0], config, config.texts[0])
@@ -254,7 +247,6 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     paths = resolve_paths(config)
     config = pin_corpus(config, paths.run)
     base = load_run_base(config)
-    warn_of_rules(base)
     count_planned_words(config, base)  # words that are given are checked
     samples = check_texts(config, base)
     if config.dry_run:

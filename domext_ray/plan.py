@@ -1,24 +1,26 @@
 """A run's plan: everything that can be known, and refused, before its texts are prepared; and how far it has come.
 
-Enters: a `PretrainConfig`. Leaves: a `Plan`. Nothing is started, and in the run's directory nothing is written
-but where the base and the text of a run that has ended are now.
+Enters: a `PretrainConfig`. Leaves: a `Plan`. Until `begin` nothing is started, and in the run's directory nothing is
+written but where the base and the text of a run that has ended are now.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from domext_ray.config.pretrain import OptimConfig, PretrainConfig, RunOptions, SettledConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.export.folder import read_export_record
+from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_record
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.build import Extensions
 from domext_ray.model.spec import ModelSpec
 from domext_ray.report.summary import read_summary
+from domext_ray.runs.events import PREPARING, START_UP, enter_phase
 from domext_ray.runs.run_directory import (
     RunPaths,
     check_identity,
@@ -32,7 +34,7 @@ from domext_ray.runs.run_directory import (
     resolve_schedule,
     write_config,
 )
-from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
+from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision, start_ray
 from domext_ray.storage import Place, hash_values
 from domext_ray.text.corpus.shards import identify_corpus
 from domext_ray.text.data.files import pin_entries
@@ -42,6 +44,7 @@ from domext_ray.text.vocabulary.extension import BaseVocabulary, read_base_vocab
 from domext_ray.text.vocabulary.learn import count_new_words
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.checkpoint import Checkpoint, choose_checkpoint, find_latest, list_steps
+from domext_ray.training.elastic import check_room
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import ADDED_TO_ORDER, ORDER
@@ -57,8 +60,10 @@ def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
     config = resolve_files(resolve_workers(keep_precision(SettledConfig.of(asked), paths.run)))
     config = pin_corpus(resolve_schedule(config, paths.run), paths.run)
     base = load_run_base(config)
-    if base and config.objective.reads_words and not base.has_mlm_head:
-        print(f"note: the base {config.base!r} has no masked-LM head, so a fresh one is made and trains.", flush=True)
+    if base is not None:
+        warn_of_rate(config.optim, base, "--optim.lr")
+        if config.objective.reads_words and not base.has_mlm_head:
+            print(f"note: the base {config.base!r} has no masked-LM head: a fresh one is made and trains.", flush=True)
     read_probe(config.train.general_probe)
     start = _find_start(config, base, paths.run) if config.init_from else None
     spec = size_model(config, base, start.checkpoint.extensions if start else None)
@@ -102,6 +107,23 @@ def say_finished(run_dir: Place, config: SettledConfig) -> None:
     )
 
 
+@contextlib.contextmanager
+def begin(plan: Plan, started: float) -> Iterator[Plan]:
+    """Hold a run's directory, start Ray, and settle what is known only with it: what the machines of a cluster are."""
+    config, run_dir = plan.config, plan.paths.run
+    with lock_run(run_dir) as held:  # before Ray starts: storage that refuses is told within seconds
+        start_ray(config.scale.wait_seconds)
+        settled = resolve_workers(config)
+        check_room(settled.scale)
+        print(f"run directory: {held}", flush=True)
+        if not held.is_local:
+            print(f"prepared corpora: {plan.paths.corpora}", flush=True)
+        check_target(held / "export", HUGGINGFACE)
+        enter_phase(held, "starting the job", START_UP, started)
+        enter_phase(held, "preparing the text", PREPARING)
+        yield replace(plan, config=settled, paths=replace(plan.paths, run=held))
+
+
 def look_back(run_dir: Place) -> Checkpoint | None:
     """Choose the checkpoint that a run goes on from, and say what has changed since; None: it begins anew."""
     for changed in check_order(run_dir, ORDER, ADDED_TO_ORDER):
@@ -121,12 +143,6 @@ def warn_of_rate(optim: OptimConfig, base: Base, option: str) -> None:
             f"{option}, or a preset for bases of that width (domext presets lists them).",
             flush=True,
         )
-
-
-def warn_of_rules(base: Base | None) -> None:
-    """Say so where the rules of a base's tokenizer do not fit its entries."""
-    if base is not None and base.wrong_rules:
-        print(f"warning: {base.wrong_rules}", flush=True)
 
 
 def resolve_files(config: ConfigT) -> ConfigT:
@@ -151,7 +167,7 @@ def resolve_workers(config: ConfigT) -> ConfigT:
 
 
 def load_run_base(config: RunOptions) -> Base | None:
-    """Load a run's base, None for random weights, and refuse options that do not fit it."""
+    """Load a run's base, None for random weights; refuse options that do not fit it, and say what is wrong with it."""
     if config.base == "none":
         return None
     base = load_base(config.base, next_sentence=config.objective.next_sentence)
@@ -166,6 +182,8 @@ def load_run_base(config: RunOptions) -> Base | None:
             f"--objective.keep is kl, and the base {config.base!r} has no MLM head whose predictions could be kept; "
             "give replay or none."
         )
+    if base.wrong_rules:
+        print(f"warning: {base.wrong_rules}", flush=True)
     return base
 
 

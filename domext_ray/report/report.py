@@ -7,10 +7,12 @@ driver, in at most a fiftieth of the time, and no fault of a page ends a run.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -22,14 +24,15 @@ from domext_ray.config.options.places import hide_places
 from domext_ray.config.options.read import read_file
 from domext_ray.config.presets import find_preset, list_presets
 from domext_ray.config.pretrain import PretrainConfig, SettledConfig
-from domext_ray.errors import RunError
+from domext_ray.errors import ReportError, RunError, StorageError
 from domext_ray.files import read_json
 from domext_ray.report.compare import write_index
-from domext_ray.report.examples import Example
+from domext_ray.report.examples import Example, make_examples
 from domext_ray.report.figures import (
     ROUTED,
     describe_result,
     describe_sizes,
+    format_summary,
     list_cost,
     list_parts,
     list_rows,
@@ -38,27 +41,40 @@ from domext_ray.report.figures import (
 )
 from domext_ray.report.page import format_settings, render_page
 from domext_ray.report.plots import list_curves, write_curves
-from domext_ray.report.summary import read_origin
-from domext_ray.runs.events import measure_times
+from domext_ray.report.summary import read_origin, write_summary
+from domext_ray.runs.events import REPORT, enter_phase, measure_times
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import read_config
-from domext_ray.storage import Place, new_file
+from domext_ray.storage import Place, new_file, write_text
 from domext_ray.text.corpus.unknown import describe_unknown
 from domext_ray.text.vocabulary.extension import STATISTICS_FILE
 from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.router import describe_router, read_records
+from domext_ray.training.run import Run
 
 State = Literal["running", "stopped", "finished"]
+REPORT_LOG = "report_error.log"
 REST = 50.0
 """Times the seconds that a page took: so long is the next one waited for."""
 
 
 class LiveReport:
-    """Writes a run's page, and the index of all runs, while it trains and when it stops, whatever stopped it."""
+    """Writes a run's page, and the index of all runs, while it trains and when it stops, whatever stopped it.
+
+    Around a training it is a context manager: a signal or an error inside is a stop.
+    """
 
     def __init__(self, run_dir: Place) -> None:
         self.run_dir = run_dir
         self._due, self._lock, self._has_ended = 0.0, threading.Lock(), False
+
+    def __enter__(self) -> LiveReport:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.note_stop()
+        self.close()
 
     def note_evaluation(self) -> None:
         """Write the page, unless the last one was a moment ago."""
@@ -88,6 +104,32 @@ class LiveReport:
                 print(f"warning: the report could not be written ({error})", file=sys.stderr, flush=True)
             ended = time.monotonic()
             self._due = ended + REST * (ended - started)
+
+
+def report_run(run: Run) -> ReportError | None:
+    """Write what a run that has ended leaves to read, and print its table; a failure is returned, not raised.
+
+    Without a page the same command writes it anew.
+    """
+    run_dir, log = run.paths.run, run.paths.run / REPORT_LOG
+    try:
+        enter_phase(run_dir, "writing the report", REPORT)
+        summary = write_summary(run_dir, run.config)
+        write_report(run_dir, examples=make_examples(run_dir, run.inputs.domain))
+        write_index(run_dir.parent)
+        print(format_summary(summary))
+        log.delete()
+        return None
+    except Exception as error:
+        with contextlib.suppress(OSError, StorageError):
+            (run_dir / "report.html").delete()  # of before the end
+        with contextlib.suppress(OSError, StorageError):  # the disk may be what is wrong
+            write_text(log, traceback.format_exc())
+        reason = " ".join(str(error).split()).removesuffix(".")
+        return ReportError(
+            f"the model in {run_dir / 'export'} is whole, but the report could not be written ({type(error).__name__}: "
+            f"{reason}; see {log}); the same command writes it again."
+        )
 
 
 def write_report(run_dir: Place, state: State = "finished", examples: Sequence[Example] = ()) -> Place:

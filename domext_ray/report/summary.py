@@ -23,16 +23,16 @@ from domext_ray.config.pretrain import SettledConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, Kind, check_values, read_json
 from domext_ray.model.spec import ModelSpec
-from domext_ray.report.figures import measure_run
+from domext_ray.report.figures import describe_times, measure_run
 from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import MLM, find_losses
-from domext_ray.runs.run_directory import RUN, read_run
+from domext_ray.runs.run_directory import RUN, add_versions, read_run, write_config, write_run
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
 from domext_ray.storage import Place, write_json
 from domext_ray.text.corpus.unknown import find_unknown
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.metrics import read_metrics
-from domext_ray.training.phases import Phase
+from domext_ray.training.phases import ORDER, Phase, describe_reading, make_phases
 from domext_ray.training.router import read_records
 from domext_ray.training.run import Run
 
@@ -46,6 +46,15 @@ _EXPECTED: dict[str, Kind] = {
 _REMEDY = "delete it and run the job again, which writes it anew"
 _SECONDS = 5.0
 """Git is given up after so long: its disk may hang."""
+
+
+def record_start(run: Run) -> None:
+    """Write what a run is and where it comes from, before it trains, and say what it reads."""
+    run_dir, phases = run.paths.run, make_phases(run.config, run.inputs.texts)
+    print(*describe_reading(run.config, phases), sep="\n", flush=True)
+    write_config(run_dir, run.config)
+    versions = add_versions(run_dir, run.goes_on_from.step if run.goes_on_from else 0)
+    write_run(run_dir, identity=run.identity, order=ORDER, versions=versions, origin=describe_origin(run, phases))
 
 
 def describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
@@ -162,12 +171,12 @@ def write_summary(run_dir: Place, config: SettledConfig) -> dict[str, Any]:
     return summary
 
 
-def add_times(run_dir: Place) -> dict[str, float]:
-    """Put the seconds of each stage of a run's newest job into its summary.json, and return them by `events.STAGES`."""
+def show_times(run_dir: Place) -> None:
+    """Put the seconds of each stage of a run's newest job into its summary.json, by `events.STAGES`, and print them."""
     path = run_dir / SUMMARY
     times = measure_times(run_dir)
     write_json(path, {**read_summary(path), "job_seconds": times})
-    return times
+    print(describe_times(times))
 
 
 def read_summary(path: Place) -> dict[str, Any]:

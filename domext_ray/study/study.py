@@ -23,7 +23,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import CorpusError
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
-from domext_ray.plan import load_run_base, pin_corpus, warn_of_rate, warn_of_rules
+from domext_ray.plan import load_run_base, pin_corpus, warn_of_rate
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     RunPaths,
@@ -83,7 +83,6 @@ def run_study(config: StudyConfig) -> Place:
     check_identity(paths.run, identity, grows=True)  # methods, seeds and general text may come later
     for name, reason in left_out.items():
         print(f"note: {name} is left out: {reason}", flush=True)
-    warn_of_rules(base)
     if not config.rates:
         warn_of_rate(config.optim, base, "--rates")
     if config.dry_run:

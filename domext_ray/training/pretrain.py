@@ -21,7 +21,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from domext_ray.errors import RunError, StorageError, find_user_error
 from domext_ray.runs.attempts import Attempt
-from domext_ray.runs.events import notify_driver
+from domext_ray.runs.events import WORKERS, enter_phase, notify_driver
 from domext_ray.runtime.machine import is_cluster
 from domext_ray.runtime.ray_cluster import (
     describe_nodes,
@@ -81,19 +81,13 @@ class _Trainer(TorchTrainer):
 def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> None:
     """Train until a limit (`train.max_steps`, `max_tokens`, `max_seconds`), going on from the newest checkpoint.
 
-    Ray is initialised.
-
-    Args:
-        run: what to train, prepared and held.
-        note_evaluation: called in a thread of the driver when the run has evaluated itself.
-
-    Raises:
-        DomextError: a user's mistake, a loss that is not finite, workers that died too often, or no room for them.
-        Stopped: a signal ended the training; the step under way was saved if there was time.
+    Ray is initialised, and the run is held. `note_evaluation` is called in a thread of the driver when the run has
+    evaluated itself. A signal is `Stopped`: the step under way was saved if there was time.
     """
     # Nodes with GPUs that the job waited for at its start may have gone while its text was prepared.
     config, run_dir = run.config, run.paths.run
     resolve_gpu(config, config.scale.least_workers, "--scale.num_workers")  # nothing is open: it waits for GPUs
+    enter_phase(run_dir, "starting the workers", WORKERS)
     attempt = run_dir.fence
     assert isinstance(attempt, Attempt), "the run is held"
     check_room(config.scale)
@@ -209,11 +203,7 @@ def _describe_stop(run_dir: Place) -> str:
 
 
 def check_shared_storage(run_dir: Place, corpora: Place | None = None) -> None:
-    """Refuse a run's directory, or folder of prepared corpora, that a node of the cluster does not see.
-
-    Raises:
-        RunError: naming the node, or one that does not answer.
-    """
+    """Refuse a run's directory, or folder of prepared corpora, that a node of the cluster does not see."""
     options = {run_dir: ("the run directory", "--run.dir")}
     if corpora is not None:
         options.setdefault(corpora, ("the folder of prepared corpora", "--prepare.cache_dir"))

@@ -109,5 +109,5 @@ def test_a_fresh_head_is_told_by_the_plan_alone_and_where_it_trains(
     assert not load_base(config.base).has_mlm_head
     capsys.readouterr()
     resolve(replace(config, run=replace(config.run, dir=str(tmp_path))))
-    note = f"note: the base {str(base)!r} has no masked-LM head, so a fresh one is made and trains.\n"
+    note = f"note: the base {str(base)!r} has no masked-LM head: a fresh one is made and trains.\n"
     assert capsys.readouterr() == ("" if kind == "infonce" else note, "")
