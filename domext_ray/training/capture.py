@@ -31,11 +31,8 @@ class CapturedPasses:
 
     It has the graph of one shape, of which every phase of a run has one: another shape takes its place.
 
-    Args:
-        make_pass: takes a batch and the factors of its losses, on the GPU; leaves gradients in the
-            parameters, added to those that are there, and returns the sums of its losses.
-        params: those that have gradients.
-        record: captures a call that is made without arguments; returns where its result will be, and what launches it.
+    `make_pass` takes a batch and the factors of its losses, on the GPU, adds to the gradients of `params`, and returns
+    the sums of the losses. `record` captures a call, and returns where its result will be and what launches it.
     """
 
     def __init__(
@@ -106,5 +103,5 @@ def _list_tensors(batch: Any, factors: Tensor) -> list[Tensor]:
 def _describe_shapes(batch: Any) -> list[Any]:
     """What a graph of a pass has in it for good: shapes and dtypes of tensors, and numbers."""
     described = list[Any]()
-    map_tensors(batch, lambda each: described.append((each.shape, each.dtype)))
+    map_tensors(batch, lambda tensor: described.append((tensor.shape, tensor.dtype)))
     return [*described, *(value for value in vars(batch).values() if value is None or isinstance(value, int))]

@@ -79,14 +79,16 @@ class Checkpoint:
     @property
     def tensors_sha256(self) -> str:
         """What all that the run has changed in its model is recognised by."""
-        return hash_values({name: each["sha256"] for name, each in self.files.items() if name.startswith(TENSORS)})
+        return hash_values({name: stated["sha256"] for name, stated in self.files.items() if name.startswith(TENSORS)})
 
     @property
     def state(self) -> TrainState:
         """Trainable tensors and their moments, mapped from their files: a large share is never in memory whole."""
         stored, first = self._map_tensors(), f"{MOMENTS[0]}/"
-        names = [each.removeprefix(first) for each in stored if each.startswith(first)]
-        tensors = {name: TensorState(stored[name], *(stored[f"{each}/{name}"] for each in MOMENTS)) for name in names}
+        names = [key.removeprefix(first) for key in stored if key.startswith(first)]
+        tensors = {
+            name: TensorState(stored[name], *(stored[f"{moment}/{name}"] for moment in MOMENTS)) for name in names
+        }
         return TrainState(tensors, self.num_updates)
 
     @property
@@ -99,7 +101,7 @@ class Checkpoint:
     @property
     def changed(self) -> dict[str, Tensor]:
         """Every tensor of the model that may differ from the base, trained in its run or before."""
-        return {name: each.param for name, each in self.state.tensors.items()} | self.fixed
+        return {name: tensor.param for name, tensor in self.state.tensors.items()} | self.fixed
 
     def _map_tensors(self) -> dict[str, Tensor]:
         """All tensors by name; the moments of a parameter are `exp_avg/NAME` and `exp_avg_sq/NAME`."""
@@ -125,25 +127,10 @@ def save_checkpoint(
 ) -> Place:
     """Write one checkpoint, then delete the oldest ones unless it is provisional; called on all ranks.
 
-    A rank that raises does not tell the others, which wait for it: whoever started them ends them all.
-
-    Args:
-        folder: the run's `checkpoints` folder; made if missing.
-        step: optimiser steps made; a run saves a later one each time, but for those that were passed over as damaged.
-        state: what `Engine.gather_state` returned on this rank.
-        fixed: frozen tensors that differ from the base, on any rank; names apart from the trainable ones.
-        trainer_state: where the run stands, JSON, on rank 0.
-        run_info: what the run is, JSON, on rank 0.
-        keep: checkpoints to keep, the new one included; 1 or more.
-        group: of all ranks, for this thread alone; None: that of the process.
-
-    Returns:
-        The checkpoint's folder; only rank 0 returns when it is whole.
-
-    Raises:
-        StorageError: the storage is full or refuses; earlier checkpoints are intact.
-        RunError: another attempt has taken over the run.
-        TrainingError: a tensor is not finite.
+    A rank that raises does not tell the others, which wait for it: whoever started them ends them all. Rank 0
+    alone writes `fixed`, frozen tensors that differ from the base, and `trainer_state` and `run_info`, which are JSON.
+    `keep` counts the new checkpoint, too. `group` has all ranks and is for this thread alone; None: that of the
+    process. Returns the checkpoint's folder, on rank 0 once it is whole.
     """
     assert keep >= 1 and not fixed.keys() & state.tensors.keys()
     target = folder / (f"step-{step:08d}" + (f"-{folder.fence.number:04d}" if folder.fence else ""))
@@ -151,15 +138,17 @@ def save_checkpoint(
     ending = f"-{rank + 1:05d}-of-{num_ranks:05d}.safetensors" if num_ranks > 1 else ".safetensors"
     shares: list[Any] = [None] * num_ranks
     try:
-        values = {name: each.param for name, each in state.tensors.items()} | (fixed if rank == 0 else {})
-        moments = {f"{each}/{name}": getattr(own, each) for name, own in state.tensors.items() for each in MOMENTS}
+        values = {name: tensor.param for name, tensor in state.tensors.items()} | (fixed if rank == 0 else {})
+        moments = {
+            f"{moment}/{name}": getattr(own, moment) for name, own in state.tensors.items() for moment in MOMENTS
+        }
         _check_finite(state, step)
         shares[rank] = _write_files(target, {TENSORS + ending: values, f"moments{ending}": moments})
         if num_ranks > 1:
             dist.all_gather_object(shares, shares[rank], group)
         if rank != 0:
             return target
-        files = {name: each for share in shares for name, each in share.items()}
+        files = {name: stated for share in shares for name, stated in share.items()}
         made = Checkpoint(target, step, state.num_updates, trainer_state, run_info, files)
         _write_manifest(made)
     except (OSError, SafetensorError, StorageError) as error:
@@ -180,16 +169,11 @@ def save_checkpoint(
 
 
 def confirm_checkpoint(path: Place, keep: int) -> None:
-    """Let a provisional checkpoint count, whose step was evaluated, and delete the oldest ones; called on rank 0.
-
-    Raises:
-        StorageError: the storage is full or refuses; it stays provisional.
-        RunError: it is damaged, or another attempt has taken over the run.
-    """
+    """Let a provisional checkpoint count, whose step was evaluated, and delete the oldest ones; called on rank 0."""
     made = _open(path, hashes=False)
     if not isinstance(made, Checkpoint):
         raise RunError(f"checkpoint {path} is damaged ({made}); the same command goes on from the one before it.")
-    state = {name: each for name, each in made.trainer_state.items() if name != UNEVALUATED}
+    state = {name: value for name, value in made.trainer_state.items() if name != UNEVALUATED}
     _write_manifest(replace(made, trainer_state=state))
     _prune(path, keep)
 
@@ -201,8 +185,8 @@ def _write_manifest(made: Checkpoint) -> None:
 
 def _check_finite(state: TrainState, step: int) -> None:
     """Refuse to save what no run can go on from."""
-    for name, each in state.tensors.items():
-        if not all(values.isfinite().all() for values in (each.param, each.exp_avg, each.exp_avg_sq)):
+    for name, tensor in state.tensors.items():
+        if not all(values.isfinite().all() for values in (tensor.param, tensor.exp_avg, tensor.exp_avg_sq)):
             raise TrainingError(
                 f"after step {step:,} the weights {name} or their moments are not finite, so they are not saved; give "
                 "a lower --optim.lr under another --run.name."
@@ -215,7 +199,7 @@ def _write_files(target: Place, files: dict[str, dict[str, Tensor]]) -> dict[str
     with target.scratch() as temporary:
         for name, tensors in files.items():
             path = temporary / name
-            save_file({each: values.contiguous() for each, values in tensors.items()}, path, metadata={"format": "pt"})
+            save_file({key: values.contiguous() for key, values in tensors.items()}, path, metadata={"format": "pt"})
             open_to_others(path)
             stated[name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
             (target / name).put(path)
@@ -228,22 +212,19 @@ def _prune(target: Place, keep: int) -> None:
     Only sizes are checked: the new checkpoint is sound, so a flipped byte in an older one cannot cost the run. Those of
     later steps were passed over as damaged; their own attempt, or the next one, replaces them.
     """
-    older = [each for each in _list_folders(target.parent) if _order(each) < _order(target)]
-    lower = [each for each in older if _order(each)[1] < _order(target)[1]]
-    sound = [each for each in lower if isinstance(_open(each, hashes=False), Checkpoint)]
-    for each in older:
-        if each not in sound[: keep - 1]:
-            each.delete()
+    older = [path for path in _list_folders(target.parent) if _order(path) < _order(target)]
+    lower = [path for path in older if _order(path)[1] < _order(target)[1]]
+    sound = [path for path in lower if isinstance(_open(path, hashes=False), Checkpoint)]
+    for folder in older:
+        if folder not in sound[: keep - 1]:
+            folder.delete()
 
 
 def find_latest(folder: Place, step: int = 0, *, hashes: bool = True, provisional: bool = False) -> Checkpoint | None:
     """Return the newest sound checkpoint; None where there is none. A damaged one is passed over with a warning.
 
-    Args:
-        folder: the run's `checkpoints` folder.
-        step: only the checkpoint of this step; 0: any.
-        hashes: whether the files' hashes must be those of the manifest, and not their sizes alone.
-        provisional: whether one will do whose step is still to be evaluated.
+    Step 0 is any. Without `hashes`, the files' sizes alone are checked. With `provisional`, one will do whose step is
+    still to be evaluated.
     """
     found, damages = _search(folder, step, hashes=hashes, provisional=provisional)
     for path, damage in damages:
@@ -258,19 +239,14 @@ def choose_checkpoint(
 ) -> Checkpoint | None:
     """Return the checkpoint that a run goes on from, the newest sound one; None: there is no checkpoint at all.
 
-    Args:
-        folder: the run's `checkpoints` folder.
-        chosen: what another process has chosen before: it is that one or a newer one.
-        tell: takes a sentence about each damaged one that is newer, unless `chosen` is returned.
-
-    Raises:
-        RunError: there are checkpoints and all of them are damaged, or this process does not see `chosen`.
+    If another process has `chosen` one before, it is that one or a newer one. `tell` takes a sentence about each
+    damaged one that is newer, unless `chosen` is returned.
     """
     found, damages = _search(folder)
     if chosen and found != chosen and (found is None or _order(found.path) <= _order(chosen.path)):
         return wait_for_checkpoint(folder, chosen)
     if found is None and damages:
-        reasons = "; ".join(f"{each.name}: {damage}" for each, damage in damages)
+        reasons = "; ".join(f"{place.name}: {damage}" for place, damage in damages)
         raise RunError(
             f"no checkpoint in {folder} is sound ({reasons}); bring a copy of one back, or delete {folder}: "
             "the same command then begins anew at step 0."
@@ -306,11 +282,7 @@ def agree_on_checkpoint(
 
 
 def wait_for_checkpoint(folder: Place, chosen: Checkpoint) -> Checkpoint:
-    """Return a checkpoint that another process chose, once this one sees all of it.
-
-    Raises:
-        RunError: it does not see it within `SEEN_WITHIN_SECONDS`.
-    """
+    """Return a checkpoint that another process chose, once this one sees all of it."""
     path, deadline = folder / chosen.path.name, time.monotonic() + SEEN_WITHIN_SECONDS
     while True:
         found: Checkpoint | str
@@ -333,12 +305,12 @@ def wait_for_checkpoint(folder: Place, chosen: Checkpoint) -> Checkpoint:
 
 def list_steps(folder: Place) -> list[int]:
     """Return the steps of the checkpoints in a run's `checkpoints` folder, sound or not."""
-    return sorted({_order(each)[1] for each in _list_folders(folder) if (each / MANIFEST).is_file()})
+    return sorted({_order(path)[1] for path in _list_folders(folder) if (path / MANIFEST).is_file()})
 
 
 def check_all(folder: Place) -> list[tuple[Place, Checkpoint | str]]:
     """Return every checkpoint of a run's `checkpoints` folder, the newest first; of a damaged one what is wrong."""
-    return [(each, _open(each)) for each in _list_folders(folder) if (each / MANIFEST).is_file()]
+    return [(path, _open(path)) for path in _list_folders(folder) if (path / MANIFEST).is_file()]
 
 
 def describe_resumption(folder: Place) -> str:
@@ -364,7 +336,7 @@ def _search(
 
 def _list_folders(folder: Place) -> list[Place]:
     """What is called like a checkpoint, the newest first."""
-    found = [folder / each for each in folder.list_names() if _FOLDER_NAME.fullmatch(each)]
+    found = [folder / name for name in folder.list_names() if _FOLDER_NAME.fullmatch(name)]
     return sorted(found, key=_order, reverse=True)
 
 
@@ -386,7 +358,7 @@ def _open(path: Place, *, hashes: bool = True) -> Checkpoint | str:
             return f"{MANIFEST} differs from its own sha256"
         if manifest["step"] != _order(path)[1]:
             return f"its manifest is one of step {manifest['step']!r}"
-        found = Checkpoint(path, *(manifest[each] for each in STATED))
+        found = Checkpoint(path, *(manifest[key] for key in STATED))
         for name, stated in found.files.items():
             info = (path / name).info()
             if info is None:

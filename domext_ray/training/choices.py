@@ -14,14 +14,7 @@ from domext_ray.runtime.device import has_bf16
 
 
 def describe_choices(config: SettledConfig, device: torch.device, fused: str, rows: Sequence[int]) -> list[str]:
-    """Return the lines.
-
-    Args:
-        config: the run; its precision and its use of GPUs are settled.
-        device: of a worker.
-        fused: what `model.fused.fuse` has done.
-        rows: of a forward pass, by length phase.
-    """
+    """Return the lines; `fused` says what `model.fused.fuse` has done, and `rows` are by length phase."""
     engine, on_gpu, bf16 = config.engine, device.type == "cuda", config.engine.uses_bf16
     where = "CUDA" if on_gpu else "CPU"
     attention, why = pick_attention(device, bf16=bf16), "fused"
@@ -54,5 +47,5 @@ def _describe_products(engine: EngineConfig, *, on_gpu: bool) -> str:
     if engine.joins_products(on_gpu=on_gpu):
         return f"joined ({'CUDA' if engine.joined == 'auto' else 'asked'})"
     others = {"--engine.zero_stage 3": engine.zero_stage == 3, "--engine.compile true": engine.compile}
-    why = next((each for each, is_so in others.items() if is_so), "CPU" if engine.joined == "auto" else "asked")
+    why = next((option for option, is_so in others.items() if is_so), "CPU" if engine.joined == "auto" else "asked")
     return f"as written ({why})"

@@ -117,7 +117,7 @@ class _Matmuls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func.overloadpacket in flop_registry:
-            self.found[func, tuple((tuple(each.shape), each.stride()) for each in args)] += 1
+            self.found[func, tuple((tuple(tensor.shape), tensor.stride()) for tensor in args)] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -126,11 +126,11 @@ def count_flops(objective: Objective, batch: Any) -> Roofline:
     tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
     # All of one precision, for no autocast is at work there: a frozen base may be stored in another one.
     shapes = {
-        name: torch.empty_like(each, device=META, dtype=torch.float32 if each.is_floating_point() else each.dtype)
-        for name, each in tensors.items()
+        name: torch.empty_like(tensor, device=META, dtype=torch.float32 if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in tensors.items()
     }
-    for name, each in objective.named_parameters():
-        shapes[name].requires_grad_(each.requires_grad)
+    for name, param in objective.named_parameters():
+        shapes[name].requires_grad_(param.requires_grad)
     # Without bounds attention is its products, which a kernel of one card would hide.
     unbound: dict[str, Any] = {"cu_seq_lens": None, "max_length": 0}
     asked = batch.distill_rows
@@ -159,7 +159,8 @@ def count_step(config: RunOptions, objective: Objective, vocab_size: int, length
         plain,
         forward=round((1 - share) * plain.forward + share * asked.forward),
         matmuls={
-            each: (1 - share) * plain.matmuls.get(each, 0) + share * number for each, number in asked.matmuls.items()
+            matmul: (1 - share) * plain.matmuls.get(matmul, 0) + share * number
+            for matmul, number in asked.matmuls.items()
         },
     )
 
@@ -182,7 +183,7 @@ def time_matmuls(roofline: Roofline, device: torch.device, *, bf16: bool) -> Roo
         if device.type == "cuda" and call.overloadpacket is torch.ops.aten.bmm:
             total += number / 6 * time_call(make_attention(inputs, dtype, device), device)
             continue
-        tensors = [torch.empty_strided(*each, dtype=dtype, device=device).fill_(0.01) for each in inputs]
+        tensors = [torch.empty_strided(*layout, dtype=dtype, device=device).fill_(0.01) for layout in inputs]
         total += number * time_call(functools.partial(call, *tensors), device)
     return replace(roofline, matmul_seconds=total / roofline.num_tokens)
 
@@ -264,9 +265,7 @@ class DryRunModel:
 def make_dry_run_model(config: SettledConfig, spec: ModelSpec) -> DryRunModel:
     """Make a run's model and micro batches of random tokens; no Ray, no text.
 
-    Args:
-        config: the run, its sizes solved. On a machine without a GPU, what a GPU would train is made on the CPU.
-        spec: its model.
+    On a machine without a GPU, what a GPU would train is made on the CPU.
     """
     is_for_gpu, rows = config.scale.use_gpu is True, resolve_micro_batch_sizes(config)
     device = torch.device("cuda" if is_for_gpu and torch.cuda.is_available() else "cpu")
@@ -285,7 +284,7 @@ def make_dry_run_model(config: SettledConfig, spec: ModelSpec) -> DryRunModel:
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else masked
     objective = loss(network, device, bf16=config.engine.uses_bf16)
     sizes = zip(config.train.lengths, rows, strict=True)
-    batches = [make_full_batch(config, spec.shape.base_vocab_size, *each) for each in sizes]
+    batches = [make_full_batch(config, spec.shape.base_vocab_size, *size) for size in sizes]
     return DryRunModel(config, objective, rows, batches, device, spec)
 
 
@@ -393,9 +392,9 @@ def estimate_memory(model: DryRunModel) -> dict[str, int]:
         accumulates, offload = count_passes(config, rows) > 1, engine.offload and is_on_gpu
         sharding = Sharding(engine.zero_stage, config.scale.most_workers, accumulates, offload, is_on_gpu)
         plans.append(plan_memory(model.objective, batch, sharding, recomputes=engine.activation_checkpointing))
-    parts = max(plans, key=lambda each: sum(each.values()))
+    parts = max(plans, key=lambda plan: sum(plan.values()))
     if needs_teacher(config) and not config.method.keeps_base:
-        size = sum(each.numel() for name, each in model.objective.model.named_parameters() if not is_extension(name))
+        size = sum(param.numel() for name, param in model.objective.model.named_parameters() if not is_extension(name))
         parts["copy_of_the_base"] = size * (2 if engine.has_narrow_base else 4)
     return parts
 
@@ -403,21 +402,18 @@ def estimate_memory(model: DryRunModel) -> dict[str, int]:
 def plan_memory(objective: Objective, batch: Any, sharding: Sharding, *, recomputes: bool = False) -> dict[str, int]:
     """Return the bytes of one rank by part at the moment of a step that needs most.
 
-    Args:
-        objective: model and loss, in training mode, stored as in training; it stays as it is.
-        batch: a micro batch.
-        sharding: ZeRO stage and ranks.
-        recomputes: activations are computed again in the backward pass.
+    The objective, in training mode and stored as in training, stays as it is. With `recomputes`, activations are
+    computed again in the backward pass.
     """
     fake, mode = make_fake(objective)
     if recomputes:
         checkpoint_activations(fake.model)
     with mode:
         step = measure_step_memory(fake, batch, keeps_gradients=sharding.stage < 2)
-    sizes = [(each.numel() * each.element_size(), each.requires_grad) for each in fake.parameters()]
+    sizes = [(param.numel() * param.element_size(), param.requires_grad) for param in fake.parameters()]
     trained, frozen = (sum(size for size, trains in sizes if trains == which) for which in (True, False))
     share = trained // (sharding.world_size if sharding.stage else 1)
-    joined = sum(each.num_copied_bytes for each in fake.modules() if isinstance(each, JoinedLinear))
+    joined = sum(module.num_copied_bytes for module in fake.modules() if isinstance(module, JoinedLinear))
     kept = {"frozen_weights": frozen, "trainable_weights": trained, "joined_weights": joined}
     if sharding.stage == 3:
         # Gathered parameters are let go where a billion others are used before they are again
@@ -427,7 +423,7 @@ def plan_memory(objective: Objective, batch: Any, sharding: Sharding, *, recompu
         kept["optimizer_masters"] = share if sharding.stage else 0  # a copy of its share, which the optimizer steps
         kept["optimizer_moments"] = 2 * share
     moments = list_moments(trained, frozen, step, sharding)
-    return {name: each for name, each in kept.items() if each} | max(moments, key=lambda each: sum(each.values()))
+    return {name: size for name, size in kept.items() if size} | max(moments, key=lambda moment: sum(moment.values()))
 
 
 def make_fake(objective: Objective) -> tuple[Objective, FakeTensorMode]:
@@ -474,7 +470,7 @@ def list_moments(trained: int, frozen: int, step: StepMemory, sharding: Sharding
         ),
     }
     names = ("gradients", "buffers", "activations")
-    return [dict(zip(names, each, strict=True)) for each in moments[sharding.stage]]
+    return [dict(zip(names, sizes, strict=True)) for sizes in moments[sharding.stage]]
 
 
 def measure_step_memory(objective: Objective, batch: Any, *, keeps_gradients: bool) -> StepMemory:
@@ -483,12 +479,12 @@ def measure_step_memory(objective: Objective, batch: Any, *, keeps_gradients: bo
     Gradients that are not kept until the update make way once they are whole, as DeepSpeed copies them away.
     """
     watch = _LiveBytes(objective, keeps_gradients=keeps_gradients)
-    trained = [each for each in objective.parameters() if each.requires_grad]
-    handles = [each.register_post_accumulate_grad_hook(watch.take_gradient) for each in trained]
+    trained = [param for param in objective.parameters() if param.requires_grad]
+    handles = [param.register_post_accumulate_grad_hook(watch.take_gradient) for param in trained]
     with watch:
         objective(move_batch(batch, next(objective.parameters()).device))[LOSS].backward()
-    for each in handles:
-        each.remove()
+    for handle in handles:
+        handle.remove()
     objective.zero_grad()
     return StepMemory(watch.before, watch.peak, watch.gradients_at_peak, watch.reducing)
 
@@ -501,14 +497,14 @@ class _LiveBytes(TorchDispatchMode):
         self.live = self.peak = self.before = self.gradients = self.gradients_at_peak = 0
         self.reducing = self._filled = 0
         self._keeps_gradients = keeps_gradients
-        known = (each.untyped_storage() for each in (*module.parameters(), *module.buffers()))
+        known = (tensor.untyped_storage() for tensor in (*module.parameters(), *module.buffers()))
         self._storages = weakref.WeakSet[Any](known)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        for each in tree_leaves(output):
-            if isinstance(each, Tensor) and each.untyped_storage() not in self._storages:
-                self._add(each.untyped_storage())
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage() not in self._storages:
+                self._add(leaf.untyped_storage())
         return output
 
     def take_gradient(self, param: Tensor) -> None:

@@ -51,15 +51,11 @@ def fit_workers(scale: ScaleConfig, nodes: list[Node]) -> tuple[int, Resources]:
 
 def count_room(nodes: list[Node], cpus: float, *, with_gpu: bool) -> int:
     """Return how many workers of so many CPUs fit beside a reading task on every node."""
-    return sum(max(0, each.hold(cpus, with_gpu=with_gpu, spare=READ_CPUS)) for each in nodes)
+    return sum(max(0, node.hold(cpus, with_gpu=with_gpu, spare=READ_CPUS)) for node in nodes)
 
 
 def check_room(scale: ScaleConfig) -> None:
-    """Refuse more workers than the cluster has, or can bring, with the tasks that read for them.
-
-    Raises:
-        ConfigError: even the least are more.
-    """
+    """Refuse more workers than the cluster has, or can bring, with the tasks that read for them."""
     nodes = list_nodes()
     if not fit_workers(scale, nodes)[0] and not (is_cluster() and is_growing()):
         shortage = find_shortage(
@@ -90,9 +86,6 @@ def count_workers(scale: ScaleConfig) -> tuple[int, Resources]:
     """Return how many workers of a run there is room for now, and what each of them gets.
 
     On a cluster it waits for room for the least of them, and for what workers held that have just ended.
-
-    Raises:
-        RunError: there is no room within `scale.wait`.
     """
     started, said, before = time.monotonic(), 0, 0
     while True:
@@ -128,14 +121,7 @@ def ask_autoscaler(number: int, resources: Resources) -> None:
 
 
 class Growth:
-    """A thread that asks workers to save and end, once their cluster has had room for more of them for a while.
-
-    Args:
-        scale: of the run, with the numbers that it may have.
-        number: the workers that it has.
-        resources: what each of them has.
-        ask_to_end: asks them.
-    """
+    """A thread that asks workers to save and end, once their cluster has had room for more of them for a while."""
 
     def __init__(self, scale: ScaleConfig, number: int, resources: Resources, ask_to_end: Callable[[], None]) -> None:
         self.scale, self.number, self.resources, self._ask_to_end = scale, number, resources, ask_to_end
@@ -172,12 +158,7 @@ class Growth:
 
 @dataclass
 class Interruptions:
-    """Why a run's workers ended before its limit, how often, and whether it may go on.
-
-    Args:
-        run_dir: the run's directory.
-        scale: its limits.
-    """
+    """Why a run's workers ended before its limit, how often, and whether it may go on."""
 
     run_dir: Place
     scale: ScaleConfig
@@ -187,24 +168,24 @@ class Interruptions:
     def note_failure(self, failure: TrainingFailedError | ActorDiedError) -> None:
         """Count what Ray Train gave up for, or that its own process died, and say it.
 
-        Raises:
-            DomextError: a user's mistake, or that workers died, or machines went, too often.
-            TrainingFailedError: a defect that showed too often; it keeps its traceback.
+        A user's mistake is raised, and so is what happens too often; a defect keeps its traceback.
         """
         if (mistake := find_user_error(failure)) is not None:
             raise mistake
         errors: dict[int, Exception] = {}
         if isinstance(failure, WorkerGroupError):
             own = failure.worker_failures.items()
-            errors = {rank: getattr(each, "health_check_failure", None) or each for rank, each in own}
-        dead = [rank for rank, each in errors.items() if isinstance(each, RayError)]  # others miss those
+            errors = {rank: getattr(raised, "health_check_failure", None) or raised for rank, raised in own}
+        dead = [rank for rank, raised in errors.items() if isinstance(raised, RayError)]  # others miss those
         rank = min(dead or errors, default=0)
         error = errors.get(rank) or getattr(failure, "controller_failure", failure)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         what = f"worker {rank} failed ({reason})" if errors else f"the workers have not started ({reason})"
         if is_alone := isinstance(failure, ActorDiedError):
             what = "the process that leads the workers was killed, as happens where memory is short"
-        if isinstance(failure, PreemptionError) or any(getattr(each, "preempted", False) for each in errors.values()):
+        if isinstance(failure, PreemptionError) or any(
+            getattr(raised, "preempted", False) for raised in errors.values()
+        ):
             self.note_preemption(f"{what}: its machine was taken back")
             return
         self.num_failures += 1
@@ -224,11 +205,7 @@ class Interruptions:
             )
 
     def note_preemption(self, what: str) -> None:
-        """Count a machine that is taken back, and say it.
-
-        Raises:
-            TrainingError: that were too many.
-        """
+        """Count a machine that is taken back, and say it."""
         self.num_preemptions += 1
         limit = self.scale.max_preemptions
         if limit != "any" and self.num_preemptions > limit:

@@ -81,22 +81,9 @@ class Engine(Trainer):
 
     Every method is collective: all ranks call it equally often.
 
-    Args:
-        model: on `device`; parameters with `requires_grad` train and are fp32, the others may be stored in bf16.
-            It is taken over: at ZeRO-3 its parameters are sharded from here on.
-        engine: ZeRO stage, precision and memory options.
-        optim: AdamW; `decay_steps` is resolved.
-        warmup_steps: length of the warm-up, steps.
-        micro_batch_size: rows of one forward pass.
-        accumulation_steps: micro batches of one optimiser step on this rank.
-        seed: the run's seed.
-        device: where to train.
-        objective: the loss; its forward says what a batch is.
-        state: training state to go on from; None starts with the model as it is and moments of zero.
-
-    Raises:
-        ConfigError: compilation was asked for at ZeRO-3, or on a CPU without a C++ compiler.
-        RunError: `state` does not fit the model's trainable parameters.
+    The model, on `device`, is taken over: at ZeRO-3 its parameters are sharded from here on. Those with `requires_grad`
+    train and are fp32, the others may be stored in bf16. Without a `state` to go on from, the model
+    starts as it is, with moments of zero.
     """
 
     def __init__(
@@ -130,7 +117,7 @@ class Engine(Trainer):
         self._stage, self._compiled, self._captures = engine.zero_stage, engine.compile, engine.capture
         if engine.capture:
             self._compute_pass = CapturedPasses(self._make_pass, self._trainables.values(), record_graph)
-        sizes = {name: each.numel() for name, each in self._trainables.items()}
+        sizes = {name: param.numel() for name, param in self._trainables.items()}
         self._owners = _share_out(sizes, self.world_size)
         config = _build_config(engine, optim, micro_batch_size, accumulation_steps, sum(sizes.values()), device.type)
         self._deepspeed = _initialize(module, self._optimizer, config, device)
@@ -161,16 +148,15 @@ class Engine(Trainer):
     def copy_state(self) -> Callable[[], TrainState]:
         """Copy this rank's share of the training state to its CPU, one whole tensor at a time; called on all.
 
-        Returns:
-            What waits for a GPU that is still at it, on any thread: the copies come behind the steps that were launched
-            before them, and training goes on.
+        Returns what waits for a GPU that is still at it, on any thread: the copies come behind the steps that were
+        launched before them, and training goes on.
         """
         tensors = {}
         for name, param in self._trainables.items():
             whole = [self._gather(name, param, None), *(self._gather(name, param, moment) for moment in MOMENTS)]
             if self._owners[name] == self.rank:
                 # A copy, because on a CPU the gathered tensor may be the one that goes on training.
-                copies = [each.to("cpu", torch.float32, copy=True, non_blocking=True) for each in whole]
+                copies = [tensor.to("cpu", torch.float32, copy=True, non_blocking=True) for tensor in whole]
                 tensors[name] = TensorState(*copies)
         state, wait = TrainState(tensors, self.num_updates), self._mark()
 
@@ -238,8 +224,8 @@ class Engine(Trainer):
         for name, param in self._trainables.items():
             for moment in MOMENTS:
                 self._set_moment(param, moment, getattr(state.tensors[name], moment).to(self.device))
-        for each in self._optimizer.state.values():
-            each["step"].fill_(state.num_updates)
+        for param_state in self._optimizer.state.values():
+            param_state["step"].fill_(state.num_updates)
         self.num_updates = state.num_updates
 
     def _set_moment(self, param: nn.Parameter, moment: str, value: Tensor) -> None:
@@ -270,9 +256,6 @@ def compile_layers(model: nn.Module, device: torch.device, *, dynamic: bool = Tr
 
     Layers, those that transformers can checkpoint, share their compiled code, but for the first and the last one, whose
     tensors differ: twelve take no longer to compile than three. What is around them is small.
-
-    Raises:
-        ConfigError: the device is a CPU, and there is no C++ compiler.
     """
     check_compiler(device)
     torch._dynamo.config.recompile_limit = MOST_COMPILED  # above it, layers would run as written
@@ -287,15 +270,15 @@ def compile_layers(model: nn.Module, device: torch.device, *, dynamic: bool = Tr
 def _share_out(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
     """Which rank saves which tensor, each about as many elements: none holds all of a large share."""
     loads, owners = [0] * num_ranks, {}
-    for name in sorted(sizes, key=lambda each: (-sizes[each], each)):
+    for name in sorted(sizes, key=lambda key: (-sizes[key], key)):
         owners[name] = loads.index(min(loads))
         loads[owners[name]] += sizes[name]
     return owners
 
 
 def _load_parameters(trainables: dict[str, nn.Parameter], state: TrainState) -> None:
-    expected = {name: tuple(each.shape) for name, each in trainables.items()}
-    found = {name: tuple(each.param.shape) for name, each in state.tensors.items()}
+    expected = {name: tuple(value.shape) for name, value in trainables.items()}
+    found = {name: tuple(tensor.param.shape) for name, tensor in state.tensors.items()}
     if expected != found:
         different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
         raise RunError(

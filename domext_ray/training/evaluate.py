@@ -60,20 +60,12 @@ GENERAL_PROBE = ASSETS / "general_probe.txt"
 
 @dataclass(frozen=True)
 class Scores:
-    """Sums over the rows of an evaluation, or of one of them.
+    """Sums over the rows of an evaluation, or of one of them."""
 
-    Args:
-        loss_sum: negative log-likelihood of the predicted tokens, nats.
-        num_correct: of them, predicted exactly.
-        num_tokens: predicted tokens.
-        num_in_order: pairs told right.
-        num_pairs: pairs.
-    """
-
-    loss_sum: float = 0.0
-    num_correct: int = 0
-    num_tokens: int = 0
-    num_in_order: int = 0
+    loss_sum: float = 0.0  # negative log-likelihood of the predicted tokens, nats
+    num_correct: int = 0  # of them, predicted exactly
+    num_tokens: int = 0  # predicted tokens
+    num_in_order: int = 0  # pairs told right
     num_pairs: int = 0
 
     @property
@@ -120,12 +112,7 @@ class Evaluator(Protocol):
 
 
 class LoneEvaluator:
-    """Scores batches in one process, as the engine of a run of one worker does.
-
-    Args:
-        objective: model and losses, on `device`.
-        device: where to compute.
-    """
+    """Scores batches in one process, as the engine of a run of one worker does."""
 
     rank, world_size = 0, 1
 
@@ -145,16 +132,11 @@ def evaluate(engine: Evaluator, asked: EvalSet, listen: Callable[[], object] = l
     """Score a fixed set, the same one on every rank, of which each scores its share; collective.
 
     Every rank runs the same number of forwards (ZeRO-3 would wait for ever otherwise): one with fewer batches repeats
-    its last one, and leaves out what comes of that.
+    its last one, and leaves out what comes of that. `listen` is called before each batch, on every rank; what it raises
+    breaks the evaluation off.
 
-    Args:
-        engine: of this rank.
-        asked: the set.
-        listen: called before each batch, on every rank; what it raises breaks the evaluation off.
-
-    Returns:
-        Of every row of the set, in their order, what the fields of `Scores` are, float64 [R, 5], or [R, 3] without
-        pairs: the same on every rank, whatever their number.
+    Returns the fields of `Scores` of every row, in the order of the set, float64 [R, 5], or [R, 3] without pairs: the
+    same on every rank, however many there are.
     """
     if not len(asked.rows):  # on any rank
         return np.zeros((0, 3))
@@ -180,16 +162,8 @@ def evaluate_routed(
 ) -> np.ndarray:
     """Score each row of a set by whom the routers of an engine's model send it to; collective, see `evaluate`.
 
-    Args:
-        engine: of this rank.
-        model: its model.
-        asked: the set.
-        known: scores of all rows, as `evaluate` returns them, of those who have made them, by the names that routers
-            give; the others score their rows now.
-        listen: see `evaluate`.
-
-    Returns:
-        Of every row its first three scores: whether pairs were told right is left out.
+    `known` are scores of all rows, as `evaluate` returns them, by the names that routers give; whoever is missing
+    scores its rows now. Returns the first three scores of every row: whether pairs were told right is left out.
     """
     network: Any = model
     config, rows = network.config, np.zeros((len(asked.rows), 3))
@@ -226,7 +200,7 @@ def build_domain_set(
     order = order[:num_rows][HALVES[half]]
     # A smaller group of inseparable rows would be an easier one.
     num_grouped = len(order) // objective.inseparable_rows * objective.inseparable_rows
-    shard_rows = [each.num_rows for each in manifest.records("held_out")]
+    shard_rows = [shard.num_rows for shard in manifest.records("held_out")]
     table = take_numbered(manifest.paths("held_out"), shard_rows, np.sort(order[: num_grouped or len(order)]))
     masker: Any = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
     return EvalSet(
@@ -237,14 +211,7 @@ def build_domain_set(
 
 
 def read_probe(path: str | Path = "") -> list[str]:
-    """Read the sentences of the general probe, one per line.
-
-    Args:
-        path: a file of the user's; empty: the sentences that ship with the package.
-
-    Raises:
-        CorpusError: the file is missing, is not UTF-8, or has no sentence.
-    """
+    """Read the sentences of the general probe, one per line; without a path, those that ship with the package."""
     source = Path(path) if path else GENERAL_PROBE
     try:
         lines = source.read_text(encoding="utf-8").split("\n")
@@ -258,21 +225,13 @@ def read_probe(path: str | Path = "") -> list[str]:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The fixed sets of a run's evaluations; those of masked words are `NOTHING` where the run masks none.
+    """The fixed sets of a run's evaluations; those of masked words are `NOTHING` where the run masks none."""
 
-    Args:
-        domain: held-out rows, masked by the run's objective, or their views.
-        parts: those of each text beside the corpus.
-        general: the general probe; `NOTHING`, too, if no word of it is one token.
-        characters: held-out text, the same words masked for every vocabulary.
-        words: the same words, each one masked alone.
-    """
-
-    domain: EvalSet
-    parts: Sequence[EvalSet] = ()
-    general: EvalSet = NOTHING
-    characters: EvalSet = NOTHING
-    words: EvalSet = NOTHING
+    domain: EvalSet  # held-out rows, masked by the run's objective, or their views
+    parts: Sequence[EvalSet] = ()  # those of each text beside the corpus
+    general: EvalSet = NOTHING  # the general probe; `NOTHING`, too, if no word of it is one token
+    characters: EvalSet = NOTHING  # held-out text, the same words masked for every vocabulary
+    words: EvalSet = NOTHING  # the same words, each one masked alone
 
 
 SETS = {
@@ -289,18 +248,18 @@ def pack_scores(rows: Mapping[str, np.ndarray], evaluations: Evaluations) -> dic
     return {
         name: {
             "asked": getattr(evaluations, name).fingerprint,
-            "rows": base64.b64encode(each[:, :3].astype(_PACKED).tobytes()).decode(),
+            "rows": base64.b64encode(figures[:, :3].astype(_PACKED).tobytes()).decode(),
         }
-        for name, each in rows.items()
+        for name, figures in rows.items()
     }
 
 
 def unpack_scores(packed: Mapping[str, Mapping[str, str]], evaluations: Evaluations) -> dict[str, np.ndarray]:
     """Return what `pack_scores` has packed, [R, 3], of those sets that still ask the same."""
     return {
-        name: np.frombuffer(base64.b64decode(each["rows"]), _PACKED).reshape(-1, 3).astype(np.float64)
-        for name, each in packed.items()
-        if each["asked"] == getattr(evaluations, name).fingerprint
+        name: np.frombuffer(base64.b64decode(entry["rows"]), _PACKED).reshape(-1, 3).astype(np.float64)
+        for name, entry in packed.items()
+        if entry["asked"] == getattr(evaluations, name).fingerprint
     }
 
 
@@ -316,7 +275,7 @@ def build_evaluations(
     options: dict[str, Any] = {"num_rows": num_rows, "batch_size": batch_size, "packed": config.prepare.packed}
     options["half"] = config.train.eval_half
     texts = ((manifest, tokenizer), *beside)
-    domain, *parts = (build_domain_set(*each, config.objective, **options) for each in texts)
+    domain, *parts = (build_domain_set(*text, config.objective, **options) for text in texts)
     if config.objective.kind != "masked":
         return Evaluations(domain, parts)
     sizes = {"batch_size": batch_size, "full_length": length}

@@ -83,19 +83,11 @@ class MaskedLoss(Objective):
     On rows of general text the model keeps to its base's predictions: KL(base || model) over the base's words, at the
     predicted positions (Hinton et al. 2015, with a temperature of 1); or it learns their masked words, as elsewhere.
 
-    A vocabulary of 250,000 words has gigabytes of scores: they are computed in chunks of positions, and again in the
-    backward pass.
+    `teacher` is the base, which has `num_words`: the model itself, which then predicts without its extensions, or a
+    frozen copy; None: general text is learned.
 
-    Args:
-        model: the model.
-        device: where it is.
-        bf16: run the forward pass under torch's autocast.
-        distill_weight: weight of the distillation term.
-        teacher: the base: the model itself, which then predicts without its extensions, or a frozen copy; None: general
-            text is learned.
-        num_words: words of the base.
-        num_parts: parts of a mixture, whose losses are watched; 0: there are none.
-        num_chunks: chunks of a batch's positions; the same on all ranks, for at ZeRO-3 each chunk gathers the head.
+    A vocabulary of 250,000 words has gigabytes of scores: they are computed in chunks of positions, and again in the
+    backward pass. `num_chunks` is the same on all ranks, for at ZeRO-3 each chunk gathers the head.
     """
 
     def __init__(
@@ -186,7 +178,8 @@ class MaskedLoss(Objective):
         if self.teacher is None and not self.teaches_itself:
             return None
         own = {
-            name: each.index_select(0, asked.rows) if isinstance(each, Tensor) else each for name, each in rows.items()
+            name: value.index_select(0, asked.rows) if isinstance(value, Tensor) else value
+            for name, value in rows.items()
         }
         own |= {name: getattr(asked, name) for name in _BOUNDS}
         with self._as_base() as teacher:
@@ -201,10 +194,10 @@ class MaskedLoss(Objective):
             return self._score(states, labels, kinds, asked, kept)
 
         def cut(*rows: Tensor) -> Iterable[tuple[Tensor, ...]]:
-            return zip(*(each.tensor_split(self.num_chunks) for each in rows), strict=True)
+            return zip(*(tensor.tensor_split(self.num_chunks) for tensor in rows), strict=True)
 
         score = functools.partial(checkpoint, self._score, use_reentrant=False, preserve_rng_state=False)
-        parts = [score(*each, kinds) for each in cut(states, labels)]
+        parts = [score(*chunk, kinds) for chunk in cut(states, labels)]
         losses, predicted, divergences = map(torch.cat, zip(*parts, strict=True))
         if asked is not None and kept is not None:
             rows = cut(states.index_select(0, kept), labels.index_select(0, kept), asked)
@@ -323,15 +316,8 @@ def make_loss(
     """Return the loss of a run, for the engine to put around its model.
 
     A frozen base in the model costs nothing beside one more forward pass of the general rows. A method that changes the
-    base, or wraps its matrices (LoRA), needs a copy; so does a run whose base an earlier one changed.
-
-    Args:
-        config: the run.
-        base: its base; None: random weights.
-        model: its model.
-        fixed: names of the base's tensors that an earlier run changed.
-        device: the model's.
-        rows: of a forward pass, by length phase.
+    base, or wraps its matrices (LoRA), needs a copy; so does a run whose base an earlier one changed (`fixed`
+    names the tensors). `rows` are those of a forward pass, by length phase.
     """
     if config.objective.makes_vectors:
         return make_vector_loss(config.objective)
@@ -342,7 +328,7 @@ def make_loss(
     )
     if base is None or not needs_teacher(config):
         return loss
-    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    trained = {name for name, param in model.named_parameters() if param.requires_grad}
     teacher = cast(DomextForMaskedLM, model)
     if not config.method.keeps_base or base.tensors.keys() & {*trained, *fixed}:
         engine, causal = config.engine, config.objective.is_causal

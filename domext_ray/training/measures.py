@@ -40,15 +40,7 @@ ROUTER_SECONDS, ROUTER_LOOK_SECONDS = 600.0, 0.5
 class Measures:
     """Evaluates a run's model; `evaluate` and `score` are collective.
 
-    Args:
-        run: whose model it is.
-        engine: of this rank.
-        model: that the engine trains.
-        sets: what is scored.
-        parts: figures by part of a mixture.
-        ranks: which break an evaluation off when they are to end.
-        enter_phase: says what the run is doing.
-        state: of the checkpoint that the run goes on from; None: it begins.
+    `state` is the trainer state of the checkpoint that the run goes on from; None: the run begins.
     """
 
     def __init__(
@@ -76,10 +68,7 @@ class Measures:
         """Score the sets and return figures of a step. At a run's start and end also what takes as long as the rest.
 
         At the end, what users get who let the run's router choose, if it has one, has names of its own.
-
-        Raises:
-            EndAsked: the ranks are to end.
-            RunError: the router does not come.
+        EndAsked is raised when the ranks are to end.
         """
         self._doing = f"evaluating {f'step {step:,}' if step else 'the start'}"
         rows = {name: self._score_set(name) for name in ([*SETS] if at_end or step == 0 else [*SETS][:-1])}
@@ -97,7 +86,7 @@ class Measures:
             record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
         if self.parts.names:
             self._enter("other texts")
-            losses = [domain.loss, *(Scores.add_up(self.score(each)).loss for each in self.sets.parts)]
+            losses = [domain.loss, *(Scores.add_up(self.score(part)).loss for part in self.sets.parts)]
             record |= self.parts.describe_held_out(losses)
         if masks_words and at_end and self._has_router():
             record |= self._describe("eval/routed_", self._score_routed(rows))
@@ -112,12 +101,7 @@ class Measures:
         return self.score(getattr(self.sets, name))
 
     def _has_router(self) -> bool:
-        """Whether the run has one, as rank 0 sees it; all ranks wait for it, which its driver may still be fitting.
-
-        Raises:
-            RunError: it does not come.
-            EndAsked: the ranks are to end.
-        """
+        """Whether the run has one, as rank 0 sees it; all ranks wait for it, which its driver may still be fitting."""
         run_dir, adapter, is_first = self.run.paths.run, self.run.config.method.adapter, self.ranks.rank == 0
 
         def is_there() -> bool:
@@ -146,7 +130,7 @@ class Measures:
         config, base = self.run.config, self.run.spec.base
         has_head = base is not None and base.has_mlm_head
         begins_at_base = has_head and config.method.init == "zero" and not config.init_from
-        trained = [name for name, each in self.model.named_parameters() if each.requires_grad]
+        trained = [name for name, param in self.model.named_parameters() if param.requires_grad]
         return begins_at_base and all(f".adapters.{config.method.adapter}." in name for name in trained)
 
     def _score_routed(self, adapted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -162,7 +146,7 @@ class Measures:
         return found
 
     def _describe(self, prefix: str, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        scores = {name: Scores.add_up(each) for name, each in rows.items()}
+        scores = {name: Scores.add_up(figures) for name, figures in rows.items()}
         domain, general = scores["domain"], scores["general"]
         record = {
             f"{prefix}domain_{self.losses.loss}": domain.loss,

@@ -50,14 +50,14 @@ def read_metrics(path: Place, num_bytes: int = 0) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError):  # no JSON, or no UTF-8
             record = parse_json(line)
             is_whole = isinstance(record, dict) and type(record.get("step")) is int
-            if is_whole and not any(isinstance(each, list | dict) for each in record.values()):
+            if is_whole and not any(isinstance(value, list | dict) for value in record.values()):
                 records.append(record)
     return records
 
 
 def find_last_step(path: Place, default: int = 0) -> int:
     """Return the newest step in metrics.jsonl; `default` before the first record."""
-    return max((each["step"] for each in read_metrics(path, TAIL_BYTES)), default=default)
+    return max((record["step"] for record in read_metrics(path, TAIL_BYTES)), default=default)
 
 
 def as_written(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,12 +68,8 @@ def as_written(record: Mapping[str, Any]) -> dict[str, Any]:
 class MetricsLog:
     """Rank 0's writer of metrics.jsonl, which hands its records to trackers, too.
 
-    Args:
-        run_dir: the run's directory, as the attempt that writes has it.
-        step: of the checkpoint that the run goes on from; later lines are cut off. At step 0 the file is new.
-        trackers: their names.
-        options: what they are told of the run.
-        is_evaluated: False where that step's own line is still to be written, too.
+    Lines after `step`, that of the checkpoint that the run goes on from, are cut off; at step 0 the file is new.
+    Without `is_evaluated`, the step's own line goes, too, and is still to be written. Trackers are told the `options`.
     """
 
     def __init__(
@@ -90,8 +86,8 @@ class MetricsLog:
         self._check()
         path = self.run / "metrics.jsonl"
         last = step if is_evaluated else step - 1
-        kept = [each for each in read_metrics(path) if each["step"] <= last] if step else []
-        self.log = Log(path, start="".join(json.dumps(each) + "\n" for each in kept))
+        kept = [record for record in read_metrics(path) if record["step"] <= last] if step else []
+        self.log = Log(path, start="".join(json.dumps(record) + "\n" for record in kept))
         tracked = Tracked(self.run, self.run.parent, options or {}, step)
         self.tracking = Tracking(trackers, tracked, kept, lambda _, sentence: notify_driver(run_dir, sentence))
 
@@ -134,14 +130,8 @@ class RunProgress:
     On a terminal one line is rewritten; elsewhere a plain line appears every ten seconds. Of a run in a bucket, which
     has a price for each request, steps are some 20 s old. Evaluations always get a line of their own, and so does what
     workers tell the driver (events.py). When nothing has moved for a while, a line says what the run is doing, and what
-    it waits for.
-
-    Args:
-        path: the run's metrics.jsonl.
-        limits: where the run ends.
-        phase: what it does at first, such as "starting 4 workers".
-        describe_waiting: says what Ray cannot place; empty: nothing.
-        note_evaluation: called after evaluations, in the thread.
+    it waits for: `describe_waiting` says what Ray cannot place. `note_evaluation` is called after evaluations,
+    in the thread.
     """
 
     def __init__(
@@ -195,7 +185,7 @@ class RunProgress:
             self.stall.look(self.phase)
             return
         self.stall.note_move()
-        evaluated = [each for each in newest if each["step"] > self.shown_step and find_losses(each, DOMAIN)]
+        evaluated = [entry for entry in newest if entry["step"] > self.shown_step and find_losses(entry, DOMAIN)]
         for record in evaluated:
             self.line.keep(_describe_evaluation(record))
         self.shown_step = newest[-1]["step"]
@@ -203,7 +193,7 @@ class RunProgress:
             self.note_evaluation()
         names = find_losses(newest[-1], TRAIN)
         if names is not None:
-            self.line.show(self._describe_steps([each for each in newest if TRAIN + names.loss in each], names))
+            self.line.show(self._describe_steps([entry for entry in newest if TRAIN + names.loss in entry], names))
 
     def _describe_steps(self, records: list[dict[str, Any]], names: LossNames) -> str:
         newest = records[-1]
@@ -232,7 +222,7 @@ class RunProgress:
 
 def _mean(records: Sequence[Mapping[str, Any]], name: str) -> float:
     """Of the records that have it, and have it finite."""
-    values = [value for each in records if (value := each.get(name)) is not None]
+    values = [value for record in records if (value := record.get(name)) is not None]
     return sum(values) / len(values) if values else math.nan
 
 

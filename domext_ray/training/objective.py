@@ -19,62 +19,43 @@ NO_LABEL = -100
 
 @dataclass(frozen=True)
 class DistillRows:
-    """What the distillation term reads of a batch: K ≥ 1 of its B rows, and P' ≥ 1 predicted positions in them.
+    """What the distillation term reads of a batch: K ≥ 1 of its B rows, and P' ≥ 1 predicted positions in them."""
 
-    Args:
-        rows: int64 [K], their indices in the batch.
-        prediction_indices: int64 [P'], among the batch's P predicted positions.
-        positions: int64 [P'], the same positions in the flattened [K·N].
-        weights: float32 [P'], 1 for a predicted token, 0 for filler.
-        token_indices, cu_seq_lens, max_length: of the K rows; see `MaskedBatch`.
-    """
-
-    rows: torch.Tensor
-    prediction_indices: torch.Tensor
-    positions: torch.Tensor
-    weights: torch.Tensor
-    token_indices: torch.Tensor | None = None
+    rows: torch.Tensor  # int64 [K], their indices in the batch
+    prediction_indices: torch.Tensor  # int64 [P'], among the batch's P predicted positions
+    positions: torch.Tensor  # int64 [P'], the same positions in the flattened [K·N]
+    weights: torch.Tensor  # float32 [P'], 1 for a predicted token, 0 for filler
+    token_indices: torch.Tensor | None = None  # this and the next two: of the K rows; see `MaskedBatch`
     cu_seq_lens: torch.Tensor | None = None
     max_length: int = 0
 
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """One forward pass of masked-language modelling, B rows padded to N tokens, P predicted positions.
+    """One forward pass of masked-language modelling, B rows padded to N tokens, P predicted positions."""
 
-    Args:
-        input_ids: int64 [B, N].
-        attention_mask: int64 [B, N], or None when nothing is padded.
-        token_type_ids: int64 [B, N], or None for all zeros.
-        masked_positions: int64 [P], P ≥ 1, in the flattened [B·N].
-        labels: int64 [P], the tokens to predict: the original ones, or the next ones.
-        weights: float32 [P], 1 for a predicted token, 0 for filler.
-        next_sentence_labels: int64 [B], 0: the second text follows the first, 1: it is from another document,
-            NO_LABEL: the row does not count; None for rows that are no pairs.
-        distill_rows: the rows of general text, whose predicted tokens have weight 0 above; None: there is no
-            distillation term.
-        kinds: uint8 [V], the kind of every entry; a label competes with entries of its kind only. None: with all.
-        parts: int64 [P], the part of a mixture that each predicted token is of, -1 for filler; None: there are none.
-        document_ids: int64 [B, N], which of its row's documents each token is of; None: a row is one document.
-        token_indices: int64 [T], ascending, the tokens' in the flattened [B·N], and as many of padding as make T a
-            multiple of 64, so that few shapes occur; None: most of the batch is tokens.
-        cu_seq_lens, max_length: see `corpus.batching.find_sequences` and `Sizes`; None and 0: attention has masks.
-    """
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor | None
-    token_type_ids: torch.Tensor | None
-    masked_positions: torch.Tensor
-    labels: torch.Tensor
-    weights: torch.Tensor
+    input_ids: torch.Tensor  # int64 [B, N]
+    attention_mask: torch.Tensor | None  # int64 [B, N]; None: nothing is padded
+    token_type_ids: torch.Tensor | None  # int64 [B, N]; None: all zeros
+    masked_positions: torch.Tensor  # int64 [P], P ≥ 1, in the flattened [B·N]
+    labels: torch.Tensor  # int64 [P], the tokens to predict: the original ones, or the next ones
+    weights: torch.Tensor  # float32 [P], 1 for a predicted token, 0 for filler
     next_sentence_labels: torch.Tensor | None = None
+    """int64 [B], 0: the second text follows the first, 1: it is from another document, NO_LABEL: the row does not
+    count; None: rows are no pairs."""
     distill_rows: DistillRows | None = None
+    """The rows of general text, whose predicted tokens have weight 0 above; None: there is no distillation term."""
     kinds: torch.Tensor | None = None
+    """uint8 [V], the kind of every entry; a label competes with entries of its kind only. None: with all."""
     parts: torch.Tensor | None = None
+    """int64 [P], the part of a mixture that each predicted token is of, -1 for filler; None: there are none."""
     document_ids: torch.Tensor | None = None
+    """int64 [B, N], which of its row's documents each token is of; None: a row is one document."""
     token_indices: torch.Tensor | None = None
-    cu_seq_lens: torch.Tensor | None = None
-    max_length: int = 0
+    """int64 [T], ascending, the tokens' in the flattened [B·N], and as many of padding as make T a multiple of 64, so
+    that few shapes occur; None: most of the batch is tokens."""
+    cu_seq_lens: torch.Tensor | None = None  # see `corpus.batching.find_sequences`; None: attention has masks
+    max_length: int = 0  # see `corpus.batching.Sizes`; 0: attention has masks
 
     @property
     def num_masked(self) -> int:
@@ -115,19 +96,12 @@ class MaskedBatch:
 
 @dataclass(frozen=True)
 class ViewBatch:
-    """One forward pass over two views of B rows, of which vectors are made.
+    """One forward pass over two views of B rows, of which vectors are made."""
 
-    Args:
-        input_ids: int64 [2B, N], the first views and the second behind them.
-        attention_mask: int64 [2B, N], or None when nothing is padded.
-        weights: float32 [B], 1 for a row that counts and 0 for filler.
-        cu_seq_lens, max_length: of the 2B views; see `MaskedBatch`.
-    """
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor | None
-    weights: torch.Tensor
-    cu_seq_lens: torch.Tensor | None = None
+    input_ids: torch.Tensor  # int64 [2B, N], the first views and the second behind them
+    attention_mask: torch.Tensor | None  # int64 [2B, N]; None: nothing is padded
+    weights: torch.Tensor  # float32 [B], 1 for a row that counts and 0 for filler
+    cu_seq_lens: torch.Tensor | None = None  # this and the next one: of the 2B views; see `MaskedBatch`
     max_length: int = 0
 
     @property
@@ -153,7 +127,7 @@ def to_batch(arrays: Arrays) -> Any:
 
 def to_tensors(arrays: Arrays) -> dict[str, Any]:
     """Make tensors of arrays, whose memory they share; what is no array stays."""
-    return {name: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in arrays.items()}
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
 
 
 def pad_batch(

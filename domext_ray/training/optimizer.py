@@ -14,19 +14,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # names of AdamW's state in torch
 
 
 def compute_learning_rate(step: int, optim: OptimConfig, warmup_steps: int, progress: float = 0.0) -> float:
-    """Return the rate of a step.
+    """Return the rate of a step, 0-based (AF Adapter section 4.1.2; BERT appendix A.2).
 
-    Args:
-        step: 0-based. Steps below `warmup_steps` have peak · (step + 1) / warmup_steps, the peak at the last of them;
-            later ones a share of the peak that falls to 0 at `optim.decay_steps` and stays there: with x from 0 to 1
-            between the two, 1 - x (linear) or (1 + cos πx) / 2 (cosine).
-        optim: schedule, peak, and the horizon, which is above `warmup_steps`.
-        warmup_steps: length of the warm-up, 0 or more.
-        progress: share of the run's budget that is spent, 0 to 1; of it alone depends what follows the warm-up of the
-            schedule wsd: the peak, then (1 - progress) / `optim.decay_frac` of it. A budget that ends in the warm-up
-            has the lower of the two rates, so that it ends at 0, too.
+    Steps below `warmup_steps` have peak · (step + 1) / warmup_steps, the peak at the last of them; later ones a share
+    of the peak that falls to 0 at `optim.decay_steps`, which is above `warmup_steps`, and stays there: with x from 0 to
+    1 between the two, 1 - x (linear) or (1 + cos πx) / 2 (cosine).
 
-    Source: AF Adapter section 4.1.2; BERT appendix A.2.
+    What follows the warm-up of the schedule wsd depends on `progress` alone, the share of the run's budget that is
+    spent, 0 to 1: the peak, then (1 - progress) / `optim.decay_frac` of it. A budget that ends in the warm-up has the
+    lower of the two rates, so that it ends at 0, too.
     """
     reached = optim.lr * (step + 1) / warmup_steps if step < warmup_steps else optim.lr
     if optim.schedule == "wsd":
@@ -44,11 +40,8 @@ def build_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only, never on biases and LayerNorms; torch's own, so nothing is compiled.
 
-    Args:
-        params: parameters by name.
-        optim: its options.
-        rate_scales: factors of the learning rate by parameter name, for those that differ from 1; a group of the
-            optimizer has its own as "rate_scale".
+    `rate_scales` are factors of the learning rate by parameter name, for those that differ from 1; a group of the
+    optimizer has its own as "rate_scale".
     """
     members: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, param in params.items():
@@ -69,10 +62,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def clip_gradients(optimizer: torch.optim.AdamW, params: Collection[nn.Parameter], max_norm: float) -> Tensor:
     """Scale a gradient to the largest norm allowed (0: any); if it is not finite, the next step will change nothing.
 
-    Returns:
-        Its norm before, and 1 if it is finite, else 0: float64 [2] on its device, whose host need not wait for it.
+    Returns its norm before, and 1 if it is finite, else 0: float64 [2] on its device, whose host need not wait for it.
     """
-    norm = nn.utils.get_total_norm([each.grad for each in params if each.grad is not None])
+    norm = nn.utils.get_total_norm([param.grad for param in params if param.grad is not None])
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(params, max_norm, norm)
     is_finite = norm.isfinite()

@@ -25,8 +25,8 @@ class PartFigures:
         """Return what is to be added up over ranks: tokens of every part, given here, and then predicted ones."""
         if not self.names:
             return []
-        predicted = [each.count_predicted(len(self.names)) for each in micro_batches]
-        return [*tokens, *(sum(each) for each in zip(*predicted, strict=True))]
+        predicted = [batch.count_predicted(len(self.names)) for batch in micro_batches]
+        return [*tokens, *(sum(numbers) for numbers in zip(*predicted, strict=True))]
 
     def describe(self, step: int, counts: Sequence[int], loss_sums: Sequence[float]) -> dict[str, Any]:
         """Return the entries of a step, from 1, given the sums over ranks of counts and of losses by part, nats."""

@@ -55,28 +55,20 @@ Row = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class EvalSet:
-    """Fixed rows that an evaluation scores.
+    """Fixed rows that an evaluation scores."""
 
-    Args:
-        rows: what the rows are, in the order of their batches.
-        collate: makes batches of some of them.
-        num_chars: characters of the scored words; 0: no bits are measured on them.
-        price_bits: bits of the scored words' numbers of pieces, in sum.
-        group_rows: rows that are compared with each other, and stay in one batch.
-    """
-
-    rows: Any
-    collate: Callable[[Any], list[Any]]
-    num_chars: int = 0
-    price_bits: float = 0.0
-    group_rows: int = 1
+    rows: Any  # in the order of their batches
+    collate: Callable[[Any], list[Any]]  # makes batches of some of them
+    num_chars: int = 0  # of the scored words; 0: no bits are measured on them
+    price_bits: float = 0.0  # of the scored words' numbers of pieces, in sum
+    group_rows: int = 1  # so many are compared with each other, and stay in one batch
 
     @property
     def fingerprint(self) -> str:
         """What rows of masked words are recognised by: all that a model is asked."""
         digest = hashlib.sha256()
-        for each in vars(self.rows).values():
-            digest.update(b"" if each is None else each.tobytes())
+        for field in vars(self.rows).values():
+            digest.update(b"" if field is None else field.tobytes())
         return digest.hexdigest()
 
     @property
@@ -94,19 +86,12 @@ NOTHING = EvalSet(MaskedRows(*[np.arange(0)] * 4), lambda rows: [])
 
 @dataclass(frozen=True)
 class Passage:
-    """A row of held-out text and the words of it that are scored.
+    """A row of held-out text and the words of it that are scored."""
 
-    Args:
-        ids: int64 [N], the row, with [CLS] and [SEP].
-        chosen: places of the chosen words' pieces, those that the row has.
-        scored: the chosen words that are whole and known: characters, and places in the row.
-        other_sizes: numbers of pieces of the passage's other words.
-    """
-
-    ids: np.ndarray
-    chosen: list[list[int]]
-    scored: list[tuple[int, list[int]]]
-    other_sizes: list[int]
+    ids: np.ndarray  # int64 [N], the row, with [CLS] and [SEP]
+    chosen: list[list[int]]  # places of the chosen words' pieces, those that the row has
+    scored: list[tuple[int, list[int]]]  # the chosen words that are whole and known: characters, and places in the row
+    other_sizes: list[int]  # numbers of pieces of the passage's other words
 
 
 def read_passages(
@@ -115,13 +100,8 @@ def read_passages(
     """Choose passages of held-out text, and words in them, by their characters: the same for every tokenizer.
 
     A chosen word that does not fit into the row as a whole, or that the tokenizer has no pieces for ([UNK]), is not
-    scored; the scored characters are then fewer than those of other models.
-
-    Args:
-        manifest: the prepared corpus.
-        tokenizer: the run's tokenizer.
-        num_passages: passages at most.
-        max_length: tokens of a row, at most, [CLS] and [SEP] included; the passages depend on it.
+    scored; the scored characters are then fewer than those of other models. The passages depend on `max_length`, the
+    most tokens of a row, [CLS] and [SEP] included.
     """
     texts = _choose_passages(manifest, num_passages, 2 * (max_length - 2))
     encodings = make_backend(tokenizer).encode_batch(texts, add_special_tokens=False)
@@ -150,19 +130,20 @@ def build_character_set(
 ) -> EvalSet:
     """Mask the chosen words of every passage together; those that are not scored are masked, too.
 
-    Args:
-        passages: see `read_passages`.
-        tokenizer: the run's tokenizer.
-        batch_size: rows of a forward pass.
-        full_length: tokens of a full row: a batch of shorter ones has more of them, up to the tokens of `batch_size`
-            full ones. 0: no batch has more.
+    A batch of rows that are shorter than `full_length` has more than `batch_size` of them, up to the tokens of
+    `batch_size` full ones. 0: no batch has more.
     """
     rows = [
-        _mask(each.ids, itertools.chain(*each.chosen), itertools.chain(*(own for _, own in each.scored)), tokenizer)
-        for each in passages
-        if each.scored
+        _mask(
+            passage.ids,
+            itertools.chain(*passage.chosen),
+            itertools.chain(*(own for _, own in passage.scored)),
+            tokenizer,
+        )
+        for passage in passages
+        if passage.scored
     ]
-    num_chars = sum(chars for each in passages for chars, _ in each.scored)
+    num_chars = sum(chars for passage in passages for chars, _ in passage.scored)
     return _make_set(rows, tokenizer, batch_size, full_length, num_chars)
 
 
@@ -170,9 +151,9 @@ def build_word_set(
     passages: Sequence[Passage], tokenizer: PreTrainedTokenizerBase, *, batch_size: int, full_length: int = 0
 ) -> EvalSet:
     """Mask every scored word alone, once for each of its pieces: it and those after it; see `build_character_set`."""
-    words = [(each.ids, chars, places) for each in passages for chars, places in each.scored]
+    words = [(passage.ids, chars, places) for passage in passages for chars, places in passage.scored]
     rows = [_mask(ids, places[i:], [place], tokenizer) for ids, _, places in words for i, place in enumerate(places)]
-    counts = Counter(size for each in passages for size in each.other_sizes)
+    counts = Counter(size for passage in passages for size in passage.other_sizes)
     # A number of pieces is as likely as it is frequent, with one word more spread over all numbers.
     all_bits = math.log2(counts.total() + 1)
     sizes = [len(places) for *_, places in words]
@@ -207,9 +188,6 @@ def find_kinds(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
 
     With WordPiece 1 begins a word and 2 goes on in one; with byte-level BPE and SentencePiece 2 follows a space, which
     a model sees anyway, and 1 does not.
-
-    Args:
-        tokenizer: a fast tokenizer.
     """
     entries = tokenizer.get_vocab()
     marks = json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("continuing_subword_prefix")
@@ -267,13 +245,15 @@ def _make_set(
 def _choose_passages(manifest: Manifest, num_passages: int, width: int) -> list[str]:
     """Return passages of the held-out text in the order of their hashes; texts are read in the order of theirs."""
     found: dict[bytes, str] = {}
-    for record in sorted(manifest.texts, key=lambda each: each.sha256):
+    for record in sorted(manifest.texts, key=lambda text: text.sha256):
         for line in (manifest.folder / record.path).read_text().split("\n"):
             if line:
-                found.update((_hash_text(each), each) for each in _split_passages(json.loads(line)["text"], width))
+                found.update(
+                    (_hash_text(passage), passage) for passage in _split_passages(json.loads(line)["text"], width)
+                )
         if len(found) >= READ_PASSAGES * num_passages:
             break
-    return [found[each] for each in sorted(found)[:num_passages]]
+    return [found[digest] for digest in sorted(found)[:num_passages]]
 
 
 def _hash_text(text: str) -> bytes:
@@ -294,7 +274,7 @@ def _split_passages(document: str, width: int) -> Iterator[str]:
 
 def _cut_passage(passage: str, width: int) -> Iterator[str]:
     while _measure_width(passage) > width:
-        widths = np.cumsum([1 if each.isascii() else 2 for each in passage])
+        widths = np.cumsum([1 if char.isascii() else 2 for char in passage])
         fits = int(np.searchsorted(widths, width, side="right"))
         cut = passage.rfind(" ", 1, fits + 1)
         yield passage[: cut if cut > 0 else fits]

@@ -48,22 +48,14 @@ FEW_EPOCHS = 0.1
 
 @dataclass(frozen=True)
 class Phase:
-    """Some steps of a run whose rows have one length.
+    """Some steps of a run whose rows have one length."""
 
-    Args:
-        manifest: the corpus, prepared for that length.
-        sampler: the canonical order of its rows and of those beside it.
-        first_step, end_step: 0-based, the end not included.
-        micro_batch_size: rows of a forward pass.
-        beside: the texts of `config.parts`, prepared for that length.
-    """
-
-    manifest: Manifest
-    sampler: Sampler
-    first_step: int
-    end_step: int
-    micro_batch_size: int
-    beside: tuple[Manifest, ...] = ()
+    manifest: Manifest  # the corpus, prepared for that length
+    sampler: Sampler  # the canonical order of its rows and of those beside it
+    first_step: int  # 0-based
+    end_step: int  # 0-based, not included
+    micro_batch_size: int  # rows of a forward pass
+    beside: tuple[Manifest, ...] = ()  # the texts of `config.parts`, prepared for that length
 
     @property
     def steps_per_epoch(self) -> float:
@@ -75,10 +67,7 @@ class Phase:
 def make_phases(config: SettledConfig, texts: Sequence[Sequence[Manifest]], num_workers: int = 0) -> list[Phase]:
     """Return the length phases of a run (BERT appendix A.2: 90 % of the steps on short rows, then 10 % on long ones).
 
-    Args:
-        config: the run, its horizon resolved: phases are parts of the schedule, whatever the limits.
-        texts: those of `config.texts`, prepared for each phase's length.
-        num_workers: that it has; 0: as many as it may have.
+    Phases are parts of the schedule, whatever the limits. With `num_workers` 0, the run has as many as it may have.
     """
     sizes = resolve_micro_batch_sizes(config, num_workers)
     starts = [0, find_first_long_step(config, config.optim.decay_steps)] if len(texts) > 1 else [0]
@@ -120,39 +109,32 @@ def describe_reading(config: SettledConfig, phases: Sequence[Phase]) -> list[str
 
 def count_epochs(phases: Sequence[Phase], step: int) -> list[float]:
     """Return how often a run has read its corpus, and each text beside it, after some steps."""
-    read = [each.sampler.count_epochs(max(0, min(step, each.end_step) - each.first_step)) for each in phases]
-    return [sum(each) for each in zip(*read, strict=True)]
+    read = [phase.sampler.count_epochs(max(0, min(step, phase.end_step) - phase.first_step)) for phase in phases]
+    return [sum(epochs) for epochs in zip(*read, strict=True)]
 
 
 def resolve_max_steps(config: SettledConfig, manifests: Sequence[Manifest]) -> SettledConfig:
     """Put steps in the place of `train.epochs` and, where `train.max_steps` is 0, of `train.max_tokens`.
 
-    Args:
-        config: the run.
-        manifests: the corpus prepared for each phase's length, in order.
+    `manifests` are the corpus, prepared for each phase's length.
     """
-    sizes = [(each.num_rows("train"), each.num_tokens("train")) for each in manifests]
+    sizes = [(manifest.num_rows("train"), manifest.num_tokens("train")) for manifest in manifests]
     tokens = 0 if config.train.max_steps else config.train.max_tokens
     counted = replace(config, train=replace(config.train, max_tokens=tokens))
     return config.with_steps(count_limited_steps(counted, sizes))
 
 
 def count_limited_steps(config: RunOptions, sizes: Sequence[tuple[int, int]]) -> int:
-    """Return the steps until the first of `train.max_steps`, `train.epochs` and `train.max_tokens`.
+    """Return the steps until the first of `train.max_steps`, `train.epochs` and `train.max_tokens`, not all of them 0.
 
-    Args:
-        config: the run; at least one of the three is above 0.
-        sizes: training rows of each length phase, and the tokens in them.
-
-    Raises:
-        CorpusError: the rows fill no batch.
+    `sizes` are the training rows of each length phase, and the tokens in them.
     """
     train = config.train
     limits = [train.max_steps] if train.max_steps else []
     shares = [1.0] if len(sizes) == 1 else [1.0 - train.long_frac, train.long_frac]
     if train.epochs:
         texts = [Sampler((Part("--corpus", (rows,), config.seed),), train.global_batch_size) for rows, _ in sizes]
-        epochs_per_step = sum(share * each.count_epochs(1)[0] for share, each in zip(shares, texts, strict=True))
+        epochs_per_step = sum(share * text.count_epochs(1)[0] for share, text in zip(shares, texts, strict=True))
         epochs_per_step *= float(average_shares(config)[0])
         limits.append(round(train.epochs / epochs_per_step))
     if train.max_tokens:
@@ -162,11 +144,9 @@ def count_limited_steps(config: RunOptions, sizes: Sequence[tuple[int, int]]) ->
 
 
 def count_phase_steps(config: RunOptions, num_steps: int) -> list[int]:
-    """Return the steps of each length phase among a run's first ones, given how many there are to its horizon.
+    """Return the steps of each length phase among a run's first `num_steps`.
 
-    Args:
-        config: the run; with `optim.decay_steps` 0 the horizon is `num_steps`.
-        num_steps: steps of the run.
+    Without `optim.decay_steps`, these are the horizon.
     """
     if not config.train.long_seq_length:
         return [num_steps]
@@ -176,27 +156,16 @@ def count_phase_steps(config: RunOptions, num_steps: int) -> list[int]:
 
 
 def make_sampler(config: SettledConfig, manifests: Sequence[Manifest], first_step: int = 0) -> Sampler:
-    """Return the canonical order of a prepared corpus and of the texts beside it for this run.
-
-    Args:
-        config: the run, its horizon resolved.
-        manifests: the corpus, and the texts of `config.parts`.
-        first_step: of the run's steps, the sampler's first batch.
-    """
+    """Return the canonical order of a prepared corpus and of the texts beside it; batch 0 is `first_step`'s."""
     parts = tuple(
-        Part(text.option, tuple(each.num_rows for each in own.records("train")), seed)
+        Part(text.option, tuple(shard.num_rows for shard in own.records("train")), seed)
         for text, own, seed in zip(config.texts, manifests, seed_parts(config), strict=True)
     )
     return Sampler(parts, config.train.global_batch_size, tuple(make_stages(config, first_step)))
 
 
 def make_stages(config: SettledConfig, first_step: int = 0) -> list[Stage]:
-    """Return from which batch on a run's parts have which shares, counted from a step.
-
-    Args:
-        config: the run, its horizon resolved.
-        first_step: the step of batch 0.
-    """
+    """Return from which batch on a run's parts have which shares; batch 0 is `first_step`'s."""
     starts = [(round(share * config.optim.decay_steps) - first_step, own) for share, own in config.part_shares]
     ends = [*(start for start, _ in starts[1:]), sys.maxsize]
     return [
@@ -240,7 +209,7 @@ class BatchMaker:
     ) -> None:
         self.config, self.phases = config, phases
         is_general = [text.keep for text in config.texts]
-        self.tokenizers = [general_tokenizer if each else tokenizer for each in is_general]
+        self.tokenizers = [general_tokenizer if keep else tokenizer for keep in is_general]
         self.is_distilled = tuple(is_general) if any(is_general) and config.objective.keep != "none" else ()
 
     def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[Any], list[int]]]:
@@ -253,7 +222,7 @@ class BatchMaker:
             end = min(phase.end_step, self.config.train.max_steps or sys.maxsize)
             first, last = step - phase.first_step, end - phase.first_step
             for arrays, tokens in stream_batches(reader, first, last, self.config.scale.wait_seconds):
-                batches = [to_batch(each) for each in arrays]
+                batches = [to_batch(batch) for batch in arrays]
                 # A rank with a row less may have a pass less, for which the others would wait for ever at ZeRO-3.
                 batches += [batches[-1].without_weight()] * (passes - len(batches))
                 yield batches, tokens
@@ -267,10 +236,13 @@ class BatchMaker:
         rows = share_rows(sampler.global_batch_size, rank, world_size, objective.inseparable_rows)
         lengths = None
         if engine.fixed_shapes:  # of a mixture, as if all rows were as full as those of its fullest text
-            means = [each.num_tokens("train") / each.num_rows("train") for each in (phase.manifest, *phase.beside)]
+            means = [
+                manifest.num_tokens("train") / manifest.num_rows("train")
+                for manifest in (phase.manifest, *phase.beside)
+            ]
             lengths = RowLengths(phase.manifest.seq_length, max(means))
         maskers = tuple(
-            make_masker(each, objective, seed, packed=self.config.prepare.packed, lengths=lengths)
-            for each, seed in zip(self.tokenizers, seed_parts(self.config), strict=True)
+            make_masker(tokenizer, objective, seed, packed=self.config.prepare.packed, lengths=lengths)
+            for tokenizer, seed in zip(self.tokenizers, seed_parts(self.config), strict=True)
         )
         return BatchReader(corpora, sampler, maskers, self.is_distilled, rows, phase.micro_batch_size)

@@ -70,7 +70,7 @@ class _Trainer(TorchTrainer):
     def _create_default_callbacks(self) -> list[Any]:
         spared = ("DatasetsCallback", *(() if is_cluster() else ("PlacementGroupCleanerCallback",)))
         callbacks = super()._create_default_callbacks()  # type: ignore[misc]
-        return [each for each in callbacks if type(each).__name__ not in spared]
+        return [callback for callback in callbacks if type(callback).__name__ not in spared]
 
     def _initialize_and_run_controller(self, **given: Any) -> Any:
         if not is_cluster():

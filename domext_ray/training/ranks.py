@@ -21,13 +21,8 @@ ASK_SECONDS = 5.0
 class Ranks:
     """The ranks of a run, as one of them hears them; every method is collective.
 
-    What they add up are tensors of the CPU: ranks talk while their GPUs are at the step before.
-
-    Args:
-        rank: this one.
-        sum_over_ranks: replaces a tensor by its sum over all ranks.
-        notices: where this rank hears that its machine is going.
-        is_asked: whether the driver has asked for the end; rank 0 alone is told.
+    What they add up are tensors of the CPU: ranks talk while their GPUs are at the step before. `sum_over_ranks`
+    replaces a tensor by its sum. `is_asked` says whether the driver has asked for the end; rank 0 alone is told.
     """
 
     def __init__(
@@ -61,11 +56,7 @@ class Ranks:
         return totals
 
     def listen(self, *figures: float) -> list[float]:
-        """Break an evaluation off where a rank has heard that all are to end, or add up figures.
-
-        Raises:
-            EndAsked: that is so.
-        """
+        """Break an evaluation off (EndAsked) where a rank has heard that all are to end, or add up figures."""
         totals = self.add_up(*figures)
         if self.end not in ("", LIMIT):  # a run that has reached it may be asked for more figures
             raise EndAsked

@@ -42,14 +42,7 @@ class StepBatch:
 class StepRecords:
     """Makes the record of one step after the other, and keeps the time that steps take.
 
-    Args:
-        run: whose steps they are.
-        phases: its length phases.
-        parts: figures by part of a mixture.
-        rooflines: what steps are held against, by a phase's first step; empty: no rank but the first one has them.
-        device: that trains.
-        world_size: number of ranks.
-        seconds: that training has taken before.
+    The first rank alone has `rooflines`, by a phase's first step. `seconds` are those that training has taken before.
     """
 
     def __init__(
@@ -87,18 +80,10 @@ class StepRecords:
         batch: StepBatch,
         stop: Callable[[], None],
     ) -> dict[str, Any]:
-        """Return the record of a step, whose end is waited for.
+        """Return the record of a step, counted from 1, whose end is waited for.
 
-        Args:
-            read_figures: as `Trainer.launch_step` returns it.
-            step: from 1.
-            tokens: that the run has read up to it.
-            batch: that it read.
-            stop: called before a run is stopped for a loss that is not finite: the sentence says which step is saved.
-
-        Raises:
-            DivergenceError: its loss or gradient is not finite, and such steps are not left out; or it is one too many.
-            TrainingError: nothing has been masked for many steps.
+        `tokens` are those that the run has read up to it. `stop` is called before the run is stopped for a loss that is
+        not finite, because the error says which step is saved.
         """
         figures = read_figures()
         now = time.perf_counter()
@@ -169,4 +154,4 @@ def find_rooflines(
     if config.objective.makes_vectors:  # whose two views of a row differ in length
         return {}
     module = loss(model, device, bf16=config.engine.uses_bf16, num_chunks=1)
-    return {each.first_step: count_step(config, module, vocab_size, each.manifest.seq_length) for each in phases}
+    return {phase.first_step: count_step(config, module, vocab_size, phase.manifest.seq_length) for phase in phases}

@@ -80,19 +80,12 @@ class _BrokenOff(Exception):
 
 @dataclass(frozen=True)
 class RouterRecord:
-    """What is known of an adapter's router.
+    """What is known of an adapter's router."""
 
-    Args:
-        threshold: log-odds per word from which a row is the adapter's.
-        kept: share of held-out domain text that it gives the adapter, 0 to 1.
-        taken: share of held-out general text that it gives the adapter, 0 to 1.
-        written: the general text is the base's own: what users' general text is like, nobody has told it.
-    """
-
-    threshold: float
-    kept: float
-    taken: float
-    written: bool = False
+    threshold: float  # log-odds per word from which a row is the adapter's
+    kept: float  # share of held-out domain text that it gives the adapter, 0 to 1
+    taken: float  # share of held-out general text that it gives the adapter, 0 to 1
+    written: bool = False  # the general text is the base's own: what users' general text is like, nobody has told it
 
 
 def fit_router(
@@ -117,7 +110,7 @@ def fit_router(
         others += Writer(writer).refill_rows([row for row in known if len(row)], listen)
     listen()
     own = _read_rows(domain, "train", min(TRAIN_ROWS, DOMAIN_SHARE * len(others)), seed)
-    own, others = (_add_pieces(each, draw, PIECES, SHORTEST_LEARNED) for each in (own, others))
+    own, others = (_add_pieces(whole, draw, PIECES, SHORTEST_LEARNED) for whole in (own, others))
     counts = ~np.isin(np.arange(num_words), tokenizer.all_special_ids)
     router = Router(AdapterConfig(router_words=num_words))
     router.weight.copy_(_fit_table(own, others, counts))
@@ -150,7 +143,7 @@ def _read_rows(manifest: Manifest, split: Split, most: int, seed: int) -> Rows:
     bounds = np.arange(min(total, most) + 1, dtype=np.int64) * total // min(total, most)
     draws = hash_counters(seed, Purpose.ROUTER_ROWS, np.arange(len(bounds) - 1))
     numbers = bounds[:-1] + (draws % np.diff(bounds).astype(np.uint64)).astype(np.int64)
-    sizes = [each.num_rows for each in manifest.records(split)]
+    sizes = [shard.num_rows for shard in manifest.records(split)]
     values, lengths = flatten_lists(take_numbered(manifest.paths(split), sizes, numbers), "input_ids")
     return [row[:LONGEST].astype(np.int64) for row in np.split(values, np.cumsum(lengths)[:-1])]
 
@@ -217,12 +210,8 @@ def wants_router(config: RunOptions) -> bool:
 def fit_beside(run: Run) -> Iterator[Run]:
     """Fit the router of a run's adapter in a thread while what is inside trains the run, unless it is there.
 
-    Yields:
-        The run as its workers get it.
-
-    Raises:
-        RunError: routers of the run, or of the one that it starts from, are damaged.
-        Exception: what has kept the router from being fitted; the workers have been shut out.
+    It yields the run as its workers get it. What keeps the router from being fitted shuts the workers out, and is
+    raised at the end.
     """
     if not wants_router(run.config) or run.config.method.adapter in read_records(run.paths.run):
         get_or_train_routers(run)
@@ -264,13 +253,6 @@ def get_or_train_routers(run: Run, listen: Callable[[], None] = lambda: None) ->
 
     A router depends on the run's texts and seed alone. A run that goes on has it already. Without a base there is none:
     no row is left to it.
-
-    Args:
-        run: its texts are prepared.
-        listen: see `fit_router`.
-
-    Raises:
-        RunError: routers of the earlier run are damaged.
     """
     config, base, run_dir = run.config, run.spec.base, run.paths.run
     known = read_routers(run_dir)
@@ -299,11 +281,7 @@ def read_records(run_dir: Place) -> dict[str, RouterRecord]:
 
 
 def read_routers(run_dir: Place) -> dict[str, tuple[Tensor, RouterRecord]]:
-    """Return the tables and records of a run's routers, by adapter; empty where it has none.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """Return the tables and records of a run's routers, by adapter; empty where it has none."""
     path = run_dir / ROUTERS
     if not path.is_file():
         return {}
@@ -316,11 +294,7 @@ def read_routers(run_dir: Place) -> dict[str, tuple[Tensor, RouterRecord]]:
 
 
 def attach_routers(model: DomextForMaskedLM, run_dir: Place) -> None:
-    """Give the adapters of a run's model their routers, where the run has some.
-
-    Raises:
-        RunError: a file is damaged, or of another model.
-    """
+    """Give the adapters of a run's model their routers, where the run has some."""
     for name, (table, record) in read_routers(run_dir).items():
         try:
             model.bert.set_router(name, table, record.threshold)
@@ -331,9 +305,7 @@ def attach_routers(model: DomextForMaskedLM, run_dir: Place) -> None:
 def describe_router(config: RunOptions, record: Mapping[str, float] | None) -> str:
     """Return the sentence of a page or a card about a run's router; empty for a method without an adapter.
 
-    Args:
-        config: the run.
-        record: values of its `RouterRecord`; None: it has none, or none yet.
+    `record` has the values of its `RouterRecord`; None: it has none, or none yet.
     """
     if not config.method.has_adapter:
         return ""

@@ -32,14 +32,8 @@ SAID_SECONDS = 1.0
 class Saver:
     """Saves what an engine trains. All ranks make one together, and call `save` together.
 
-    Args:
-        run: whose it is.
-        engine: of this rank.
-        fixed: frozen tensors that differ from the base, by name, which checkpoints carry.
-        extensions: of the model.
-        log: rank 0's; None on the others.
-        enter_phase: says what the run is doing.
-        checkpoint: that the run goes on from; None: it begins.
+    `fixed` are frozen tensors that differ from the base, by name, which checkpoints carry. Rank 0 alone has a `log`.
+    `checkpoint` is the one that the run goes on from; None: it begins.
     """
 
     def __init__(
@@ -96,13 +90,7 @@ class Saver:
     def confirm(self, step: int, loss: float, num_tokens: int) -> None:
         """Let the provisional checkpoint count, or delete it where the weights cannot predict.
 
-        Args:
-            step: its own.
-            loss: on held-out text.
-            num_tokens: that it is a mean over.
-
-        Raises:
-            DivergenceError: the loss is not finite.
+        `loss` is that of held-out text, a mean over `num_tokens`.
         """
         wait, self.unevaluated = self._wait, None
         if num_tokens and not math.isfinite(loss):

@@ -36,15 +36,7 @@ NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extensi
 
 
 def find_start(run_dir: Place, base_sha256: str) -> Start:
-    """Find the checkpoint of an earlier run that another run starts from.
-
-    Args:
-        run_dir: the earlier run.
-        base_sha256: hash of the new run's base.
-
-    Raises:
-        RunError: it is no run, has no usable checkpoint, or is of another base.
-    """
+    """Find the checkpoint of an earlier run, on the same base, that another run starts from."""
     try:
         read_config(run_dir, SettledConfig)
     except RunError as error:
@@ -62,11 +54,7 @@ def find_start(run_dir: Place, base_sha256: str) -> Start:
 
 
 def check_vocabulary(start: Start, tokenizer_dir: Path) -> None:
-    """Refuse new words that are not those of the earlier run, or these and more: an id must mean the same in both.
-
-    Raises:
-        RunError: they are others.
-    """
+    """Refuse new words that are not those of the earlier run, or these and more: an id must mean the same in both."""
     run_dir, own_dir = start.run_dir, (start.run_dir / "tokenizer").local()
     old, new = load_extension(own_dir), load_extension(tokenizer_dir)
     if old is not None and new is None:
@@ -83,11 +71,7 @@ def check_vocabulary(start: Start, tokenizer_dir: Path) -> None:
 
 
 def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Place) -> None:
-    """Put an earlier run's parameters into a model; rows of new words that were appended since keep their start.
-
-    Raises:
-        RunError: the model has no place for a tensor of the run.
-    """
+    """Put an earlier run's parameters into a model; rows of new words that were appended since keep their start."""
     own = _name_tensors(model)
     with torch.no_grad():
         for name, value in start.changed.items():
@@ -113,15 +97,7 @@ def pick_fixed(model: DomextForMaskedLM, names: Iterable[str]) -> dict[str, Tens
 def begin(run: Run, model: DomextForMaskedLM) -> dict[str, Tensor]:
     """Bring the model of a run that has no checkpoint of its own to where its first step starts.
 
-    Args:
-        run: the run.
-        model: as `ModelSpec.build` makes it.
-
-    Returns:
-        Frozen tensors that differ from the base, by name, for checkpoints to carry.
-
-    Raises:
-        RunError: the run that this one starts from has gone since it was found, or has a tensor without a place here.
+    Returns the frozen tensors that differ from the base, by name, for checkpoints to carry.
     """
     adapter, changed = run.config.method.adapter, set[str]()
     if run.start is not None:
@@ -154,13 +130,7 @@ class RebuiltRun:
 def rebuild_run(run_dir: Place, step: int = 0) -> RebuiltRun:
     """Rebuild the model of one of a run's checkpoints: its base, with what was trained put over it.
 
-    Args:
-        run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/).
-        step: the checkpoint's step; 0: the newest.
-
-    Raises:
-        RunError: no run, no usable checkpoint, or one that was made with another base or model.
-        BaseModelError: the base is not to be had.
+    Step 0 is the newest checkpoint.
     """
     config = read_config(run_dir, SettledConfig)
     checkpoint = find_latest(run_dir / "checkpoints", step)

@@ -138,15 +138,9 @@ class Trainer(ABC):
     ) -> Callable[[], StepFigures]:
         """Make one optimiser step on the weighted sum of the objective's mean losses.
 
-        Args:
-            micro_batches: this rank's share of the global batch, equally many on all ranks.
-            counts: what the global batch has of each loss over all ranks, masked tokens say, by the loss's name.
-            step: 0-based; sets the learning rate and the dropout.
-            progress: see `compute_learning_rate`.
-
-        Returns:
-            What reads the step's figures, and waits for a GPU that is still at it. If they are not finite, nothing was
-            changed on any rank.
+        `micro_batches` are this rank's share of the global batch, equally many on all ranks; `counts` are what the
+        global batch has of each loss, masked tokens say; `step` is 0-based. What is returned reads the step's figures,
+        and waits for a GPU that is still at it. If they are not finite, nothing was changed on any rank.
         """
         rate = compute_learning_rate(step, self._optim, self._warmup_steps, progress)
         set_learning_rate(self._optimizer, rate)
@@ -254,12 +248,12 @@ class SingleProcessTrainer(Trainer):
 
     def copy_parameters(self) -> dict[str, Tensor]:
         """Return copies of the trained parameters, fp32 on the CPU."""
-        return {name: each.detach().to("cpu", torch.float32, copy=True) for name, each in self._trainables.items()}
+        return {name: param.detach().to("cpu", torch.float32, copy=True) for name, param in self._trainables.items()}
 
 
 def list_trainables(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that train, by name."""
-    trainables = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trainables = {name: param for name, param in model.named_parameters() if param.requires_grad}
     assert trainables, "no parameter trains"
-    assert all(each.dtype == torch.float32 for each in trainables.values()), "trainables are fp32"
+    assert all(param.dtype == torch.float32 for param in trainables.values()), "trainables are fp32"
     return trainables

@@ -47,13 +47,7 @@ from domext_ray.training.tracking import list_tracked_options
 class PretrainWorker:
     """The state of one rank; a process group exists.
 
-    Args:
-        run: what to train.
-        rank: from 0 to `world_size` - 1.
-        world_size: number of ranks.
-        device: where to train.
-        report: takes the newest record of a step that was saved or evaluated, on every rank.
-        notices: where the rank hears that its machine is going.
+    `report` takes the newest record of a step that was saved or evaluated, on every rank.
     """
 
     def __init__(
@@ -82,7 +76,7 @@ class PretrainWorker:
         self.tokens = int(state["tokens"]) if state else 0
         self.clock = float(state["seconds"]) if state else 0.0  # rank 0's seconds of training, as it has last told all
         self.phases = make_phases(config, inputs.texts, world_size)
-        rows = [each.micro_batch_size for each in self.phases]
+        rows = [phase.micro_batch_size for phase in self.phases]
         self.parts = PartFigures(config, self.phases, state)
         general = inputs.general_tokenizer
         general_tokenizer = load_tokenizer(general.local()) if general else self.tokenizer
@@ -152,10 +146,7 @@ class PretrainWorker:
         """Train from the current step to a limit, or to the first step at which all are to end; then save.
 
         An evaluation that was broken off comes first, and one that is under way is broken off for such an end.
-
-        Args:
-            last_step: another limit beside those of the configuration; 0: none. A later call goes on from there.
-            evaluate_start: whether step 0 is evaluated, too.
+        `last_step` is another limit beside those of the configuration (0: none); a later call goes on from there.
         """
         try:
             if self.saver.unevaluated is not None:
@@ -245,15 +236,9 @@ class PretrainWorker:
         return StepBatch(micro_batches, waited, num_tokens, counts, tuple(of_parts))
 
     def _evaluate_step(self, record: dict[str, Any], *, at_end: bool = False) -> dict[str, Any]:
-        """Evaluate a step, write its record, and let its checkpoint count if it has one.
+        """Evaluate a step, write and return its record, and let its checkpoint count if it has one.
 
-        Args:
-            record: what is known of the step; the record that is returned has all of it.
-            at_end: see `Measures.evaluate`.
-
-        Raises:
-            DivergenceError: the held-out loss is not finite; the step's checkpoint is deleted.
-            EndAsked: the evaluation was broken off, and the step is saved.
+        `record` is what is known of the step. Where EndAsked breaks the evaluation off, the step is saved.
         """
         try:
             record = record | self.measures.evaluate(self.step, at_end=at_end)
@@ -278,7 +263,7 @@ class PretrainWorker:
         """Train some steps, and return the seconds of one: the median of the later half."""
         self.records.begin()
         records = [self._train_step() or self._read_step() for _ in range(num_steps)]
-        seconds = [float(each["time/step_seconds"]) for each in records]
+        seconds = [float(record["time/step_seconds"]) for record in records]
         return statistics.median(seconds[num_steps // 2 :])
 
     def close(self) -> None:

@@ -46,8 +46,8 @@ def get_or_write_text(base: Base, cache_dir: Place) -> Place:
     path = cache_dir / f"written-{name}.jsonl"
     if not path.is_file():
         ids = Writer(base).write_rows(NUM_ROWS)
-        texts = [" ".join(each.split()) for each in tokenizer.batch_decode(ids, skip_special_tokens=True)]
-        path.put("".join(json.dumps({"text": each}, ensure_ascii=False) + "\n" for each in texts).encode())
+        texts = [" ".join(text.split()) for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+        path.put("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode())
         print(f"general text: {NUM_ROWS:,} rows of {ids.shape[1]} tokens, written by the base", flush=True)
     return path
 
@@ -58,11 +58,7 @@ def prepare_written(prepare: PrepareConfig) -> PrepareConfig:
 
 
 def estimate_written(seq_length: int) -> RowEstimate:
-    """Return what written text is expected to make, for a dry run, which writes nothing.
-
-    Args:
-        seq_length: tokens of a row of the run.
-    """
+    """Return what written text is expected to make, for a dry run, which writes nothing."""
     num_tokens = round(NUM_ROWS * (LENGTH - 2) * (1.0 - PrepareConfig().held_out_frac))
     return RowEstimate(max(1, num_tokens // seq_length), num_tokens, num_tokens * np.dtype(np.int32).itemsize, 1.0)
 
@@ -120,7 +116,7 @@ class Writer:
         with as_worker(PREDICTION, uses_fp32=not self.bf16), autocast:
             scores = self.model(torch.from_numpy(ids), attention_mask=mask, masked_positions=positions).logits
         scores = scores[:, : len(self.tokenizer)].float()  # further rows of the table are no word's
-        scores[:, [each for each in self.tokenizer.all_special_ids if each < scores.shape[1]]] = -torch.inf
+        scores[:, [token_id for token_id in self.tokenizer.all_special_ids if token_id < scores.shape[1]]] = -torch.inf
         return scores.sub_(scores.amax(1, keepdim=True)).exp_().cumsum_(1)
 
 
