@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ class StepRecords:
         self.losses, self.device, self.world_size = name_losses(run.config.objective.kind), device, world_size
         self.rooflines, self.seconds = rooflines, seconds
         self.num_skipped = self._num_unmasked = 0  # steps in a row
+        self.reads_late = device.type != "cpu"
+        """Whether a step is read when the next one was launched, so that a GPU always has one to work at."""
+        self._unread: Callable[[], dict[str, Any]] | None = None
         self._since = 0.0
 
     def begin(self) -> None:
@@ -72,7 +76,30 @@ class StepRecords:
         yield
         self._since += time.perf_counter() - started
 
-    def make(
+    def follow(
+        self,
+        read_figures: Callable[[], StepFigures],
+        step: int,
+        tokens: int,
+        batch: StepBatch,
+        stop: Callable[[], None],
+    ) -> dict[str, Any] | None:
+        """Take a step that was launched, counted from 1; return the record of the one before, if nobody has read it.
+
+        `tokens` are those that the run has read up to it. `stop` is called before the run is stopped for a loss that is
+        not finite, because the error says which step is saved.
+        """
+        before = None if self._unread is None else self.read()
+        self._unread = functools.partial(self._make, read_figures, step, tokens, batch, stop)
+        return before
+
+    def read(self) -> dict[str, Any]:
+        """Return the record of the step that was launched last, whose end is waited for."""
+        assert self._unread is not None, "no step was launched"
+        make, self._unread = self._unread, None
+        return make()
+
+    def _make(
         self,
         read_figures: Callable[[], StepFigures],
         step: int,
@@ -80,11 +107,6 @@ class StepRecords:
         batch: StepBatch,
         stop: Callable[[], None],
     ) -> dict[str, Any]:
-        """Return the record of a step, counted from 1, whose end is waited for.
-
-        `tokens` are those that the run has read up to it. `stop` is called before the run is stopped for a loss that is
-        not finite, because the error says which step is saved.
-        """
         figures = read_figures()
         now = time.perf_counter()
         seconds, self._since = now - self._since, now

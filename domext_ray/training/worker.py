@@ -8,7 +8,6 @@ checkpoints, and `Ranks` are the others.
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -100,8 +99,6 @@ class PretrainWorker:
         extensions = describe_extensions(cast(DomextConfig, self.model.config))
         self.saver = Saver(run, self.engine, self.fixed, extensions, self.log, enter, self.checkpoint)
         self._save_waits = False
-        self.reads_late = device.type != "cpu"  # a GPU is still at a step that was launched
-        self._unread: Callable[[], dict[str, Any]] | None = None
         self._ahead: StepBatch | None = None
         for said in (*self._describe_start(run.start), *describe_choices(config, device, self.engine.fused, rows)):
             if rank == 0:
@@ -176,7 +173,7 @@ class PretrainWorker:
             self._save_waits |= self._is_due(train.save_every, before)
             if record is None and not (ends or evaluates or self._save_waits or self.step == first):
                 continue
-            record = record or self._read_step()
+            record = record or self.records.read()
             with self.records.paused():
                 # A checkpoint waits for a step that is not skipped, which shows that the weights work.
                 saves = ends or ((self._save_waits or evaluates) and self.records.num_skipped == 0)
@@ -194,29 +191,17 @@ class PretrainWorker:
                     self._enter_phase("training", TRAINING)
 
     def _train_step(self) -> dict[str, Any] | None:
-        """Make a step and return its record; None: its figures are still to be read (`_read_step`).
-
-        Then those of the step before are: a GPU always has a step to work at.
-        """
+        """Make a step and return its record; None: it is still to be read (`StepRecords.read`)."""
         batch = self._ahead or self._look_ahead()
         read_figures = self.engine.launch_step(batch.micro_batches, batch.counts, self.step, self._measure_progress())
         self.step, self.tokens = self.step + 1, self.tokens + batch.num_tokens
-        before = None if self._unread is None else self._read_step()
+        # A run that is stopped for this step goes on from what is being saved.
+        before = self.records.follow(read_figures, self.step, self.tokens, batch, self.saver.finish)
         if before is not None and self.log is not None:
             self.log.write(before)
-        # A run that is stopped for this step goes on from what is being saved.
-        self._unread = functools.partial(
-            self.records.make, read_figures, self.step, self.tokens, batch, self.saver.finish
-        )
-        record = None if self.reads_late else self._read_step()
+        record = None if self.records.reads_late else self.records.read()
         self._ahead = self._look_ahead()
         return record
-
-    def _read_step(self) -> dict[str, Any]:
-        """Return the record of the step that was launched last, whose end is waited for."""
-        assert self._unread is not None, "no step was launched"
-        make_record, self._unread = self._unread, None
-        return make_record()
 
     def _look_ahead(self) -> StepBatch:
         """Take the next step's micro batches, and hear how much they have over all ranks, and rank 0's clock."""
@@ -262,7 +247,7 @@ class PretrainWorker:
     def time_steps(self, num_steps: int) -> float:
         """Train some steps, and return the seconds of one: the median of the later half."""
         self.records.begin()
-        records = [self._train_step() or self._read_step() for _ in range(num_steps)]
+        records = [self._train_step() or self.records.read() for _ in range(num_steps)]
         seconds = [float(record["time/step_seconds"]) for record in records]
         return statistics.median(seconds[num_steps // 2 :])
 

@@ -187,7 +187,6 @@ def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> P
         parts=parts,
         log=None,
         rank=0,
-        reads_late=True,
         ranks=Ranks(0, engine.sum_over_ranks, Notices()),
         records=StepRecords(run, [], parts, {}, engine.device, 1, 0.0),
         saver=SimpleNamespace(finish=lambda: None),
@@ -195,8 +194,8 @@ def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> P
         clock=0.0,
         tokens=0,
         _ahead=None,
-        _unread=None,
     )
+    worker.records.reads_late = True
     return worker
 
 

@@ -79,7 +79,7 @@ def read_progress(run: Path) -> list[tuple[float | None, int | None]]:
 def test_a_loss_that_is_not_finite_stops_with_advice_that_works(start: Start, tmp_path: Path, reads_late: bool) -> None:
     optim = OptimConfig(decay_steps=16, warmup_steps=1)
     worker = start()
-    worker.reads_late = reads_late  # as on a GPU
+    worker.records.reads_late = reads_late  # as on a GPU
     worker.run(7)
     poison(worker)
     with pytest.raises(TrainingError, match=r"step 8 has a loss of nan .* --run\.name, or --optim\.on_non_finite skip"):
@@ -102,7 +102,7 @@ def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(
     """A rate at which the first step already ruins the weights: all later ones are skipped."""
     optim = OptimConfig(lr=1e30, decay_steps=100, warmup_steps=1, on_non_finite="skip")
     worker = start(optim=optim, train=make_train(100, save_every=3))
-    worker.reads_late = reads_late
+    worker.records.reads_late = reads_late
     with pytest.raises(TrainingError, match=r"as have the 10 steps before it.* a lower --optim\.lr under another"):
         worker.run()
     skipped = [each["train/skipped"] for each in read_metrics(Place(tmp_path / "metrics.jsonl"))[1:]]
@@ -128,7 +128,7 @@ def test_an_end_among_skipped_steps_leaves_a_checkpoint_that_the_next_start_look
 @pytest.mark.parametrize("reads_late", [False, True])
 def test_a_skipped_step_puts_its_checkpoint_off(start: Start, tmp_path: Path, reads_late: bool) -> None:
     worker = start(optim=OptimConfig(decay_steps=16, warmup_steps=1, on_non_finite="skip"))
-    worker.reads_late = reads_late
+    worker.records.reads_late = reads_late
     embeddings = cast(Any, worker.engine._deepspeed).module.model.bert.embeddings
     embeddings.register_forward_hook(lambda _, __, output: output * (math.nan if worker.step in (4, 5) else 1.0))
     worker.run(8)
@@ -279,7 +279,7 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(
     for each in (tmp_path / "checkpoints").iterdir():
         each.rename(tmp_path / each.name)
     worker = start()
-    worker.reads_late = True  # as on a GPU; what is written is the same
+    worker.records.reads_late = True  # as on a GPU; what is written is the same
     worker.run(6)
     assert worker.run_dir.fence is not None
     Attempt(Place(tmp_path), worker.run_dir.fence.number).ask_to_end()
