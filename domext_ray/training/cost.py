@@ -51,7 +51,7 @@ from domext_ray.text.corpus.batching import find_sequences, round_up
 from domext_ray.text.corpus.views import pad_views
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
 from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_loss, make_vector_loss, needs_teacher
-from domext_ray.training.objective import LOSS, DistillRows, MaskedBatch, ViewBatch, to_batch, to_tensors
+from domext_ray.training.objective import LOSS, KeptRows, MaskedBatch, ViewBatch, to_batch, to_tensors
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
 COUNTED_TOKENS = 1024
@@ -133,8 +133,8 @@ def count_flops(objective: Objective, batch: Any) -> Roofline:
         shapes[name].requires_grad_(param.requires_grad)
     # Without bounds attention is its products, which a kernel of one card would hide.
     unbound: dict[str, Any] = {"cu_seq_lens": None, "max_length": 0}
-    asked = batch.distill_rows
-    batch = replace(batch, **unbound, distill_rows=asked and replace(asked, **unbound))
+    asked = batch.kept_rows
+    batch = replace(batch, **unbound, kept_rows=asked and replace(asked, **unbound))
     with _Matmuls() as matmuls, FlopCounterMode(display=False) as counter:
         loss: Tensor = functional_call(objective, shapes, (move_batch(batch, META),))[LOSS]
         forward = counter.get_total_flops()
@@ -354,7 +354,7 @@ def _make_general(batch: Any, share: float) -> Any:
     num_rows, length = max(1, round(share * len(batch.input_ids))), batch.input_ids.shape[1]
     kept = torch.arange(max(1, min(round(share * len(batch.labels)), num_rows * length)))
     asked = torch.arange(num_rows), kept, batch.masked_positions[kept], batch.weights[kept]
-    return replace(batch, distill_rows=DistillRows(*asked, **_find_bounds(num_rows, length)))
+    return replace(batch, kept_rows=KeptRows(*asked, **_find_bounds(num_rows, length)))
 
 
 # --- memory ---

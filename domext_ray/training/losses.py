@@ -35,7 +35,7 @@ from domext_ray.training.objective import (
     NEXT_SENTENCE_LOSS,
     NO_LABEL,
     PART_LOSSES,
-    DistillRows,
+    KeptRows,
     MaskedBatch,
     ViewBatch,
     pad_batch,
@@ -96,7 +96,7 @@ class MaskedLoss(Objective):
         device: torch.device,
         *,
         bf16: bool,
-        distill_weight: float = 1.0,
+        keep_weight: float = 1.0,
         teacher: nn.Module | None = None,
         num_words: int = 0,
         num_parts: int = 0,
@@ -105,7 +105,7 @@ class MaskedLoss(Objective):
         super().__init__(model, device, bf16=bf16)
         self.num_parts = num_parts
         self.num_chunks = num_chunks
-        self.loss_weights = {LOSS: 1.0, NEXT_SENTENCE_LOSS: 1.0, KEEP_LOSS: distill_weight}
+        self.loss_weights = {LOSS: 1.0, NEXT_SENTENCE_LOSS: 1.0, KEEP_LOSS: keep_weight}
         self.teaches_itself = teacher is model
         self.teacher = None if self.teaches_itself else teacher
         self.num_shared_layers = count_base_layers(cast(Any, model).config) if self.teaches_itself else 0
@@ -116,19 +116,19 @@ class MaskedLoss(Objective):
         rows: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
         rows |= {"token_type_ids": batch.token_type_ids, "document_ids": batch.document_ids}
         bounds = {name: getattr(batch, name) for name in _BOUNDS}
-        distill_rows = batch.distill_rows if self.training else None
+        kept_rows = batch.kept_rows if self.training else None
         asked = None
-        if distill_rows is not None:
+        if kept_rows is not None:
             if self.num_shared_layers:
                 rows = self._run_shared_layers(rows, bounds)
-            asked = self._ask_base(rows, distill_rows)
+            asked = self._ask_base(rows, kept_rows)
         model = cast(Any, self.model)
         with self.autocast():
             # A base's configuration may ask for all hidden states, which nobody reads here.
             asks = {"pool": model.predicts_next_sentence, "output_hidden_states": False}
             encoded, (states, *_) = model.encode(**rows, **bounds, masked_positions=batch.masked_positions, **asks)
             order = model.cls.seq_relationship(encoded.pooler_output) if model.predicts_next_sentence else None
-        kept = None if asked is None or distill_rows is None else distill_rows.prediction_indices
+        kept = None if asked is None or kept_rows is None else kept_rows.prediction_indices
         losses, predicted, divergences = self._score_chunks(states, batch.labels, batch.kinds, asked, kept)
         if not self.training:
             row_of = batch.masked_positions // batch.input_ids.shape[1]
@@ -145,11 +145,11 @@ class MaskedLoss(Objective):
         if batch.next_sentence_labels is not None:
             assert order is not None
             sums[NEXT_SENTENCE_LOSS] = F.cross_entropy(order.float(), batch.next_sentence_labels, reduction="sum")
-        if distill_rows is not None:
+        if kept_rows is not None:
             kept_losses = divergences
             if asked is None:
-                kept_losses = losses.index_select(0, distill_rows.prediction_indices)
-            sums[KEEP_LOSS] = (kept_losses * distill_rows.weights).sum()
+                kept_losses = losses.index_select(0, kept_rows.prediction_indices)
+            sums[KEEP_LOSS] = (kept_losses * kept_rows.weights).sum()
         if batch.parts is not None:
             sums[PART_LOSSES] = _sum_rows(losses.detach(), batch.parts, self.num_parts)
         return sums
@@ -173,7 +173,7 @@ class MaskedLoss(Objective):
         words = dict.fromkeys(("input_ids", "token_type_ids"))
         return {**rows, **words, "inputs_embeds": encoded.last_hidden_state, "first_layer": end}
 
-    def _ask_base(self, rows: Mapping[str, Any], asked: DistillRows) -> Tensor | None:
+    def _ask_base(self, rows: Mapping[str, Any], asked: KeptRows) -> Tensor | None:
         """Return the base's states at the asked positions, [P', d]; None where it is not asked."""
         if self.teacher is None and not self.teaches_itself:
             return None
@@ -324,7 +324,7 @@ def make_loss(
     num_parts = len(config.texts) if config.parts else 0
     num_chunks = count_chunks(config, cast(Any, model).config.vocab_size, rows)
     loss = functools.partial(
-        MaskedLoss, distill_weight=config.objective.keep_weight, num_parts=num_parts, num_chunks=num_chunks
+        MaskedLoss, keep_weight=config.objective.keep_weight, num_parts=num_parts, num_chunks=num_chunks
     )
     if base is None or not needs_teacher(config):
         return loss

@@ -18,8 +18,8 @@ NO_LABEL = -100
 
 
 @dataclass(frozen=True)
-class DistillRows:
-    """What the distillation term reads of a batch: K ≥ 1 of its B rows, and P' ≥ 1 predicted positions in them."""
+class KeptRows:
+    """What the keep loss reads of a batch: K ≥ 1 of its B rows, and P' ≥ 1 predicted positions in them."""
 
     rows: torch.Tensor  # int64 [K], their indices in the batch
     prediction_indices: torch.Tensor  # int64 [P'], among the batch's P predicted positions
@@ -43,8 +43,8 @@ class MaskedBatch:
     next_sentence_labels: torch.Tensor | None = None
     """int64 [B], 0: the second text follows the first, 1: it is from another document, NO_LABEL: the row does not
     count; None: rows are no pairs."""
-    distill_rows: DistillRows | None = None
-    """The rows of general text, whose predicted tokens have weight 0 above; None: there is no distillation term."""
+    kept_rows: KeptRows | None = None
+    """The rows of general text, whose predicted tokens have weight 0 above; None: there is no keep loss."""
     kinds: torch.Tensor | None = None
     """uint8 [V], the kind of every entry; a label competes with entries of its kind only. None: with all."""
     parts: torch.Tensor | None = None
@@ -68,28 +68,28 @@ class MaskedBatch:
         return 0 if self.next_sentence_labels is None else int((self.next_sentence_labels != NO_LABEL).sum().item())
 
     @property
-    def num_distilled(self) -> int:
-        """Predicted tokens of the distillation term."""
-        return 0 if self.distill_rows is None else int(self.distill_rows.weights.sum().item())
+    def num_kept(self) -> int:
+        """Predicted tokens of the keep loss."""
+        return 0 if self.kept_rows is None else int(self.kept_rows.weights.sum().item())
 
     @property
     def counts(self) -> dict[str, int]:
         """What each loss is a mean of, by its name."""
-        return {LOSS: self.num_masked, NEXT_SENTENCE_LOSS: self.num_pairs, KEEP_LOSS: self.num_distilled}
+        return {LOSS: self.num_masked, NEXT_SENTENCE_LOSS: self.num_pairs, KEEP_LOSS: self.num_kept}
 
     def without_weight(self) -> MaskedBatch:
         """Return the same forward pass, of which nothing counts."""
-        pairs, distill, parts = self.next_sentence_labels, self.distill_rows, self.parts
+        pairs, kept, parts = self.next_sentence_labels, self.kept_rows, self.parts
         return replace(
             self,
             weights=torch.zeros_like(self.weights),
             next_sentence_labels=None if pairs is None else torch.full_like(pairs, NO_LABEL),
-            distill_rows=None if distill is None else replace(distill, weights=torch.zeros_like(distill.weights)),
+            kept_rows=None if kept is None else replace(kept, weights=torch.zeros_like(kept.weights)),
             parts=None if parts is None else torch.full_like(parts, -1),
         )
 
     def count_predicted(self, num_parts: int) -> list[int]:
-        """Return the predicted tokens of each part of a mixture, distilled ones too."""
+        """Return the predicted tokens of each part of a mixture, kept ones too."""
         assert self.parts is not None
         return torch.bincount(self.parts[self.parts >= 0], minlength=num_parts).tolist()
 
@@ -119,9 +119,9 @@ def to_batch(arrays: Arrays) -> Any:
     tensors = to_tensors(arrays)
     if "masked_positions" not in arrays:
         return ViewBatch(**tensors)
-    distill = arrays["distill_rows"]
-    if distill is not None:
-        tensors["distill_rows"] = DistillRows(**to_tensors(distill))
+    kept = arrays["kept_rows"]
+    if kept is not None:
+        tensors["kept_rows"] = KeptRows(**to_tensors(kept))
     return MaskedBatch(**tensors)
 
 
@@ -137,9 +137,9 @@ def pad_batch(
     pad_id: int,
     pad_to: int = 0,
     *,
-    is_distilled: np.ndarray | None = None,
+    is_kept: np.ndarray | None = None,
     with_filler: bool = False,
 ) -> MaskedBatch:
     """Pad B rows, each of `MaskedRows`' fields, into one forward pass; see `pad_masked`."""
-    rows = MaskedRows.join([*zip(inputs, labels, selected, strict=True)], is_distilled)
+    rows = MaskedRows.join([*zip(inputs, labels, selected, strict=True)], is_kept)
     return cast(MaskedBatch, to_batch(pad_masked(rows, pad_id, pad_to=pad_to, with_filler=with_filler)))

@@ -210,7 +210,7 @@ class BatchMaker:
         self.config, self.phases = config, phases
         is_general = [text.keep for text in config.texts]
         self.tokenizers = [general_tokenizer if keep else tokenizer for keep in is_general]
-        self.is_distilled = tuple(is_general) if any(is_general) and config.objective.keep != "none" else ()
+        self.is_kept = tuple(is_general) if any(is_general) and config.objective.keep != "none" else ()
 
     def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[Any], list[int]]]:
         """Yield this rank's micro batches of every step from one on, and the tokens in them, by part of a mixture."""
@@ -245,4 +245,4 @@ class BatchMaker:
             make_masker(tokenizer, objective, seed, packed=self.config.prepare.packed, lengths=lengths)
             for tokenizer, seed in zip(self.tokenizers, seed_parts(self.config), strict=True)
         )
-        return BatchReader(corpora, sampler, maskers, self.is_distilled, rows, phase.micro_batch_size)
+        return BatchReader(corpora, sampler, maskers, self.is_kept, rows, phase.micro_batch_size)

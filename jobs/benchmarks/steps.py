@@ -228,7 +228,7 @@ def _to_rows(batch: Batch, *, keeps: bool = False) -> MaskedBatch:
     selected = found >= 0
     general = np.arange(num_rows) < max(1, num_rows // 4) if keeps else None
     lengths = np.full(num_rows, length)
-    rows = MaskedRows(ids, np.where(selected, found, ids), selected, lengths, is_distilled=general)
+    rows = MaskedRows(ids, np.where(selected, found, ids), selected, lengths, is_kept=general)
     return cast(MaskedBatch, to_batch(pad_masked(rows, pad_id=0, with_filler=True)))
 
 

@@ -187,10 +187,10 @@ def test_rows_of_several_epochs_are_masked_as_those_of_each(tokenizer: BertToken
 def test_a_pass_that_counts_nothing_counts_nothing() -> None:
     rows = MaskedRows(np.arange(8), np.arange(8), np.arange(8) % 2 == 1, np.array([5, 3]))
     rows = replace(rows, second_starts=np.array([2, 1]), next_sentence=np.array([0, 1]), parts=np.array([0, 2]))
-    batch = to_batch(pad_masked(replace(rows, is_distilled=np.array([False, True])), pad_id=0))
-    assert batch.num_masked > 0 < batch.num_distilled and batch.num_pairs == 2 and batch.count_predicted(3) == [2, 0, 2]
+    batch = to_batch(pad_masked(replace(rows, is_kept=np.array([False, True])), pad_id=0))
+    assert batch.num_masked > 0 < batch.num_kept and batch.num_pairs == 2 and batch.count_predicted(3) == [2, 0, 2]
     silent = batch.without_weight()
-    assert silent.num_masked == silent.num_distilled == silent.num_pairs == 0 and silent.count_predicted(3) == [0, 0, 0]
+    assert silent.num_masked == silent.num_kept == silent.num_pairs == 0 and silent.count_predicted(3) == [0, 0, 0]
     assert torch.equal(silent.input_ids, batch.input_ids)
 
 

@@ -57,11 +57,9 @@ def open_reader(folder: Path, sampler: Sampler, rank: int = 0, world_size: int =
     tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
     corpora = [write_corpus(folder / str(i), part.shard_rows) for i, part in enumerate(sampler.parts)]
     maskers = [Masker(tokenizer, ObjectiveConfig(mask_prob=0.4), part.seed) for part in sampler.parts]
-    is_distilled = (False, True, False)[: len(corpora)] if len(corpora) > 1 else ()
+    is_kept = (False, True, False)[: len(corpora)] if len(corpora) > 1 else ()
     rows = share_rows(sampler.global_batch_size, rank, world_size)
-    return BatchReader(
-        tuple(each.paths("train") for each in corpora), sampler, tuple(maskers), is_distilled, rows, size
-    )
+    return BatchReader(tuple(each.paths("train") for each in corpora), sampler, tuple(maskers), is_kept, rows, size)
 
 
 def take_apart(batch: RankBatch) -> list[tuple[list[int], list[int], bool]]:
@@ -71,10 +69,10 @@ def take_apart(batch: RankBatch) -> list[tuple[list[int], list[int], bool]]:
         ids = each["input_ids"].copy()
         counts = each["weights"] > 0
         kept: set[int] = set()
-        if each["distill_rows"] is not None:
-            own = each["distill_rows"]["weights"] > 0
-            counts[each["distill_rows"]["prediction_indices"][own]] = True
-            kept = {*each["distill_rows"]["rows"].tolist()} if own.any() else kept
+        if each["kept_rows"] is not None:
+            own = each["kept_rows"]["weights"] > 0
+            counts[each["kept_rows"]["prediction_indices"][own]] = True
+            kept = {*each["kept_rows"]["rows"].tolist()} if own.any() else kept
         ids.reshape(-1)[each["masked_positions"][counts]] = each["labels"][counts]
         for i, row in enumerate(ids):
             length = int((row > 0).sum())
@@ -90,7 +88,7 @@ def test_any_number_of_ranks_reads_and_masks_the_same_rows(name: str, tmp_path: 
     for batch, rows in zip(batches, whole, strict=True):
         drawn = list_rows(sampler, int(batch))
         assert [ids[1] - 5 for ids, _, _ in rows] == [row for _, _, row in drawn]
-        assert all(part == 1 for (part, _, _), (_, _, is_distilled) in zip(drawn, rows, strict=True) if is_distilled)
+        assert all(part == 1 for (part, _, _), (_, _, is_kept) in zip(drawn, rows, strict=True) if is_kept)
         assert any(ids != seen for ids, seen, _ in rows)
     for world_size in (3, 5, 7):
         readers = [open_reader(tmp_path, sampler, rank, world_size, size=2) for rank in range(world_size)]

@@ -140,16 +140,14 @@ def _list_rows(batch: Any) -> Iterator[dict[str, Any]]:
     shown = torch.ones(size, length) if batch.attention_mask is None else batch.attention_mask
     predicts: list[dict[int, int]] = [{} for _ in range(size)]
     counts = batch.weights > 0
-    if batch.distill_rows is not None:
-        counts[batch.distill_rows.prediction_indices[batch.distill_rows.weights > 0]] = True
+    if batch.kept_rows is not None:
+        counts[batch.kept_rows.prediction_indices[batch.kept_rows.weights > 0]] = True
     for place, label in zip(batch.masked_positions[counts].tolist(), batch.labels[counts].tolist(), strict=True):
         predicts[place // length][place % length] = label
     kept = (
         set()
-        if batch.distill_rows is None
-        else set(
-            batch.distill_rows.rows[batch.distill_rows.positions[batch.distill_rows.weights > 0] // length].tolist()
-        )
+        if batch.kept_rows is None
+        else set(batch.kept_rows.rows[batch.kept_rows.positions[batch.kept_rows.weights > 0] // length].tolist())
     )
     for i in range(size):
         inputs = batch.input_ids[i, : int(shown[i].sum())].tolist()
@@ -157,7 +155,7 @@ def _list_rows(batch: Any) -> Iterator[dict[str, Any]]:
         row["predicts"] = sorted(predicts[i].items())
         if batch.token_type_ids is not None:
             row |= {"second": int(batch.token_type_ids[i].sum()), "follows": int(batch.next_sentence_labels[i])}
-        yield row | ({"kept": i in kept} if batch.distill_rows is not None else {})
+        yield row | ({"kept": i in kept} if batch.kept_rows is not None else {})
 
 
 # --- models ---------------------------------------------------------------------------------------------------------

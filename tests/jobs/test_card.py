@@ -135,8 +135,8 @@ def test_rows_are_those_of_a_run() -> None:
     assert len(rows.labels) == len(rows.weights) == round_up(number) > number == rows.num_masked
     assert torch.equal(rows.labels[:number], batch.labels)
     assert torch.equal(rows.masked_positions[:number], batch.masked_positions)
-    assert kept.distill_rows is not None and kept.distill_rows.rows.tolist() == [0, 1, 2, 3]
-    assert kept.num_masked + kept.num_distilled == number, "a predicted token counts once"
+    assert kept.kept_rows is not None and kept.kept_rows.rows.tolist() == [0, 1, 2, 3]
+    assert kept.num_masked + kept.num_kept == number, "a predicted token counts once"
 
 
 def test_a_kernel_is_of_one_kind() -> None:

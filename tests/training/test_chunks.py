@@ -74,7 +74,7 @@ def measure(row: Row, places: Places) -> tuple[int, list[tuple[Tensor, ...]], di
 def take_position(batch: MaskedBatch) -> MaskedBatch:
     """Leave one position of a batch: there are more chunks."""
     first = {name: getattr(batch, name)[:1] for name in ("masked_positions", "labels", "weights")}
-    return replace(batch, **first, parts=None, distill_rows=None)
+    return replace(batch, **first, parts=None, kept_rows=None)
 
 
 @pytest.mark.parametrize("name", NAMES)

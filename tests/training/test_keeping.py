@@ -1,4 +1,4 @@
-"""The distillation term against a loss worked out by hand, and who is asked what the base predicts."""
+"""The keep loss against a loss worked out by hand, and who is asked what the base predicts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def make_batch(kept: list[bool], seed: int = 0) -> MaskedBatch:
     draw = np.random.default_rng(seed)
     rows = [draw.integers(5, 60, size) for size in (9, 14, 11, 6)]
     chosen = [draw.random(len(row)) < 0.4 for row in rows]
-    return pad_batch(rows, [row + 1 for row in rows], chosen, pad_id=0, is_distilled=np.array(kept))
+    return pad_batch(rows, [row + 1 for row in rows], chosen, pad_id=0, is_kept=np.array(kept))
 
 
 def run(loss: MaskedLoss, batch: MaskedBatch) -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ def test_the_term_is_the_divergence_from_the_base_at_the_kept_positions(base: Ba
     labels = batch.labels.tolist()
     domain = [float(logits[place][label]) for place, label in zip(places, labels, strict=True) if not KEPT[place[0]]]
     assert float(words) == pytest.approx(-sum(domain), rel=1e-4)
-    assert batch.num_masked == len(domain) and batch.num_distilled == len(places) - len(domain)
+    assert batch.num_masked == len(domain) and batch.num_kept == len(places) - len(domain)
 
 
 def test_general_text_may_be_learned_instead(base: Base) -> None:
@@ -145,7 +145,7 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
     model = build(base, config, dropout=0.5, start="zero")
     loss = make_loss_of(base, config, model).train()
     asked = [
-        loss._ask_base({"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}, batch.distill_rows)
+        loss._ask_base({"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}, batch.kept_rows)
         for batch in (make_batch(KEPT), make_batch(KEPT))
     ]
     # Not to the last bit: how MKL sums may depend on where a tensor lies in memory.
@@ -157,7 +157,7 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
 @pytest.mark.parametrize("kept", [KEPT, [False] * 4], ids=["some", "filler"])
 def test_kept_rows_have_the_bounds_of_a_batch_of_their_own(kept: list[bool], first_id: int | None) -> None:
     rows = make_long_rows(kept)
-    found = pad_masked(rows, 0, first_id=first_id)["distill_rows"]
+    found = pad_masked(rows, 0, first_id=first_id)["kept_rows"]
     alone = pad_masked(rows.take(found["rows"]), 0, pad_to=64, first_id=first_id)
     assert all(np.array_equal(found[name], alone[name]) for name in BOUNDS)
     assert len(found["rows"]) == max(1, sum(kept))
@@ -180,17 +180,17 @@ def test_the_base_is_asked_within_the_bounds_of_its_rows(
     model.config.output_hidden_states = True
     loss = make_loss_of(base, config, model).train()
     rows = {name: getattr(batch, name) for name in ("input_ids", "attention_mask", "document_ids")}
-    without = replace(batch.distill_rows, token_indices=None, cu_seq_lens=None, max_length=0)
+    without = replace(batch.kept_rows, token_indices=None, cu_seq_lens=None, max_length=0)
     expected = loss._ask_base(rows, without)
     for attention in ("sdpa", "varlen"):
         model.set_attn_implementation(attention)
-        found = loss._ask_base(rows, batch.distill_rows)
+        found = loss._ask_base(rows, batch.kept_rows)
         assert torch.allclose(cast(Tensor, found), cast(Tensor, expected), rtol=0, atol=1e-5), attention
-    assert lengths == [len(batch.distill_rows.token_indices)] * model.config.num_hidden_layers == [64] * len(lengths)
+    assert lengths == [len(batch.kept_rows.token_indices)] * model.config.num_hidden_layers == [64] * len(lengths)
     sums = run(loss, batch)
     words, kept = sums[LOSS], sums[KEEP_LOSS]
     model.set_attn_implementation("sdpa")
-    masked = run(loss, replace(batch, distill_rows=without, token_indices=None))
+    masked = run(loss, replace(batch, kept_rows=without, token_indices=None))
     assert float(kept) == pytest.approx(float(masked[KEEP_LOSS]), rel=1e-4) and float(words) == pytest.approx(
         float(masked[LOSS])
     )
@@ -204,9 +204,9 @@ def test_the_extensions_take_part_again_when_the_base_was_asked(base: Base) -> N
     assert loss.teaches_itself
     run(loss, batch)
     assert torch.equal(score(model, batch), before) and model.config.active_adapters == active
-    broken = replace(cast(Any, batch.distill_rows), rows=torch.tensor([99]))
+    broken = replace(cast(Any, batch.kept_rows), rows=torch.tensor([99]))
     with pytest.raises(IndexError):
-        run(loss.train(), replace(batch, distill_rows=broken))
+        run(loss.train(), replace(batch, kept_rows=broken))
     assert torch.equal(score(model, batch), before)
 
 
@@ -249,7 +249,7 @@ def test_layers_below_the_first_adapter_run_once_for_model_and_base(
 
     for first_id, attention, is_checkpointed in ((None, "sdpa", False), (2, "varlen", False), (2, "sdpa", True)):
         batch = to_batch(pad_masked(make_long_rows(KEPT), 0, first_id=first_id))
-        assert batch.token_indices is not None and batch.distill_rows.token_indices is not None
+        assert batch.token_indices is not None and batch.kept_rows.token_indices is not None
         model.set_attn_implementation(attention)
         if is_checkpointed:
             model.gradient_checkpointing_enable()
@@ -292,9 +292,9 @@ def test_every_micro_batch_asks_the_base_as_often(base: Base) -> None:
     assert calls == count_calls(loss, lambda: run(loss, make_batch(KEPT))) == 2
     assert float(run(loss, make_batch([False] * 4))[KEEP_LOSS]) == 0.0
     unmasked = pad_batch(
-        [np.arange(5, 9)] * 2, [np.arange(5, 9)] * 2, [np.zeros(4, bool)] * 2, 0, is_distilled=np.array([True, False])
+        [np.arange(5, 9)] * 2, [np.arange(5, 9)] * 2, [np.zeros(4, bool)] * 2, 0, is_kept=np.array([True, False])
     )
-    assert count_calls(loss, lambda: run(loss, unmasked)) == 2 and unmasked.num_distilled == unmasked.num_masked == 0
+    assert count_calls(loss, lambda: run(loss, unmasked)) == 2 and unmasked.num_kept == unmasked.num_masked == 0
 
 
 def count_calls(loss: MaskedLoss, forward: Callable[[], object]) -> int:
@@ -316,6 +316,6 @@ def test_rows_of_parts_are_joined_in_the_order_of_the_batch() -> None:
     assert joined.inputs.tolist() == [1, 2, 4, 5, 6, 7, 8, 3] and joined.lengths.tolist() == [2, 3, 2, 1]
     assert (joined.labels - 100).tolist() == joined.inputs.tolist()
     assert joined.selected.tolist() == [each % 2 == 0 for each in joined.inputs]
-    assert cast(np.ndarray, joined.is_distilled).tolist() == [False, True, True, False]
+    assert cast(np.ndarray, joined.is_kept).tolist() == [False, True, True, False]
     assert cast(np.ndarray, joined.parts).tolist() == [4, 2, 2, 4] and joined.count_tokens(5) == [0, 0, 5, 0, 3]
-    assert join_rows([make([[1]]), make([[2]])], [np.array([1]), np.array([0])], [0, 0], None).is_distilled is None
+    assert join_rows([make([[1]]), make([[2]])], [np.array([1]), np.array([0])], [0, 0], None).is_kept is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from domext_ray.training.objective import DistillRows
+from domext_ray.training.objective import KeptRows
 from domext_ray.training.step import _send, move_batch
 
 CPU = torch.device("cpu")
@@ -14,7 +14,7 @@ def test_a_batch_is_sent_as_one_and_arrives_as_it_is() -> None:
     fields = {
         "ids": torch.arange(21).view(3, 7),
         "nothing": None,
-        "parts": DistillRows(torch.tensor([2]), torch.tensor([0, 3]), torch.arange(6)[::2], torch.rand(2)),
+        "parts": KeptRows(torch.tensor([2]), torch.tensor([0, 3]), torch.arange(6)[::2], torch.rand(2)),
         "inputs": {"is_token": torch.tensor([True, False, True]), "cu_seq_lens": torch.arange(5, dtype=torch.int32)},
         "count": 7,
         "empty": torch.zeros(0, 4),

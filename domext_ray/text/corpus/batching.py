@@ -58,14 +58,14 @@ class MaskedRows:
     lengths: np.ndarray  # [R]
     second_starts: np.ndarray | None = None  # [R], place of the second text's first token; None: rows are no pairs
     next_sentence: np.ndarray | None = None  # [R], labels; None likewise
-    is_distilled: np.ndarray | None = None  # bool [R], rows that the distillation term reads; None: there is no term
+    is_kept: np.ndarray | None = None  # bool [R], rows that the keep loss reads; None: there is none
     parts: np.ndarray | None = None  # [R], the part of a mixture that each row is of; None: there are none
 
     @classmethod
-    def join(cls, rows: Sequence[Sequence[np.ndarray]], is_distilled: np.ndarray | None = None) -> MaskedRows:
+    def join(cls, rows: Sequence[Sequence[np.ndarray]], is_kept: np.ndarray | None = None) -> MaskedRows:
         """Make R rows of inputs, labels and what is selected, each [n]."""
         inputs, labels, selected = (np.concatenate(values) for values in zip(*rows, strict=True))
-        return cls(inputs, labels, selected, np.array([len(first) for first, *_ in rows]), is_distilled=is_distilled)
+        return cls(inputs, labels, selected, np.array([len(first) for first, *_ in rows]), is_kept=is_kept)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -95,17 +95,17 @@ def join_rows(
     groups: Sequence[MaskedRows],
     places: Sequence[np.ndarray],
     numbers: Sequence[int],
-    is_distilled: Sequence[bool] | None,
+    is_kept: Sequence[bool] | None,
 ) -> MaskedRows:
     """Join groups of a mixture's rows, each masked on its own, all of them pairs or none.
 
-    Of each group there is where in the batch its rows are, int64, the number of its part, and whether the distillation
-    term reads it; `is_distilled` None: there is no such term.
+    Of each group there is where in the batch its rows are, int64, the number of its part, and whether the keep loss
+    reads it; `is_kept` None: there is none.
     """
     values: dict[str, list[Any]] = {name: [getattr(group, name) for group in groups] for name in vars(groups[0])}
     sizes = [len(indices) for indices in places]
     values["parts"] = [*map(np.full, sizes, numbers)]
-    values["is_distilled"] = [None] if is_distilled is None else [*map(np.full, sizes, is_distilled)]
+    values["is_kept"] = [None] if is_kept is None else [*map(np.full, sizes, is_kept)]
     there = {name: own for name, own in values.items() if not any(value is None for value in own)}
     return MaskedRows(**{name: np.concatenate(own) for name, own in there.items()}).take(
         np.argsort(np.concatenate(places), kind="stable")
@@ -295,9 +295,9 @@ def pad_masked(
     document_ids = None if first_id is None else (input_ids == first_id).cumsum(1)
     if sizes is not None and document_ids is not None:
         document_ids += ~shown
-    distill_rows = None
-    if rows.is_distilled is not None:
-        distill_rows = _find_distill_rows(rows.is_distilled, masked_positions, weights, shown, document_ids)
+    kept_rows = None
+    if rows.is_kept is not None:
+        kept_rows = _find_kept_rows(rows.is_kept, masked_positions, weights, shown, document_ids)
     segments = None if rows.second_starts is None else (shown & (places >= rows.second_starts[:, None]))
     return {
         "input_ids": input_ids,
@@ -307,7 +307,7 @@ def pad_masked(
         "labels": original.reshape(-1)[masked_positions],
         "weights": weights,
         "next_sentence_labels": rows.next_sentence,
-        "distill_rows": distill_rows,
+        "kept_rows": kept_rows,
         "parts": parts,
         "document_ids": document_ids,
         **_find_bounds(shown, document_ids, sizes),
@@ -369,19 +369,19 @@ def _take_tokens(is_token: np.ndarray, num_indices: int) -> np.ndarray:
     return np.flatnonzero(shown)
 
 
-def _find_distill_rows(
-    is_distilled: np.ndarray,
+def _find_kept_rows(
+    is_kept: np.ndarray,
     masked_positions: np.ndarray,
     weights: np.ndarray,
     shown: np.ndarray,
     document_ids: np.ndarray | None,
 ) -> Arrays:
-    """Give the distillation term its rows and predicted positions, whose weights become 0; a filler if there are none.
+    """Give the keep loss its rows and predicted positions, whose weights become 0; a filler if there are none.
 
     Every batch has a row of it: ranks that made another number of forward passes would wait for each other at ZeRO-3.
     """
-    rows, length = np.flatnonzero(is_distilled), shown.shape[1]
-    in_rows = is_distilled[masked_positions // length] & (weights > 0)
+    rows, length = np.flatnonzero(is_kept), shown.shape[1]
+    in_rows = is_kept[masked_positions // length] & (weights > 0)
     weights[in_rows] = 0.0
     indices = np.flatnonzero(in_rows)
     if len(indices):

@@ -52,7 +52,7 @@ class BatchReader:
     corpora: tuple[tuple[str, ...], ...]  # the shards of each prepared text, by their paths
     sampler: Sampler
     maskers: tuple[Any, ...]  # what makes batches of each text's rows; see `views.make_masker`
-    is_distilled: tuple[bool, ...]  # which texts the distillation term reads; empty: there is no such term
+    is_kept: tuple[bool, ...]  # which texts the keep loss reads; empty: there is no such loss
     rows: slice  # the rank's share of a global batch
     micro_batch_size: int
 
@@ -72,8 +72,8 @@ class BatchReader:
         ]
         rows = masked[0]
         if len(self.corpora) > 1:
-            is_distilled = [self.is_distilled[part] for part in present] if self.is_distilled else None
-            rows = join_rows(masked, [places[part] for part in present], present, is_distilled)
+            is_kept = [self.is_kept[part] for part in present] if self.is_kept else None
+            rows = join_rows(masked, [places[part] for part in present], present, is_kept)
         found = []
         for first in range(0, len(parts), self.num_rows):
             own = rows.cut(slice(first, first + self.num_rows))
