@@ -101,9 +101,9 @@ def _check_corpus(place: Place) -> Iterator[Finding]:
         is_whole = file.is_file() and hash_file(file.local()) == sha256
         faults[str(file)] = [] if is_whole else [f"{describe_fault(file)}; delete the folder and prepare it again."]
     for split in SPLITS:
-        paths, rows = manifest.paths(split), manifest.num_rows(split)
-        damages = [fault for path in paths for fault in faults.pop(path)]
-        yield split, f"{len(paths)} shards, {rows:,} rows, {manifest.num_tokens(split):,} tokens", damages
+        shards, rows = manifest.shards(split), manifest.num_rows(split)
+        damages = [fault for shard in shards for fault in faults.pop(shard.path)]
+        yield split, f"{len(shards)} shards, {rows:,} rows, {manifest.num_tokens(split):,} tokens", damages
     yield "text and counts", f"{len(faults)} files", [fault for own in faults.values() for fault in own]
 
 

@@ -200,8 +200,7 @@ def build_domain_set(
     order = order[:num_rows][HALVES[half]]
     # A smaller group of inseparable rows would be an easier one.
     num_grouped = len(order) // objective.inseparable_rows * objective.inseparable_rows
-    shard_rows = [shard.num_rows for shard in manifest.records("held_out")]
-    table = take_numbered(manifest.paths("held_out"), shard_rows, np.sort(order[: num_grouped or len(order)]))
+    table = take_numbered(manifest.shards("held_out"), np.sort(order[: num_grouped or len(order)]))
     masker: Any = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
     return EvalSet(
         masker.mask(table, epoch=0),

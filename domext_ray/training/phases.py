@@ -231,7 +231,7 @@ class BatchMaker:
     def open(self, phase: Phase, *, rank: int, world_size: int) -> BatchReader:
         """Return what reads a rank's share of the batches of a phase."""
         sampler = phase.sampler
-        corpora = tuple(manifest.paths("train") for manifest in (phase.manifest, *phase.beside))
+        corpora = tuple(manifest.shards("train") for manifest in (phase.manifest, *phase.beside))
         objective, engine = self.config.objective, self.config.engine
         rows = share_rows(sampler.global_batch_size, rank, world_size, objective.inseparable_rows)
         lengths = None

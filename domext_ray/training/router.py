@@ -143,8 +143,7 @@ def _read_rows(manifest: Manifest, split: Split, most: int, seed: int) -> Rows:
     bounds = np.arange(min(total, most) + 1, dtype=np.int64) * total // min(total, most)
     draws = hash_counters(seed, Purpose.ROUTER_ROWS, np.arange(len(bounds) - 1))
     numbers = bounds[:-1] + (draws % np.diff(bounds).astype(np.uint64)).astype(np.int64)
-    sizes = [shard.num_rows for shard in manifest.records(split)]
-    values, lengths = flatten_lists(take_numbered(manifest.paths(split), sizes, numbers), "input_ids")
+    values, lengths = flatten_lists(take_numbered(manifest.shards(split), numbers), "input_ids")
     return [row[:LONGEST].astype(np.int64) for row in np.split(values, np.cumsum(lengths)[:-1])]
 
 

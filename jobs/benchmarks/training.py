@@ -62,7 +62,7 @@ from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import Place, hash_values, write_json
 from domext_ray.text.corpus.batching import Masker
-from domext_ray.text.corpus.manifest import Manifest, read_manifest
+from domext_ray.text.corpus.manifest import FileRecord, Manifest, read_manifest
 from domext_ray.text.corpus.overlap import read_hashes
 from domext_ray.text.corpus.sampler import Part, Sampler
 from domext_ray.text.corpus.shards import hash_document
@@ -342,7 +342,7 @@ def run_bare_loop(run_dir: Path, cache: str, options: argparse.Namespace) -> Ite
     manifest = read_manifest(Place(cache) / identity["corpus_fingerprint"][:16])
     masker = Masker(load_tokenizer(run_dir / "tokenizer"), config.objective, config.seed)
     corpora, sampler, num_rows = (
-        (manifest.paths("train"),),
+        (manifest.shards("train"),),
         make_sampler(config, [manifest]),
         config.train.global_batch_size,
     )
@@ -458,7 +458,8 @@ def _make_readers(folder: Path, num_rows: int, length: int) -> tuple[BatchReader
         Sampler((Part("--corpus", (num_rows,), seed=0),), ROWS),
         Masker(tokenizer, ObjectiveConfig(), seed=0),
     )
-    reader = BatchReader(((str(folder / "train.arrow"),),), sampler, (masker,), (), slice(0, ROWS), ROWS)
+    shard = FileRecord(str(folder / "train.arrow"), "", num_rows)  # on a disk its hash is not asked for
+    reader = BatchReader(((shard,),), sampler, (masker,), (), slice(0, ROWS), ROWS)
     Dataset.from_dict({"input_ids": table.column("input_ids").to_pylist()}).save_to_disk(str(folder / "rival"))
     rows: Any = load_from_disk(str(folder / "rival"))
     order, collator = draw.permutation(num_rows), DataCollatorForLanguageModeling(tokenizer, pad_to_multiple_of=8)

@@ -27,10 +27,9 @@ def prepare(text: Path, base: Path, where: Where) -> Manifest:
 
 
 def take_all(corpus: Manifest) -> list[list[int]]:
-    manifests._open_shard.cache_clear()  # what this process has opened
-    rows = [each.num_rows for each in corpus.train]
-    numbers = np.arange(sum(rows))
-    return list(take_numbered(corpus.paths("train"), rows, numbers).column("input_ids").to_pylist())
+    manifests._map_shard.cache_clear()  # what this process has opened
+    numbers = np.arange(corpus.num_rows("train"))
+    return list(take_numbered(corpus.shards("train"), numbers).column("input_ids").to_pylist())
 
 
 def test_it_is_the_disks_and_what_is_damaged_there_is_told(
@@ -47,7 +46,6 @@ def test_it_is_the_disks_and_what_is_damaged_there_is_told(
     )
     assert names == others
     assert all((on_disk.folder / name).read_bytes() == (in_bucket.folder / name).read_bytes() for name in names)
-    manifests._read_hashes.cache_clear()
     for own, other in zip(*(vars(read_hashes(each.folder)).values() for each in (on_disk, in_bucket)), strict=True):
         np.testing.assert_array_equal(own, other)
 
@@ -59,7 +57,7 @@ def test_it_is_the_disks_and_what_is_damaged_there_is_told(
     rows = take_all(on_disk)
     assert take_all(in_bucket) == rows and len(list(find_cache().rglob("*.arrow"))) == len(in_bucket.train)
 
-    shard = Place(in_bucket.paths("train")[1])
+    shard = Place(in_bucket.shards("train")[1].path)
     content = shard.read_bytes()
     shard.put(content[:200] + bytes([content[200] ^ 1]) + content[201:])
     with pytest.raises(CorpusError, match=f"the shard {shard} is not what its manifest says"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from changed_files import REPLACED, TOUCHED, watch_hashing
 from conftest import write_corpus
@@ -51,7 +52,7 @@ def prepare(text: object, base: Path, where: Where) -> Manifest:
 
 def read_text(manifest: Manifest, base: Path) -> str:
     numbers = np.arange(manifest.num_rows("train"))
-    rows = take_numbered(manifest.paths("train"), [each.num_rows for each in manifest.train], numbers)
+    rows = take_numbered(manifest.shards("train"), numbers)
     return " ".join(AutoTokenizer.from_pretrained(base).batch_decode(rows.column("input_ids").to_pylist()))
 
 
@@ -67,10 +68,28 @@ def test_rows_are_not_those_of_text_that_was_replaced(
     change(text, swap(text.read_bytes()))
     after = prepare(text, tiny_base_folder, tmp_path / "corpora")
     assert after.fingerprint != before.fingerprint and "doctor" not in read_text(after, tiny_base_folder)
-    shard = Path(after.paths("train")[0])
+    shard = Path(after.shards("train")[0].path)
     assert not find_shard_fault(after)
     change(shard, shard.read_bytes()[:-9] + b"?" + shard.read_bytes()[-8:])
     assert find_shard_fault(after) == f"the shard {shard} is not what its manifest says"
+
+
+def test_rows_are_not_those_of_a_damaged_shard_that_was_read_before(
+    tiny_base_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is prepared anew at its place, within the process that has it mapped."""
+    text = write_corpus(tmp_path / "text.txt", 80)
+    made = prepare(text, tiny_base_folder, tmp_path / "corpora")
+    shard, numbers = Path(made.shards("train")[0].path), np.arange(made.num_rows("train"))
+    rows = take_numbered(made.shards("train"), numbers)
+    backwards = pa.ipc.open_file(shard).read_all().take(pa.array(numbers[::-1]))
+    shard.unlink()
+    with pa.OSFile(str(shard), "wb") as sink, pa.ipc.new_file(sink, backwards.schema) as writer:
+        writer.write_table(backwards)
+    assert take_numbered(made.shards("train"), numbers) != rows
+    assert prepare(text, tiny_base_folder, tmp_path / "corpora") == made
+    assert "is not what its manifest says" in capsys.readouterr().err
+    assert take_numbered(made.shards("train"), numbers) == rows
 
 
 def test_a_text_that_is_touched_has_its_rows(
@@ -80,7 +99,7 @@ def test_a_text_that_is_touched_has_its_rows(
     made = prepare(text, tiny_base_folder, tmp_path / "corpora")
     for touch in TOUCHED.values():
         touch(text)
-        touch(Path(made.paths("train")[0]))
+        touch(Path(made.shards("train")[0].path))
         monkeypatch.setattr(shards, "_build", None)
         assert prepare(text, tiny_base_folder, tmp_path / "corpora") == made
 

@@ -54,7 +54,9 @@ def list_patients(manifest: Manifest, tokenizer_dir: Path) -> list[set[int]]:
     tokenizer = load_tokenizer(tokenizer_dir)
     found = []
     for split in SPLITS:
-        rows = [pa.ipc.open_file(each).read_all().column("input_ids").to_pylist() for each in manifest.paths(split)]
+        rows = [
+            pa.ipc.open_file(each.path).read_all().column("input_ids").to_pylist() for each in manifest.shards(split)
+        ]
         texts = [tokenizer.decode(ids, skip_special_tokens=True) for own in rows for ids in own]
         found.append({number_of(text[text.index("patient ") :]) for text in texts})
     return found

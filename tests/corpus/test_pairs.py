@@ -182,7 +182,7 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
 
 
 def read_pairs(manifest: Manifest, split: Split = "train") -> list[PairRow]:
-    tables = [pa.ipc.open_file(each).read_all() for each in manifest.paths(split)]
+    tables = [pa.ipc.open_file(each.path).read_all() for each in manifest.shards(split)]
     assert all(each.schema == PAIR_SCHEMA for each in tables)
     rows = [row for table in tables for row in table.to_pylist()]
     return [
@@ -213,7 +213,7 @@ def test_preparation_writes_pairs(prepared: Manifest, tokenizer_dir: Path) -> No
 
 def test_batches_hold_pairs_of_every_epoch(prepared: Manifest) -> None:
     sampler = Sampler((Part("--corpus", tuple(each.num_rows for each in prepared.train), seed=5),), 16)
-    reader = BatchReader((prepared.paths("train"),), sampler, (), (), slice(0, 16), 16)
+    reader = BatchReader((prepared.shards("train"),), sampler, (), (), slice(0, 16), 16)
     batches = range(prepared.num_rows("train") // 16 + 2)
     rows = [row for batch in batches for row in reader.read(0, sampler.draw(batch)[1]).to_pylist()]
     assert rows[-1]["epoch"] == 1 and abs(np.mean([row["next_sentence"] for row in rows]) - 0.5) < 0.06

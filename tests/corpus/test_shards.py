@@ -396,7 +396,7 @@ def test_what_has_not_changed_is_not_read_again(
     prepare_lines(tmp_path / "texts", tokenizer_dir, tmp_path / "cache", seq_length=48)
     assert prepare_lines(tmp_path / "texts", tokenizer_dir, tmp_path / "cache") == made
     assert len(read) == 2
-    shard = Path(made.paths("train")[0])
+    shard = Path(made.shards("train")[0].path)
     content = shard.read_bytes()
     for path, text in ((shard, content[:-9] + b"?" + content[-8:]), (tmp_path / "texts" / "b.txt", b"")):
         path.write_bytes(text or path.read_bytes().replace(b"line 2", b"line 3"))

@@ -147,7 +147,7 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
 
 def open_reader(manifest: Manifest, tokenizer_dir: Path, rank: int, world_size: int, group: int = 1) -> BatchReader:
     sampler = Sampler((Part("--corpus", tuple(each.num_rows for each in manifest.train), seed=5),), 16)
-    masker, corpora = make_masker(load_tokenizer(tokenizer_dir), CONTRAST, seed=5), (manifest.paths("train"),)
+    masker, corpora = make_masker(load_tokenizer(tokenizer_dir), CONTRAST, seed=5), (manifest.shards("train"),)
     return BatchReader(corpora, sampler, (masker,), (), share_rows(16, rank, world_size, group), 16)
 
 

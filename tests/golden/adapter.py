@@ -102,7 +102,7 @@ def read_rows(cache_dir: Path) -> dict[str, Any]:
     for split in SPLITS:
         rows = [(i, row) for i, each in enumerate(manifest.records(split)) for row in range(each.num_rows)]
         shards, numbers = (np.array(each) for each in zip(*rows, strict=True))
-        table = take_rows(manifest.paths(split), shards, numbers)
+        table = take_rows(manifest.shards(split), shards, numbers)
         found[split] = [[name, table.column(name).to_pylist()] for name in sorted(table.column_names)]
     return found
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from domext_ray.errors import AccessError, CorpusError
 from domext_ray.files import describe_format, newest_format
-from domext_ray.storage import Place, hash_file, hash_values, map_file, parse_json, write_json
+from domext_ray.storage import Place, hash_file, hash_values, look_at, map_file, parse_json, write_json
 from domext_ray.text.data.hashes import HashLine, hash_listed, list_on_disk
 
 FORMAT_VERSION = newest_format("corpus")
@@ -34,7 +34,7 @@ HASHES = ".hashes.json"
 class FileRecord:
     """An Arrow IPC file of rows; or a file of held-out documents as they are, a JSON object with `text` a line."""
 
-    path: str  # relative to the manifest's folder
+    path: str  # relative to the manifest's folder; of `Manifest.shards` the whole one
     sha256: str
     num_rows: int  # or lines
     num_tokens: int = 0  # special ones included; of text 0
@@ -76,9 +76,9 @@ class Manifest:
         """Return the shards of a split."""
         return self.train if split == "train" else self.held_out
 
-    def paths(self, split: Split) -> tuple[str, ...]:
-        """Return the files of a split's shards."""
-        return tuple(str(self.folder / record.path) for record in self.records(split))
+    def shards(self, split: Split) -> tuple[FileRecord, ...]:
+        """Return the shards of a split with their whole paths, as `take_rows` takes them."""
+        return tuple(replace(record, path=str(self.folder / record.path)) for record in self.records(split))
 
     def num_rows(self, split: Split) -> int:
         """Return the rows of a split."""
@@ -172,28 +172,28 @@ def describe_fault(path: Place) -> str:
     return f"the {what} {path} is {'not what its manifest says' if path.is_file() else 'missing'}"
 
 
-@functools.lru_cache(maxsize=512)
-def _open_shard(path: str) -> tuple[list[pa.RecordBatch], np.ndarray]:
+def _open_shard(shard: FileRecord) -> tuple[list[pa.RecordBatch], np.ndarray]:
     """Return the batches of a memory-mapped shard, and the number of rows up to the end of each."""
-    place = Place(path)
-    if not place.is_local and hash_file(place.local()) != _read_hashes(place.parent)[place.name]:
+    place = Place(shard.path)
+    found = look_at(shard.path) if place.is_local else None
+    return _map_shard(place, shard.sha256, found and (found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=512)
+def _map_shard(place: Place, sha256: str, on_disk: tuple[int, ...] | None) -> tuple[list[pa.RecordBatch], np.ndarray]:
+    """Map a shard: one that was written anew at its place is another, by its hash or what a disk says of it."""
+    if not place.is_local and hash_file(place.local()) != sha256:
         place.local().unlink(missing_ok=True)  # the copy: it may be that which is damaged
         raise CorpusError(f"{describe_fault(place)}; run the same command again, and if it stays so, delete it.")
     batches = pa.ipc.open_file(pa.py_buffer(map_file(place))).read_all().to_batches()
     return batches, np.cumsum([batch.num_rows for batch in batches])
 
 
-@functools.lru_cache(maxsize=8)
-def _read_hashes(folder: Place) -> dict[str, str]:
-    manifest = read_manifest(folder)
-    return {record.path: record.sha256 for split in SPLITS for record in manifest.records(split)}
-
-
-def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.Table:
-    """Read rows in the order asked for: index into `paths` and row within that file, int64 [R] each."""
+def take_rows(files: Sequence[FileRecord], shards: np.ndarray, rows: np.ndarray) -> pa.Table:
+    """Read rows in the order asked for: index into `files` and row within that file, int64 [R] each."""
     pieces, places = [], []
     for shard in np.unique(shards):
-        batches, ends = _open_shard(paths[shard])
+        batches, ends = _open_shard(files[shard])
         asked = np.flatnonzero(shards == shard)
         within = np.searchsorted(ends, rows[asked], side="right")
         # By batch: taken from the whole shard, two rows would cost a copy of all of it.
@@ -206,12 +206,12 @@ def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.
     return pa.Table.from_batches(pieces).combine_chunks().take(pa.array(inverse))
 
 
-def take_numbered(paths: Sequence[str], shard_rows: Sequence[int], numbers: np.ndarray) -> pa.Table:
+def take_numbered(files: Sequence[FileRecord], numbers: np.ndarray) -> pa.Table:
     """Read rows by their number, counted over all files of a split, int64 [R], which is their column `row_id`, too."""
-    ends = np.cumsum(shard_rows)
+    ends = np.cumsum([file.num_rows for file in files])
     shards = np.searchsorted(ends, numbers, side="right")
     firsts = np.concatenate([[0], ends])[shards]
-    return take_rows(paths, shards, numbers - firsts).append_column("row_id", pa.array(numbers, type=pa.int64()))
+    return take_rows(files, shards, numbers - firsts).append_column("row_id", pa.array(numbers, type=pa.int64()))
 
 
 def flatten_lists(rows: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.runtime.waiting import WAIT_SECONDS, RoomTimer
 from domext_ray.storage import Place
 from domext_ray.text.corpus.batching import EPOCH, Arrays, join_rows
-from domext_ray.text.corpus.manifest import take_rows
+from domext_ray.text.corpus.manifest import FileRecord, take_rows
 from domext_ray.text.corpus.sampler import Sampler
 from domext_ray.text.data.ray_tasks import configure_ray_data
 
@@ -49,7 +49,7 @@ RankBatch = tuple[list[Arrays], list[int]]
 class BatchReader:
     """Makes one rank's micro batches of any global batches, where Ray runs it."""
 
-    corpora: tuple[tuple[str, ...], ...]  # the shards of each prepared text, by their paths
+    corpora: tuple[tuple[FileRecord, ...], ...]  # the shards of each prepared text
     sampler: Sampler
     maskers: tuple[Any, ...]  # what makes batches of each text's rows; see `views.make_masker`
     is_kept: tuple[bool, ...]  # which texts the keep loss reads; empty: there is no such loss
@@ -177,7 +177,7 @@ def _run(batches: BatchRange) -> Iterator[RankBatch]:
             for batch in ray.get(references.pop(0)).column("batch"):
                 yield pickle.loads(batch.as_buffer())
     except Exception as error:  # whatever the task met, Ray Data hands on in a wrapping of its own
-        gone = [path for paths in batches.read.corpora for path in paths if not Place(path).is_file()]
+        gone = [file.path for files in batches.read.corpora for file in files if not Place(file.path).is_file()]
         if not gone:
             raise
         raise CorpusError(f"the shard {gone[0]} has gone; the same command prepares it again and goes on.") from error
