@@ -64,6 +64,7 @@ def test_similar_documents_are_those_of_the_definition() -> None:
 
 def test_short_documents_resemble_only_themselves_and_chinese_is_read_by_character() -> None:
     assert find_similar(["No fever.", "No cough"], ["no fever", "No cough today", "cough no"]) == {0}
+    assert find_similar(["* * *", "-----"], ["...", "-----"]) == {1}
     note = "患者三天前开始出现发热伴咳嗽无胸痛无呼吸困难既往体健否认药物过敏史"
     assert find_similar([note, note[::-1]], [note + "。", note[:10]]) == {0}
 

@@ -156,6 +156,9 @@ def find_similar(documents: Sequence[str], others: Iterable[str]) -> set[int]:
 
 
 def _make_shingles(document: str) -> set[int]:
-    """Hashes of all `SHINGLE_WORDS` neighbouring words; of a shorter document, of all its words together."""
-    words = _WORDS.findall(document.lower())
+    """Hashes of all `SHINGLE_WORDS` neighbouring words; of a shorter document, of all its words together.
+
+    A document without a word, such as "***", is one.
+    """
+    words = _WORDS.findall(document.lower()) or [document]
     return {hash(tuple(words[i : i + SHINGLE_WORDS])) for i in range(max(1, len(words) - SHINGLE_WORDS + 1))}
