@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from domext_ray.config.pretrain import OptimConfig, PretrainConfig, RunOptions, SettledConfig
 from domext_ray.errors import ConfigError, RunError
@@ -156,9 +156,18 @@ def resolve_files(config: ConfigT) -> ConfigT:
 
 
 def pin_corpus(config: ConfigT, run_dir: Place) -> ConfigT:
-    """Name in `corpus` what may change, so that a run reads one text, on every node and when it goes on."""
-    known = (read_identity(run_dir) or {}).get("corpus", "")
-    return replace(config, corpus=pin_entries(config.corpus, known, count_wanted(config)))
+    """Name in a run's texts what may change, so that it reads the same ones on every node and when it goes on."""
+    stored, parts = read_identity(run_dir) or {}, dict[str, Any]()
+    known = stored.get("mixture", {}).get("parts", {})
+    for name, part in config.mixture.parts.items():
+        parts[name] = {**part, "corpus": pin_entries(part["corpus"], known.get(name, {}).get("corpus", ""), None)}
+    general = pin_entries(config.replay.corpus, stored.get("replay", {}).get("corpus", ""), None)
+    return replace(
+        config,
+        corpus=pin_entries(config.corpus, stored.get("corpus", ""), count_wanted(config)),
+        replay=replace(config.replay, corpus=general),
+        mixture=replace(config.mixture, parts=parts),
+    )
 
 
 def resolve_workers(config: ConfigT) -> ConfigT:

@@ -15,7 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from domext_ray.config.mixture import MixtureConfig
+from domext_ray.config.options.build import identity_of
+from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.errors import CorpusError
+from domext_ray.plan import pin_corpus
+from domext_ray.runs.run_directory import write_run
+from domext_ray.storage import Place
 from domext_ray.text.data.files import HUB, SourceFile, find_files, open_stream, pin_entries
 
 OLD, NEW = "1" * 40, "2" * 40
@@ -105,7 +111,7 @@ def ask(environment: dict[str, str], *specs: str) -> tuple[list[list[object] | s
 
 def test_a_dataset_is_read_at_one_commit(hub: dict[str, str]) -> None:
     """A configuration can be named; what is pinned is found again without the hub."""
-    pinned = f"hf://org/set:notes@{NEW}"
+    pinned, by_branch = f"hf://org/set:notes@{NEW}", f"hf://org/set:other@main@{NEW}"
     (newest, old, other, unnamed, missing), notes = ask(
         hub,
         "hf://org/set:notes",
@@ -116,13 +122,13 @@ def test_a_dataset_is_read_at_one_commit(hub: dict[str, str]) -> None:
     )
     assert newest[:3] == [pinned, [f"org/set@{NEW}/notes/a.jsonl"], ["a note of 2"]]
     assert old[:3] == [f"hf://org/set:notes@{OLD}", [f"org/set@{OLD}/notes/a.jsonl"], ["a note of 1"]]
-    assert other[1:3] == [[f"org/set@{NEW}/other/b.jsonl"], ["another of 2"]]
+    assert other[:3] == [by_branch, [f"org/set@{NEW}/other/b.jsonl"], ["another of 2"]]
     assert len({str(each[3]) for each in (newest, old, other)}) == 3
     assert "'notes', 'other'" in unnamed and "'x' not found" in missing
     told = "note: of {} (splits: train, test) the split train alone is text; to read another, download its "
     told += "files and name them."
     assert notes == [told.format(each) for each in ("hf://org/set:notes", f"hf://org/set:notes@{OLD}")]
-    assert ask({**hub, "HF_HUB_OFFLINE": "1"}, pinned) == ([newest], [told.format(pinned)])
+    assert ask({**hub, "HF_HUB_OFFLINE": "1"}, pinned, by_branch) == ([newest, other], [told.format(pinned)])
     (refused,), _ = ask({**hub, "HF_HUB_OFFLINE": "1"}, "hf://org/set:notes")
     assert refused.startswith("--corpus 'hf://org/set:notes' could not be fetched")
 
@@ -135,9 +141,26 @@ def test_a_run_keeps_the_commit_that_it_began_with() -> None:
     assert pin_entries("package-docs", known, 9) == "package-docs:7"
     assert pin_entries("package-docs", "", 9) == "package-docs:9"
     assert pin_entries("package-docs", "", None) == "package-docs:all"
+    of_a_tag = f"hf://org/set@v1@{OLD}"
+    assert pin_entries("hf://org/set@v1", of_a_tag, None) == pin_entries(of_a_tag, "", None) == of_a_tag
+    assert pin_entries("hf://org/set@main", "hf://org/set@main", None) == "hf://org/set@main", "a run of 0.1.0"
+    for other in ("hf://org/set", "hf://org/set@v2"):  # which is another text than that of the tag
+        with pytest.raises(CorpusError, match=f"--corpus '{other}' could not be fetched"):
+            pin_entries(other, of_a_tag, None)
     for spec in ("hf://org/set:notes:more", "hf://a/b/c", "hf://"):
         with pytest.raises(CorpusError, match="names no dataset; write hf://OWNER/NAME"):
             find_files(spec)
+
+
+def test_all_texts_of_a_run_keep_their_commits(tmp_path: Path) -> None:
+    def make(suffix: str) -> PretrainConfig:
+        corpora = [f"hf://org/{name}@main{suffix}" for name in ("own", "general", "more")]
+        mixture = MixtureConfig(parts={"more": {"corpus": corpora[2], "weight": 2.0}})
+        return PretrainConfig(corpus=corpora[0], replay=ReplayConfig(corpus=corpora[1]), mixture=mixture)
+
+    begun = make(f"@{OLD}")
+    write_run(Place(tmp_path), identity=identity_of(begun))
+    assert pin_corpus(make(""), Place(tmp_path)) == begun
 
 
 def test_every_node_opens_the_commits_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

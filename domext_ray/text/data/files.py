@@ -50,6 +50,8 @@ SYSTEMS = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 """What Arrow reads beside this machine's disks."""
 HUB, _HUB_NAME = "hf", r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_ENTRY = re.compile(rf"({_HUB_NAME}|[\w-][\w.-]*)(?::([^@:/]+))?(?:@(.+))?")
+_COMMIT = "[0-9a-f]{40}"
+"""Alone it stays what it is; it follows the branch or tag that it was found by."""
 _DOCS_ENTRY = rf"{PACKAGE_DOCS}(:(all|[1-9]\d*))?"
 LISTING_THREADS = 16
 _CARD_BYTES = 2**20
@@ -347,16 +349,18 @@ def _find_dataset(entry: str, path: str) -> list[SourceFile]:
     if match is None:
         raise CorpusError(f"--corpus {entry!r} names no dataset; write {HUB}://OWNER/NAME, …:CONFIG or …@REVISION.")
     name, config, revision = match.groups()
+    revision = revision and revision.rpartition("@")[2]
     if os.path.exists(name):
         raise CorpusError(
             f"--corpus {entry!r} is also a folder here, which would be read in its stead; start the job from another "
             f"folder, or give {name} for the local one."
         )
-    kept = Place(find_cache()) / "hub"
+    kept, named = Place(find_cache()) / "hub", path.partition("@")[0]
     with contextlib.suppress(FileNotFoundError):
-        files = [SourceFile(**record) for record in json.loads((kept / hash_text(path)).read_bytes())]
+        pinned = hash_text(f"{named}@{revision}")
+        files = [SourceFile(**record) for record in json.loads((kept / pinned).read_bytes())]
         with contextlib.suppress(FileNotFoundError):  # a former version kept the files alone
-            _say_split(entry, json.loads((kept / f"{hash_text(path)}.splits").read_bytes()))
+            _say_split(entry, json.loads((kept / f"{pinned}.splits").read_bytes()))
         return files
     import datasets
     from huggingface_hub import HfApi
@@ -372,7 +376,7 @@ def _find_dataset(entry: str, path: str) -> list[SourceFile]:
             f"--corpus {entry!r} could not be fetched as a dataset with a train split ({type(error).__name__}: "
             f"{_to_line(error)})."
         ) from error
-    pinned = hash_text(f"{path.partition('@')[0]}@{info.sha}")
+    pinned = hash_text(f"{named}@{info.sha}")
     (kept / f"{pinned}.splits").put(json.dumps([*splits]).encode())
     (kept / pinned).put(json.dumps([vars(file) for file in files]).encode())
     _say_split(entry, [*splits])
@@ -387,17 +391,18 @@ def _say_split(entry: str, splits: Sequence[str]) -> None:
 def pin_entries(spec: str, known: str, megabytes: int | None) -> str:
     """Return a corpus with all named that may change: the commit of a dataset, and how much of `package-docs` is read.
 
-    `known` is what this returned when the work began, empty where it begins now. `megabytes` of `package-docs` are
-    wanted; None: all.
+    `known` is what this returned when the work began, empty where it begins now; what had no such name then keeps its
+    own. `megabytes` of `package-docs` are wanted; None: all.
     """
     entries, before = split_paths(spec), split_paths(known)
     for i, entry in enumerate(entries):
-        is_docs, is_moving = entry == PACKAGE_DOCS, entry.startswith(f"{HUB}://") and "@" not in entry
-        if is_docs or is_moving:
-            pinned = next((former for former in before if former.startswith(entry + ("@" if is_moving else ":"))), "")
-            if is_moving and not pinned:
-                pinned = f"{entry}@{_find_files(entry)[0].path.split('@')[1].split('/')[0]}"
-            entries[i] = pinned or f"{entry}:{megabytes or 'all'}"
+        is_docs = entry == PACKAGE_DOCS
+        if is_docs or (entry.startswith(f"{HUB}://") and not re.search(f"@{_COMMIT}$", entry)):
+            named = re.compile(re.escape(entry) + ("(:.+)?" if is_docs else f"(@{_COMMIT})?"))
+            if (pinned := next(filter(named.fullmatch, before), "")) or is_docs:
+                entries[i] = pinned or f"{entry}:{megabytes or 'all'}"
+            else:
+                entries[i] = f"{entry}@{_find_files(entry)[0].path.split('@')[1].split('/')[0]}"
     return spec if entries == split_paths(spec) else ",".join(entries)
 
 
