@@ -92,10 +92,10 @@ REFUSED: list[tuple[str, str, str]] = [
 ]
 
 
-def read(path: Path) -> tuple[list[Any], Forms]:
+def read(path: Path, longest: int = 2**20) -> tuple[list[Any], Forms]:
     """Texts, or what is wrong with their rows, and what is told of their forms."""
     ((file,), _), forms = find_files(str(path)), Forms()
-    rows = read_rows(file, ("text",), lambda *_: None, max_bytes=2**20, forms=forms)
+    rows = read_rows(file, ("text",), lambda *_: None, max_bytes=longest, forms=forms)
     return [row.fault or (row.value and row.value["text"]) for row in rows], forms
 
 
@@ -125,6 +125,23 @@ def test_a_form_may_show_itself_late(tmp_path: Path) -> None:
     texts, forms = read(tmp_path / "a.csv")
     assert len(texts) == 902 and texts[600] == 'a "b, c" d' and texts[-1] == '"e"'
     assert forms == {"escaped": [1, f"{tmp_path}/a.csv, line 602"]}
+
+
+@pytest.mark.parametrize("number", [9, 9000])
+@pytest.mark.parametrize(
+    ("cell", "text", "form"),
+    [('"C:\\dir\\"', "C:\\dir\\", None), ('"\\","', '",', "escaped")],
+    ids=["folder", "escaped"],
+)
+def test_one_cell_shows_the_form_of_a_table_of_any_length(
+    number: int, cell: str, text: str, form: str | None, tmp_path: Path
+) -> None:
+    """In the other form it would stay open to the end, which is past what is looked at."""
+    filler = [f"{i},{'a row of plain cells ' * 60}" for i in range(number)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,text", f"0,{cell}", *filler, ""]))
+    texts, forms = read(tmp_path / "a.csv", 2**26)
+    assert texts[0] == text and len(texts) == number + 1
+    assert forms == ({form: [1, f"{tmp_path}/a.csv, line 2"]} if form else {})
 
 
 def test_a_stray_quote_costs_its_row_where_that_ends_with_its_line(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ _UNCERTAIN_QUOTE = (
     "text, or .csv if cells are in quotes"
 )
 _UNCERTAIN_ESCAPE = (
-    "has a backslash before a quote, which escapes the quote in some rows and not in others; write the table with "
-    """doubled quotes (in Spark: option("escape", '"'))"""
+    "has a backslash before a quote, which may escape it or be of its text; write the table with doubled quotes "
+    """(in Spark: option("escape", '"'))"""
 )
 _FIRST_CHARS, _MOST_CHARS = 2**20, 2**23
 """Of the rows by which a form is chosen: more, up to a bound, while these leave it open."""
@@ -231,9 +231,12 @@ class _Table:
         table = _Table(iter(lines), self.separator, form, self.is_spaced, width=self.width, num_lines=self.num_lines)
         table.is_chosen = True
         rows = list(table.read())
-        if rows and rows[-1][2] == _OPEN and not is_all:
-            rows.pop()
-        return _Trial(rows, {line for line, cells, fault in rows if fault or len(cells) not in (0, table.width)})
+        faults = {line for line, cells, fault in rows if fault or len(cells) not in (0, table.width)}
+        if rows and rows[-1][2] == _OPEN and not is_all:  # it may close further on, unless that is far
+            first = rows[-1][0]
+            if sum(map(len, lines[first - 1 - self.num_lines :])) < _FIRST_CHARS:
+                faults.remove(first)
+        return _Trial(rows, faults)
 
     def _look(self, num_chars: int) -> tuple[list[str], bool]:
         """Return the lines that follow, as many characters as are wanted, and whether these are all."""
