@@ -144,6 +144,22 @@ def test_one_cell_shows_the_form_of_a_table_of_any_length(
     assert forms == ({form: [1, f"{tmp_path}/a.csv, line 2"]} if form else {})
 
 
+@pytest.mark.parametrize("number", [9, 9000])
+@pytest.mark.parametrize(
+    ("cell", "form"),
+    [('"Hello', None), ('"two' + "\nlines" * 200_000 + '"', "quoted")],
+    ids=["text", "around a long cell"],
+)
+def test_a_quote_of_a_tsv_is_text_unless_it_is_closed(number: int, cell: str, form: str | None, tmp_path: Path) -> None:
+    """Though a line further on would be no row."""
+    lines = [f"{i}\t{'a row of plain cells ' * 60}" for i in range(number)]
+    (tmp_path / "a.tsv").write_text("\n".join(["id\ttext", f"0\t{cell}", "a line without a tab", *lines, "9\tend", ""]))
+    texts, forms = read(tmp_path / "a.tsv", 2**26)
+    assert texts[0] == cell.strip('"' if form else "") and len(texts) == number + 3
+    assert texts[1] == "has 1 columns, the header 2" and texts[-1] == "end"
+    assert [*forms] == [form] * bool(form)
+
+
 def test_a_stray_quote_costs_its_row_where_that_ends_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('id,text\n1,"a "b" c"\n2,d\n')
     assert read(tmp_path / "a.csv")[0] == [STRAY, "d"]

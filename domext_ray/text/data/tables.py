@@ -51,8 +51,9 @@ _UNCERTAIN_ESCAPE = (
     "has a backslash before a quote, which may escape it or be of its text; write the table with doubled quotes "
     """(in Spark: option("escape", '"'))"""
 )
-_FIRST_CHARS, _MOST_CHARS = 2**20, 2**23
-"""Of the rows by which a form is chosen: more, up to a bound, while these leave it open."""
+_FIRST_CHARS, _MOST_CHARS, _OPEN_CHARS = 2**20, 2**23, 2**22
+"""Of the rows by which a form is chosen: more, up to a bound, while these leave it open; and of a cell that would be
+closed by then if its quote were one."""
 _SEPARATOR_LINE = re.compile(r'"?sep=([^\w\s"\\]|\t)"?\s*')
 _UNESCAPED = {'\\"': '""', "\\\\": "\\"}
 _IN_QUOTES = re.compile(r'\\["\\]|""?')
@@ -209,7 +210,8 @@ class _Table:
             lines, is_all = self._look(num_chars)
             tried = {form: self._try(form, lines, is_all) for form in (self.form, _QUOTED, _ESCAPED)}
             if is_plain:
-                chosen, is_told = _choose_quotes(*tried.values(), is_header=not self.width)
+                is_last = is_all or num_chars == _MOST_CHARS
+                chosen, is_told = _choose_quotes(*tried.values(), is_header=not self.width, is_last=is_last)
             elif tried[_QUOTED].texts == tried[_ESCAPED].texts:
                 self.open_until = self.num_lines + len(lines)
                 return
@@ -234,7 +236,7 @@ class _Table:
         faults = {line for line, cells, fault in rows if fault or len(cells) not in (0, table.width)}
         if rows and rows[-1][2] == _OPEN and not is_all:  # it may close further on, unless that is far
             first = rows[-1][0]
-            if sum(map(len, lines[first - 1 - self.num_lines :])) < _FIRST_CHARS:
+            if sum(map(len, lines[first - 1 - self.num_lines :])) < _OPEN_CHARS:
                 faults.remove(first)
         return _Trial(rows, faults)
 
@@ -270,11 +272,14 @@ def _choose_escape(quoted: _Trial, escaped: _Trial) -> str:
     return _ESCAPED if only_quoted else _QUOTED
 
 
-def _choose_quotes(plain: _Trial, quoted: _Trial, escaped: _Trial, *, is_header: bool) -> tuple[str, bool]:
+def _choose_quotes(
+    plain: _Trial, quoted: _Trial, escaped: _Trial, *, is_header: bool, is_last: bool
+) -> tuple[str, bool]:
     """Whether quotes around cells are theirs, and whether that is to be told: see `_choose_escape`.
 
     They are where lines would be no rows without them, where cells hold doubled quotes, or where the header has them.
-    Else they are text: no writer puts them around a cell that needs none. A last cell that stays open tells nothing.
+    Else they are text: no writer puts them around a cell that needs none. A last cell that stays open tells nothing,
+    and more is looked at until that `is_last`.
     """
     found = {_QUOTED: quoted, _ESCAPED: escaped}[form := _choose_escape(quoted, escaped) or _QUOTED]
     last = next((line for line, _, fault in found.rows[-1:] if fault == _OPEN), math.inf)
@@ -285,6 +290,8 @@ def _choose_quotes(plain: _Trial, quoted: _Trial, escaped: _Trial, *, is_header:
     is_around = is_header and all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in plain.rows[0][1])
     if has_doubled or is_around or any(line < last for line in plain.faults - found.faults):
         return form, True
+    if not is_last and last < math.inf:
+        return "", False
     is_open = any(len(cells) == 1 and "\n" in cells[0] for _, cells, _ in found.rows)
     return "" if is_open else _PLAIN, False
 
