@@ -41,10 +41,10 @@ from domext_ray.text.data.sources import require_files, resolve_sources
 from domext_ray.text.vocabulary.extension import (
     ExtensionVocabulary,
     extend_tokenizer,
-    format_statistics,
     load_extension,
 )
 from domext_ray.text.vocabulary.learn import import_words, learn_extension, measure_extension, read_given
+from domext_ray.text.vocabulary.statistics import format_statistics
 from domext_ray.text.vocabulary.tokenizer import (
     LAST_FILE,
     fingerprint_tokenizer,
@@ -229,7 +229,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
         start_ray(config.scale.wait_seconds)
         measure_extension(config.corpus, config.prepare, config.vocab, vocabulary.folder, paths.corpora)
     _keep(vocabulary.folder, paths.run)
-    print(f"{format_statistics(vocabulary.folder)}\nvocabulary: {paths.run}")
+    print(f"{format_statistics(Place(vocabulary.folder))}\nvocabulary: {paths.run}")
     return vocabulary
 
 

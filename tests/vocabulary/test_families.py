@@ -233,23 +233,17 @@ def test_words_are_learned_in_the_bases_notion_of_them(
     assert {"neurogenic", "Serotoxin", "hippoectomy"} <= set(learned.words) and "serotoxin" not in learned.words
     assert "##neurogenic" in learned.words
     assert learn(text, base_folder, tmp_path / "fewer", size=12).words == learned.words[:12]
-    union, base = load_tokenizer(learned.folder), load_tokenizer(base_folder)
-    family, backends = tokenizer_family(union), (make_backend(base), make_backend(union))
+    union = load_tokenizer(learned.folder)
+    family, backend = tokenizer_family(union), make_backend(union)
     sentences = [each for line in text.read_text(encoding="utf-8").split("\n") for each in split_sentences(line)]
-    num_before, num_after = 0, 0
     usage = np.zeros(len(union), dtype=np.int64)
     for sentence in sentences:
-        before, after = (backend.encode(sentence, add_special_tokens=False).ids for backend in backends)
-        num_before, num_after = num_before + len(before), num_after + len(after)
-        np.add.at(usage, after, 1)
+        np.add.at(usage, backend.encode(sentence, add_special_tokens=False).ids, 1)
     ids = union.get_vocab()
     counts = {word: int(usage[ids[family.to_entry(word)]]) for word in learned.words}
     assert min(counts.values()) >= 5, "every new word is a token of the text"
     record = json.loads((learned.folder / "statistics.json").read_text())
     assert {word: count for word, count in record["top_words"]} == counts
-    rows = {row["num_new"]: row["tokens_per_document"] * record["num_documents"] for row in record["sizes"]}
-    assert rows[30] == pytest.approx(num_after, rel=1e-9)
-    assert rows[0] == pytest.approx(num_before, rel=1e-9)
     learn(text, base_folder, tmp_path / "again", size=30)
     for path in learned.folder.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()

@@ -1,8 +1,8 @@
 """Extension vocabularies: new words beside a base's own (exBERT, section 3), as a folder.
 
 The folder is one tokenizer over base and new words, with `extension.json`, which says what the new words are, and with
-the statistics of a corpus. The base's ids stay; new ids follow the last row of its embedding table and are only ever
-appended to.
+the statistics of a corpus (`statistics`). The base's ids stay; new ids follow the last row of its embedding table and
+are only ever appended to.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from domext_ray.errors import CorpusError, DomextError
 from domext_ray.files import describe_format, newest_format
-from domext_ray.storage import Place, parse_json, write_json, write_text
+from domext_ray.storage import Place, parse_json, write_json
 from domext_ray.text.vocabulary.family import TokenizerFamily, make_refusal, tokenizer_family
-from domext_ray.text.vocabulary.statistics import format_table
+from domext_ray.text.vocabulary.statistics import STATISTICS_FILE
 from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, replace_folder
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = newest_format("vocabulary")
 RECORD_FILE = "extension.json"
-STATISTICS_FILE = "statistics.json"
-TABLE_FILE = "statistics.txt"
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def save_extension(
         tokenizer.save_pretrained(temporary)
         write_json(Place(temporary / RECORD_FILE), record)
         if statistics:
-            write_statistics(Place(temporary), statistics)
+            write_json(Place(temporary / STATISTICS_FILE), statistics)
         if fingerprint_tokenizer(load_tokenizer(temporary)) != fingerprint_tokenizer(tokenizer):
             raise CorpusError(f"the tokenizer of --base {known.name} changes when it is saved with new words.")
     return ExtensionVocabulary(folder, tuple(words), len(known.entries), known.name, known.fingerprint)
@@ -151,21 +149,6 @@ def check_appended(old: ExtensionVocabulary, new: ExtensionVocabulary) -> None:
             f"the vocabulary {new.folder} does not begin with the words of the earlier one, {old.folder}; new words may"
             " only be appended: make it with --vocab.extend, or use the earlier one."
         )
-
-
-def write_statistics(folder: Place, statistics: dict[str, Any]) -> None:
-    """Write the statistics of a vocabulary's corpus into its folder, as a record and as a table."""
-    write_json(folder / STATISTICS_FILE, statistics)
-    write_text(folder / TABLE_FILE, format_table(statistics))
-
-
-def format_statistics(folder: Path) -> str:
-    """Return the statistics of a vocabulary's corpus as a table; of brought words, their number."""
-    path = folder / TABLE_FILE
-    if path.exists():
-        return path.read_text(encoding="utf-8").rstrip("\n")
-    extension = load_extension(folder)
-    return f"new words: {len(extension.words) if extension else 0:,} (no text was counted)"
 
 
 def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) -> BaseVocabulary:

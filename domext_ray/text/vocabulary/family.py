@@ -15,10 +15,8 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from tokenizers import Tokenizer, models
 
 from domext_ray.errors import CorpusError
@@ -65,27 +63,6 @@ def _to_text(entry: str) -> str | None:
         return None
 
 
-@dataclass(frozen=True)
-class WordCounts:
-    """How often words occur in a corpus, as the entries that they would be: the most frequent first, ties by text."""
-
-    words: tuple[str, ...]
-    counts: np.ndarray  # int64 [W]
-    num_documents: int
-    num_text_bytes: int
-    num_too_long: int  # occurrences of words beyond `TokenizerFamily.max_chars`, which are left out
-    num_forgotten: int  # of rare words, left out to bound memory, or because too few groups have them
-
-    @property
-    def num_words(self) -> int:
-        """Occurrences of all words, the ones left out included."""
-        return int(self.counts.sum()) + self.num_too_long + self.num_forgotten
-
-    def items(self) -> Iterator[tuple[str, int]]:
-        """Yield each word with its occurrences."""
-        return zip(self.words, self.counts.tolist(), strict=True)
-
-
 class TokenizerFamily(ABC):
     """One tokenizer, as its family sees it.
 
@@ -94,7 +71,7 @@ class TokenizerFamily(ABC):
     """
 
     max_chars: ClassVar[int]
-    """Longer words are not told apart when words are counted."""
+    """Longer words are not counted."""
     learns_pieces: ClassVar[bool]
     """New words may be pieces of words."""
 

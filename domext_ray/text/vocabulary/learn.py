@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.errors import CorpusError
-from domext_ray.storage import Place
+from domext_ray.storage import Place, write_json
 from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.vocabulary.extension import (
     RECORD_FILE,
@@ -19,11 +19,10 @@ from domext_ray.text.vocabulary.extension import (
     find_made,
     load_extension,
     save_extension,
-    write_statistics,
 )
-from domext_ray.text.vocabulary.family import WordCounts, tokenizer_family
+from domext_ray.text.vocabulary.family import tokenizer_family
 from domext_ray.text.vocabulary.ranking import Ranking, rank_new_entries
-from domext_ray.text.vocabulary.statistics import count_pieces, describe_vocabulary
+from domext_ray.text.vocabulary.statistics import STATISTICS_FILE, count_pieces, describe_vocabulary
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.text.vocabulary.word_counts import keep_counts
 from domext_ray.text.vocabulary.word_list import read_words
@@ -88,17 +87,18 @@ def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, fol
         resolve_sources(spec, prepare, cache_dir), prepare, tokenizer_json, cache_dir, min_groups
     ) as counts:
         entries = [family.to_entry(word) for word in extension.words]
-        write_statistics(Place(folder), describe_vocabulary(counts, family, base, tokenizer.unk_token_id, entries))
+        statistics = describe_vocabulary(counts, family, base, tokenizer.unk_token_id, entries)
+        write_json(Place(folder) / STATISTICS_FILE, statistics)
 
 
 def _choose_words(
-    spec: str, vocab: VocabConfig, counts: WordCounts, known: BaseVocabulary, given: list[str]
+    spec: str, vocab: VocabConfig, counts: Mapping[str, int], known: BaseVocabulary, given: list[str]
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the words of a learned vocabulary, and its statistics."""
     family, unk_id = known.family, known.tokenizer.unk_token_id
     fixed = [family.to_entry(word) for word in given]
     ranking = rank_new_entries(counts, family, {*known.entries, *fixed}, vocab)
-    chosen, further, unreachable = _fill(counts, known, fixed, ranking, vocab.size)
+    chosen, further = _fill(counts, known, fixed, ranking, vocab.size)
     if len(chosen) == len(given) < vocab.size:
         raise CorpusError(
             f"--corpus {spec!r} has no new word for --base {known.name} with {vocab.min_frequency} occurrences; give "
@@ -106,14 +106,14 @@ def _choose_words(
         )
     if len(chosen) < vocab.size:
         print(f"new words: the corpus has only {len(chosen):,} of {vocab.size:,}", file=sys.stderr)
-    statistics = describe_vocabulary(counts, family, known.entries, unk_id, chosen, further, unreachable)
+    statistics = describe_vocabulary(counts, family, known.entries, unk_id, chosen, further)
     return [family.to_name(entry) for entry in chosen], statistics
 
 
 def _fill(
-    counts: WordCounts, known: BaseVocabulary, given: list[str], ranking: Ranking, size: int
-) -> tuple[list[str], list[str], list[str]]:
-    """Take the best entries until there are `size`; return them, the ones after them, and all that are unreachable.
+    counts: Mapping[str, int], known: BaseVocabulary, given: list[str], ranking: Ranking, size: int
+) -> tuple[list[str], list[str]]:
+    """Take the best entries until there are `size`; return them, and the ones after them.
 
     The ranking leaves hardly a piece unused; such a one makes room for the next. Given words stay in any case, and so
     do single characters, without which a word that is not in the corpus may be [UNK].
@@ -125,7 +125,7 @@ def _fill(
             f"{f', the given words {len(given)}' if given else ''}; give a larger size or a higher "
             "--vocab.min_frequency."
         )
-    first_id, rest, unused = len(known.entries), list(ranking.entries), set(ranking.unreachable)
+    first_id, rest = len(known.entries), ranking.entries
     for _ in range(MAX_REFILLS):
         chosen = [*fixed, *rest[: size - len(fixed)]]
         entries = {**known.entries, **{entry: first_id + i for i, entry in enumerate(chosen)}}
@@ -133,9 +133,8 @@ def _fill(
         found = {entry for entry in chosen[len(fixed) :] if not usage[entries[entry]]}
         if not found:
             break
-        unused |= found
-        rest = [entry for entry in rest if entry not in found]
-    return [entry for entry in chosen if entry not in unused], rest[size - len(fixed) :], sorted(unused)
+        chosen, rest = ([entry for entry in entries if entry not in found] for entries in (chosen, rest))
+    return chosen, rest[size - len(fixed) :]
 
 
 def read_given(

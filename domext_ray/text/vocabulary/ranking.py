@@ -10,13 +10,13 @@ as they are: these are full of steps on the way to longer entries, which nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from domext_ray.config.pretrain import VocabConfig
-from domext_ray.text.vocabulary.family import PREFIX, TokenizerFamily, WordCounts
+from domext_ray.text.vocabulary.family import PREFIX, TokenizerFamily
 
 NUM_CANDIDATES = 40_000
 """Words and learned pieces that are considered, of each, at least; so sizes up to that are nested."""
@@ -39,11 +39,10 @@ class Ranking:
 
     alphabet: list[str]  # for characters that the base cannot spell; they come before all others
     entries: list[str]  # the others, by the tokens that they save
-    unreachable: list[str]  # candidates that no text is ever cut into, sorted
 
 
 def rank_new_entries(
-    counts: WordCounts, family: TokenizerFamily, known: Collection[str], vocab: VocabConfig
+    counts: Mapping[str, int], family: TokenizerFamily, known: Collection[str], vocab: VocabConfig
 ) -> Ranking:
     """Rank what a vocabulary lacks; known are the base's entries, and those that are new in any case."""
     known = set(known)
@@ -64,16 +63,15 @@ def rank_new_entries(
     if has_pieces:
         spelled = {word: count for word, count in frequent.items() if pieces[word]}
         candidates |= learn_pieces(spelled, vocab.min_frequency, limit) - known
-    return Ranking(alphabet, *rank_candidates(words, known, candidates, family.split))
+    return Ranking(alphabet, rank_candidates(words, known, candidates, family.split))
 
 
 def rank_candidates(
     words: dict[str, int], known: Collection[str], candidates: Iterable[str], split: Split
-) -> tuple[list[str], list[str]]:
-    """Rank candidates in rounds; return them, the most useful first, and those that no word is cut into."""
+) -> list[str]:
+    """Rank candidates in rounds, the most useful first; those that no word is cut into are left out."""
     left = set(candidates)
     ranked: list[str] = []
-    unreachable: list[str] = []
     pieces: dict[str, list[str]] = {}
     changed = list(words)
     while left:
@@ -85,23 +83,21 @@ def rank_candidates(
                 if piece in usage:
                     usage[piece] += words[word]
         gone = sorted(entry for entry in left if not usage[entry])
-        if gone and not ranked:
-            unreachable += gone  # their going changes nothing
-        else:
+        if ranked or not gone:  # the going of those that are never used changes nothing
             worth = {entry: usage[entry] * _count_saved(split(entry, entries, entry)) for entry in left}
             gone = sorted(left, key=lambda each: (-worth[each], each))[len(left) // 2 :]
             ranked[:0] = gone
         left.difference_update(gone)
         lost = set(gone)
         changed = [word for word, own in pieces.items() if not lost.isdisjoint(own)]
-    return ranked, sorted(unreachable)
+    return ranked
 
 
 def _count_saved(pieces: list[str]) -> int:
     return (len(pieces) or UNKNOWN_PIECES) - 1
 
 
-def choose_alphabet(counts: WordCounts, known: Collection[str], split: Split, min_frequency: int) -> list[str]:
+def choose_alphabet(counts: Mapping[str, int], known: Collection[str], split: Split, min_frequency: int) -> list[str]:
     """Return the entries c and ##c that words lack which the base cannot spell, the most frequent first."""
     found: Counter[str] = Counter()
     num_chars = 0

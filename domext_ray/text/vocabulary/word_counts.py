@@ -16,7 +16,6 @@ import functools
 import hashlib
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -33,7 +32,7 @@ from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.groups import PEOPLE, tell_groups
 from domext_ray.text.data.ray_tasks import run_read_tasks
 from domext_ray.text.data.sources import ReadTask, Sources
-from domext_ray.text.vocabulary.family import Groups, TokenizerFamily, WordCounts, add_groups, tokenizer_family
+from domext_ray.text.vocabulary.family import Groups, TokenizerFamily, add_groups, tokenizer_family
 
 MAX_CHUNKS = 250_000
 """Distinct raw chunks that a task holds before it turns them into words."""
@@ -52,9 +51,10 @@ def keep_counts(
     min_groups: int = 0,
     *,
     learned: str = "",
-) -> Iterator[WordCounts]:
+) -> Iterator[dict[str, int]]:
     """Count the words of a corpus, and keep the finished counts for a second start until what they are for is done.
 
+    Words are the entries that they would be: the most frequent first, ties by text.
     Ray is initialised. Words of fewer than `min_groups` groups are left out; 0: groups are not counted. `learned` is
     the option by which new words are chosen among them; empty: none are.
     """
@@ -71,12 +71,11 @@ def keep_counts(
 
 def _count_words(
     sources: Sources, prepare: PrepareConfig, splitter_json: str, kept: Records, min_groups: int, learned: str
-) -> WordCounts:
+) -> dict[str, int]:
     totals: Counter[str] = Counter()
     groups: Groups = {}
     sums: Counter[str] = Counter()
     dropped = Dropped()
-    seconds = 0.0
     function = functools.partial(_count_task, prepare, splitter_json, min_groups)
     for result in run_read_tasks(function, sources, "counting words", kept):
         words = result["words"].decode().split(" ") if result["words"] else []
@@ -88,13 +87,10 @@ def _count_words(
         dropped.merge(result["dropped"])
         sums["forgotten"] += forget_rarest(totals, MAX_WORDS)
         forget_missing(groups, totals)
-        seconds += result["seconds"]
     dropped.tell(sources.spec, sums["documents"], prepare, is_new=False)
     tell_groups(dropped.values, sources.spec, prepare, learned=learned)
     if not totals:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable word; give text.")
-    megabytes = sums["text_bytes"] / 1e6
-    print(f"words: {megabytes:,.0f} MB of text, {megabytes / max(seconds, 1e-9):.1f} MB/s a core", file=sys.stderr)
     if sums["forgotten"]:
         print(
             f"words: {sums['forgotten']:,} occurrences of rare words were forgotten to bound memory ({len(totals):,} "
@@ -102,26 +98,17 @@ def _count_words(
             file=sys.stderr,
         )
     if min_groups:
-        _leave_rare_out(totals, groups, sums, sources, prepare, min_groups)
-    ordered = sorted(totals, key=lambda word: (-totals[word], word))
-    return WordCounts(
-        tuple(ordered),
-        np.array([totals[word] for word in ordered], dtype=np.int64),
-        sums["documents"],
-        sums["text_bytes"],
-        sums["too_long"],
-        sums["forgotten"],
-    )
+        _leave_rare_out(totals, groups, sources, prepare, min_groups)
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _leave_rare_out(
-    totals: Counter[str], groups: Groups, sums: Counter[str], sources: Sources, prepare: PrepareConfig, min_groups: int
+    totals: Counter[str], groups: Groups, sources: Sources, prepare: PrepareConfig, min_groups: int
 ) -> None:
     """Leave out the words of too few groups, and say so."""
     rule = f"that fewer than {min_groups} different {prepare.grouped_by!r} have"
     rare = [word for word in totals if len(groups[word]) < min_groups]
     dropped = sum(totals.pop(word) for word in rare)
-    sums["forgotten"] += dropped
     if not totals:
         raise CorpusError(
             f"--corpus {sources.spec!r} has only words {rule}, which are not learned; give text of more of them, or a "
@@ -137,7 +124,6 @@ def _leave_rare_out(
 def _count_task(
     prepare: PrepareConfig, splitter_json: str, min_groups: int, number: int, task: ReadTask, plan: bytes
 ) -> dict[str, Any]:
-    started = time.process_time()
     family = tokenizer_family(splitter_json)
     totals: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
@@ -156,7 +142,6 @@ def _count_task(
 
     for document, group in read_grouped(task, prepare, dropped):
         sums["documents"] += 1
-        sums["text_bytes"] += len(document) if document.isascii() else len(document.encode())
         found = list(family.chunks(document))
         chunks.update(found)
         if min_groups:
@@ -173,7 +158,6 @@ def _count_task(
         "groups": pack_groups(groups, words) if min_groups else {},
         "sums": sums,
         "dropped": vars(dropped),
-        "seconds": time.process_time() - started,
     }
 
 
@@ -181,9 +165,7 @@ def _add_chunks(chunks: Counter[str], family: TokenizerFamily, totals: Counter[s
     """Move the counts of raw chunks to their words."""
     for chunk, count in chunks.items():
         for word in family.words(chunk):
-            if len(word) > family.max_chars:
-                sums["too_long"] += count
-            else:
+            if len(word) <= family.max_chars:
                 totals[word] += count
     chunks.clear()
     sums["forgotten"] += forget_rarest(totals, MAX_TASK_WORDS)
