@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
+from domext_ray.families.metrics.metrics import score_classes
+from domext_ray.families.metrics.scores import compare_scores, over_clusters
+from domext_ray.families.readers.examples import LabelledText, Question, TaggedSentence
 from domext_ray.intervals import (
     Estimate,
     Sample,
@@ -20,9 +23,6 @@ from domext_ray.intervals import (
     over_seeds,
     subtract,
 )
-from domext_ray.labelled.examples import LabelledText, Question, TaggedSentence
-from domext_ray.labelled.metrics.metrics import score_classes
-from domext_ray.labelled.metrics.scores import compare_scores, over_clusters
 
 
 def draw_right(

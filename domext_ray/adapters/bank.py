@@ -48,8 +48,8 @@ from domext_ray.config.options.submitted import find_input, find_output
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
-from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.errors import DomextError, RunError, StorageError
+from domext_ray.families.task_description import TaskDescription
 from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from domext_ray.config.extensions.table import ADAPTER_PARTS, find_others, name_options
 from domext_ray.config.vectors import Pooling
-from domext_ray.downstream.tasks.description import TaskDescription
-from domext_ray.downstream.tasks.tokens import list_tags
 from domext_ray.errors import RunError
+from domext_ray.families.tagging import list_tags
+from domext_ray.families.task_description import TaskDescription
 from domext_ray.model.base import Base, describe_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification

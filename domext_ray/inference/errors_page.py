@@ -9,10 +9,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from domext_ray.families.metrics.answer_metrics import SQUAD_V2
+from domext_ray.families.readers.examples import AnyExample, Entity
 from domext_ray.files import ASSETS
 from domext_ray.inference.scoring import Compared, Mistake, compare_predictions, describe_classes
-from domext_ray.labelled.examples import AnyExample, Entity
-from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2
 from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
 from domext_ray.storage import Place, write_text
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from domext_ray.downstream.tasks.state import State
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import (
+from domext_ray.families.readers.cells import read_nested
+from domext_ray.families.readers.examples import (
     AnnotatedText,
     AnyExample,
     Choice,
@@ -34,11 +34,11 @@ from domext_ray.labelled.examples import (
     RawSentence,
     TaggedSentence,
 )
-from domext_ray.labelled.readers.cells import read_nested
-from domext_ray.labelled.readers.issues import is_missing
-from domext_ray.labelled.readers.rows import MarksError, cut_marks
-from domext_ray.labelled.set_families import FAMILIES
-from domext_ray.labelled.words import WordMarks, cut_words
+from domext_ray.families.readers.issues import is_missing
+from domext_ray.families.readers.rows import MarksError, cut_marks
+from domext_ray.families.readers.set_families import FAMILIES
+from domext_ray.families.readers.words import WordMarks, cut_words
+from domext_ray.families.state import State
 
 RawRecord: TypeAlias = Mapping[str, Any]
 Marks: TypeAlias = Sequence[tuple[str, ...]]

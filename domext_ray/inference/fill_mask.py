@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.finetune.batches import batch_by_length
 from domext_ray.downstream.finetune.exported import Predicted
-from domext_ray.downstream.tasks.task import Row
-from domext_ray.downstream.tasks.windows import RowTemplate, read_template
+from domext_ray.families.task import Row
+from domext_ray.families.windows import RowTemplate, read_template
 from domext_ray.inference.input_rows import check_text
 from domext_ray.model.build import prepare_for_device
 from domext_ray.model.domext.configuration_domext import DomextConfig

@@ -24,13 +24,13 @@ from domext_ray.config.jobs import ExportConfig
 from domext_ray.downstream.finetune.exported import find_export, holds_graphs, is_finetuned_model, load_exported
 from domext_ray.downstream.forgetting.forgetting import build_masked_lm
 from domext_ray.downstream.start.model import is_run, load_start_model, name_run
-from domext_ray.downstream.tasks.description import WHOLE_TASK
-from domext_ray.downstream.tasks.task_file import read_task_file, write_task_file
 from domext_ray.errors import ConfigError
 from domext_ray.export.card import Terms, describe_scale, read_terms, render_card
 from domext_ray.export.folder import ONNX, ExportRecord, new_export
 from domext_ray.export.model_folder import save_tokenizer
 from domext_ray.export.onnx_graph import GRAPH, INT8, quantize_graph, require_onnx, write_graph
+from domext_ray.families.task_description import WHOLE_TASK
+from domext_ray.families.task_file import read_task_file, write_task_file
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.runs.run_directory import TRAININGS

@@ -12,9 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from domext_ray.downstream.tasks.task import Prediction, read_entity
-from domext_ray.downstream.tasks.tokens import place_entities, place_words
-from domext_ray.labelled.examples import (
+from domext_ray.families.metrics.answer_metrics import SQUAD_V2, score_answer
+from domext_ray.families.readers.examples import (
     AnnotatedText,
     AnyExample,
     Choice,
@@ -26,7 +25,8 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2, score_answer
+from domext_ray.families.tagging import place_entities, place_words
+from domext_ray.families.task import Prediction, read_entity
 
 MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG = "missed", "spurious", "wrong label", "wrong boundary", "wrong"
 KINDS = (MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG)

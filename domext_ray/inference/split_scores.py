@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from domext_ray.downstream.tasks.task import Prediction
+from domext_ray.families.metrics.answer_metrics import SQUAD_V2
+from domext_ray.families.metrics.scores import over_clusters
+from domext_ray.families.task import Prediction
 from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.predictors import load_task_model
-from domext_ray.labelled.metrics.answer_metrics import SQUAD_V2
-from domext_ray.labelled.metrics.scores import over_clusters
 from domext_ray.storage import Place, write_json
 
 SCORES, ERRORS = "scores.json", "errors.html"

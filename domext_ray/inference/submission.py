@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.families.readers.set_description import SetDescription, list_shipped, read_description
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
-from domext_ray.labelled.set_description import SetDescription, list_shipped, read_description
 from domext_ray.storage import Place, parse_json, write_text
 from domext_ray.text.data.files import find_files, name_unreadable, open_stream
 from domext_ray.text.data.names import describe_near, pick_near

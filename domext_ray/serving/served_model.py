@@ -27,10 +27,10 @@ from domext_ray.downstream.finetune.exported import find_export, hash_export, is
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import is_export, name_run
 from domext_ray.downstream.start.text_embedding import choose_pooling
-from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
-from domext_ray.downstream.tasks.multilabel import USUAL_THRESHOLD
-from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.errors import RunError
+from domext_ray.families.multilabel import USUAL_THRESHOLD
+from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
+from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.model.domext.routers_domext import Router
 from domext_ray.storage import Place

@@ -39,9 +39,9 @@ from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.tasks.description import TaskDescription, describe_task
-from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import BaseModelError, ConfigError, RunError, StorageError
+from domext_ray.families.task import TaskOptions
+from domext_ray.families.task_description import TaskDescription, describe_task
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_adapter
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel

@@ -10,8 +10,8 @@ import torch
 from conftest import SHAPE
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.task import Row, Task
-from domext_ray.labelled.examples import AnyExample
+from domext_ray.families.readers.examples import AnyExample
+from domext_ray.families.task import Row, Task
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 

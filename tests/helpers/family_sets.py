@@ -6,9 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.families import make_task
-from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
-from domext_ray.labelled.examples import (
+from domext_ray.families.readers.examples import (
     AnnotatedText,
     Choice,
     Entity,
@@ -21,6 +19,8 @@ from domext_ray.labelled.examples import (
     Relation,
     TaggedSentence,
 )
+from domext_ray.families.registry import make_task
+from domext_ray.families.task import StagedTask, TaskOptions
 
 TEXT = "the drug and the heart disease"
 DRUG, HEART = Entity(4, 8, "drug"), Entity(17, 22, "organ")

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from finetuned_models import draw_example
 
-from domext_ray.downstream.tasks.task import Prediction, describe_entity
-from domext_ray.inference.errors_page import write_errors_page
-from domext_ray.inference.scoring import Compared, compare_predictions, describe_classes, match_spans
-from domext_ray.labelled.examples import (
+from domext_ray.families.metrics.metrics import score_classes, score_entities
+from domext_ray.families.readers.examples import (
     AnnotatedText,
     Choice,
     Entity,
@@ -26,7 +24,9 @@ from domext_ray.labelled.examples import (
     RawSentence,
     TaggedSentence,
 )
-from domext_ray.labelled.metrics.metrics import score_classes, score_entities
+from domext_ray.families.task import Prediction, describe_entity
+from domext_ray.inference.errors_page import write_errors_page
+from domext_ray.inference.scoring import Compared, compare_predictions, describe_classes, match_spans
 from domext_ray.storage import Place
 
 TEXT = "Aspirin & <b>heart</b> \U0001f600 pain of $title"

@@ -31,10 +31,10 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.export import onnx_graph
 from domext_ray.export.model_folder import export_model
 from domext_ray.export.onnx_graph import GRAPH, INT8, OnnxModel, write_graph
+from domext_ray.families.readers.set_families import FAMILIES
 from domext_ray.inference.onnx_export import export_onnx
 from domext_ray.inference.predict import PredictPlan, plan_prediction
 from domext_ray.inference.predictors import load_task_model
-from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.model.base import load_base
 from domext_ray.model.build import merge_extensions
 from domext_ray.model.spec import ModelSpec

@@ -11,9 +11,9 @@ from labelled_fixtures import dump_lines, load
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError
+from domext_ray.families.readers.examples import LabelledText, TaggedSentence
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames
-from domext_ray.labelled.examples import LabelledText, TaggedSentence
 from domext_ray.text.data.documents import read_documents
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.sources import resolve_sources

@@ -25,8 +25,8 @@ from domext_ray.downstream.ablation.sweeps import (
     SweepResult,
 )
 from domext_ray.downstream.finetune.comparison import compare_finetuned, tabulate_finetuned
+from domext_ray.families.metrics.scores import flatten
 from domext_ray.intervals import Estimate
-from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.report.compare import Line, tabulate
 from domext_ray.report.plots import BLUE, DASHED, GREEN, INK, MUTED, ORANGE, VIOLET, draw_legend, new_picture
 from domext_ray.storage import Place, write_json, write_text

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from domext_ray.config.finetune import AblateConfig
 from domext_ray.downstream.finetune.finetuned import FinetunedModel, rebuild_finetuned
 from domext_ray.downstream.finetune.training import Fitted, predict_rows
-from domext_ray.downstream.tasks.task import ONLY_STAGE, Row
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.families.metrics.scores import Score, compare_scores, over_clusters
+from domext_ray.families.task import ONLY_STAGE, Row
 from domext_ray.intervals import RESAMPLING_SEED
-from domext_ray.labelled.metrics.scores import Score, compare_scores, over_clusters
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import DeltaProjection, Layer, NormShift

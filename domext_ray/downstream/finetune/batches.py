@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from domext_ray.downstream.tasks.task import Row
+from domext_ray.families.task import Row
 from domext_ray.text.corpus.draws import Purpose, hash_counters
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from domext_ray.labelled.examples import LabelledSet, list_shared
-from domext_ray.labelled.metrics.scores import flatten
+from domext_ray.families.metrics.scores import flatten
+from domext_ray.families.readers.examples import LabelledSet, list_shared
 
 
 def count_shared(data: LabelledSet) -> dict[str, int]:

@@ -3,7 +3,7 @@
 A model of a base without extensions is transformers' own again where transformers has the head with the same tensors,
 as it has for BERT; every other one brings its code, as in export.py. The configuration names the labels (id2label) and
 what the task tuned on dev (`task_thresholds`); task.json describes the task, so that the folder alone is enough to use
-the model (tasks/task_file.py). A task of several models has a folder for each in its export.
+the model (families/task_file.py). A task of several models has a folder for each in its export.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from domext_ray.downstream.finetune.card import CardFigures, build_card
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
-from domext_ray.downstream.tasks.description import describe_task
-from domext_ray.downstream.tasks.task import StagedTask
-from domext_ray.downstream.tasks.task_file import HERE, TaskFile, write_task_file
 from domext_ray.export.folder import FINE_TUNED, ExportRecord, new_export
 from domext_ray.export.model_folder import is_plain, save_model, save_tokenizer, save_with_code
+from domext_ray.families.task import StagedTask
+from domext_ray.families.task_description import describe_task
+from domext_ray.families.task_file import HERE, TaskFile, write_task_file
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.storage import Place
 

@@ -22,13 +22,13 @@ from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, p
 from domext_ray.downstream.start.head import find_head
 from domext_ray.downstream.start.model import NO_BILSTM, build_task_model, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
-from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
-from domext_ray.downstream.tasks.task import Prediction, StagedTask, Task
-from domext_ray.downstream.tasks.task_file import TASK_FILE, read_task_file
 from domext_ray.errors import RunError
 from domext_ray.export.folder import check_whole
 from domext_ray.export.onnx_graph import INT8, OnnxModel, is_graph
-from domext_ray.labelled.examples import AnyExample
+from domext_ray.families.readers.examples import AnyExample
+from domext_ray.families.task import Prediction, StagedTask, Task
+from domext_ray.families.task_description import TaskDescription, make_described_task
+from domext_ray.families.task_file import TASK_FILE, read_task_file
 from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, hash_file, hash_values

@@ -19,12 +19,12 @@ from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
 from domext_ray.downstream.finetune.word_dropout import DROPPING, name_model
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
-from domext_ray.downstream.tasks.families import make_task
-from domext_ray.downstream.tasks.losses import LossOptions, set_loss
-from domext_ray.downstream.tasks.task import StagedTask, TaskOptions
 from domext_ray.errors import RunError, name_file
+from domext_ray.families.losses import LossOptions, set_loss
+from domext_ray.families.readers.loading import LoadedSet, load_labelled
+from domext_ray.families.registry import make_task
+from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.files import Kind, read_json
-from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_identity
 from domext_ray.runtime.trials import Ledger, Trial
 from domext_ray.storage import Place

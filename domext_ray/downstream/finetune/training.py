@@ -25,9 +25,9 @@ from domext_ray.downstream.finetune.batches import batch_by_length, plan_epoch
 from domext_ray.downstream.finetune.word_dropout import WordDropout, make_readers, read_anew
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
-from domext_ray.downstream.tasks.task import Prediction, Row, StagedTask, Task, TaskBatch
 from domext_ray.errors import TrainingError
-from domext_ray.labelled.examples import AnyExample
+from domext_ray.families.readers.examples import AnyExample
+from domext_ray.families.task import Prediction, Row, StagedTask, Task, TaskBatch
 from domext_ray.model.build import merge_extensions, prepare_for_device
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Objective

@@ -25,8 +25,8 @@ from domext_ray.downstream.finetune.finetuned import read_result, restore_stages
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point, fit_stages
-from domext_ray.downstream.tasks.stages import StagedResult, evaluate_stages, score_baselines
 from domext_ray.errors import TrainingError, name_file
+from domext_ray.families.stages import StagedResult, evaluate_stages, score_baselines
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.runtime.cpu_kernels import TRAINING

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
-from domext_ray.downstream.tasks.task import Row, Task
+from domext_ray.families.task import Row, Task
 from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
 
 if TYPE_CHECKING:

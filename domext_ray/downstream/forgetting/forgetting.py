@@ -24,9 +24,9 @@ from domext_ray.config.jobs import ForgettingConfig, name_scaled
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError, name_file
+from domext_ray.families.metrics.metrics import divide
+from domext_ray.families.metrics.scores import Score, compare_scores, make_score
 from domext_ray.intervals import Estimate
-from domext_ray.labelled.metrics.metrics import divide
-from domext_ray.labelled.metrics.scores import Score, compare_scores, make_score
 from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM

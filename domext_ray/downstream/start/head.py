@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
+from domext_ray.families.task import Task
 from domext_ray.model.base import read_weights
 from domext_ray.storage import Place, parse_json
 

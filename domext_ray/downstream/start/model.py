@@ -21,9 +21,9 @@ from domext_ray.config.extensions.table import is_extension
 from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.start.head import StartHead, find_head, fit_head, read_config, read_head
 from domext_ray.downstream.start.rules import choose_trainables
-from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, ConfigError, find_storage_error
 from domext_ray.export.card import Terms, read_terms
+from domext_ray.families.task import Task
 from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base, name_base
 from domext_ray.model.build import (
     attach_extensions,

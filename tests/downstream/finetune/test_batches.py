@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from domext_ray.downstream.finetune.batches import batch_by_length, plan_epoch
-from domext_ray.downstream.tasks.task import Row
+from domext_ray.families.task import Row
 
 
 def make_rows(num_rows: int, seed: int = 0, num_segments: int = 0) -> list[Row]:

@@ -28,12 +28,12 @@ from domext_ray.downstream.finetune.export import export_stages, save_fitted
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
-from domext_ray.downstream.tasks.families import make_task
-from domext_ray.downstream.tasks.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS, is_plain
-from domext_ray.labelled.examples import LabelledSet, TaggedSentence
-from domext_ray.labelled.words import cut_words
+from domext_ray.families.readers.examples import LabelledSet, TaggedSentence
+from domext_ray.families.readers.words import cut_words
+from domext_ray.families.registry import make_task
+from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.storage import Place
 
 FAMILIES = [each for each in EXAMPLES if each not in STAGED]

@@ -1,1 +1,0 @@
-"""Task families: examples become inputs, outputs become answers."""

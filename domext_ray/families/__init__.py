@@ -1,0 +1,1 @@
+"""Kinds of tasks: what each reads, learns, predicts and is scored by."""

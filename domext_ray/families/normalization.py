@@ -1,0 +1,242 @@
+"""Term normalisation in two steps: a free wording -> candidates of the catalogue -> the standard terms that it means.
+
+Enters: mentions with their standard terms, and the catalogue of all terms (CHIP-CDN's layout). Leaves: one or more
+terms a mention. Step 1 recalls the catalogue's nearest terms by character n-grams, and by embeddings where they are
+given, without any training; step 2 is a model that reads mention and candidate as a pair and says whether they mean the
+same. These are the two steps of CHIP-CDN in the AF Adapter paper's evaluation on CBLUE.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.errors import CorpusError
+from domext_ray.families.metrics.metrics import score_terms
+from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.examples import AnyExample, LabelledSet, LabelledText, Mention
+from domext_ray.families.state import BOOL, COUNT, RANGE, State
+from domext_ray.families.task import Predict, Prediction, StagedTask, Task, TaskOptions
+from domext_ray.families.texts import ClassificationTask
+
+RANKING = "ranking"
+SAME, DIFFERENT = "same", "different"
+
+Embed: TypeAlias = Callable[[list[str]], np.ndarray]
+"""Texts -> float [texts, d], such as the means of an encoder's last states."""
+
+_MENTIONS_AT_A_TIME = 256  # x 40,000 terms of ICD-10: 80 MB of similarities
+_FUSION = 60  # Cormack et al.'s constant
+_NEVER = 1.01  # above every probability
+
+
+@dataclass(frozen=True)
+class RecallOptions:
+    """How candidates are found."""
+
+    num_candidates: int = 20  # terms that are recalled for a mention
+    num_negatives: int = 6  # recalled terms that a training mention is paired with, the nearest wrong ones
+    ngrams: tuple[int, int] = (1, 3)  # lengths of the character n-grams, from and to
+    embed: Embed | None = None  # for a second ranking
+
+
+class TermRecall:
+    """Finds the catalogue's terms that look like a mention.
+
+    Terms are ranked by the cosine of TF-IDF weights of character n-grams, lower-cased. With embeddings, a second
+    ranking by their cosine is merged with it: a term's score is the sum over both rankings of 1 / (60 + rank), nothing
+    from the first where no n-gram is shared (Cormack, Clarke and Büttcher, Reciprocal rank fusion, 2009). Of equal
+    terms the catalogue's first goes first; it has no duplicates.
+    """
+
+    def __init__(self, catalogue: Sequence[str], options: RecallOptions) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer  # loads slowly, and only this task needs it
+
+        self.catalogue, self.options = list(catalogue), options
+        self._vectorizer = TfidfVectorizer(analyzer="char", ngram_range=options.ngrams, dtype=np.float32)
+        self._terms = self._vectorizer.fit_transform(self.catalogue).T.tocsr()
+        self._embeddings = _embed_units(options.embed, self.catalogue) if options.embed else None
+
+    def find(self, mentions: Sequence[str]) -> list[list[str]]:
+        """Return the candidates of each mention, nearest first."""
+        found: list[list[str]] = []
+        for first in range(0, len(mentions), _MENTIONS_AT_A_TIME):
+            batch = list(mentions[first : first + _MENTIONS_AT_A_TIME])
+            scores = (self._vectorizer.transform(batch) @ self._terms).toarray()
+            if self._embeddings is not None and self.options.embed is not None:
+                similar = _embed_units(self.options.embed, batch) @ self._embeddings.T
+                by_ngrams = np.where(scores > 0, 1 / (_FUSION + _rank(scores)), 0.0)
+                scores = by_ngrams + 1 / (_FUSION + _rank(similar))
+            order = np.argsort(-scores, axis=1, kind="stable")[:, : self.options.num_candidates]
+            found += [[self.catalogue[i] for i in row] for row in order]
+        return found
+
+
+class NormalizationTask(StagedTask):
+    """Normalisation by recall and ranking.
+
+    A prediction has "terms", "candidates" with their probabilities that they and the mention mean the same, the highest
+    first, and "recalled": the candidates as step 1 found them. The best candidate is always an answer; every other
+    candidate is one whose probability reaches a threshold, one half before dev chooses it. With `state`, of
+    `recall_options` only `embed` counts.
+    """
+
+    family = "normalization"
+    metric = "f1.micro"
+    shown = ("terms", "candidates")
+    nothing = {"terms": []}
+    state_rules = {"num_candidates": COUNT, "ngrams": RANGE, "embedding_recall": BOOL}
+
+    def __init__(
+        self,
+        data: LabelledSet,
+        tokenizer: PreTrainedTokenizerBase,
+        options: TaskOptions,
+        *,
+        metric: str = "",
+        recall_options: RecallOptions | None = None,
+        state: State | None = None,
+    ) -> None:
+        self.recall_options = recall_options or RecallOptions()
+        super().__init__(data, tokenizer, options, metric=metric, state=state)
+
+    def learn(self) -> dict[str, Any]:
+        """Return how candidates are found."""
+        own = self.recall_options
+        embeds = own.embed is not None
+        return {"num_candidates": own.num_candidates, "ngrams": list(own.ngrams), "embedding_recall": embeds}
+
+    def prepare(self) -> None:
+        """Make what recalls terms, and the stage that ranks them."""
+        data, state = self.data, self.state
+        if not data.catalogue:
+            raise CorpusError(f"{data.name} has no catalogue of standard terms; normalisation needs one.")
+        if state["embedding_recall"] != (self.recall_options.embed is not None):
+            raise ValueError("candidates were recalled by embeddings too, and there is no encoder that makes them")
+        self.recall_options = replace(
+            self.recall_options, num_candidates=state["num_candidates"], ngrams=tuple(state["ngrams"])
+        )
+        self.recall = TermRecall(tuple(dict.fromkeys(data.catalogue)), self.recall_options)
+        self.thresholds = {"threshold": 0.5}
+        ranking_data = LabelledSet(
+            f"{data.name} pairs",
+            train=self._label_pairs(_mentions(data.train), is_training=True),
+            dev=self._label_pairs(_mentions(data.dev), is_training=False),
+            test=self._label_pairs(_mentions(data.test), is_training=False),
+            labels=(DIFFERENT, SAME),
+            positive_label=SAME,
+        )
+        parts = (self.tokenizer, self.options)
+        self.ranking_task = ClassificationTask(ranking_data, *parts, metric="f1.positive", state={})
+
+    @property
+    def stages(self) -> dict[str, Task]:
+        return {RANKING: self.ranking_task}
+
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Recall candidates, then rank them; the predictor is that of "ranking"."""
+        mentions = _mentions(examples)
+        recalled = self.recall.find([mention.text for mention in mentions])
+        pairs = [_pair_up(*candidate, DIFFERENT) for candidate in _flatten(mentions, recalled)]
+        probabilities = iter([prediction["probabilities"][SAME] for prediction in predictors[RANKING](pairs)])
+        found = []
+        for terms in recalled:
+            scored = [{"term": term, "probability": next(probabilities)} for term in terms]
+            # Sorting is stable: of equally probable candidates the nearer goes first.
+            found.append(
+                {"candidates": sorted(scored, key=lambda candidate: -candidate["probability"]), "recalled": terms}
+            )
+        return self.decide_all(examples, found)
+
+    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+        """Choose the best candidate, and all others that reach the threshold."""
+        return {**prediction, "terms": _choose(prediction, self.thresholds["threshold"])}
+
+    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Choose the threshold of further terms that is best on dev; of equally good ones the highest."""
+        further = [other["probability"] for prediction in predictions for other in prediction["candidates"][1:]]
+        tried = sorted({_NEVER, *np.quantile(further, np.linspace(0.5, 1, 101)).tolist()} if further else {_NEVER})
+        figures = []
+        for threshold in tried:
+            chosen = [{"terms": _choose(prediction, threshold)} for prediction in predictions]
+            figures.append((self.score(examples, chosen).get(self.metric), threshold))
+        self.thresholds = {"threshold": max(figures)[1]}
+        return self.thresholds
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+        """Score chosen terms; see `score_terms`."""
+        return score_terms(
+            [mention.terms for mention in _mentions(examples)], [prediction["terms"] for prediction in predictions]
+        )
+
+    def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
+        """Score the candidates of each step: "recall.at_1" and so on, "recall.micro" of all candidates."""
+        gold = [mention.terms for mention in _mentions(examples)]
+        recalled = [prediction["recalled"] for prediction in predictions]
+        ranked = [[other["term"] for other in prediction["candidates"]] for prediction in predictions]
+        return {
+            "recall": score_terms(gold, recalled, ranked=recalled),
+            RANKING: score_terms(gold, ranked, ranked=ranked),
+        }
+
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Predict training's most frequent term."""
+        counts = Counter(term for mention in _mentions(self.data.train) for term in mention.terms)
+        return [{"terms": [min(counts, key=lambda term: (-counts[term], term))]}] * len(examples)
+
+    def predict_baselines(self, examples: Sequence[AnyExample]) -> dict[str, list[Prediction]]:
+        """Predict, as "recall", the nearest term, too."""
+        nearest = self.recall.find([mention.text for mention in _mentions(examples)])
+        return {**super().predict_baselines(examples), "recall": [{"terms": terms[:1]} for terms in nearest]}
+
+    def _label_pairs(self, mentions: Sequence[Mention], *, is_training: bool) -> tuple[LabelledText, ...]:
+        """Mentions with their terms and near wrong ones for training; with all candidates to choose and score by."""
+        candidates = self.recall.find([example.text for example in mentions])
+        if is_training:
+            limit = self.recall_options.num_negatives
+            for i, mention in enumerate(mentions):
+                wrong = [term for term in candidates[i] if term not in mention.terms]
+                candidates[i] = [*mention.terms, *wrong[:limit]]
+        pairs = _flatten(mentions, candidates)
+        return tuple(
+            _pair_up(example, i, term, SAME if term in example.terms else DIFFERENT) for example, i, term in pairs
+        )
+
+
+def _mentions(examples: Sequence[AnyExample]) -> Sequence[Mention]:
+    return cast("Sequence[Mention]", examples)
+
+
+def _embed_units(embed: Embed, texts: list[str]) -> np.ndarray:
+    """Embeddings of length 1."""
+    vectors = np.asarray(embed(texts), np.float32)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+
+
+def _rank(scores: np.ndarray) -> np.ndarray:
+    """Ranks from 1 along each row, highest score first."""
+    order = np.argsort(-scores, axis=1, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.arange(1, scores.shape[1] + 1)[None, :], axis=1)
+    return ranks
+
+
+def _choose(prediction: Prediction, threshold: float) -> list[str]:
+    candidates = prediction["candidates"]
+    return [
+        candidate["term"] for i, candidate in enumerate(candidates) if i == 0 or candidate["probability"] >= threshold
+    ]
+
+
+def _flatten(mentions: Sequence[Mention], terms: Sequence[Sequence[str]]) -> list[tuple[Mention, int, str]]:
+    """Each mention with each of its terms and the term's place."""
+    return [(mention, i, term) for mention, own in zip(mentions, terms, strict=True) for i, term in enumerate(own)]
+
+
+def _pair_up(mention: Mention, place: int, term: str, label: str) -> LabelledText:
+    return LabelledText(f"{mention.id}/{place}", mention.source, mention.text, term, label)

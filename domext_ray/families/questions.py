@@ -1,0 +1,241 @@
+"""Answers to questions as stretches of their contexts (`Question`; SQuAD 1.1 and 2.0, CMRC 2018).
+
+Devlin et al. (2019), sections 4.2 and 4.3: the answer from token i to token j scores S·T_i + E·T_j. Where some
+questions have no answer, "none" scores S·C + E·C, the lowest of a context's windows, and a stretch is the answer if it
+scores more than that plus tau, which is tuned on dev. All stretches are searched, so there is no n-best list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from domext_ray.families.metrics.answer_metrics import CMRC, SQUAD_V2, score_answer
+from domext_ray.families.metrics.metrics import score_answers
+from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.examples import AnyExample, Question
+from domext_ray.families.readers.set_families import RULES
+from domext_ray.families.state import BOOL
+from domext_ray.families.task import Outputs, Prediction, Row, Task
+from domext_ray.families.windows import TextPieces, Window, encode_texts, holds, plan_windows, read_template
+
+MAX_QUESTION_LENGTH = 64
+MAX_ANSWER_LENGTH = 30
+"""Tokens; as in BERT's code for SQuAD."""
+
+MAX_CHINESE_ANSWER_LENGTH = 60
+"""Tokens, which are characters: a word has some two of them."""
+
+CLS = 0
+"""Place of [CLS], which stands for "no answer"."""
+
+_LOWEST = float(np.finfo(np.float32).min)
+_BASELINE_QUESTIONS = 100
+
+
+class QuestionTask(Task):
+    """Stretches of contexts that answer questions. A prediction has "answer", "start" and "end", None if there is none.
+
+    It also has "score" (the sum of the logits of the best stretch, less that of "none" where a question may have no
+    answer: an answer if this is above tau), "null_score" (of "none") and "best", the first character of that stretch
+    and the one after its last.
+
+    Questions are cut to 64 tokens, in short rows to two thirds of the row. A window of the context that does not hold
+    the whole answer has [CLS] as its target; in training one window at least holds it. Answers are found up to
+    `max_answer_length` tokens: 30, or 60 in a Chinese set, whose answers are compared as CMRC 2018 does. Questions
+    without an answer in train or dev allow "none".
+    """
+
+    family = "qa"
+    has_token_outputs = True
+    head = "DomextForQuestionAnswering"
+    metric = "f1"
+    shown = ("answer", "start", "end", "score")
+    nothing = {"answer": None}
+    state_rules = {"rule": (f"one of {', '.join(RULES)}", RULES.__contains__), "has_no_answer": BOOL}
+
+    def learn(self) -> dict[str, Any]:
+        """Take the set's rule for answers, SQuAD 2.0's if it names none; find whether a question may have no answer."""
+        questions = cast("Sequence[Question]", (*self.data.train, *self.data.dev))
+        has_none = any(not question.answer_texts for question in questions)
+        return {"rule": self.data.rule or SQUAD_V2, "has_no_answer": has_none}
+
+    def prepare(self) -> None:
+        """Start with a tau of 0, where a question may have no answer."""
+        self.rule, self.has_null = self.state["rule"], self.state["has_no_answer"]
+        self.thresholds = {"tau": 0.0} if self.has_null else {}
+
+    @property
+    def max_answer_length(self) -> int:
+        """Tokens of an answer at most."""
+        return MAX_CHINESE_ANSWER_LENGTH if self.rule == CMRC else MAX_ANSWER_LENGTH
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """The head's two scores of a token."""
+        return ("start", "end")
+
+    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+        """Make one row a window of a context; see `Task.encode`."""
+        questions = cast("Sequence[Question]", examples)
+        template = read_template(self.tokenizer, pair=True)
+        room = template.measure_room(self.options.max_length, least=2)
+        longest = min(MAX_QUESTION_LENGTH, room * 2 // 3)  # a third of a short row at least is the context's
+        asked = encode_texts(self.backend, [item.question for item in questions])
+        contexts = list(dict.fromkeys(item.context for item in questions))
+        pieces = dict(zip(contexts, encode_texts(self.backend, contexts), strict=True))
+        rows: list[Row] = []
+        counts: dict[str, list[str]] = {}
+        for i, (example, question) in enumerate(zip(questions, asked, strict=True)):
+            context = pieces[example.context]
+            answer = find_answer(example, context) if is_training and example.answers else None
+            if len(question) > longest:
+                counts.setdefault(f"questions are cut to {longest} tokens", []).append(example.source)
+            if is_training and example.answer_texts and answer is None:
+                what = "questions are left out of training because no token has anything of their answer"
+                counts.setdefault(what, []).append(example.source)
+                continue
+            ids = question.ids[:longest]
+            size, first = room - len(ids), template.find_text(ids)
+            if answer is not None and answer[1] - answer[0] > min(self.max_answer_length, size):
+                what = f"answers have more than {self.max_answer_length} tokens, or than a window, and cannot be found"
+                counts.setdefault(what, []).append(example.source)
+            for window in plan_windows(len(context), size, self.options.stride, [answer] if answer else ()):
+                part = context.cut(window)
+                start, end = CLS, CLS
+                if answer is not None and holds(window, answer):
+                    start, end = (first + place - window[0] for place in (answer[0], answer[1] - 1))
+                targets = {"starts": np.array(start, dtype=np.int64), "ends": np.array(end, dtype=np.int64)}
+                rows.append(Row(i, *template.join(ids, part.ids), targets, (part, first)))
+        for what, sources in counts.items():
+            self.note_cases(sources, len(questions), what)
+        return rows
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed cross-entropies, the mean of first and last token; see `Task.compute_loss_sum`."""
+        start = nn.functional.cross_entropy(outputs.start_logits.float(), targets["starts"], reduction="sum")
+        end = nn.functional.cross_entropy(outputs.end_logits.float(), targets["ends"], reduction="sum")
+        return (start + end) / 2
+
+    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Return the scores of first and last token, fp32 [B, N, 2]."""
+        return (torch.stack([outputs.start_logits.float(), outputs.end_logits.float()], dim=-1),)
+
+    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
+        """Return the best stretch over each context's windows, or none; see `Task.decode`."""
+        best: list[tuple[float, list[int]]] = [(_LOWEST, [0, 0])] * len(examples)
+        null = [np.inf] * len(examples)
+        for row, (scores,) in zip(rows, outputs, strict=True):
+            pieces, begin = cast("tuple[TextPieces, int]", row.place)
+            null[row.example] = min(null[row.example], float(scores[CLS].sum()))
+            own = scores[begin : begin + len(pieces)].astype(np.float64)
+            first, last, score = find_best(own, pieces.is_visible, self.max_answer_length)
+            if score > best[row.example][0]:
+                best[row.example] = score, [int(pieces.starts[first]), int(pieces.ends[last])]
+        found: list[Prediction] = []
+        for (score, stretch), lowest in zip(best, null, strict=True):
+            none = lowest if self.has_null else 0.0
+            found.append({"score": score - none, "null_score": none, "best": stretch})
+        return self.decide_all(examples, found)
+
+    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+        """Answer with the best stretch, if it scores more than tau."""
+        start, end = prediction["best"]
+        if self.has_null and prediction["score"] <= self.thresholds["tau"]:
+            start = end = 0
+        return {**prediction, **_answer(cast(Question, example).context, start, end)}
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+        """Score the answers' texts; see `metrics.score_answers`."""
+        gold = [cast(Question, example).answer_texts for example in examples]
+        return score_answers(gold, [prediction["answer"] or "" for prediction in predictions], self.rule)
+
+    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Choose tau by the mean F1 (or exact match, if dev chooses by it), of equal ones that nearest to 0.
+
+        Nothing is to be chosen where every question has an answer.
+        """
+        if not self.has_null:
+            return {}
+        figure = 0 if self.metric.endswith("exact") else 1
+        gains = []
+        for example, prediction in zip(cast("Sequence[Question]", examples), predictions, strict=True):
+            texts = example.context[slice(*prediction["best"])], ""
+            answered, refused = (score_answer(example.answer_texts, text, self.rule)[figure] for text in texts)
+            gains.append((prediction["score"], answered - refused))
+        self.thresholds = {"tau": choose_threshold(gains)}
+        return self.thresholds
+
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Answer with as many first words of the context (Chinese: characters) as were best in training, or none."""
+        return [take_units(cast(Question, example), self._num_units, self.rule) for example in examples]
+
+    @cached_property
+    def _num_units(self) -> int:
+        every = max(1, len(self.data.train) // _BASELINE_QUESTIONS)
+        train = cast("Sequence[Question]", self.data.train)[::every]
+        counts = range(0 if self.has_null else 1, MAX_ANSWER_LENGTH + 1)
+
+        def measure(count: int) -> float:
+            return self.score(train, [take_units(question, count, self.rule) for question in train]).get("f1")
+
+        return max(counts, key=measure)
+
+
+def find_answer(example: Question, context: TextPieces) -> Window | None:
+    """Return the pieces that have something of the first accepted answer; None if none has."""
+    answer = example.answers[0]
+    places = np.flatnonzero(context.is_visible & (context.ends > answer.start) & (context.starts < answer.end))
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else None
+
+
+def find_best(scores: np.ndarray, is_allowed: np.ndarray, max_length: int) -> tuple[int, int, float]:
+    """Return the first and the last token of the best stretch, and its score.
+
+    Scores are float64 [P, 2], of the first and the last token; `is_allowed`, bool [P], says which may be first or last.
+    """
+    starts, ends = np.where(is_allowed[:, None], scores, _LOWEST).T
+    best = (0, 0, _LOWEST)
+    for further in range(min(max_length, len(scores))):
+        sums = starts[: len(starts) - further] + ends[further:]
+        first = int(sums.argmax())
+        if sums[first] > best[2]:
+            best = (first, first + further, float(sums[first]))
+    return best
+
+
+def choose_threshold(gains: Sequence[tuple[float, float]]) -> float:
+    """Return the threshold above which things are done with the highest sum of gains, of equal ones that nearest to 0.
+
+    `gains` has for every thing its value, which is compared with the threshold, and what doing it gains.
+    """
+    values, amounts = np.array(sorted(gains, reverse=True), dtype=np.float64).T
+    sums = np.concatenate([[0.0], np.cumsum(amounts)])
+    # A threshold lies between two different values, or beyond them all.
+    between = np.concatenate([[values[0] + 1.0], (values[:-1] + values[1:]) / 2, [values[-1] - 1.0]])
+    is_cut = np.concatenate([[True], values[:-1] > values[1:], [True]])
+    places = np.flatnonzero(is_cut)
+    order = np.lexsort((np.abs(between[places]), -sums[places].round(9)))
+    return float(between[places[order[0]]])
+
+
+def take_units(example: Question, count: int, rule: str) -> Prediction:
+    """Answer with the first words of the context, or its first characters; 0: with none."""
+    if rule == CMRC:
+        end = min(count, len(example.context))
+    else:
+        words = list(re.finditer(r"\S+", example.context))[:count]
+        end = words[-1].end() if words else 0
+    return _answer(example.context, end - len(example.context[:end].lstrip()), end)
+
+
+def _answer(context: str, start: int, end: int) -> Prediction:
+    if start >= end:
+        return {"answer": None, "start": None, "end": None}
+    return {"answer": context[start:end], "start": start, "end": end}

@@ -1,0 +1,208 @@
+"""Rows as annotation tools export them -> rows with a text and its entities or labels, by column.
+
+Enters: JSON of Label Studio (tasks with their annotations, or JSON-MIN, whose rows lack what was not annotated), of
+Prodigy (whose rows may lack it), of Dataturks (whose ends are inclusive) and of GLiNER (whose entities count words).
+Leaves: the same rows as JSON-MIN has them, complete. Rows of anything else are left as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from domext_ray.errors import CorpusError
+from domext_ray.families.readers.columns import get_value
+from domext_ray.families.readers.issues import DataIssues, Record, shorten
+from domext_ray.families.readers.set_description import SetDescription
+
+_MIN_COLUMNS = {"annotation_id", "annotator", "lead_time"}
+"""Columns of JSON-MIN beside those of a task."""
+_PRODIGY_COLUMNS = {"_input_hash", "_task_hash", "_view_id", "answer"}
+"""Columns of Prodigy, whose rows may lack spans, too."""
+_SPELT = ("{", "[")
+"""A cell of its CSV that begins so spells several choices."""
+_KINDS = {"entities": "labels", "label": "choices", "labels": "choices"}
+"""What Label Studio calls that of which a text has one or several, by the role that it plays here."""
+
+
+def complete_exports(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
+    """Yield the rows of a file, complete; annotations that were cancelled are counted."""
+    records = iter(records)
+    first = next(records, None)
+    if first is None:
+        return
+    records = itertools.chain([first], records)
+    columns = first.values.keys()
+    role = _find_role(description)
+    if _is_task(first):
+        yield from _read_tasks([*records], description, issues)
+    elif (role and len(columns & _MIN_COLUMNS) > 1) or (role == "entities" and len(columns & _PRODIGY_COLUMNS) > 1):
+        yield from _fill([*records], description, role)
+    else:
+        readers = _READERS.items() if role == "entities" else ()
+        read = next((read for needed, read in readers if needed <= columns), None)
+        for record in records:
+            yield record if read is None else read(record, description)
+
+
+def take_choices(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
+    """Make a class, or a list of labels, of what Label Studio has for several choices; values go by role."""
+    role = _find_role(description)
+    for record in records:
+        value = record.values.get(role)
+        choices = value.get("choices") if isinstance(value, Mapping) else None
+        if not isinstance(choices, (list, tuple)):
+            yield record
+        elif role == "label" and len(choices) > 1:
+            fault = "has several choices, of which a class is one (--task multilabel takes them all)"
+            issues.add(record.source, "row", fault, choices)
+        else:
+            taken = choices if role == "labels" else next(iter(choices), None)
+            yield replace(record, values={**record.values, role: taken})
+
+
+def _find_role(description: SetDescription) -> str:
+    """Return the role of what was annotated; empty: such a set is not made with these tools."""
+    return next((role for role in _KINDS if role in description.required and description.task != "relation"), "")
+
+
+def _fill(records: Sequence[Record], description: SetDescription, role: str) -> Iterator[Record]:
+    """Give each row the column that others have: where there was nothing to annotate it has none."""
+    names = description.columns[role]
+    used = next((name for name in names if any(name in record.values for record in records)), None)
+    for record in records:
+        values = dict(record.values)
+        if used is not None and not any(name in values for name in names):
+            values[used] = []
+        elif role == "labels" and isinstance(choice := values.get(used), str) and not choice.startswith(_SPELT):
+            values[used] = [choice]  # a single one, whatever separators are in it
+        yield replace(record, values=values)
+
+
+def _is_task(record: Record) -> bool:
+    annotations = record.values.get("annotations", record.values.get("completions"))
+    return isinstance(record.values.get("data"), Mapping) and isinstance(annotations, list)
+
+
+def _read_tasks(tasks: Sequence[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
+    """Make a row of each annotation of each task, as JSON-MIN does."""
+    role, source = _find_role(description), tasks[0].source
+    if not role:
+        cure = "set reader: spans" if description.task == "ner" else "export JSON-MIN"
+        raise CorpusError(
+            f"{source} is a task of Label Studio with its annotations, which reader: {description.reader} of "
+            f"{description.task} does not read; {cure}."
+        )
+    rows = [annotation for task in tasks for annotation in _list_annotations(task, role, description, issues)]
+    names = list(dict.fromkeys(name for _, found in rows for name in found))
+    names = [name for name in names if name in description.columns[role]] or names
+    if len(names) > 1:
+        raise CorpusError(
+            f"{source} has annotations by several names ({', '.join(names)}); set columns.{role} to one of them in "
+            f"{description.yaml}."
+        )
+    column = description.columns[role][0]
+    for row, found in rows:
+        values = found.get(names[0], []) if names else []
+        taken = values if role == "entities" else {"choices": values}
+        yield replace(row, values={**row.values, column: taken})
+
+
+def _list_annotations(
+    task: Record, role: str, description: SetDescription, issues: DataIssues
+) -> Iterator[tuple[Record, dict[str, list[Any]]]]:
+    """Yield for each annotation of a task its row, and beside it what was annotated, by name."""
+    if not _is_task(task):
+        rule = "a task of Label Studio has an object as 'data' and a list as 'annotations'"
+        raise CorpusError(f"{task.source} has another layout: {rule}; export JSON-MIN.")
+    data = task.values["data"]
+    annotations = task.values.get("annotations", task.values.get("completions"))
+    if not annotations:
+        issues.add(task.source, "row", "has no annotation")
+    for annotation in annotations:
+        results = annotation.get("result") if isinstance(annotation, Mapping) else None
+        if not isinstance(results, list) or not all(isinstance(result, Mapping) for result in results):
+            rule = f"an annotation has a list of objects as 'result', but {shorten(annotation, 40)} is there"
+            raise CorpusError(f"{task.source} has another layout: {rule}; export JSON-MIN.")
+        if annotation.get("was_cancelled") is True:
+            issues.add(task.source, "annotation", "was cancelled")
+            continue
+        found, texts = dict[str, list[Any]](), dict[str, None]()
+        for result in results:
+            given = _read_result(task, result, role)
+            if given is not None:
+                found.setdefault(str(result.get("from_name")), []).extend(given)
+                texts[str(result.get("to_name"))] = None
+        if role == "entities" and len(texts) > 1:
+            raise CorpusError(f"{task.source} has entities of several texts ({', '.join(texts)}); make a task of each.")
+        values = {"id": task.values.get("id"), **data, "data": data}
+        if get_value(values, description.columns["text"]) is None:
+            only = [name for name, value in data.items() if isinstance(value, str)]
+            name = next((text for text in texts if text in only), only[0] if len(only) == 1 else None)
+            values |= {} if name is None else {description.columns["text"][0]: data[name]}
+        yield Record(values, task.path, task.line), found
+
+
+def _read_result(task: Record, result: Mapping[str, Any], role: str) -> list[Any] | None:
+    """Return the entity or the choices of one result; None: it is something else, such as a relation."""
+    value, kind = result.get("value"), str(result.get("type"))
+    if role == "entities" and kind.endswith("labels") and kind != "labels":
+        raise CorpusError(
+            f"{task.source} is annotated with {kind!r}, whose places are no characters of a text; annotate it as Text."
+        )
+    if not isinstance(value, Mapping) or kind != _KINDS[role]:
+        return None
+    if role == "entities":
+        value = {"labels": [], **value}  # that of a stretch without one is not there
+        return [{**value, "value": value}]
+    return None if "start" in value else value.get("choices") or []  # of a part of the text
+
+
+def _read_dataturks(row: Record, description: SetDescription) -> Record:
+    """Rename what Dataturks has; the own text of each entity tells that its end is inclusive."""
+    start, end, kind, mention = (description.columns[role][0] for role in ("start", "end", "type", "mention"))
+    entities: Any = row.values.get("annotation") or []
+    try:
+        entities = [
+            {start: point["start"], end: point["end"], kind: annotation["label"], mention: point["text"]}
+            for annotation in entities
+            for point in annotation["points"]
+        ]
+    except (TypeError, LookupError):
+        rule = "an annotation of Dataturks has a 'label', and 'points' with 'start', 'end' and 'text'"
+        raise CorpusError(f"{row.source} has another layout: {rule}, but {shorten(entities)} is there.") from None
+    return _name(row, description, row.values.get("content"), entities)
+
+
+def _read_gliner(row: Record, description: SetDescription) -> Record:
+    """Join the words of GLiNER by spaces; an entity is the places of its first word and its last, and its type."""
+    words, given = row.values.get("tokenized_text"), row.values.get("ner") or []
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise CorpusError(f"{row.source} has another layout: tokenized_text must be a list of texts.")
+    start, end, kind, mention = (description.columns[role][0] for role in ("start", "end", "type", "mention"))
+    text, ends = " ".join(words), [*itertools.accumulate(len(word) + 1 for word in words)]
+    entities = []
+    for entity in given if isinstance(given, list) else [given]:
+        match entity:
+            case [int(first), int(last), str(label)] if 0 <= first <= last < len(words):
+                place = (ends[first] - len(words[first]) - 1, ends[last] - 1)
+            case _:
+                rule = f"ner must be a list of [first word, last word, type] among {len(words)} words"
+                raise CorpusError(f"{row.source} has another layout: {rule}, but {shorten(entity, 40)} is there.")
+        shown = place[1] - (description.ends == "inclusive")
+        entities.append({start: place[0], end: shown, kind: label, mention: text[slice(*place)]})
+    return _name(row, description, text, entities)
+
+
+def _name(row: Record, description: SetDescription, text: Any, entities: list[Any]) -> Record:
+    names = (description.columns[role][0] for role in ("text", "entities"))
+    return replace(row, values={**row.values, **dict(zip(names, (text, entities), strict=True))})
+
+
+_READERS: Mapping[frozenset[str], Callable[[Record, SetDescription], Record]] = {
+    frozenset({"content", "annotation"}): _read_dataturks,
+    frozenset({"tokenized_text", "ner"}): _read_gliner,
+}
+"""What reads each row of a file whose first row has these columns."""

@@ -1,0 +1,63 @@
+"""What stands in one cell -> a truth value, or a list: each in all the ways that writers of tables have for it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+from domext_ray.families.readers.issues import as_whole, is_missing
+
+_MARKS = {
+    **dict.fromkeys(("1", "true", "yes", "t", "y"), True),
+    **dict.fromkeys(("0", "false", "no", "f", "n"), False),
+}
+_EMPTY = ("", "none", "nan", "null")
+_ITEM = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+.\w]+"""
+_ITEMS = re.compile(_ITEM)
+_ARRAY = re.compile(rf"\[\s*(?:{_ITEM})(?:\s+(?:{_ITEM}))*\s*\]")
+"""A list as NumPy writes it, without commas, which Python would read as one text."""
+_LIST_OF_TEXTS = re.compile(r"""\[\s*['"]""")
+
+
+def read_mark(value: Any) -> bool | None:
+    """Return whether a cell says yes or no (None: it is empty); one that says neither is a ValueError."""
+    if is_missing(value):
+        return None
+    whole = as_whole(value)
+    text = str(int(whole) if isinstance(whole, bool) else whole).strip().lower()
+    if text in _EMPTY:
+        return None
+    if text not in _MARKS:
+        raise ValueError(value)
+    return _MARKS[text]
+
+
+def read_nested(value: Any) -> Any:
+    """Return the list or object that a cell spells in JSON, in Python or as NumPy does; else the value itself.
+
+    That is what becomes of a list in a CSV of pandas. Brackets around anything else, such as "[urgent]", are a text; a
+    cell that begins as a list of texts and is none is a ValueError.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    if text[:1] + text[-1:] not in ("[]", "{}", "()"):
+        return value
+    for parse in (json.loads, _read_array, ast.literal_eval):
+        try:
+            found = parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(found, set | tuple):  # of numbers they are rather a text
+            is_of_texts = all(isinstance(item, str) for item in found)
+            return (sorted(found) if isinstance(found, set) else list(found)) if is_of_texts else value
+        return found if isinstance(found, list | dict) else value
+    if _LIST_OF_TEXTS.match(text):
+        raise ValueError(value)
+    return value
+
+
+def _read_array(text: str) -> list[Any]:
+    if not _ARRAY.fullmatch(text):
+        raise ValueError(text)
+    return [ast.literal_eval(item) for item in _ITEMS.findall(text)]

@@ -1,0 +1,210 @@
+"""Rows of labelled files by the roles of their values, and the count of what is wrong with them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from domext_ray.errors import CorpusError
+from domext_ray.families.readers.set_description import SetDescription
+
+_NAMED_PLACES = 3
+_EXACT = 2**53  # above it, neighbouring whole numbers are one float
+_WHOLE_FLOAT = re.compile(r"-?[0-9]{1,15}\.0+")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row as it was read: values by column or by role, its file or split, and its line there (or row), from 1."""
+
+    values: Mapping[Any, Any]
+    path: str
+    line: int
+
+    @property
+    def source(self) -> str:
+        """FILE:LINE."""
+        return f"{self.path}:{self.line}"
+
+
+class LeftOut(Exception):  # noqa: N818 (it is no error: it was counted)
+    """A row breaks a rule, which was counted."""
+
+
+class DataIssues:
+    """Counts rows, and parts of rows, that break a rule; a strict counter refuses the first.
+
+    If it `mends`, readers put right and count what they can, instead of refusing it.
+    """
+
+    def __init__(self, is_strict: bool, *, mends: bool = False) -> None:
+        self.is_strict, self.mends = is_strict, mends
+        self._places: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+        self.warnings: list[str] = []
+        self._said: list[str] = []
+
+    def add(
+        self, place: str, what: str, fault: str, detail: object = "", *, outcome: str = "left out", source: str = ""
+    ) -> None:
+        """Count one, or refuse it where the counter is strict.
+
+        The place is FILE:LINE; the fault is the same for all of a kind, as it follows "the row" in a sentence. Without
+        an outcome it is gold, of the example that was read at `source`: left out of training, and kept to be scored.
+        """
+        if self.is_strict:
+            shown = f" ({shorten(detail)})" if detail != "" else ""
+            raise CorpusError(f"{place}: the {what} {fault}{shown}; mend it, or leave out --labelled.strict.")
+        self._places.setdefault((what, fault, outcome), []).append((place, source))
+
+    def warn(self, sentence: str) -> None:
+        """Keep what must be heard before training, a sentence."""
+        self.warnings.append(sentence)
+
+    def say(self, sentence: str) -> None:
+        """Tell how a file, or the whole set, is read where that was not a matter of course."""
+        self._said.append(sentence)
+
+    def list_notes(self, train: Collection[str] = ()) -> list[str]:
+        """Return one sentence a kind of fault, with the first places, and what was said.
+
+        `train` has the sources of training examples.
+        """
+        notes = []
+        for (what, fault, outcome), found in self._places.items():
+            sides = {outcome: [place for place, _ in found]}
+            if not outcome:
+                sides = {
+                    "left out": [place for place, source in found if source in train],
+                    "kept to be scored": [place for place, source in found if source not in train],
+                }
+            notes += [f"{len(p)} x {what} {done}: it {fault} ({list_places(p)})." for done, p in sides.items() if p]
+        return [*notes, *self._said]
+
+
+def list_places(places: list[str]) -> str:
+    """Name the first places, and how many more there are."""
+    named = ", ".join(places[:_NAMED_PLACES])
+    return named if len(places) <= _NAMED_PLACES else f"{named} and {len(places) - _NAMED_PLACES} more"
+
+
+def shorten(value: object, length: int = 80) -> str:
+    """Show a value in a message, at most `length` characters of it."""
+    shown = repr(value)
+    return shown if len(shown) <= length else f"{shown[: length - 1]}…"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record whose values go by role, and what it takes to make an example of it."""
+
+    record: Record
+    description: SetDescription
+    issues: DataIssues
+
+    @property
+    def source(self) -> str:
+        """FILE:LINE."""
+        return self.record.source
+
+    def get(self, role: str) -> Any:
+        """Return the value of a role, or None."""
+        value = self.record.values.get(role)
+        return None if is_missing(value) else value
+
+    def put(self, role: str, value: object) -> Row:
+        """Return the row with another value of a role."""
+        return replace(self, record=replace(self.record, values={**self.record.values, role: value}))
+
+    def leave_out(self, fault: str, detail: object = "", what: str = "row") -> NoReturn:
+        """Count the row, and make no example of it."""
+        self.issues.add(self.source, what, fault, detail)
+        raise LeftOut
+
+    def keep_gold(self, what: str, fault: str, detail: object, place: str = "") -> None:
+        """Count gold that nothing can be learned from."""
+        self.issues.add(place or self.source, what, fault, detail, outcome="", source=self.source)
+
+    def read_text(self, role: str, *, is_stripped: bool = True) -> str:
+        """Return the text that plays a role; a list of texts is joined by spaces.
+
+        White space at both ends is not stripped off texts that offsets point into.
+        """
+        value = self.get(role)
+        if isinstance(value, (list, tuple)) and value and all(isinstance(text, str) for text in value):
+            value = " ".join(value)
+        if not isinstance(value, str):
+            self.leave_out(f"has no text as {role!r}", value)
+        if not value.strip():
+            self.leave_out(f"has an empty {role!r}")
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):  # which no tokenizer takes
+            self.leave_out(f"has half a surrogate pair in {role!r}", value)
+        return value.strip() if is_stripped else value
+
+    def read_label(self) -> str:
+        """Return the label: a text, a whole number or a truth value, or a list of one of them.
+
+        One that the description has is returned as it is there.
+        """
+        value = self.get("label")
+        if isinstance(value, (list, tuple)):
+            if len(value) > 1:
+                self.leave_out("has several labels, and its task takes one", value)
+            value = value[0] if value else None
+        if isinstance(value, bool):
+            return str(value).lower()
+        if not (isinstance(value, str) and value.strip() in self.description.labels):
+            value = as_whole(value)
+        if not isinstance(value, int) and not (isinstance(value, str) and value.strip()):
+            self.leave_out("has no label", "" if value in (None, "") else value)
+        return str(value).strip()
+
+    def read_objects(self, role: str, text: str = "", names: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Return a list of objects, also from the object of lists that some datasets have.
+
+        Each must have a text as `text`, if that is given; a list in place of an object has values of these `names`, and
+        may lack the last.
+        """
+        value = self.get(role)
+        value = [] if value in (None, "") else value
+        if isinstance(value, Mapping) and all(isinstance(column, (list, tuple)) for column in value.values()):
+            columns = list(value.values())
+            is_even = all(len(column) == len(columns[0]) for column in columns)
+            value = [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)] if is_even else None
+        if names and isinstance(value, (list, tuple)):
+            sizes = (len(names) - 1, len(names))
+            is_list = [isinstance(item, (list, tuple)) and len(item) in sizes for item in value]
+            value = [dict(zip(names, v, strict=False)) if short else v for v, short in zip(value, is_list, strict=True)]
+        is_whole = isinstance(value, (list, tuple)) and all(isinstance(item, dict) for item in value)
+        if not is_whole or (text and not all(isinstance(item.get(text), str) for item in value)):
+            what, ending = (role, f" with {text!r}") if text else (f"its {role}", "")
+            rule = f"{what} must be a list of objects{ending}, but {shorten(self.get(role), 60)} is there"
+            raise CorpusError(f"{self.source} has another layout: {rule}.")
+        return list(value)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is none: None, or NaN, as pandas has it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def as_whole(value: Any) -> Any:
+    """Return a whole number that was written as a float ("1.0", or 1.0 in JSON) as an int; else the value itself.
+
+    A column of whole numbers with a gap in it is a column of floats to pandas, and so in the files that it writes.
+    """
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, str) and _WHOLE_FLOAT.fullmatch(value.strip()):
+        return int(value.strip().split(".")[0])
+    return value
+
+
+def as_offset(value: Any) -> int | None:
+    """Return a whole number that was written as such, as a float or as a text ("6"); None: it is none."""
+    value = as_whole(value)
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
+        return int(value)
+    return value if type(value) is int else None

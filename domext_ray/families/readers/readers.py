@@ -1,0 +1,287 @@
+"""A split of a labelled set -> examples: which file or dataset it is, which reader reads it, what a family makes of it.
+
+Enters: a folder with a file a split, a folder that `datasets` saved, or the name of a dataset on the hub, with the
+set's description. Leaves: examples by split.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow.parquet as pq
+
+from domext_ray.errors import CorpusError, find_storage_error
+from domext_ray.families.readers.annotation_tools import complete_exports, take_choices
+from domext_ray.families.readers.columns import GROUP, select_columns
+from domext_ray.families.readers.examples import SPLITS, AnyExample
+from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, Row
+from domext_ray.families.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
+from domext_ray.families.readers.rows import (
+    check_options,
+    make_choice,
+    make_classified,
+    make_marked,
+    make_mention,
+    make_multilabelled,
+    make_question,
+    make_valued,
+)
+from domext_ray.families.readers.set_description import SetDescription
+from domext_ray.families.readers.set_families import BRAT_FILES
+from domext_ray.families.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence, read_annotations
+from domext_ray.families.readers.tagged import choose_scheme, make_tagged, read_tags
+from domext_ray.families.readers.whole_set import Rows, leave_out_unlabelled, name_labels, place_answers
+from domext_ray.storage import Place
+from domext_ray.text.data.files import find_suffix
+from domext_ray.text.data.groups import hash_group
+from domext_ray.text.data.readers import part_values
+
+Maker: TypeAlias = Callable[[Row], AnyExample]
+"""Makes a row's example, without its id; where the row breaks a rule it is counted, and `LeftOut` is raised."""
+_MAKERS: Mapping[str, Maker] = {
+    "ner": make_raw_sentence,
+    "nested_ner": make_nested,
+    "relation": make_marked,
+    "classification": make_classified,
+    "multilabel": make_multilabelled,
+    "regression": make_valued,
+    "qa": make_question,
+    "multiple_choice": make_choice,
+    "normalization": make_mention,
+}
+_READ_TOGETHER: Mapping[str, Callable[[Rows, DataIssues], Rows]] = {
+    "multilabel": name_labels,
+    "multiple_choice": place_answers,
+    **dict.fromkeys(("classification", "relation"), leave_out_unlabelled),
+}
+_HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
+
+
+def read_splits(
+    description: SetDescription, data: str, issues: DataIssues, schema: Schema | None = None
+) -> dict[str, tuple[AnyExample, ...]]:
+    """Read the splits that a set has: one that it has not is missing, one that holds no example is empty.
+
+    Nothing there, two files that claim one split, and a file of another layout are a CorpusError.
+    """
+    folder = Path(data)
+    if folder.is_dir() and not _is_saved_dataset(folder):
+        files = find_split_files(folder, description)
+        records = {
+            split: _read_file(path, description, issues, [other for other in files.values() if other != path])
+            for split, path in files.items()
+        }
+    elif folder.exists() and not folder.is_dir():
+        raise CorpusError(f"{data} is a file; give the folder that holds it and the other splits.")
+    else:
+        splits = _open_dataset(data, description)
+        records = {split: select_columns(found, description, issues) for split, found in splits.items()}
+    rows: Rows = {split: [Row(record, description, issues) for record in found] for split, found in records.items()}
+    if read_together := _READ_TOGETHER.get(description.task):
+        rows = read_together(rows, issues)
+    return {split: _make(own, description, issues, schema) for split, own in rows.items()}
+
+
+def find_split_files(folder: Path, description: SetDescription) -> dict[str, Path]:
+    """Return the file of each split that has one; a CorpusError if two files match the pattern of one split."""
+    found = dict[str, Path]()
+    for split in reversed(SPLITS):  # a folder of brat for train may hold the others
+        path = find_file(folder, description.files[split], f"files.{split}", description, [*found.values()])
+        if path is not None:
+            found[split] = path
+    if description.reader == "brat" and folder in found.values():
+        _require_own_folders(folder, [*found.values()], description)
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def _require_own_folders(folder: Path, found: Sequence[Path], description: SetDescription) -> None:
+    """Refuse a split that is the whole folder where another one, by its name, would be part of it."""
+    for split, names in BRAT_FILES.items():
+        for path in sorted(set(folder.iterdir()) - {*found}):
+            if path.name.lower() in names and any(list_brat(path)):
+                raise CorpusError(
+                    f"{path} is named as a {split}, and would be read with all of {folder}; name it as files.{split} "
+                    f"in {description.yaml}, or rename it."
+                )
+
+
+def find_file(
+    folder: Path, patterns: tuple[str, ...], option: str, description: SetDescription, others: Sequence[Path] = ()
+) -> Path | None:
+    """Return the file, or folder of brat, that the first matching pattern names.
+
+    `option` is the patterns' key in the description; `others` are the files, or folders, of the other splits.
+    """
+    Place(folder).list_names()  # of a disk that fails a glob says that nothing is there
+    is_brat = description.reader == "brat"
+    for pattern in patterns:
+        # a pattern may be an absolute path, or one in the home folder
+        names = glob.glob(os.path.join(glob.escape(str(folder)), os.path.expanduser(pattern)))
+        paths = sorted(map(Path, names))
+        matches = [path for path in paths if (_has_brat(path, folder, others) if is_brat else path.is_file())]
+        if len(matches) > 1:
+            listed = ", ".join(path.name for path in matches)
+            raise CorpusError(
+                f"{folder} has {len(matches)} files that match {pattern!r} ({listed}); keep one, or name it as "
+                f"{option} in {description.yaml}."
+            )
+        if matches:
+            return matches[0]
+    return None
+
+
+def _has_brat(path: Path, folder: Path, others: Sequence[Path]) -> bool:
+    """Whether a folder is a split of brat; the set's own one, which may have texts of another kind, needs notes."""
+    texts, notes = list_brat(path, others)
+    return bool(notes or (texts and path != folder))
+
+
+def _read_file(path: Path, description: SetDescription, issues: DataIssues, others: Sequence[Path]) -> Iterator[Record]:
+    """Yield records whose values go by role; `others` are the files, or folders, of the other splits."""
+    match description.reader:
+        case "conll":
+            return read_conll(path, description, issues)
+        case "squad":
+            return read_squad(path)
+        case "brat":
+            return read_brat(path, issues, others)
+    records = read_records(path, description, issues)
+    if description.task == "ner" and find_suffix(str(path)) == ".parquet" and not description.tags:
+        records = _decode_tags(records, path, description)
+    records = complete_exports(records, description, issues)
+    return take_choices(select_columns(records, description, issues), description, issues)
+
+
+def _decode_tags(records: Iterator[Record], path: Path, description: SetDescription) -> Iterator[Record]:
+    """Give the numbers of tags the names that `datasets` keeps in a Parquet file."""
+    import datasets  # slow to import, and needed by few sets
+
+    decoders: dict[Any, Callable[[Any], Any]] | None = None
+    for record in records:
+        if decoders is None:
+            features = datasets.Features.from_arrow_schema(pq.read_schema(path))
+            names = [name for name in description.columns["tags"] if name in features]
+            decoders = {name: _make_decoder(features[name], description) for name in names}
+        tags = {name: decode(record.values[name]) for name, decode in decoders.items()}
+        yield replace(record, values={**record.values, **tags})
+
+
+def _make(
+    rows: Sequence[Row], description: SetDescription, issues: DataIssues, schema: Schema | None
+) -> tuple[AnyExample, ...]:
+    """Make the examples of a split."""
+    maker: Callable[..., AnyExample] = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
+    if description.reader == "conll" or (description.task == "ner" and description.reader == "records"):
+        rows = read_tags(rows)
+        maker = partial(make_tagged, scheme=choose_scheme(rows))
+    elif description.task in ("ner", "nested_ner"):
+        rows, unit = read_annotations(rows)
+        maker = partial(maker, unit=unit)
+    option = f"group_field in {description.yaml}"
+    made: list[AnyExample] = []
+    taken: set[str] = set()
+    for row in rows:
+        group, field = "", description.group_field
+        if field != "":
+            group = hash_group(row.get(GROUP), row.source, field, option).hex()
+        try:
+            example = maker(row)
+        except LeftOut:
+            continue
+        made.append(replace(example, id=_name(row.get("id"), taken), group=group))
+    if description.task == "multiple_choice":
+        check_options(made)
+    return tuple(made)
+
+
+def _name(given: object, taken: set[str]) -> str:
+    """Return an id of its own: the file's, with #2 and so on where it repeats, or the example's number."""
+    base = str(given).strip() if given is not None else ""
+    base = base or str(len(taken) + 1)
+    made, number = base, 1
+    while made in taken:
+        number += 1
+        made = f"{base}#{number}"
+    taken.add(made)
+    return made
+
+
+def _is_saved_dataset(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _open_dataset(data: str, description: SetDescription) -> dict[str, Iterator[Record]]:
+    """Open a saved dataset or one of the hub; its splits go by the same patterns as files."""
+    import datasets  # slow to import, and needed by few sets
+
+    try:
+        if Path(data).is_dir():
+            loaded = datasets.load_from_disk(data)
+            _require_own_files(loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded], data)
+        else:
+            match = _HUB_NAME.fullmatch(data)
+            if match is None:
+                raise CorpusError(f"{data!r} is no folder here and no hub name; give a folder of labelled files.")
+            loaded = datasets.load_dataset(match["name"], match["config"] or description.config or None)
+    except CorpusError:
+        raise
+    except Exception as error:  # the library raises a dozen kinds: offline, unknown, gated, damaged …
+        raise find_storage_error(error) or CorpusError(
+            f"{data!r} is no folder of labelled files here and could not be read as a dataset, saved or of the hub "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:150]})."
+        ) from error
+    splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+    found = {}
+    for split in SPLITS:
+        names = (
+            name for pattern in description.files[split] for name in splits if fnmatch.fnmatch(name + ".", pattern)
+        )
+        name = next(names, None)
+        if name is not None:
+            found[split] = _read_dataset(splits[name], f"{data}/{name}", description)
+    return found
+
+
+def _require_own_files(splits: Iterable[Any], folder: str) -> None:
+    """Refuse a saved dataset whose description names files elsewhere: they would become examples without a word."""
+    own = os.path.realpath(folder) + os.sep
+    for path in (file["filename"] for split in splits for file in split.cache_files):
+        if not os.path.realpath(path).startswith(own):
+            raise CorpusError(
+                f"the dataset in {folder} names {path}, which is outside of it; a saved dataset has its data files in "
+                "its own folder."
+            )
+
+
+def _read_dataset(dataset: Any, path: str, description: SetDescription) -> Iterator[Record]:
+    decoders = {name: _make_decoder(feature, description) for name, feature in dataset.features.items()}
+    for row, values in enumerate(dataset, 1):
+        yield Record({name: decoders[name](value) for name, value in values.items()}, path, row)
+
+
+def _make_decoder(feature: Any, description: SetDescription) -> Callable[[Any], Any]:
+    """Return what turns class numbers into names, unless the description's labels are these numbers."""
+    import datasets
+
+    if isinstance(feature, datasets.ClassLabel):
+        names = list(feature.names)
+        numbers = [str(number) for number in range(len(names))]
+        has_names = set(names) <= set(description.labels)
+        shown = numbers if not has_names and set(numbers) <= set(description.labels) else names
+        return lambda value: None if value is None or value < 0 else shown[value]
+    if isinstance(feature, dict):
+        parts = {name: _make_decoder(part, description) for name, part in feature.items()}
+        return lambda value: value and {name: parts[name](part) for name, part in value.items()}
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        decode = _make_decoder(inner, description)
+        return lambda value: value and [decode(item) for item in value]
+    return part_values

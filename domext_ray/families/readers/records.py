@@ -1,0 +1,344 @@
+"""Tables, JSON, CoNLL, SQuAD and brat -> records.
+
+Enters: .csv (quoted), .tsv and .txt (tabs; quotes are literal, as in GLUE, unless cells show that they are quoted),
+.json (a list of objects, or an object of objects by id; CBLUE, PubMedQA), .jsonl, .parquet; CoNLL files (a word and its
+tag a line, tab or white space between, a blank line between sentences, -DOCSTART- between documents); SQuAD v1.1 and
+v2.0 JSON (and CMRC 2018, which has its layout); folders of brat. Leaves: one `Record` a row. A file of another layout
+is refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from domext_ray.errors import CorpusError, name_file
+from domext_ray.families.readers.columns import find_missing, lacks_column
+from domext_ray.families.readers.issues import DataIssues, Record, shorten
+from domext_ray.families.readers.json_text import JsonText
+from domext_ray.families.readers.set_description import SetDescription
+from domext_ray.families.readers.tagged import is_tag
+from domext_ray.files import walk
+from domext_ray.storage import Place
+from domext_ray.text.data.files import (
+    HEAD_BYTES,
+    PARQUET,
+    RECODE,
+    SourceFile,
+    find_suffix,
+    part_words,
+    require_lines,
+    require_text,
+)
+from domext_ray.text.data.json_forms import ITEMS, LINES, require_json_lines
+from domext_ray.text.data.readers import read_columns, read_objects
+from domext_ray.text.data.tables import Forms, read_cells, tell_forms
+
+_LINES = (".jsonl", ".ndjson")
+_LONGEST = 2**30
+"""Bytes of a line, characters of a cell: labelled files are read whole, however long their rows are."""
+_DOCUMENT_START = "-DOCSTART-"
+_ANNOTATOR = {"classes", "annotations"}
+"""What NER Annotator (tecoholic's, for spaCy) has beside its texts, and these."""
+_COMMENT = "# "
+_IS_CSV = (
+    "has commas between its cells, as a CSV; write a word, a tab and its tag a line, a blank line after a sentence"
+)
+_SPACES = re.compile("[ \\r\\f\\v]+")
+"""Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
+_BRAT = (".txt", ".ann")
+_BRAT_ENTITY = re.compile(r"T\S*\t(\S+) (\d+ \d+(?:;\d+ \d+)*)\t(.*)")
+
+
+def read_text(path: Path, *, has_words: bool = False) -> str:
+    """Return a file's text without byte-order mark, decompressed when its name ends in .gz; it must be UTF-8.
+
+    U+200B is a space, unless the file has its words apart.
+    """
+    try:
+        content = Place(path).read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise CorpusError(f"{path} cannot be read ({' '.join(str(error).split())}); replace it.") from None
+    require_text(str(path), content[:HEAD_BYTES])
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = content[error.start]
+        raise CorpusError(f"{path}:{line} is not UTF-8 (byte 0x{byte:02x}); {RECODE}.") from None
+    return text if has_words else part_words(text)
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Cut a text at \n (and \r\n) only: U+2028 and the like are part of a text."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines if lines[-1] else lines[:-1]
+
+
+def read_records(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
+    """Yield the rows of a table or of a JSON file, by its ending.
+
+    The description says which columns there are, hence whether a table has a header; rows of another width are counted.
+    """
+    kind = find_suffix(str(path))
+    if kind in (".json", *_LINES):
+        names = [name for columns in description.columns.values() for name in columns if isinstance(name, str)]
+        yield from read_json_records(path, names)
+    elif kind in (".tsv", ".txt", ".tab", ".csv"):
+        yield from _name_cells(path, description, issues)
+    elif kind == ".parquet":
+        yield from _read_parquet(path)
+    else:
+        raise CorpusError(
+            f"{path} is of no known kind; name it .csv, .tsv, .json or .jsonl (.gz may follow), or .parquet."
+        )
+
+
+def read_json_records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
+    """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id")."""
+    text = read_text(path)
+    rest = text.lstrip(" \t\r\n")
+    has_lines = find_suffix(str(path)) in _LINES
+    head = rest[:HEAD_BYTES].encode()
+    require_json_lines(str(path), head, fields, taken=() if has_lines else (ITEMS, LINES))
+    if has_lines:
+        require_lines(str(path), head)
+    if has_lines or (rest.startswith("{") and _is_json_lines(rest)):
+        yield from _read_json_lines(path, text)
+    elif rest:
+        file = JsonText(path, text)
+        what = "the file must be a list of objects or one object a line"
+        if not isinstance(file.value, (list, dict)):
+            line = text.count("\n", 0, len(text) - len(rest)) + 1
+            raise CorpusError(f"{path}:{line} has another layout: {what}, but {shorten(file.value, 40)} is there.")
+        is_by_id = isinstance(file.value, dict)
+        rows: Any = file.value
+        if is_by_id and rows.keys() == _ANNOTATOR:
+            rows, is_by_id = rows["annotations"], False
+        for key, value, line in file.list_values(rows, dict if is_by_id else list, "the file"):
+            if value is None and rows is not file.value:  # a text that nobody has annotated, which is not there either
+                continue
+            values = _require_object(value, path, line)
+            yield Record({"id": key, **values} if is_by_id else values, str(path), line)
+
+
+def _is_json_lines(text: str) -> bool:
+    """Return whether the first line alone is a whole row, rather than an object of rows."""
+    try:
+        value = json.loads(text.split("\n", 1)[0])
+    except (ValueError, RecursionError):
+        return False
+    is_of_rows = value and all(isinstance(row, dict) for row in value.values())
+    return not (is_of_rows or value.keys() == _ANNOTATOR)
+
+
+def _read_json_lines(path: Path, text: str) -> Iterator[Record]:
+    for row in read_objects(io.BytesIO(text.encode()), 0, -1, _LONGEST):
+        if row.reason and row.reason != "no_object":
+            raise CorpusError(f"{path}:{row.number} {row.fault}; mend the line.")
+        if row.value is not None or row.reason:
+            yield Record(_require_object(row.value, path, row.number), str(path), row.number)
+
+
+def _require_object(value: object, path: Path, line: int) -> dict[str, Any]:
+    match value:
+        case dict():
+            return value
+        case [str(text), dict(labels)]:  # as spaCy 2 is trained on
+            return {"text": text, **labels}
+    raise CorpusError(
+        f"{path}:{line} has another layout: a row must be an object with named values, but {shorten(value, 40)} is "
+        "there."
+    )
+
+
+def read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield (first line, cells) of the rows of a .csv, or of a table with tabs, that are not blank."""
+    forms: Forms = {}
+    content, is_tsv = io.BytesIO(read_text(path).encode()), find_suffix(str(path)) != ".csv"
+    for line, cells, fault in read_cells(content, str(path), is_tsv=is_tsv, max_cell=_LONGEST, forms=forms):
+        if fault:
+            raise CorpusError(f"{path}:{line} is no CSV (the row {fault}); mend the row.")
+        if any(cell.strip() for cell in cells):
+            yield line, cells
+    tell_forms(forms)
+
+
+def _read_parquet(path: Path) -> Iterator[Record]:
+    try:
+        with name_file(path):
+            for row in read_columns(SourceFile(str(path), PARQUET, 0), None, lambda *_: None):
+                if row.reason:
+                    raise ValueError(f"row {row.number} {row.fault}")
+                yield Record(row.value, str(path), row.number)
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise CorpusError(f"{path} cannot be read as Parquet ({reason}); replace it.") from None
+
+
+def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
+    """Name the cells by the header if the first line has the columns' names, else by their places."""
+    header: list[str] | None = None
+    width = 0
+    for number, cells in read_table(path):
+        if not width:
+            width = len(cells)
+            names = [cell.strip() for cell in cells]
+            if find_missing(dict.fromkeys(names), description) is None:
+                header = names
+                continue
+            if find_missing(dict.fromkeys(range(-width, width)), description) is not None:
+                raise lacks_column(f"{path}:{number}", names, description)
+        if len(cells) != width:
+            issues.add(f"{path}:{number}", "row", f"has not {width} fields as the first line", len(cells))
+        elif header is not None:
+            yield Record(dict(zip(header, cells, strict=True)), str(path), number)
+        else:
+            yield Record({place: cell for i, cell in enumerate(cells) for place in (i, i - width)}, str(path), number)
+
+
+def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:
+    """Yield the sentences of a CoNLL file, by role.
+
+    The description's columns "tokens" and "tags" may have places of their own; default first and last. Comments before
+    a sentence (`# id 7`) are told and left out. A line without word and tag is a CorpusError.
+    """
+    token_place, tag_place = (
+        next((place for place in description.columns[role] if isinstance(place, int)), default)
+        for role, default in (("tokens", 0), ("tags", -1))
+    )
+    tokens: list[str] = []
+    tags: list[str] = []
+    num_documents = 0
+    comments: list[int] = []
+    text = read_text(path, has_words=True)
+    require_lines(str(path), text[:HEAD_BYTES].encode())
+    if find_suffix(str(path)) in (".json", *_LINES) and text.lstrip().startswith(("{", "[")):
+        raise CorpusError(
+            f"{path} is JSON, and CoNLL's columns are expected; write reader: records for rows with lists of words and "
+            f"tags, or reader: spans for texts with entities, in {description.yaml}."
+        )
+    lines = split_lines(text)
+    filled = [line for line in lines if line.strip() and not line.startswith((_DOCUMENT_START, _COMMENT))]
+    width = len(_cut_line(filled[0])) if filled else 0
+    is_tab_ended = width > 2 and all(line.endswith("\t") for line in filled)
+    for number, line in enumerate([*lines, ""], 1):
+        is_document_start = line.startswith(_DOCUMENT_START)
+        if line.strip() and not is_document_start:
+            cells = _cut_line(line)
+            cells = cells[:-1] if is_tab_ended and not cells[-1] else cells
+            try:
+                token, tag = cells[token_place], cells[tag_place].strip()
+            except IndexError:
+                token = tag = ""
+            if line.startswith(_COMMENT) and not tokens and (len(_cut_line(line)) != width or not is_tag(tag)):
+                comments.append(number)
+                continue
+            if "\t" not in line and "," in cells[-1] and not is_tag(cells[-1]):
+                raise CorpusError(f"{path}:{number} {_IS_CSV}.")
+            if len(cells) < 2 or not token or not tag:
+                empty = ", whose word is an empty cell" if tag and len(cells) > 1 else ""
+                raise CorpusError(
+                    f"{path}:{number} has another layout: a word and its tag are expected, but {shorten(line, 40)} is "
+                    f"there{empty}."
+                )
+            tokens.append(part_words(token))
+            tags.append(tag)
+            continue
+        if tokens:
+            document = str(num_documents) if num_documents else ""
+            values = {"tokens": tokens, "tags": tags, "document": document, "is_word_a_line": True}
+            yield Record(values, str(path), number - len(tokens))
+            tokens, tags = [], []
+        num_documents += is_document_start
+    if comments:
+        issues.say(f"{len(comments):,} x line of {path} is a comment and left out ({path}:{comments[0]} is the first).")
+
+
+def _cut_line(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else _SPACES.split(line.strip(" \r\f\v"))
+
+
+def read_squad(path: Path) -> Iterator[Record]:
+    """Yield one record a question of a SQuAD file, by role; a CorpusError names the line of another layout."""
+    file = JsonText(path, read_text(path))
+    root = {key: (value, line) for key, value, line in file.list_values(file.value, dict, "a SQuAD file")}
+    if "data" not in root:
+        raise CorpusError(f"{path}:1 has another layout: a SQuAD file has a key 'data'.")
+    for _, article, first in file.list_values(root["data"][0], list, "data", root["data"][1]):
+        for key, paragraphs, start in file.list_values(article, dict, "an article", first):
+            for _, paragraph, line in file.list_values(paragraphs, list, key, start) if key == "paragraphs" else ():
+                yield from _read_paragraph(file, paragraph, line)
+
+
+def _read_paragraph(file: JsonText, paragraph: Any, line: int) -> Iterator[Record]:
+    parts = {key: (value, start) for key, value, start in file.list_values(paragraph, dict, "a paragraph", line)}
+    context, questions = (parts.get(key, ([], line)) for key in ("context", "qas"))
+    if not isinstance(context[0], str):
+        raise CorpusError(f"{file.path}:{line} has another layout: a paragraph must have a text as 'context'.")
+    for _, values, start in file.list_values(questions[0], list, "qas", questions[1]) if "qas" in parts else ():
+        if not isinstance(values, dict) or "question" not in values or "answers" not in values:
+            raise CorpusError(
+                f"{file.path}:{start} has another layout: each of qas must have 'question' and 'answers'."
+            )
+        yield Record({**values, "context": context[0]}, str(file.path), start)
+
+
+def list_brat(folder: Path, others: Collection[Path] = ()) -> tuple[list[Path], list[Path]]:
+    """Return the texts and the notes of brat in a folder and in those in it, however deep.
+
+    `others`, the folders of other splits, are left out, and so are hidden ones, such as a notebook server's.
+    """
+    if not folder.is_dir():
+        return [], []
+    with name_file(folder):
+        paths = [Path(path) for path, is_folder, _ in walk(str(folder)) if not is_folder and path.endswith(_BRAT)]
+    foreign = {other.resolve() for other in others} - {folder.resolve(), *folder.resolve().parents}
+    folders = {path.parent for path in paths}
+    left_out = {parent for parent in folders if foreign and foreign & {parent.resolve(), *parent.resolve().parents}}
+    left_out |= {parent for parent in folders if any(part.startswith(".") for part in parent.relative_to(folder).parts)}
+    kept = sorted(path for path in paths if path.parent not in left_out and not path.name.startswith("."))
+    texts, notes = ([path for path in kept if path.suffix == suffix] for suffix in _BRAT)
+    return texts, notes
+
+
+def read_brat(folder: Path, issues: DataIssues, others: Collection[Path] = ()) -> Iterator[Record]:
+    """Yield one record a document of brat, NAME.txt with NAME.ann, by role; lines other than entities are left alone.
+
+    Folders in the folder count, too, and name their documents: `part2/b0`. What brat cuts at the end of a line is one
+    stretch.
+    """
+    texts, all_notes = list_brat(folder, others)
+    for notes in sorted({*all_notes} - {path.with_suffix(".ann") for path in texts}):
+        issues.add(f"{notes}:1", "document", "has no .txt file beside it")
+    for path in texts:
+        notes = path.with_suffix(".ann")
+        if not notes.is_file():
+            issues.add(f"{path}:1", "document", "has no .ann file beside it")
+            continue
+        entities = []
+        for number, line in enumerate(split_lines(read_text(notes)), 1):
+            if not line.startswith("T"):
+                continue
+            match = _BRAT_ENTITY.fullmatch(line)
+            if match is None:
+                rule = "an entity is its id, a tab, its type and places, a tab and its text"
+                raise CorpusError(f"{notes}:{number} has another layout: {rule}, but {shorten(line, 40)} is there.")
+            places = [tuple(map(int, place.split())) for place in match[2].split(";")]
+            gaps = tuple((end, start) for (_, end), (start, _) in itertools.pairwise(places))
+            values = {"start": places[0][0], "end": places[-1][1], "type": match[1], "mention": match[3]}
+            entities.append({**values, "place": f"{notes}:{number}", "gaps": gaps})
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        yield Record({"id": name, "text": read_text(path), "entities": entities}, str(path), 1)

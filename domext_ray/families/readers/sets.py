@@ -1,0 +1,290 @@
+"""A described set -> a `LabelledSet` in memory.
+
+Enters: a description and where the data are. Leaves: train, dev and test, the labels in the head's order, the
+catalogue, and one sentence for everything that was counted instead of refused. Splits that a set has not are cut from
+the one that it has by a hash of the text, or of whose it is (`group_field`), so that equal texts, or all of a person's,
+land on one side and other rows change nothing. By the same hash a set is cut to few labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from domext_ray.errors import CorpusError
+from domext_ray.families.readers.examples import (
+    SPLITS,
+    AnnotatedText,
+    AnyExample,
+    LabelledSet,
+    Mention,
+    Question,
+    TaggedSentence,
+    list_shared,
+)
+from domext_ray.families.readers.issues import DataIssues, list_places
+from domext_ray.families.readers.label_counts import (
+    Splits,
+    describe_labels,
+    find_oddities,
+    list_labels,
+    require_learnable,
+)
+from domext_ray.families.readers.readers import find_file, find_split_files, read_splits
+from domext_ray.families.readers.rows import is_learnable, read_catalogue
+from domext_ray.families.readers.set_description import SetDescription
+from domext_ray.families.readers.spans import Schema, name_relation, read_schema
+
+MIN_DEV = 50
+"""Examples of dev that choose, at least, however few there are to learn from."""
+
+
+def load_set(
+    description: SetDescription, data: str, *, strict: bool = False, repair: bool = False, seed: int = 0
+) -> LabelledSet:
+    """Read a labelled set from a folder of files, a folder of `datasets.save_to_disk`, or the hub.
+
+    With `strict` the first row that breaks a rule is an error; with `repair` tags that their scheme forbids are mended
+    and counted. Another `seed` is another cut where splits are cut.
+    """
+    issues = DataIssues(strict, mends=repair)
+    schema = _read_schema(description, data)
+    read = read_splits(description, data, issues, schema)
+    splits, notes = cut_splits(read, description, data, seed, issues.list_notes())
+    warnings = (*_compare_counts(read, description), *issues.warnings)
+    if "test" in read and not splits["test"]:
+        notes.append(f"The test of {data} has no example.")
+    catalogue: tuple[str, ...] = ()
+    if description.task == "normalization":
+        catalogue = read_catalogue(_find_side_file("catalogue", description, data))
+        _check_terms(splits, catalogue, issues)
+    sources = {example.source for example in splits["train"]}
+    splits["train"] = tuple(e for e in splits["train"] if not isinstance(e, Question) or is_learnable(e))
+    labels = _find_labels(splits, description, schema, issues)
+    for key, label in (("negative_label", description.negative_label), ("positive_label", description.positive_label)):
+        if label is not None and label not in labels:
+            raise CorpusError(f"{description.where}: {key} {label!r} is no label of {data} ({', '.join(labels)}).")
+    if not splits["train"]:
+        raise _lacks_split("train", splits, description, data, issues.list_notes(sources))
+    found, told = find_oddities(splits, labels)
+    warnings = (*warnings, *told)
+    return LabelledSet(
+        description.name,
+        splits["train"],
+        splits["dev"],
+        splits["test"],
+        labels,
+        description.negative_label,
+        catalogue,
+        (*notes, *issues.list_notes(sources), *_count_shared(splits), *found, *warnings),
+        description.positive_label,
+        description.marks if description.task == "relation" else (),
+        description.rule,
+        warnings,
+    )
+
+
+def read_split(
+    description: SetDescription, data: str, split: str, *, strict: bool = False
+) -> tuple[tuple[AnyExample, ...], tuple[str, ...]]:
+    """Read one split of a set, with its notes, to score a model that is there already.
+
+    The set needs no other split; one in a single file is cut as `load_set` cuts it.
+    """
+    issues = DataIssues(strict)
+    read: Splits = read_splits(description, data, issues, _read_schema(description, data))
+    notes, warnings = list[str](), (*_compare_counts(read, description), *issues.warnings)
+    if split not in read and "train" in read:
+        read, notes = cut_splits(read, description, data, 0, issues.list_notes())
+    found = issues.list_notes({example.source for example in read.get("train", ()) if split != "train"})
+    if not read.get(split):
+        has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
+        reason = f"; {found[0]}" if found else "."
+        raise CorpusError(f"{data} has no example in {split} (it has {has}){reason}")
+    told = itertools.chain.from_iterable(find_oddities({split: read[split]}, ()))
+    return read[split], (describe_labels(split, read[split]), *notes, *found, *told, *warnings)
+
+
+def _compare_counts(read: Splits, description: SetDescription) -> list[str]:
+    """Say which files hold more or less than the description knows of the whole set."""
+    notes = []
+    for split, counts in description.counts.items():
+        found = {
+            "examples": len(read.get(split, ())),
+            "entities": sum(map(_count_entities, read.get(split, ()))),
+        }
+        for what, expected in counts.items():
+            if found["examples"] and found[what] not in expected:
+                path = read[split][0].source.rpartition(":")[0]
+                wanted = " or ".join(f"{number:,}" for number in expected)
+                notes.append(
+                    f"{path} has {found[what]:,} {what}, and {split} of {description.name} has {wanted}: it is cut "
+                    "short, or another version, and its scores do not compare with published ones."
+                )
+    return notes
+
+
+def cut_splits(
+    splits: Splits, description: SetDescription, data: str, seed: int, found: Sequence[str]
+) -> tuple[dict[str, tuple[AnyExample, ...]], list[str]]:
+    """Cut the splits that are missing or empty from the one that is there.
+
+    What is cut is train (dev where there is no train). Test is cut only from a set of a single file: one that has
+    train and dev keeps them whole and has no test.
+
+    A CorpusError says that train or dev is missing and `fractions` does not say how to cut it.
+    """
+    present = [split for split in SPLITS if splits.get(split)]
+    whole = next((split for split in ("train", "dev") if split in present), None)
+    missing = [split for split in ("train", "dev") if split not in present]
+    shares = description.fractions
+    if missing and (whole is None or any(split not in shares for split in (whole, *missing))):
+        raise _lacks_split(missing[0], splits, description, data, found)
+    made = {split: splits.get(split, ()) for split in SPLITS}
+    if not missing or whole is None:
+        return made, []
+    wanted = [split for split in SPLITS if split in (whole, *missing)]
+    if present == [whole] and "test" in shares:
+        wanted.append("test")
+    made.update(_cut(splits[whole], {split: shares[split] for split in wanted}, seed))
+    for split in wanted:
+        if not made[split]:
+            raise CorpusError(
+                f"{data} has only {len(splits[whole])} examples in {whole}, too few to cut {split} from; add a file."
+            )
+    counts = ", ".join(f"{len(made[split])} {split}" for split in wanted)
+    is_foreign = whole == "dev" or "test" in wanted
+    ending = ", so that scores do not compare with those of published splits." if is_foreign else "."
+    by = repr(description.group_field) if description.group_field else "text"
+    return made, [f"{whole} of {data} was cut by a hash of each {by}: {counts}{ending}"]
+
+
+def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int) -> dict[str, tuple[AnyExample, ...]]:
+    parts: dict[str, list[AnyExample]] = {split: [] for split in shares}
+    total = sum(shares.values())
+    for example in examples:
+        place = _hash_unit(example, seed) / 2**64 * total
+        bounds = itertools.accumulate(shares.values())
+        chosen = next((split for split, bound in zip(shares, bounds, strict=True) if place < bound), [*shares][-1])
+        parts[chosen].append(example)
+    return {split: tuple(part) for split, part in parts.items()}
+
+
+def _hash_unit(example: AnyExample, seed: int) -> int:
+    """Return a place in an order that a seed gives, below 2^64; examples of one unit have the same."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\n{example.unit}".encode()).digest()[:8], "big")
+
+
+def take_examples(data: LabelledSet, number: int, seed: int, option: str = "--labelled.num_examples") -> LabelledSet:
+    """Return a set with so many examples to learn from; dev shrinks in proportion, to `MIN_DEV` at least.
+
+    Documents, or what else `Example.unit` says, are taken whole, in an order that the seed gives, until the number is
+    reached: a larger number has all that a smaller one has. Test and the labels of the head stay as they are.
+    """
+    total = len(data.train)
+    if number >= total:
+        raise CorpusError(
+            f"{option} has {number:,}, and train of {data.name} has {total:,} examples; give fewer, or leave it out."
+        )
+    train = _take_units(data.train, number, seed)
+    dev = _take_units(data.dev, max(MIN_DEV, round(len(data.dev) * len(train) / total)), seed)
+    told = f"Of train {len(train):,} of {total:,} examples are taken, and of dev {len(dev):,} of {len(data.dev):,}."
+    taken = replace(data, train=train, dev=dev, notes=(told, *data.notes))
+    require_learnable(taken, f"{data.name} ({option} {number})", "give a larger number.")
+    return taken
+
+
+def _take_units(examples: tuple[AnyExample, ...], number: int, seed: int) -> tuple[AnyExample, ...]:
+    """Return the units that come first in a seed's order, as many as have `number` examples; in the set's own order."""
+    places = np.array([_hash_unit(example, seed) for example in examples], np.uint64)
+    last = np.sort(places)[min(number, len(places)) - 1]
+    return tuple(itertools.compress(examples, places <= last))
+
+
+def _lacks_split(
+    split: str, splits: Splits, description: SetDescription, data: str, notes: Sequence[str]
+) -> CorpusError:
+    if split in splits:
+        reason = f"; {notes[0]}" if notes else "."
+        files = find_split_files(Path(data), description) if Path(data).is_dir() else {}
+        name = f" ({files[split].name})" if split in files else ""
+        return CorpusError(f"The {split} of {data}{name} has no example{reason}")
+    patterns = ", ".join(description.files[split]) or "none"
+    return CorpusError(
+        f"{data} has no {split} (looked for {patterns}); name its file as files.{split}, or give shares as fractions, "
+        f"in {description.yaml}."
+    )
+
+
+def _count_shared(splits: Splits) -> list[str]:
+    """Say how many examples of dev and test are also in train, or test in dev: their scores are too good."""
+    notes = []
+    for held_out, seen in (("dev", "train"), ("test", "train"), ("test", "dev")):
+        if shared := list_shared(splits, held_out, seen):
+            notes.append(f"{len(shared)} x {held_out} example that is in {seen} too: {list_places(shared)}.")
+    return notes
+
+
+def _count_entities(example: AnyExample) -> int:
+    if isinstance(example, AnnotatedText):
+        return len(example.gold)
+    if isinstance(example, TaggedSentence):
+        return sum(tag.startswith("B-") for tag in example.tags) + len(example.misplaced)
+    return 0
+
+
+def _find_labels(
+    splits: Splits, description: SetDescription, schema: Schema | None, issues: DataIssues
+) -> tuple[str, ...]:
+    """Return the labels in the head's order, and check those of the examples."""
+    first_places = {
+        split: {label: example.source for example in reversed(splits[split]) for label in list_labels(example)}
+        for split in SPLITS
+    }
+    declared = description.labels or tuple(dict.fromkeys(name_relation(*key) for key in schema or ()))
+    for places in first_places.values():
+        for label, source in places.items():
+            if declared and label not in declared:
+                raise CorpusError(
+                    f"{source} has the label {label!r}; labels in {description.where} has {', '.join(declared)} only."
+                )
+    for split in ("dev", "test"):
+        for label, source in sorted(first_places[split].items()):
+            if label not in first_places["train"]:
+                issues.add(source, f"label {label!r} of {split}", "is not in train", outcome="kept")
+    return declared or tuple(sorted({*first_places["train"], *first_places["dev"]}))
+
+
+def _find_side_file(key: str, description: SetDescription, data: str) -> Path:
+    """Find a schema or catalogue in the data's folder, or beside the description."""
+    patterns: tuple[str, ...] = getattr(description, key)
+    folders = [Path(data)] if Path(data).is_dir() else []
+    if description.path:
+        folders.append(Path(description.path).parent)
+    for folder in folders:
+        path = find_file(folder, patterns, key, description)
+        if path is not None:
+            return path
+    raise CorpusError(
+        f"{data} has no {key} (looked for {', '.join(patterns)}); put it there, or name it as {key} in "
+        f"{description.yaml}."
+    )
+
+
+def _read_schema(description: SetDescription, data: str) -> Schema | None:
+    has_schema = description.task == "relation_extraction" and description.schema
+    return read_schema(_find_side_file("schema", description, data)) if has_schema else None
+
+
+def _check_terms(splits: Splits, catalogue: tuple[str, ...], issues: DataIssues) -> None:
+    known = set(catalogue)
+    for split in SPLITS:
+        for example in splits[split]:
+            if isinstance(example, Mention) and not known.issuperset(example.terms):
+                strange = [term for term in example.terms if term not in known]
+                issues.add(example.source, "term", "is not in the catalogue", strange, outcome="kept")

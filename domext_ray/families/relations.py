@@ -1,0 +1,135 @@
+"""Texts with two marked stretches -> the relation between them.
+
+Both stretches are surrounded by marks: "@ … @" the first argument, "# … #" the second, or other characters where the
+vocabulary lacks these. No token is added. The head reads the states at the two opening marks (entity start; Baldini
+Soares et al., "Matching the Blanks", ACL 2019, section 3.2; marks of plain characters as in Zhou and Chen, "An Improved
+Baseline for Sentence-level Relation Extraction", 2022, section 3.1, without types).
+
+A text that is too long keeps all four marks. It loses first what is farthest from the marked stretches, then what lies
+between them, and last the ends of the stretches themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from domext_ray.errors import ConfigError
+from domext_ray.families import state
+from domext_ray.families.readers.examples import AnyExample, MarkedText
+from domext_ray.families.task import Row
+from domext_ray.families.texts import SingleLabelTask
+from domext_ray.families.windows import read_template
+
+MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
+"""Characters to mark stretches with, the first two that the vocabulary has."""
+
+_INSIDE, _BETWEEN, _OUTSIDE = 1, 2, 3  # what is kept first; marks, 0, always
+
+
+class RelationTask(SingleLabelTask):
+    """A relation for every marked pair (`MarkedText`); see `SingleLabelTask`.
+
+    Its state has the marks of the set's files, by which raw texts say which stretches they are about.
+    """
+
+    family = "relation"
+    head = "DomextForRelationClassification"
+    metric = "f1.micro"
+    state_rules = {"marks": state.MARKS}
+
+    def learn(self) -> dict[str, Any]:
+        """Return the set's marks."""
+        return {"marks": [list(mark) for mark in self.data.marks]}
+
+    def prepare(self) -> None:
+        """Choose the marks that are written into texts."""
+        super().prepare()
+        self._template = read_template(self.tokenizer, pair=False)
+        self._room = self._template.measure_room(self.options.max_length, least=4)
+        self.marks = find_marks(self.backend, self.tokenizer.unk_token_id)
+
+    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+        """Make one row an example; see `Task.encode`."""
+        texts = cast("Sequence[MarkedText]", examples)
+        marked = [mark_text(text, self.marks) for text in texts]
+        encodings = self.backend.encode_batch([text for text, _ in marked], add_special_tokens=False)
+        rows: list[Row] = []
+        num_cut: dict[int, list[str]] = {_OUTSIDE: [], _BETWEEN: []}
+        for i, (example, (_, characters), encoding) in enumerate(zip(texts, marked, encodings, strict=True)):
+            # A mark is a piece of its own.
+            places = [cast(int, encoding.char_to_token(character)) for character in characters]
+            kept, lost = choose_pieces(len(encoding.ids), places, self._room)
+            if lost:
+                num_cut[lost].append(example.source)
+            row_ids, types = self._template.join(np.array(encoding.ids, dtype=np.int64)[kept])
+            opening = self._template.find_text() + np.searchsorted(kept, [places[0], places[2]]).astype(np.int64)
+            targets = {**self.make_targets(example, is_training), "input_entity_positions": opening}
+            rows.append(Row(i, row_ids, types, targets))
+        what = f"texts have more than {self.options.max_length} tokens and are cut around their marked stretches"
+        self.note_cases(num_cut[_OUTSIDE], len(texts), what)
+        what = "texts have marked stretches farther apart than a row and are cut between them as well"
+        self.note_cases(num_cut[_BETWEEN], len(texts), what)
+        return rows
+
+
+def find_marks(backend: Tokenizer, unknown: int | None) -> tuple[str, str]:
+    """Return the first two characters of `MARKS` that a vocabulary has; `unknown` is its unknown token's id."""
+    encodings = backend.encode_batch([f" {mark} " for mark in MARKS], add_special_tokens=False)
+    known = [
+        mark for mark, encoding in zip(MARKS, encodings, strict=True) if encoding.ids and unknown not in encoding.ids
+    ]
+    if len(known) < 2:
+        raise ConfigError(
+            f"the model's vocabulary has {len(known)} of the characters {MARKS}; marking two stretches of a text takes "
+            "two of them, so choose a model whose vocabulary has these."
+        )
+    return known[0], known[1]
+
+
+def mark_text(example: MarkedText, marks: tuple[str, str]) -> tuple[str, list[int]]:
+    """Write marks around both stretches, a space on each side; stretches may nest, touch or overlap.
+
+    Returned with the text are the places of the characters that open and close the first argument, and the second.
+    """
+    # At one place, what closes comes before what opens; of two that open the longer is outside, likewise of two that
+    # close the shorter comes first.
+    events: list[tuple[int, int, int, int]] = []
+    for i, span in enumerate((example.head, example.tail)):
+        length = span.end - span.start
+        events += [(span.start, 1, -length, 2 * i), (span.end, 0, length, 2 * i + 1)]
+    text, last, places = "", 0, [0, 0, 0, 0]
+    for place, _, _, number in sorted(events):
+        text += f"{example.text[last:place]} {marks[number // 2]} "
+        places[number], last = len(text) - 2, place
+    return text + example.text[last:], places
+
+
+def choose_pieces(num_pieces: int, marks: Sequence[int], room: int) -> tuple[np.ndarray, int]:
+    """Return the places of a text's pieces that a row keeps, int64 in ascending order, and the nearest that was lost.
+
+    `marks` are the places of the marks that open and close the first stretch, and the second; `room` is 4 or more. What
+    was lost is 0 for nothing, 2 for pieces between or in the stretches, and 3 for pieces around them only.
+    """
+    if num_pieces <= room:
+        return np.arange(num_pieces), 0
+    places = np.arange(num_pieces)
+    blocks = sorted([(marks[0], marks[1]), (marks[2], marks[3])])
+    first, last = min(marks), max(marks)
+    # Distances to the stretches' own beginnings, to the nearer stretch, and to both together.
+    kinds = np.where((places < first) | (places > last), _OUTSIDE, _BETWEEN)
+    distances = np.maximum(first - places, places - last)
+    between = kinds == _BETWEEN
+    to_blocks = [np.maximum(begin - places, places - end) for begin, end in blocks]
+    distances[between] = np.minimum(*to_blocks)[between]
+    for begin, end in blocks:
+        inside = (places >= begin) & (places <= end)
+        nearer = inside & ((kinds != _INSIDE) | (places - begin < distances))
+        kinds[nearer], distances[nearer] = _INSIDE, (places - begin)[nearer]
+    kinds[list(marks)] = 0
+    order = np.lexsort((distances, kinds))
+    lost = kinds[order[room:]].min()
+    return np.sort(order[:room]), _OUTSIDE if lost == _OUTSIDE else _BETWEEN

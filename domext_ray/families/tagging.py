@@ -1,0 +1,368 @@
+"""Token classification: sentences with IOB2 tags -> rows of windows -> one valid tag sequence a sentence.
+
+As BERT does (Devlin et al., 2019, section 5.3): the first piece of a word carries its tag, other pieces carry none, and
+with `TaskOptions.context` the document around a sentence fills the row. A sentence that is longer than a row makes
+several windows, cut between words; each word is read in the window where it has most pieces on its shorter side.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from tokenizers import Tokenizer, pre_tokenizers
+from torch import Tensor
+
+from domext_ray.errors import CorpusError
+from domext_ray.families.losses import NO_TARGET, ClassTask, balance
+from domext_ray.families.metrics.metrics import read_tags, score_entities
+from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.examples import AnyExample, Entity, RawSentence, TaggedSentence
+from domext_ray.families.readers.words import NO_MARKS, WordMarks, cut_words, learn_marks
+from domext_ray.families.state import TEXTS, State
+from domext_ray.families.task import Outputs, Prediction, Row, describe_entity
+from domext_ray.families.windows import Window, read_template
+
+Pieces: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Ids of the pieces of a sentence, int64 [P], and the number of each one's word, int64 [P]."""
+
+
+@dataclass(frozen=True)
+class TaggedWords:
+    """The words of a sentence that a row is asked about."""
+
+    words: np.ndarray  # int64 [K], places in the sentence
+    positions: np.ndarray  # int64 [K], places of their first pieces in the row
+
+
+class TokenClassificationTask(ClassTask):
+    """Flat entities as one tag a word (`TaggedSentence`). A prediction has "entities", and the words' "tags".
+
+    Tags are valid IOB2: of all valid sequences the one with the highest sum of logits, found by dynamic programming
+    over the transitions that IOB2 allows. Nothing about transitions is learned (this is no CRF). A word that the
+    tokenizer drops, such as a control character, is outside of entities. An entity's score is the mean probability of
+    its words' tags. Places in a sentence that came as words are those in its words joined by single spaces.
+
+    Its state has the marks that are part of words in training, by which running text is cut (`WordMarks`). It is empty
+    where no mark is, where the set came as text, and in exports of version 0.1.0.
+    """
+
+    family = "ner"
+    has_token_outputs = True
+    head = "DomextForTokenClassification"
+    metric = "f1.micro"
+    target_pads = {"labels": NO_TARGET}
+    shown = ("entities",)
+    nothing = {"entities": [], "tags": []}
+    state_rules = dict.fromkeys(NO_MARKS.to_json(), TEXTS)
+
+    def learn(self) -> dict[str, Any]:
+        """Learn which marks are part of words."""
+        sentences = cast("Sequence[TaggedSentence]", self.data.train)
+        marks = learn_marks([sentence.words for sentence in sentences if not isinstance(sentence, RawSentence)])
+        return marks.to_json() if marks else {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what another task's `state_dict` gave; it may be empty."""
+        if state:
+            super().load_state_dict(state)
+        else:
+            self.state = {}
+
+    def prepare(self) -> None:
+        """Number the tags, and count the entities whose words are others in running text."""
+        for split in ("dev", "test"):
+            self._note_cut_entities(split)
+        self._tags = list_tags(self.data.labels)
+        self._tag_ids = {tag: i for i, tag in enumerate(self._tags)}
+        self._template = read_template(self.tokenizer, pair=False)
+        self._room = self._template.measure_room(self.options.max_length, least=1)
+
+    def _note_cut_entities(self, split: str) -> None:
+        """Count the entities of a split whose words are cut otherwise in running text; no private word is named."""
+        marks = WordMarks.from_json(self.state)
+        is_kept = functools.cache(lambda word: cut_words(word, marks)[0] == (word,))
+        cut: list[tuple[TaggedSentence, str]] = []
+        total = 0
+        for sentence in cast("Sequence[TaggedSentence]", getattr(self.data, split)):
+            for entity in () if isinstance(sentence, RawSentence) else read_tags(sentence.tags):
+                total += 1
+                words = sentence.words[entity.start : entity.end]
+                cut += [(sentence, word) for word in words if not is_kept(word)][:1]
+        if cut:
+            what = f"entities of {split} have words that are cut otherwise in running text"
+            first, word = cut[0]
+            shown = "" if first.group else f", such as {word!r}"
+            self.note_cases([case.source for case, _ in cut], total, f"{what}{shown}")
+            self.limits.append(f"{len(cut):,} of {total:,} {what}.")
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """The tags: O, then B- and I- of every type."""
+        return self._tags
+
+    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+        """Make the rows of sentences: one each, or several windows of a long one; see `Task.encode`."""
+        sentences = cast("Sequence[TaggedSentence]", examples)
+        encoded = encode_words(self.backend, [example.words for example in sentences])
+        self._note_oddities(sentences, encoded)
+        rows: list[Row] = []
+        for first, last in self._list_documents(sentences):
+            own = sentences[first:last]
+            starts = [0, *itertools.accumulate(len(example.words) for example in own)]
+            ids, bounds = join_words(encoded[first:last], starts, self._room)
+            for i, sentence in enumerate(own):
+                tags = self._read_tags(sentence, is_training)
+                rows.extend(self._make_rows(first + i, tags, ids, bounds, starts[i], starts[i + 1]))
+        return rows
+
+    def _note_oddities(self, sentences: Sequence[TaggedSentence], encoded: Sequence[Pieces]) -> None:
+        """Count the words that have no piece, and those whose pieces alone overflow a row."""
+        dropped, overlong, total = [], [], 0
+        for sentence, (_, words) in zip(sentences, encoded, strict=True):
+            sizes = np.bincount(words, minlength=len(sentence.words))
+            dropped += [sentence.source] * int((sizes == 0).sum())
+            overlong += [sentence.source] * int((sizes > self._room).sum())
+            total += len(sizes)
+        self.note_cases(dropped, total, "words are dropped by the tokenizer and taken as O")
+        self.note_cases(overlong, total, f"words have more than {self._room} pieces and are read by their first ones")
+        if self.options.context and sentences and not any(example.document for example in sentences):
+            source = sentences[0].source
+            self.keep_note(f"context is set, and no sentence names its document ({source}): rows hold one sentence.")
+
+    def _list_documents(self, sentences: Sequence[TaggedSentence]) -> Iterator[Window]:
+        """Yield the ranges of sentences that may stand in one row."""
+        has_context = self.options.context
+        for _, group in itertools.groupby(
+            range(len(sentences)), key=lambda i: (has_context and sentences[i].document) or i
+        ):
+            numbers = [*group]
+            yield numbers[0], numbers[-1] + 1
+
+    def _read_tags(self, sentence: TaggedSentence, is_training: bool) -> np.ndarray:
+        """Targets of the words; a tag that the head does not have is none to learn from, and no mistake but in dev."""
+        for tag in sentence.tags:
+            if is_training and tag not in self._tag_ids:
+                raise CorpusError(
+                    f"{sentence.source}: the tag {tag!r} is of none of the types {', '.join(self.data.labels)}; "
+                    "name its type among the set's labels."
+                )
+        return np.array([self._tag_ids.get(tag, NO_TARGET) for tag in sentence.tags], dtype=np.int64)
+
+    def _make_rows(
+        self, number: int, tags: np.ndarray, ids: np.ndarray, bounds: np.ndarray, begin: int, end: int
+    ) -> Iterator[Row]:
+        """Yield the rows of the sentence that is words `begin` to `end` of its document."""
+        sizes = np.diff(bounds[begin : end + 1])
+        windows = [(begin + a, begin + b) for a, b in split_windows(sizes, self._room, self.options.stride)]
+        if self.options.context:
+            windows = [grow_window(bounds, first, last, self._room) for first, last in windows]
+        owners = assign_words(bounds, windows, begin, end)
+        for i, (first, last) in enumerate(windows):
+            words = np.flatnonzero((owners == i) & (sizes > 0))
+            if not len(words) and len(windows) > 1:
+                continue
+            positions = self._template.find_text() + bounds[begin + words] - bounds[first]
+            row_ids, types = self._template.join(ids[bounds[first] : bounds[last]])
+            labels = np.full(len(row_ids), NO_TARGET, dtype=np.int64)
+            labels[positions] = tags[words]
+            yield Row(number, row_ids, types, {"labels": labels}, TaggedWords(words, positions))
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed cross-entropy of the tagged words; see `Task.compute_loss_sum`."""
+        return self.sum_cross_entropy(outputs.logits.float().flatten(0, 1), targets["labels"].flatten())
+
+    def balance_classes(self) -> np.ndarray:
+        """Return the weights of the tags, O among them; see `losses.balance`."""
+        sentences = cast("Sequence[TaggedSentence]", self.data.train)
+        return balance(itertools.chain.from_iterable(sentence.tags for sentence in sentences), self._tags)
+
+    def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
+        """Return the tagged words."""
+        return int(torch.count_nonzero(targets["labels"] != NO_TARGET))
+
+    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
+        """Return the tags of every sentence's words and their entities; see `Task.decode`."""
+        sentences = cast("Sequence[TaggedSentence]", examples)
+        scores = [np.full((len(sentence.words), len(self._tags)), -np.inf) for sentence in sentences]
+        for matrix in scores:
+            matrix[:, 0] = 0.0  # what no row is asked about is O
+        for row, (logits,) in zip(rows, outputs, strict=True):
+            scores[row.example][row.place.words] = logits[row.place.positions]
+        return [self._read_entities(*pair) for pair in zip(sentences, scores, strict=True)]
+
+    def _read_entities(self, sentence: TaggedSentence, scores: np.ndarray) -> Prediction:
+        """Choose the tags of a sentence by their logits, float64 [W, tags]."""
+        best = find_best_tags(scores)
+        tags = [self._tags[i] for i in best]
+        found = []
+        if best.any():
+            text = place_words(sentence)[0]
+            probabilities = softmax(scores, axis=1)[np.arange(len(best)), best]
+            for span, entity in zip(read_tags(tags), place_entities(sentence, tags), strict=True):
+                found.append(describe_entity(text, entity, probabilities[span.start : span.end].mean()))
+        return {"entities": found, "tags": tags}
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+        """Score entities by boundaries and type (seqeval's strict mode); what no tags can say is a miss."""
+        sentences = cast("Sequence[TaggedSentence]", examples)
+        gold = [(*place_entities(sentence, sentence.tags), *sentence.misplaced) for sentence in sentences]
+        found = [
+            place_entities(own, prediction["tags"]) for own, prediction in zip(sentences, predictions, strict=True)
+        ]
+        return replace(score_entities(gold, found, self.data.labels), primary=self.metric)
+
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Give every word its most frequent tag in training, O if it is new; I- that continues nothing becomes B-.
+
+        All O, the most frequent tag, would find no entity at all.
+        """
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for sentence in cast("Sequence[TaggedSentence]", self.data.train):
+            for word, tag in zip(sentence.words, sentence.tags, strict=True):
+                counts[word][tag] += 1
+        usual = {word: max(sorted(tags), key=tags.__getitem__) for word, tags in counts.items()}
+        sentences = cast("Sequence[TaggedSentence]", examples)
+        return [{"tags": [*repair_tags([usual.get(word, "O") for word in example.words])]} for example in sentences]
+
+
+def encode_words(backend: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[Pieces]:
+    """Tokenise the words of sentences one by one, as `is_split_into_words` does with `add_prefix_space`."""
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+        sentences = [[f" {word}" for word in words] for words in sentences]
+    words = [list(sentence) for sentence in sentences]
+    encodings = backend.encode_batch(words, is_pretokenized=True, add_special_tokens=False)
+    return [
+        (np.array(encoding.ids, dtype=np.int64), np.array(encoding.word_ids, dtype=np.int64)) for encoding in encodings
+    ]
+
+
+def join_words(encoded: Sequence[Pieces], starts: Sequence[int], room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Put the words of sentences one after another, each with its first `room` pieces.
+
+    `starts` has for each sentence the number of its first word, then the number of all words. Returned are the pieces'
+    ids, int64 [P], and bounds, int64 [W + 1]: word w has the pieces bounds[w] to bounds[w + 1], none if the tokenizer
+    drops it.
+    """
+    ids = np.concatenate([own for own, _ in encoded])
+    words = np.concatenate([start + own for start, (_, own) in zip(starts, encoded, strict=False)])
+    numbers = np.arange(starts[-1] + 1)
+    bounds = np.searchsorted(words, numbers)
+    if np.diff(bounds).max(initial=0) > room:
+        is_kept = np.arange(len(words)) - bounds[words] < room
+        ids, bounds = ids[is_kept], np.searchsorted(words[is_kept], numbers)
+    return ids, bounds
+
+
+def list_tags(types: Sequence[str]) -> tuple[str, ...]:
+    """Return the tags of entity types in the head's order: O, then B- and I- of every type."""
+    return ("O", *(f"{prefix}-{label}" for label in types for prefix in "BI"))
+
+
+def place_words(sentence: TaggedSentence) -> tuple[str, Sequence[tuple[int, int]]]:
+    """Return the text of a sentence and the place of each word in it; words without a text are joined by spaces."""
+    if isinstance(sentence, RawSentence):
+        return sentence.text, sentence.offsets
+    ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in sentence.words)]
+    return " ".join(sentence.words), [(end - len(word), end) for word, end in zip(sentence.words, ends, strict=True)]
+
+
+def place_entities(sentence: TaggedSentence, tags: Sequence[str]) -> list[Entity]:
+    """Return the entities of a sentence's tags (none: it has none) with their places in its text."""
+    offsets = place_words(sentence)[1]
+    return [Entity(offsets[span.start][0], offsets[span.end - 1][1], span.label) for span in read_tags(tags)]
+
+
+def cut_again(sentence: RawSentence, marks: WordMarks) -> RawSentence:
+    """Cut a text as the set of a model has its words; the text's entities are then gold that no tags say."""
+    words, offsets = cut_words(sentence.text, marks)
+    gold = (*place_entities(sentence, sentence.tags), *sentence.misplaced)
+    return replace(sentence, words=words, tags=("O",) * len(words), offsets=offsets, misplaced=gold)
+
+
+def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[Window]:
+    """Cut a sentence into ranges [first, last) of whole words that fit a row; each goes further than the one before.
+
+    `sizes` are the pieces of every word, int64 [W], each `room` at most. A window shares up to `stride` pieces with the
+    one before, fewer where the next word needs the room.
+    """
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    windows: list[Window] = []
+    first = 0
+    while True:
+        last = int(np.searchsorted(bounds, bounds[first] + room, side="right")) - 1
+        windows.append((first, last))
+        if last == len(sizes):
+            return windows
+        # Word `last` did not fit after `first`, so the next window begins later, whatever the stride.
+        shared_from = max(bounds[last] - stride, bounds[last + 1] - room)
+        first = int(np.searchsorted(bounds, shared_from, side="left"))
+
+
+def grow_window(bounds: np.ndarray, first: int, last: int, room: int) -> Window:
+    """Widen a range of words until the row is full, by as many pieces on either side as there are.
+
+    `bounds` are the document's, as of `join_words`; `last` is the word after the range's last.
+    """
+    spare = room - (bounds[last] - bounds[first])
+    left = min(bounds[first], max(spare // 2, spare - (bounds[-1] - bounds[last])))
+    first = int(np.searchsorted(bounds, bounds[first] - left, side="left"))
+    return first, int(np.searchsorted(bounds, bounds[first] + room, side="right")) - 1
+
+
+def assign_words(bounds: np.ndarray, windows: Sequence[Window], begin: int, end: int) -> np.ndarray:
+    """Give every word of a sentence to the window where its shorter side has most pieces, the first of equals.
+
+    `bounds` are the document's, as of `join_words`. The windows cover the sentence, which is words `begin` to `end`;
+    their numbers are returned as int64 [end - begin].
+    """
+    owners = np.full(end - begin, -1, dtype=np.int64)
+    most = np.full(end - begin, -1, dtype=np.int64)
+    for i, (first, last) in enumerate(windows):
+        words = np.arange(max(first, begin), min(last, end))
+        context = np.minimum(bounds[words] - bounds[first], bounds[last] - bounds[words + 1])
+        is_better = context > most[words - begin]
+        better = words[is_better] - begin
+        owners[better], most[better] = i, context[is_better]
+    assert (owners >= 0).all()
+    return owners
+
+
+def find_best_tags(scores: np.ndarray) -> np.ndarray:
+    """Return the valid IOB2 sequence with the highest sum of scores (Viterbi), as int64 columns [W].
+
+    Scores are float [W, 1 + 2·T], of O, then of B- and I- of every type; -inf where a tag is out of the question.
+    """
+    best = scores.argmax(axis=1)
+    before = np.concatenate([[0], best[:-1]])
+    is_inside = (best > 0) & (best % 2 == 0)
+    if not (is_inside & (before != best) & (before != best - 1)).any():
+        return best
+    total = scores[0].astype(np.float64)
+    total[2::2] = -np.inf
+    origins = np.zeros(scores.shape, dtype=np.int64)
+    begins, insides = np.arange(1, scores.shape[1], 2), np.arange(2, scores.shape[1], 2)
+    for i in range(1, len(scores)):
+        origins[i] = total.argmax()
+        origins[i, 2::2] = np.where(total[begins] >= total[insides], begins, insides)
+        total = total[origins[i]] + scores[i]
+    path = [int(total.argmax())]
+    for i in range(len(scores) - 1, 0, -1):
+        path.append(int(origins[i, path[-1]]))
+    return np.array(path[::-1])
+
+
+def repair_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    """Turn an I- that continues no entity of its type into B-."""
+    repaired: list[str] = []
+    for tag in tags:
+        continues = bool(repaired) and repaired[-1] != "O" and repaired[-1][2:] == tag[2:]
+        repaired.append(f"B-{tag[2:]}" if tag.startswith("I-") and not continues else tag)
+    return tuple(repaired)

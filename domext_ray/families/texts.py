@@ -1,0 +1,201 @@
+"""Texts and pairs of texts -> one class or one number each.
+
+The classifier reads BERT's pooled first token (Devlin et al., 2019, section 4.1). A pair is one row, as the tokenizer
+writes it: `[CLS] a [SEP] b [SEP]` with segment types for BERT, `<s> a </s></s> b </s>` for RoBERTa. What is too long is
+cut at its end, of a pair the longer text first.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.families.losses import NO_TARGET, ClassTask, balance
+from domext_ray.families.metrics.metrics import score_classes, score_values
+from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.examples import AnyExample, LabelledText, MarkedText, MultiLabelText
+from domext_ray.families.state import NUMBER, POSITIVE
+from domext_ray.families.task import Prediction, Row, Task
+from domext_ray.families.windows import make_cutting_backend
+
+USUAL_VALUES = (0.1, 10.0)
+"""Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""
+
+
+class SingleLabelTask(ClassTask):
+    """What tasks with one class an example have in common. A prediction has "label", and "probabilities" by label.
+
+    The set's negative label, where it has one, is no part of micro and macro averages; "f1.positive" is the F1 of its
+    positive label, or of the second of two. A label of dev or test that is none of the set's has no part in the loss,
+    and no prediction of it is right.
+    """
+
+    shown = ("label", "probabilities")
+
+    def prepare(self) -> None:
+        """Number the classes, and choose the positive one."""
+        labels, positive = self.data.labels, self.data.positive_label
+        if positive is not None and positive not in labels:
+            raise ConfigError(f"the positive class is {positive!r}; {self.data.name} has {', '.join(labels)}.")
+        self.positive = labels[1] if positive is None and len(labels) == 2 else positive
+        self._label_ids = {label: i for i, label in enumerate(labels)}
+        self.nothing = {"label": next(iter(labels), "")}
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """The set's classes."""
+        return self.data.labels
+
+    def make_targets(self, example: LabelledText | MarkedText, is_training: bool) -> dict[str, np.ndarray]:
+        """Return the target "labels", int64 [], of an example."""
+        if is_training and example.label not in self._label_ids:
+            raise CorpusError(
+                f"{example.source}: the label {example.label!r} is none of {', '.join(self.data.labels)}; "
+                "name it among the set's labels."
+            )
+        return {"labels": np.array(self._label_ids.get(example.label, NO_TARGET), dtype=np.int64)}
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed cross-entropy; see `Task.compute_loss_sum`."""
+        return self.sum_cross_entropy(outputs.logits.float(), targets["labels"])
+
+    def balance_classes(self) -> np.ndarray:
+        """Return the weights of the classes; see `losses.balance`."""
+        return balance(
+            (cast("LabelledText | MarkedText", example).label for example in self.data.train), self.data.labels
+        )
+
+    def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
+        """Return the rows whose label the head has."""
+        return int(torch.count_nonzero(targets["labels"] != NO_TARGET))
+
+    def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
+        """Return the class with the highest logit, and the probabilities of all, the highest first."""
+        labels = self.data.labels
+        assert len(output) == len(labels), "classes are no tokens that padding could be cut from"
+        probabilities = softmax(output.astype(np.float64))
+        ranked = {labels[i]: float(probabilities[i]) for i in np.argsort(-probabilities, kind="stable")}
+        return {"label": labels[int(output.argmax())], "probabilities": ranked}
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+        """Score classes; see `metrics.score_classes`."""
+        return score_classes(
+            [cast("LabelledText | MarkedText", example).label for example in examples],
+            [prediction["label"] for prediction in predictions],
+            self.data.labels,
+            negative=self.data.negative_label,
+            positive=self.positive,
+            primary=self.metric,
+        )
+
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Return the most frequent class of training for every example."""
+        counts = Counter(cast("LabelledText | MarkedText", example).label for example in self.data.train)
+        return [{"label": max(self.data.labels, key=counts.__getitem__)}] * len(examples)
+
+
+class TextRows(Task):
+    """Rows of `LabelledText` and `MultiLabelText`: a single text or a pair, cut to a row."""
+
+    @cached_property
+    def backend(self) -> Tokenizer:
+        """One that cuts."""
+        return make_cutting_backend(self.tokenizer, self.options.max_length)
+
+    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+        """Make one row an example; see `Task.encode`."""
+        texts = cast("Sequence[LabelledText | MultiLabelText]", examples)
+        pairs = [text.text if text.pair is None else (text.text, text.pair) for text in texts]
+        encodings = self.backend.encode_batch(pairs)
+        has_types = "token_type_ids" in self.tokenizer.model_input_names
+        rows: list[Row] = []
+        for i, (example, encoding) in enumerate(zip(texts, encodings, strict=True)):
+            types = np.array(encoding.type_ids, dtype=np.int64) if has_types and example.pair is not None else None
+            ids = np.array(encoding.ids, dtype=np.int64)
+            rows.append(Row(i, ids, types, self.make_targets(example, is_training)))
+        overlong = [text.source for text, encoding in zip(texts, encodings, strict=True) if encoding.overflowing]
+        what = f"texts have more than {self.options.max_length} tokens and are cut, of a pair the longer one first"
+        self.note_cases(overlong, len(texts), what)
+        return rows
+
+    @abstractmethod
+    def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
+        """Return an example's targets."""
+
+
+class ClassificationTask(SingleLabelTask, TextRows):
+    """A class of every text or pair (`LabelledText`); see `SingleLabelTask`."""
+
+    family = "classification"
+    head = "DomextForSequenceClassification"
+    metric = "accuracy"
+
+
+class RegressionTask(TextRows):
+    """A number for every text or pair (`LabelledText.value`). A prediction has its "value".
+
+    The model predicts in the set's own unit and is trained on it, as in transformers, so that an export needs no other
+    knowledge. The loss is the squared error over the variance of the training values: 1 for the best constant, whatever
+    the unit. A head starts near 0 and learns values like 1000 slowly; `notes` says so.
+    """
+
+    family = "regression"
+    head = "DomextForSequenceClassification"
+    metric = "spearman"
+    shown = ("value",)
+    nothing = {"value": 0.0}
+    state_rules = {"mean": NUMBER, "std": POSITIVE}
+
+    def learn(self) -> dict[str, Any]:
+        """Return mean and standard deviation of the training values."""
+        values = np.array([cast(LabelledText, example).value for example in self.data.train], dtype=np.float64)
+        mean, std = float(values.mean()), float(values.std()) or 1.0
+        if max(abs(mean), std) > USUAL_VALUES[1] or std < USUAL_VALUES[0]:
+            self.notes.append(
+                f"the values of {self.data.name} have mean {mean:.3g} and standard deviation {std:.3g}, and a head "
+                "starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
+            )
+        return {"mean": mean, "std": std}
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """One output."""
+        return ("value",)
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        """The problem's type, by which the head computes a loss of its own outside of here."""
+        return {"problem_type": "regression"}
+
+    def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
+        """Return the target "values", float32 [], of an example."""
+        return {"values": np.array(example.value, dtype=np.float32)}
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed squared error in units of the training values' variance."""
+        errors = (outputs.logits.float().squeeze(-1) - targets["values"]) / self.state["std"]
+        return errors.square().sum()
+
+    def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
+        """Return the value, in the set's own unit."""
+        return {"value": float(output.item())}
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+        """Score values by their correlations."""
+        gold = [cast(LabelledText, example).value for example in examples]
+        return replace(score_values(gold, [prediction["value"] for prediction in predictions]), primary=self.metric)
+
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Return the mean of training for every example: the constant with the least squared error."""
+        return [{"value": self.state["mean"]}] * len(examples)

@@ -1,0 +1,277 @@
+"""Relation extraction in two steps: texts -> entities -> the relation of each pair of them -> triples.
+
+Enters: annotated texts with entities and relations (CMeIE's layout). Leaves: the set of (subject, predicate, object)
+strings of each text. Step 1 finds entities, which may nest; step 2 reads a text with two marked entities and names
+their relation or none. Step 2 learns from pairs of labelled entities and is asked about pairs of predicted ones. These
+are the two steps of CMeIE in the AF Adapter paper's evaluation on CBLUE.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.errors import CorpusError
+from domext_ray.families.metrics.metrics import score_triples
+from domext_ray.families.metrics.scores import Score
+from domext_ray.families.nested import SpanTask
+from domext_ray.families.readers.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
+from domext_ray.families.relations import RelationTask
+from domext_ray.families.state import COUNT, PAIRS, TEXTS, State
+from domext_ray.families.task import (
+    Predict,
+    Prediction,
+    StagedTask,
+    Task,
+    TaskOptions,
+    describe_entity,
+    read_entity,
+)
+
+ENTITIES, RELATIONS = "entities", "relations"
+NO_RELATION = "no_relation"
+
+Triple: TypeAlias = tuple[str, str, str]
+"""Subject string, predicate, object string."""
+Pair: TypeAlias = tuple[Entity, Entity]
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Which pairs of entities step 2 sees."""
+
+    num_negatives: int = 3  # unrelated pairs for every related one of a training text (for one, in a text without)
+    max_pairs: int = 512  # of a text, those whose entities are nearest first; training never loses a related pair to it
+    seed: int = 0  # of the choice of negatives
+
+
+class ExtractionTask(StagedTask):
+    """Extraction of (subject, predicate, object) by entities, then the relation of each pair.
+
+    A prediction has "entities", and "relations" with head, tail, label and the label's probability as "score". A triple
+    is right when its three strings are, wherever in the text its entities are (CBLUE's rule for CMeIE). A pair gets one
+    predicate; training pairs with several are seen with each. The state has types of entities, predicates, and which
+    types are related somewhere in training. The set's labels are the predicates.
+    """
+
+    family = "relation_extraction"
+    metric = "f1.micro"
+    shown = ("entities", "relations")
+    nothing = {"entities": [], "relations": []}
+    state_rules = {"entity_types": TEXTS, "predicates": TEXTS, "related_types": PAIRS, "max_pairs": COUNT}
+
+    def __init__(
+        self,
+        data: LabelledSet,
+        tokenizer: PreTrainedTokenizerBase,
+        options: TaskOptions,
+        *,
+        metric: str = "",
+        pair_options: PairOptions | None = None,
+        state: State | None = None,
+    ) -> None:
+        self.pair_options = pair_options or PairOptions()
+        super().__init__(data, tokenizer, options, metric=metric, state=state)
+
+    def learn(self) -> dict[str, Any]:
+        """Find the types and the predicates of training and dev."""
+        train, dev = _texts(self.data.train), _texts(self.data.dev)
+        predicates = _find_predicates(self.data)
+        related = {(relation.head.label, relation.tail.label) for text in train for relation in text.relations}
+        return {
+            "entity_types": sorted({entity.label for text in (*train, *dev) for entity in text.entities}),
+            "predicates": list(predicates),
+            "related_types": [list(pair) for pair in sorted(related)],
+            "max_pairs": self.pair_options.max_pairs,
+        }
+
+    def prepare(self) -> None:
+        """Make the stages."""
+        data, parts = self.data, (self.tokenizer, self.options)
+        self.pair_options = replace(self.pair_options, max_pairs=self.state["max_pairs"])
+        self._types = {(head, tail) for head, tail in self.state["related_types"]}
+        entity_data = replace(data, labels=tuple(self.state["entity_types"]), notes=())
+        relation_data = LabelledSet(
+            f"{data.name} pairs",
+            train=self._label_pairs(_texts(data.train), is_training=True),
+            dev=self._label_pairs(_texts(data.dev), is_training=False),
+            test=self._label_pairs(_texts(data.test), is_training=False),
+            labels=(NO_RELATION, *self.state["predicates"]),
+            negative_label=NO_RELATION,
+        )
+        for split in ("train", "dev"):
+            if getattr(data, split) and not getattr(relation_data, split):
+                raise CorpusError(f"the {split} split of {data.name} has no pair of entities to classify.")
+        self.entity_task = SpanTask(entity_data, *parts, state={})
+        self.relation_task = RelationTask(relation_data, *parts, state={"marks": []})
+
+    @property
+    def stages(self) -> dict[str, Task]:
+        return {ENTITIES: self.entity_task, RELATIONS: self.relation_task}
+
+    def make_pairs(
+        self, texts: Sequence[AnnotatedText], entities: Sequence[Collection[Entity]]
+    ) -> list[list[MarkedText]]:
+        """Pair up entities as step 2 is asked about them.
+
+        A text has all ordered pairs of different stretches whose types are related somewhere in training, up to
+        `PairOptions.max_pairs`; what exceeds it is counted in `notes`.
+        """
+        pairs = [self._pair_up(found) for found in entities]
+        most = self.pair_options.max_pairs
+        if num_left := sum(max(0, len(own) - most) for own in pairs):
+            what = (
+                "pairs of predicted entities were not asked about: their texts have more than "
+                f"{most}, and these are the farthest apart"
+            )
+            self.cases[what] += num_left
+            self.keep_note(f"{num_left} {what}.")
+        return [[_mark(text, pair, NO_RELATION) for pair in own[:most]] for text, own in zip(texts, pairs, strict=True)]
+
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Find entities, then the relation of every pair; predictors are those of "entities" and "relations"."""
+        found = predictors[ENTITIES](examples)
+        pairs = self.make_pairs(_texts(examples), [[*map(read_entity, prediction["entities"])] for prediction in found])
+        asked = [pair for own in pairs for pair in own]
+        answers = iter(predictors[RELATIONS](asked) if asked else ())
+        return [
+            {"entities": prediction["entities"], "relations": [*_relate(own, answers)]}
+            for prediction, own in zip(found, pairs, strict=True)
+        ]
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+        """Score triples by their strings; see `score_triples`."""
+        found = [
+            {
+                (relation["head"]["text"], relation["label"], relation["tail"]["text"])
+                for relation in prediction["relations"]
+            }
+            for prediction in predictions
+        ]
+        return score_triples([_read_gold(text) for text in _texts(examples)], found, self.relation_task.data.labels[1:])
+
+    def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
+        """Score step 1 by its entities, and as "pairs" what a perfect step 2 would reach on its pairs."""
+        gold = [_read_gold(example) for example in _texts(examples)]
+        reachable = []
+        for text, own, prediction in zip(_texts(examples), gold, predictions, strict=True):
+            pairs = self._pair_up([*map(read_entity, prediction["entities"])])[: self.pair_options.max_pairs]
+            asked = {(_cut(text, head), _cut(text, tail)) for head, tail in pairs}
+            reachable.append({triple for triple in own if (triple[0], triple[2]) in asked})
+        return {ENTITIES: self.entity_task.score(examples, predictions), "pairs": score_triples(gold, reachable)}
+
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Predict every training triple whose two strings both occur in the text."""
+        known: dict[str, list[Triple]] = defaultdict(list)
+        for triple in sorted({fact for text in _texts(self.data.train) for fact in _read_triples(text)}):
+            known[triple[0]].append(triple)
+        predictions = []
+        for text in (example.text for example in _texts(examples)):
+            triples = [fact for subject in known if subject in text for fact in known[subject] if fact[2] in text]
+            relations = [
+                {"head": {"text": head}, "label": label, "tail": {"text": tail}} for head, label, tail in triples
+            ]
+            predictions.append({"relations": relations})
+        return predictions
+
+    def _pair_up(self, entities: Collection[Entity]) -> list[Pair]:
+        """All ordered pairs whose types are related in training, the nearest first."""
+        ordered = sorted(set(entities), key=_order)
+        pairs = [
+            (head, tail)
+            for head in ordered
+            for tail in ordered
+            if (head.label, tail.label) in self._types and _is_pair(head, tail)
+        ]
+        return sorted(pairs, key=lambda pair: max(pair[0].start, pair[1].start) - min(pair[0].end, pair[1].end))
+
+    def _label_pairs(self, texts: Sequence[AnnotatedText], *, is_training: bool) -> tuple[MarkedText, ...]:
+        """Pairs of labelled entities: all of them to choose and score by, fewer negatives for training."""
+        examples: list[MarkedText] = []
+        for text in texts:
+            labels: dict[Pair, list[str]] = defaultdict(list)
+            for relation in text.relations:
+                if _is_pair(relation.head, relation.tail):
+                    labels[relation.head, relation.tail].append(relation.label)
+            # Scoring is by strings, so another occurrence of two related strings is no example of "no relation".
+            related = {(_cut(text, head), _cut(text, tail)) for head, tail in labels}
+            candidates = self._pair_up(text.entities)
+            negatives = [pair for pair in candidates if (_cut(text, pair[0]), _cut(text, pair[1])) not in related]
+            if is_training:
+                positives = [(pair, label) for pair, own in labels.items() for label in dict.fromkeys(own)]
+                chosen = self._choose_negatives(text.id, negatives, len(positives))
+            else:
+                positives = [(pair, labels[pair][0]) for pair in candidates if pair in labels]
+                chosen = negatives[: max(0, self.pair_options.max_pairs - len(positives))]
+            for i, (pair, label) in enumerate([*positives, *((pair, NO_RELATION) for pair in chosen)]):
+                examples.append(_mark(text, pair, label, f"#{i}"))
+        return tuple(examples)
+
+    def _choose_negatives(self, text_id: str, negatives: list[Pair], num_positives: int) -> list[Pair]:
+        wanted = self.pair_options.num_negatives * max(1, num_positives)
+        wanted = min(wanted, max(0, self.pair_options.max_pairs - num_positives), len(negatives))
+        # By the text's id, so that neither order nor number of the other texts changes what is chosen.
+        generator = np.random.default_rng([self.pair_options.seed, zlib.crc32(text_id.encode())])
+        return [negatives[i] for i in sorted(generator.choice(len(negatives), wanted, replace=False))] if wanted else []
+
+
+def _find_predicates(data: LabelledSet) -> tuple[str, ...]:
+    texts = _texts((*data.train, *data.dev))
+    if not any(example.relations for example in _texts(data.train)):
+        raise CorpusError(f"the training texts of {data.name} have no relation; relation extraction needs some.")
+    predicates = data.labels or tuple(sorted({found.label for text in texts for found in text.relations}))
+    for text in texts:
+        for relation in text.relations:
+            if relation.label not in predicates or relation.label == NO_RELATION:
+                raise CorpusError(
+                    f"{text.source}: the relation {relation.label!r} must be one of {', '.join(predicates)}, and not "
+                    f"{NO_RELATION!r}, which stands for none."
+                )
+    return tuple(predicate for predicate in predicates if predicate != NO_RELATION)
+
+
+def _texts(examples: Sequence[AnyExample]) -> Sequence[AnnotatedText]:
+    return cast("Sequence[AnnotatedText]", examples)
+
+
+def _relate(pairs: Sequence[MarkedText], answers: Iterator[Prediction]) -> Iterator[Prediction]:
+    """Yield the relations among pairs, each of which takes an answer of step 2."""
+    for pair, answer in zip(pairs, answers, strict=False):  # pairs first: what is left of answers is other texts'
+        if answer["label"] != NO_RELATION:
+            ends = {"head": describe_entity(pair.text, pair.head), "tail": describe_entity(pair.text, pair.tail)}
+            yield {**ends, "label": answer["label"], "score": answer["probabilities"][answer["label"]]}
+
+
+def _order(entity: Entity) -> tuple[int, int, str]:
+    return entity.start, entity.end, entity.label
+
+
+def _is_pair(head: Entity, tail: Entity) -> bool:
+    """Whether two entities can be marked apart: one stretch cannot be both arguments."""
+    return (head.start, head.end) != (tail.start, tail.end)
+
+
+def _cut(text: AnnotatedText | MarkedText, entity: Entity) -> str:
+    return text.text[entity.start : entity.end]
+
+
+def _read_triples(text: AnnotatedText) -> set[Triple]:
+    return {(_cut(text, relation.head), relation.label, _cut(text, relation.tail)) for relation in text.relations}
+
+
+def _read_gold(text: AnnotatedText) -> set[Triple]:
+    """Triples to score by: those that the text or the schema does not have are misses."""
+    return {*_read_triples(text), *text.unplaced}
+
+
+def _mark(text: AnnotatedText, pair: Pair, label: str, suffix: str = "") -> MarkedText:
+    head, tail = pair
+    # Types belong to the place: one stretch may be predicted with two.
+    place = f"{head.start}-{head.end}-{head.label}>{tail.start}-{tail.end}-{tail.label}"
+    return MarkedText(f"{text.id}/{place}{suffix}", text.source, text.text, head, tail, label)

@@ -1,1 +1,0 @@
-"""Labelled sets: files become examples, and predictions are scored against them."""

@@ -1,0 +1,167 @@
+"""Classes, values and choices: rows as transformers makes them, and what their predictions score."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from brief_training import decode_oracle
+from conftest import WORDS
+from family_sets import make_family_task
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.errors import ConfigError
+from domext_ray.families.choices import ChoiceTask, join_stem
+from domext_ray.families.readers.examples import Choice, LabelledSet, LabelledText
+from domext_ray.families.task import TaskOptions
+from domext_ray.families.texts import ClassificationTask, RegressionTask
+
+
+def make_set(*texts: tuple[str, str, str | None], labels: tuple[str, ...] = ("no", "yes")) -> LabelledSet:
+    examples = tuple(
+        LabelledText(str(i), f"t:{i + 1}", text, pair, label) for i, (text, label, pair) in enumerate(texts)
+    )
+    return LabelledSet("made", *[examples] * 3, labels)
+
+
+TWO = make_set(("the good book", "yes", None), ("bad rain", "no", None), ("a zebra", "no", None))
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_rows_are_what_transformers_makes(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(name)
+    for max_length in (7, 12, 40):
+        draw = random.Random(max_length)
+        texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 20))) for _ in range(40)]
+        pairs = [None if draw.random() < 0.4 else draw.choice(texts) for _ in texts]
+        data = make_set(*((text, "yes", pair) for text, pair in zip(texts, pairs, strict=True)))
+        task = ClassificationTask(data, tokenizer, TaskOptions(max_length=max_length))
+        rows, num_cut = task.encode(data.train, is_training=True), 0
+        for i, (row, text, pair) in enumerate(zip(rows, texts, pairs, strict=True)):
+            expected = tokenizer(text, pair, truncation="longest_first", max_length=max_length)
+            assert row.example == i and row.input_ids.tolist() == expected["input_ids"]
+            types = None if pair is None else expected.get("token_type_ids")
+            assert (None if row.token_type_ids is None else row.token_type_ids.tolist()) == types
+            num_cut += len(tokenizer(text, pair)["input_ids"]) > max_length
+        assert [f"{num_cut} of 40 texts " in note for note in task.notes] == [True] * bool(num_cut)
+        assert all(f"more than {max_length} tokens" in note for note in task.notes)
+        batch = task.collate(rows)
+        assert (batch.inputs["token_type_ids"] is None) == (name == "roberta")
+        assert batch.num_targets == 40 and batch.targets["labels"].tolist() == [1] * 40
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_segments_of_a_choice_are_what_transformers_makes(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(name)
+    for max_length in (12, 20, 128):
+        draw = random.Random(max_length)
+        says = [[" ".join(draw.choices(WORDS, k=draw.randint(1, 14))) for _ in range(4)] for _ in range(30)]
+        choices = tuple(Choice("", "", each[0], "they", tuple(each[1:]), draw.randrange(3)) for each in says)
+        task = make_family_task("multiple_choice", tokenizer, TaskOptions(max_length), examples=choices).stages["model"]
+        rows, num_cut = task.encode(choices, is_training=True), 0
+        for i, (row, choice) in enumerate(zip(rows, choices, strict=True)):
+            pairs = [choice.context] * 3, [f"they {option}" for option in choice.options]
+            expected = tokenizer(*pairs, truncation="longest_first", max_length=max_length, padding=True)
+            assert row.example == i and row.input_ids.tolist() == expected["input_ids"]
+            types = expected.get("token_type_ids")
+            assert (None if row.token_type_ids is None else row.token_type_ids.tolist()) == types
+            num_cut += any(len(ids) > max_length for ids in tokenizer(*pairs)["input_ids"])
+        assert [note.startswith(f"{num_cut} of 30 examples ") for note in task.notes] == [True] * bool(num_cut)
+        batch = task.collate(rows)
+        assert batch.inputs["input_ids"].shape[:2] == (30, 3)
+        mask, is_token = batch.inputs["attention_mask"], batch.inputs["input_ids"] != tokenizer.pad_token_id
+        assert is_token.all() if mask is None else (mask == is_token).all()
+        assert batch.targets["labels"].tolist() == [each.answer for each in choices] and batch.num_targets == 30
+
+
+def test_special_tokens_in_a_text_are_text(bert: PreTrainedTokenizerBase, roberta: PreTrainedTokenizerBase) -> None:
+    data = make_set(("the [SEP] </s> word", "yes", "[CLS] <s>"), ("", "no", None), ("dog", "no", ""))
+    for tokenizer, num_special in ((bert, 3), (roberta, 4)):
+        pair, empty, half = ClassificationTask(data, tokenizer, TaskOptions()).encode(data.train, is_training=True)
+        special = [tokenizer.cls_token_id, tokenizer.sep_token_id]
+        assert [np.isin(each.input_ids, special).sum() for each in (pair, half)] == [num_special] * 2
+        assert empty.input_ids.tolist() == special
+    choice = Choice("", "", "the [PAD] dog", "", ("[SEP] runs", "[PAD]"), 1)
+    task = make_family_task("multiple_choice", bert, examples=(choice,)).stages["model"]
+    (row,) = task.encode([choice], is_training=True)
+    assert (row.input_ids == bert.sep_token_id).sum() == 4
+    assert (row.input_ids[0] != bert.pad_token_id).all(), "only the shorter segment is padded, and at its end"
+
+
+def test_gold_labels_score_one_and_the_majority_less(bert: PreTrainedTokenizerBase) -> None:
+    task = ClassificationTask(TWO, bert, TaskOptions())
+    assert task.head_labels == ("no", "yes") and task.head_config == {}
+    predictions = decode_oracle(task, TWO.test)
+    assert [each["label"] for each in predictions] == ["yes", "no", "no"]
+    assert task.score(TWO.test, predictions).get("accuracy") == 1.0
+    majority = task.score(TWO.test, task.predict_baseline(TWO.test))
+    assert majority.primary == "accuracy" and majority.get("accuracy") == pytest.approx(2 / 3)
+    assert majority.get("f1.positive") == 0.0, "the second of two labels is the positive one"
+    other = ClassificationTask(replace(TWO, positive_label="no"), bert, TaskOptions(), metric="f1.positive")
+    found = other.score(TWO.test, other.predict_baseline(TWO.test))
+    assert found.primary == "f1.positive" and found.get("f1.positive") == pytest.approx(0.8)
+    with pytest.raises(ConfigError, match="the positive class is 'ja'; made has no, yes"):
+        ClassificationTask(replace(TWO, positive_label="ja"), bert, TaskOptions())
+    three = replace(TWO, labels=("a", "no", "yes"))
+    assert ClassificationTask(three, bert, TaskOptions()).positive is None
+    with pytest.raises(ConfigError, match=r"'f1.positive'"):
+        ClassificationTask(three, bert, TaskOptions(), metric="f1.positive")
+
+
+def make_values(scale: float = 1.0) -> tuple[LabelledText, ...]:
+    return tuple(LabelledText(str(i), "", "a cat", "a dog", "", scale * (i // 3 + i % 3 / 2)) for i in range(12))
+
+
+def test_values_are_predicted_in_their_own_unit(bert: PreTrainedTokenizerBase) -> None:
+    examples = make_values()
+    task = make_family_task("regression", bert, examples=examples).stages["model"]
+    assert task.head_labels == ("value",) and task.head_config == {"problem_type": "regression"} and task.notes == []
+    rows, values = task.encode(examples, is_training=True), [each.value for each in examples]
+    assert [row.targets["values"].tolist() for row in rows] == values
+    assert rows[0].targets["values"].dtype == np.float32
+    predictions = task.decode(examples, rows, [(np.array([each], np.float32),) for each in values])
+    assert predictions == [{"value": each} for each in values]
+    score = task.score(examples, predictions)
+    assert score.primary == "spearman" and score.get("spearman") == pytest.approx(1.0)
+    assert task.predict_baseline(examples) == [{"value": pytest.approx(np.mean(values))}] * len(values)
+    assert task.score(examples, task.predict_baseline(examples)).get("spearman") == 0.0
+    assert make_family_task("regression", bert, metric="pearson").metric == "pearson"
+
+
+def test_the_best_constant_has_a_loss_of_one(bert: PreTrainedTokenizerBase) -> None:
+    for scale in (0.02, 1.0, 300.0):
+        examples = make_values(scale)
+        task = RegressionTask(LabelledSet("made", *[examples] * 3), bert, TaskOptions())
+        batch = task.collate(task.encode(examples, is_training=True))
+        constant = torch.full((len(examples), 1), task.state["mean"])
+        loss = task.compute_loss_sum(type("Outputs", (), {"logits": constant})(), batch.targets) / batch.num_targets
+        assert loss.item() == pytest.approx(1.0, rel=1e-4)
+        assert len(task.notes) == (scale != 1.0)
+    assert f"mean {task.state['mean']:.0f} " in task.notes[0] and "divided" in task.notes[0]
+
+
+def test_stems_and_options_join_as_their_script_does() -> None:
+    for stem, option, expected in (
+        ("", "runs", "runs"),
+        ("she", "runs", "she runs"),
+        ("she ", "runs", "she runs"),
+        ("why?", "", "why?"),
+        ("他说", "好", "他说好"),
+        ("为什么？", "好", "为什么？好"),
+    ):
+        assert join_stem(stem, option) == expected
+
+
+def test_gold_answers_score_one_and_the_majority_less(bert: PreTrainedTokenizerBase) -> None:
+    choices = tuple(
+        Choice(str(i), "t:1", "the dog", "", ("a", "b", "c"), each) for i, each in enumerate([2, 0, 2, 1, 2])
+    )
+    task = ChoiceTask(LabelledSet("made", *[choices] * 3), bert, TaskOptions())
+    rows = task.encode(choices, is_training=False)
+    outputs = [(np.eye(3, dtype=np.float32)[row.targets["labels"]][None],) for row in rows]
+    assert task.score(choices, task.decode(choices, rows, outputs)).get("accuracy") == 1.0
+    assert task.predict_baseline(choices) == [{"answer": 2}] * 5
+    assert task.score(choices, task.predict_baseline(choices)).get("accuracy") == pytest.approx(0.6)
