@@ -35,7 +35,7 @@ from domext_ray.config.options.kinds import list_options
 from domext_ray.config.options.read import CONFIG, PRESET, read_flags
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.families.readers.set_description import read_description
+from domext_ray.families.described_sets import read_description
 from domext_ray.search.space import read_space
 
 PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", ".github/guides/*.md")

@@ -88,7 +88,7 @@ def check_rows(spec: str, field: str, most: int) -> None:
 
 def check_set(task: str, data: str, option: str = "data") -> None:
     """Refuse a task, or a labelled set that is neither here nor on the hub; `option` names the set."""
-    from domext_ray.families.readers.set_description import find_set
+    from domext_ray.families.described_sets import find_set
 
     try:
         place = find_set(task, data)[1]

@@ -10,18 +10,21 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from scipy.special import softmax
 from tokenizers import Tokenizer
-from torch import Tensor, nn
 
+from domext_ray.families.family import ID
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, Choice
 from domext_ray.families.task import Prediction, Row, Task
 from domext_ray.families.windows import make_cutting_backend, stack_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ChoiceTask(Task):
@@ -31,6 +34,15 @@ class ChoiceTask(Task):
     """
 
     family = "multiple_choice"
+    readers = {"records": ("context", "options", "answer")}
+    columns = {
+        **ID,
+        "context": ("context", "sent1"),
+        "stem": ("stem", "sent2"),
+        "options": ("ending0", "ending1", "ending2", "ending3"),
+        "answer": ("answer", "label"),
+    }
+    metrics = ("accuracy",)
     head = "DomextForMultipleChoice"
     metric = "accuracy"
     shown = ("answer", "text", "probabilities")
@@ -69,7 +81,9 @@ class ChoiceTask(Task):
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the summed cross-entropy over the choices; see `Task.compute_loss_sum`."""
-        return nn.functional.cross_entropy(outputs.logits.float(), targets["labels"], reduction="sum")
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs.logits.float(), targets["labels"], reduction="sum")
 
     def decode_row(self, example: Choice, output: np.ndarray) -> Prediction:
         """Return the place of the highest score, its text, and all probabilities in the choices' order."""

@@ -10,14 +10,15 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from domext_ray.config.options.declare import require
 from domext_ray.families.task import StagedTask, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NO_TARGET = -100
 """Target of what has no class, or none that the head has: no part of the loss."""
@@ -50,7 +51,9 @@ class ClassTask(Task):
 
     def sum_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the summed cross-entropy of fp32 logits [M, classes] and int64 labels [M]."""
-        return nn.functional.cross_entropy(
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(
             logits,
             labels,
             weight=self.place_class_weights(logits),
@@ -80,6 +83,8 @@ def balance(targets: Iterable[str], classes: Sequence[str]) -> np.ndarray:
 
 def set_loss(task: StagedTask, options: LossOptions) -> None:
     """Make a task train with other losses than the default; what its loss cannot do is refused."""
+    import torch
+
     weights, smoothing = options.class_weights, options.label_smoothing
     has_classes = isinstance(task, ClassTask)
     rule = f"with a task of the family {task.family}, whose loss is not over classes"

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 from scipy.special import expit
-from torch import Tensor, nn
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.family import ENTITY_METRICS, TEXTS
 from domext_ray.families.losses import ClassTask, balance
 from domext_ray.families.metrics.label_set_metrics import (
     USUAL_THRESHOLD,
@@ -30,6 +29,9 @@ from domext_ray.families.readers.examples import AnyExample, MultiLabelText
 from domext_ray.families.task import Prediction
 from domext_ray.families.texts import TextRows
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class MultiLabelTask(TextRows, ClassTask):
     """Labels of every text or pair (`MultiLabelText`). A prediction has "labels", and "probabilities" of all.
@@ -38,6 +40,10 @@ class MultiLabelTask(TextRows, ClassTask):
     """
 
     family = "multilabel"
+    readers = {"records": ("text", "labels"), "label_columns": ("text",)}
+    columns = {**TEXTS, "labels": ("labels", "label", "accept")}
+    metrics = ("accuracy", *ENTITY_METRICS)
+    separator = ","
     head = "DomextForSequenceClassification"
     metric = "f1.micro"
     shown = ("labels", "probabilities")
@@ -74,12 +80,14 @@ class MultiLabelTask(TextRows, ClassTask):
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the summed binary cross-entropy; see `Task.compute_loss_sum`."""
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
         logits, labels = outputs.logits.float(), targets["labels"]
         weights = self.place_class_weights(logits)
         if weights is not None:
             absent, present = weights
-            weights = torch.where(labels > 0, present, absent)
-        return nn.functional.binary_cross_entropy_with_logits(logits, labels, weight=weights, reduction="sum")
+            weights = present.where(labels > 0, absent)
+        return binary_cross_entropy_with_logits(logits, labels, weight=weights, reduction="sum")
 
     def balance_classes(self) -> np.ndarray:
         """Return weights [2, L] of a label's absence and presence: each label is a balanced problem of its own."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 from scipy.special import expit
-from torch import Tensor
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.entity_dictionary import DictionaryMatcher, build_matcher
+from domext_ray.families.family import ENTITY_METRICS, ID, SPANS
 from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnnotatedText, AnyExample, Entity
@@ -30,7 +29,9 @@ from domext_ray.families.windows import (
     plan_windows,
     read_template,
 )
-from domext_ray.model.domext.heads_domext import compute_zlpr
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPANS_PER_TOKEN = 8
 """Best spans of a row that decoding sees, for every token of it: all [T, N, N] scores would fill the memory."""
@@ -53,6 +54,9 @@ class SpanTask(Task):
     """
 
     family = "nested_ner"
+    readers = {"records": ("text", "entities"), "brat": ()}
+    columns = {**ID, **SPANS}
+    metrics = ENTITY_METRICS
     head = "DomextForSpanClassification"
     metric = "f1.micro"
     target_pads = {"spans": _NO_SPAN}
@@ -126,6 +130,10 @@ class SpanTask(Task):
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the summed ZLPR loss; see `Task.compute_loss_sum` and `compute_zlpr`."""
+        import torch
+
+        from domext_ray.model.domext.heads_domext import compute_zlpr
+
         logits, spans = outputs.logits, targets["spans"]
         (kind, first, last), width, end = spans.unbind(dim=-1), logits.shape[-1], logits[0].numel()
         # What fills rows has a place behind all others: to leave it out would have the host wait for a GPU.
@@ -136,6 +144,8 @@ class SpanTask(Task):
 
     def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
         """Return type, first token, last token and score of a row's best spans, fp32 [B, K, 4]."""
+        import torch
+
         logits = outputs.logits.float()
         _, num_types, _, width = logits.shape
         num_kept = min(SPANS_PER_TOKEN * width, num_types * width * (width + 1) // 2)

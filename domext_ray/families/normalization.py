@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.family import ID
 from domext_ray.families.metrics.metrics import score_terms
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, LabelledSet, LabelledText, Mention
 from domext_ray.families.state import BOOL, COUNT, RANGE, State
 from domext_ray.families.task import Predict, Prediction, StagedTask, Task, TaskOptions
 from domext_ray.families.texts import ClassificationTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 RANKING = "ranking"
 SAME, DIFFERENT = "same", "different"
@@ -87,6 +90,9 @@ class NormalizationTask(StagedTask):
     """
 
     family = "normalization"
+    readers = {"records": ("text", "terms")}
+    columns = {**ID, "text": ("text",), "terms": ("terms", "normalized_result")}
+    metrics = ("f1.*", "accuracy", "precision.*", "recall.*")
     metric = "f1.micro"
     shown = ("terms", "candidates")
     nothing = {"terms": []}

@@ -10,20 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
+from domext_ray.families.family import ID
 from domext_ray.families.metrics.answer_metrics import CMRC, SQUAD_V2, score_answer
 from domext_ray.families.metrics.metrics import score_answers
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, Question
-from domext_ray.families.readers.set_families import RULES
+from domext_ray.families.readers.set_description import RULES
 from domext_ray.families.state import BOOL
 from domext_ray.families.task import Outputs, Prediction, Row, Task
 from domext_ray.families.windows import TextPieces, Window, encode_texts, holds, plan_windows, read_template
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_QUESTION_LENGTH = 64
 MAX_ANSWER_LENGTH = 30
@@ -53,6 +55,10 @@ class QuestionTask(Task):
     """
 
     family = "qa"
+    readers = dict.fromkeys(("squad", "records"), ("question", "context", "answers"))
+    columns = {**ID, **{role: (role,) for role in ("question", "context", "answers", "is_impossible")}}
+    metrics = ("f1", "exact", "has_answer.*", "no_answer.*")
+    rules = RULES
     has_token_outputs = True
     head = "DomextForQuestionAnswering"
     metric = "f1"
@@ -119,12 +125,16 @@ class QuestionTask(Task):
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the summed cross-entropies, the mean of first and last token; see `Task.compute_loss_sum`."""
-        start = nn.functional.cross_entropy(outputs.start_logits.float(), targets["starts"], reduction="sum")
-        end = nn.functional.cross_entropy(outputs.end_logits.float(), targets["ends"], reduction="sum")
+        from torch.nn.functional import cross_entropy
+
+        start = cross_entropy(outputs.start_logits.float(), targets["starts"], reduction="sum")
+        end = cross_entropy(outputs.end_logits.float(), targets["ends"], reduction="sum")
         return (start + end) / 2
 
     def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
         """Return the scores of first and last token, fp32 [B, N, 2]."""
+        import torch
+
         return (torch.stack([outputs.start_logits.float(), outputs.end_logits.float()], dim=-1),)
 
     def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:

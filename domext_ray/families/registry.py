@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from domext_ray.families.choices import ChoiceTask
 from domext_ray.families.multilabel import MultiLabelTask
@@ -20,7 +18,10 @@ from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.families.texts import ClassificationTask, RegressionTask
 from domext_ray.families.triples import ExtractionTask
 
-TASKS: Mapping[str, type[StagedTask]] = {
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FAMILIES: Mapping[str, type[StagedTask]] = {
     task.family: task
     for task in (
         *(TokenClassificationTask, SpanTask, RelationTask, ClassificationTask, MultiLabelTask, RegressionTask),
@@ -42,4 +43,4 @@ def make_task(
     recall: dict[str, Any] = {}
     if embed is not None and family == NormalizationTask.family:
         recall["recall_options"] = RecallOptions(embed=embed)
-    return TASKS[family](data, tokenizer, options, metric=metric, state=state, **recall)
+    return FAMILIES[family](data, tokenizer, options, metric=metric, state=state, **recall)

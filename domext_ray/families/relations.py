@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from domext_ray.errors import ConfigError
 from domext_ray.families import state
+from domext_ray.families.family import CLASS_METRICS, ID
 from domext_ray.families.readers.examples import AnyExample, MarkedText
 from domext_ray.families.task import Row
 from domext_ray.families.texts import SingleLabelTask
@@ -37,6 +38,9 @@ class RelationTask(SingleLabelTask):
     """
 
     family = "relation"
+    readers = {"records": ("text", "label")}
+    columns = {**ID, "text": ("text", "sentence"), "label": ("label",)}
+    metrics = CLASS_METRICS
     head = "DomextForRelationClassification"
     metric = "f1.micro"
     state_rules = {"marks": state.MARKS}

@@ -12,15 +12,14 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-import torch
 from scipy.special import softmax
 from tokenizers import Tokenizer, pre_tokenizers
-from torch import Tensor
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.family import ENTITY_METRICS, ID, SPANS
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import read_tags, score_entities
 from domext_ray.families.metrics.scores import Score
@@ -29,6 +28,9 @@ from domext_ray.families.readers.words import NO_MARKS, WordMarks, cut_words, le
 from domext_ray.families.state import TEXTS, State
 from domext_ray.families.task import Outputs, Prediction, Row, describe_entity
 from domext_ray.families.windows import Window, read_template
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Pieces: TypeAlias = tuple[np.ndarray, np.ndarray]
 """Ids of the pieces of a sentence, int64 [P], and the number of each one's word, int64 [P]."""
@@ -55,6 +57,15 @@ class TokenClassificationTask(ClassTask):
     """
 
     family = "ner"
+    readers = {"conll": ("tokens", "tags"), "records": ("tokens", "tags"), "spans": ("text", "entities"), "brat": ()}
+    columns = {
+        **ID,
+        "tokens": ("tokens", "words", 0),
+        "tags": ("ner_tags", "tags", -1),
+        "document": ("document", "doc_id"),
+        **SPANS,
+    }
+    metrics = ENTITY_METRICS
     has_token_outputs = True
     head = "DomextForTokenClassification"
     metric = "f1.micro"
@@ -186,7 +197,7 @@ class TokenClassificationTask(ClassTask):
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return the tagged words."""
-        return int(torch.count_nonzero(targets["labels"] != NO_TARGET))
+        return int((targets["labels"] != NO_TARGET).count_nonzero())
 
     def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         """Return the tags of every sentence's words and their entities; see `Task.decode`."""

@@ -12,26 +12,27 @@ one by one on labels, never on each other's predictions. Any other task is its o
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
+from domext_ray.families.family import Family
 from domext_ray.families.metrics.scores import Score, flatten
 from domext_ray.families.readers.examples import AnyExample, Entity, LabelledSet
 from domext_ray.families.state import Rule, State, check_state
 from domext_ray.text.corpus.batching import find_sequences
 from domext_ray.text.vocabulary.tokenizer import make_backend
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 ONLY_STAGE = "model"
 """Name of the stage of a task that has one model."""
@@ -86,16 +87,13 @@ class TaskBatch:
     num_targets: int  # what the mean loss divides by (labelled tokens, rows, ...), 0 or more
 
 
-class StagedTask(ABC):
-    """A task family over one labelled set and one tokenizer (a fast one); an empty `metric` is the family's.
+class StagedTask(Family):
+    """A family over one labelled set and one tokenizer (a fast one); an empty `metric` is the family's.
 
     With `state`, the `state_dict` of a task of the same set, `data` needs no examples. Any other state raises a
     ValueError.
     """
 
-    family: ClassVar[str]
-    metric: str
-    """Path of the figure that dev chooses by, such as "f1.micro"; higher is better."""
     shown: ClassVar[tuple[str, ...]]
     """Fields of a prediction that users read."""
     limits: list[str]
@@ -286,6 +284,9 @@ class Task(StagedTask):
 
     def collate(self, rows: Sequence[Row]) -> TaskBatch:
         """Put rows side by side, padded to the longest."""
+        import torch
+        from torch.nn.utils.rnn import pad_sequence
+
         pad_id = self.tokenizer.pad_token_id or 0
         ids = _stack([row.input_ids for row in rows], pad_id)
         # Only the options of a choice are padded within a row; "[PAD]" in a text is text.
@@ -317,6 +318,9 @@ class Task(StagedTask):
 
 def _stack(values: Sequence[np.ndarray], pad: int) -> Tensor:
     """Pad arrays along their last dimension to one length and stack them."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
     stacked = pad_sequence([torch.from_numpy(array).movedim(-1, 0) for array in values], True, pad)
     return stacked.movedim(1, -1).contiguous()
 

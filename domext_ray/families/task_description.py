@@ -9,18 +9,18 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from domext_ray.errors import DomextError, RunError
 from domext_ray.families import state as rules
 from domext_ray.families.normalization import Embed
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.readers.set_families import FAMILIES
-from domext_ray.families.registry import make_task
+from domext_ray.families.registry import FAMILIES, make_task
 from domext_ray.families.state import State, check_state
 from domext_ray.families.task import StagedTask, TaskOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WHOLE_TASK = "task"
 """Where a description has the thresholds that are no stage's."""

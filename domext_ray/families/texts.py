@@ -12,15 +12,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 from scipy.special import softmax
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.families.family import CLASS_METRICS, TEXTS
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_classes, score_values
 from domext_ray.families.metrics.scores import Score
@@ -28,6 +27,9 @@ from domext_ray.families.readers.examples import AnyExample, LabelledText, Marke
 from domext_ray.families.state import NUMBER, POSITIVE
 from domext_ray.families.task import Prediction, Row, Task
 from domext_ray.families.windows import make_cutting_backend
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 USUAL_VALUES = (0.1, 10.0)
 """Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""
@@ -78,7 +80,7 @@ class SingleLabelTask(ClassTask):
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return the rows whose label the head has."""
-        return int(torch.count_nonzero(targets["labels"] != NO_TARGET))
+        return int((targets["labels"] != NO_TARGET).count_nonzero())
 
     def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
         """Return the class with the highest logit, and the probabilities of all, the highest first."""
@@ -138,6 +140,9 @@ class ClassificationTask(SingleLabelTask, TextRows):
     """A class of every text or pair (`LabelledText`); see `SingleLabelTask`."""
 
     family = "classification"
+    readers = {"records": ("text", "label")}
+    columns = {**TEXTS, "label": ("label", "accept")}
+    metrics = CLASS_METRICS
     head = "DomextForSequenceClassification"
     metric = "accuracy"
 
@@ -151,6 +156,9 @@ class RegressionTask(TextRows):
     """
 
     family = "regression"
+    readers = {"records": ("text", "value")}
+    columns = {**TEXTS, "value": ("value", "score", "label")}
+    metrics = ("pearson", "spearman")
     head = "DomextForSequenceClassification"
     metric = "spearman"
     shown = ("value",)

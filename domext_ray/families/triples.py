@@ -12,12 +12,12 @@ import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.family import ID
 from domext_ray.families.metrics.metrics import score_triples
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.nested import SpanTask
@@ -33,6 +33,9 @@ from domext_ray.families.task import (
     describe_entity,
     read_entity,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ENTITIES, RELATIONS = "entities", "relations"
 NO_RELATION = "no_relation"
@@ -61,6 +64,14 @@ class ExtractionTask(StagedTask):
     """
 
     family = "relation_extraction"
+    readers = {"records": ("text", "triples")}
+    columns = {
+        **ID,
+        "text": ("text",),
+        "triples": ("spo_list", "triples"),
+        **{role: (role,) for role in ("predicate", "subject", "subject_type", "object", "object_type")},
+    }
+    metrics = ("f1.*",)
     metric = "f1.micro"
     shown = ("entities", "relations")
     nothing = {"entities": [], "relations": []}

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
 from domext_ray.families.readers.words import INVISIBLE
 from domext_ray.text.vocabulary.tokenizer import make_backend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Window = tuple[int, int]
 """First piece, and the piece after the last."""

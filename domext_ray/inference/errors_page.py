@@ -41,8 +41,8 @@ def write_errors_page(
     """Write a page of the examples that were predicted wrongly, with gold beside predicted, and a report by label.
 
     Examples are labelled ones of one family, predictions are in the task's own terms (`Predicted.predictions`), and
-    `rule` is one of `set_families.RULES`. Labels that are not in `labels` follow those in report and colours. At most
-    `max_errors` examples are shown, spread evenly over all that are wrong. Return what `describe_classes` gives.
+    `rule` is one of `set_description.RULES`. Labels that are not in `labels` follow those in report and colours. At
+    most `max_errors` examples are shown, spread evenly over all that are wrong. Return what `describe_classes` gives.
     """
     compared = compare_predictions(examples, predictions, rule)
     report = describe_classes(compared, labels)

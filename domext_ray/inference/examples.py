@@ -36,8 +36,8 @@ from domext_ray.families.readers.examples import (
 )
 from domext_ray.families.readers.issues import is_missing
 from domext_ray.families.readers.rows import MarksError, cut_marks
-from domext_ray.families.readers.set_families import FAMILIES
 from domext_ray.families.readers.words import WordMarks, cut_words
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.state import State
 
 RawRecord: TypeAlias = Mapping[str, Any]

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.families.described_sets import find_set
+from domext_ray.families.loading import hash_by_file
 from domext_ray.families.readers.examples import AnyExample, Choice, Question, RawSentence, TaggedSentence
-from domext_ray.families.readers.loading import hash_by_file
-from domext_ray.families.readers.set_description import find_set
-from domext_ray.families.readers.sets import read_split
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
+from domext_ray.families.sets import read_split
 from domext_ray.families.tagging import cut_again, place_words
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow

@@ -68,7 +68,7 @@ def compare_predictions(
 ) -> list[Compared]:
     """Compare predictions (`Predicted.predictions`) with the labels of examples of one family.
 
-    `rule` says how answers are compared, one of `set_families.RULES`.
+    `rule` says how answers are compared, one of `set_description.RULES`.
     """
     return [_compare(example, predicted, rule) for example, predicted in zip(examples, predictions, strict=True)]
 

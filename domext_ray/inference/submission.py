@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.families.readers.set_description import SetDescription, list_shipped, read_description
+from domext_ray.families.described_sets import list_shipped, read_description
+from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
 from domext_ray.storage import Place, parse_json, write_text

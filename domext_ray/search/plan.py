@@ -15,7 +15,7 @@ from typing import Any
 from domext_ray.config.options.build import identity_of
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError, DomextError, StorageError
-from domext_ray.families.readers.loading import LoadedSet, load_labelled
+from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
 from domext_ray.plan import load_run_base, resolve_files, size_model

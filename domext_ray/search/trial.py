@@ -23,8 +23,8 @@ from domext_ray.downstream.finetune.training import Point as FinetunePoint
 from domext_ray.downstream.finetune.training import fit_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import RunError, TrainingError
+from domext_ray.families.loading import LoadedSet
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.loading import LoadedSet
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED, Sample, average

@@ -24,9 +24,9 @@ from domext_ray.config.jobs import ALL, StudyConfig
 from domext_ray.downstream.finetune.comparison import FinetunedRun, read_finetuned
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import CorpusError
+from domext_ray.families.loading import load_labelled
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.readers.loading import load_labelled
-from domext_ray.families.readers.sets import take_examples
+from domext_ray.families.sets import take_examples
 from domext_ray.intervals import Sample
 from domext_ray.runtime.trials import Ledger, Step, Trial, run_here
 from domext_ray.storage import Place

@@ -46,7 +46,7 @@ from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import Fitted, Point, collate_passes, fit_task, prepare_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.families.readers.loading import load_labelled
+from domext_ray.families.loading import load_labelled
 from domext_ray.families.registry import make_task
 from domext_ray.families.task import ONLY_STAGE, Row, Task, TaskOptions
 from domext_ray.files import read_json

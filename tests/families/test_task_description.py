@@ -13,7 +13,7 @@ from finetuned_models import make_raw
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import RunError
-from domext_ray.families.registry import TASKS
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import Predict, Prediction, StagedTask, Task, TaskOptions
 from domext_ray.families.task_description import TaskDescription, describe_task, make_described_task
 
@@ -65,7 +65,7 @@ def predict(task: StagedTask, examples: Sequence[Any]) -> list[Prediction]:
     return task.run({name: make_predictor(each) for name, each in task.stages.items()}, examples)
 
 
-@pytest.mark.parametrize("family", TASKS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_described_task_is_the_one_that_learned(family: str, bert: PreTrainedTokenizerBase) -> None:
     task = make_learned(family, bert)
     assert task.family == family

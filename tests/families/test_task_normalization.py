@@ -14,6 +14,7 @@ from made_data import write_mentions
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.described_sets import find_description
 from domext_ray.families.normalization import (
     DIFFERENT,
     RANKING,
@@ -23,8 +24,7 @@ from domext_ray.families.normalization import (
     TermRecall,
 )
 from domext_ray.families.readers.examples import LabelledSet, LabelledText, Mention
-from domext_ray.families.readers.set_description import find_description
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.sets import load_set
 from domext_ray.families.stages import evaluate_stages, score_baselines
 from domext_ray.families.task import Predict, Prediction, TaskOptions
 

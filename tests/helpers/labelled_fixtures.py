@@ -15,9 +15,9 @@ import pytest
 from conftest import REPOSITORY, WORDS
 
 from domext_ray.errors import DomextError
+from domext_ray.families.described_sets import make_description
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.readers.set_description import make_description
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.sets import load_set
 
 DATA = Path(os.environ.get("DOMEXT_DATA") or REPOSITORY.parent / "shared" / "data")
 

@@ -43,8 +43,8 @@ from domext_ray.downstream.start.head import read_config as read_head_config
 from domext_ray.errors import CorpusError, RunError, find_user_error
 from domext_ray.export.folder import ExportRecord, check_whole, find_faults, new_export, read_export_record
 from domext_ray.export.vector_layout import read_pooling
-from domext_ray.families.readers.set_description import find_description
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.described_sets import find_description
+from domext_ray.families.sets import load_set
 from domext_ray.families.task_description import describe_task
 from domext_ray.families.task_file import TaskFile, read_task_file, write_task_file
 from domext_ray.model.base import load_base

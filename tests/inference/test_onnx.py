@@ -31,7 +31,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.export import onnx_graph
 from domext_ray.export.model_folder import export_model
 from domext_ray.export.onnx_graph import GRAPH, INT8, OnnxModel, write_graph
-from domext_ray.families.readers.set_families import FAMILIES
+from domext_ray.families.registry import FAMILIES
 from domext_ray.inference.onnx_export import export_onnx
 from domext_ray.inference.predict import PredictPlan, plan_prediction
 from domext_ray.inference.predictors import load_task_model

@@ -19,10 +19,10 @@ from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError, CorpusError, DomextError
+from domext_ray.families.described_sets import find_set
 from domext_ray.families.readers.examples import LabelledSet, TaggedSentence
-from domext_ray.families.readers.set_description import find_set
-from domext_ray.families.readers.set_families import FAMILIES
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.registry import FAMILIES
+from domext_ray.families.sets import load_set
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.families.task_description import describe_task
 from domext_ray.files import read_json

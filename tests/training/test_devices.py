@@ -30,7 +30,7 @@ from methods import ROWS, find_row
 from tiny_layouts import TINY_LAYOUTS
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.families.readers.set_families import FAMILIES
+from domext_ray.families.registry import FAMILIES
 from domext_ray.model.domext import layers_domext
 
 pytestmark = pytest.mark.timeout(900)

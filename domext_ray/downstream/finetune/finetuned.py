@@ -20,8 +20,8 @@ from domext_ray.downstream.finetune.word_dropout import DROPPING, name_model
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import RunError, name_file
+from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.families.losses import LossOptions, set_loss
-from domext_ray.families.readers.loading import LoadedSet, load_labelled
 from domext_ray.families.registry import make_task
 from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.files import Kind, read_json

@@ -24,8 +24,8 @@ from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point
+from domext_ray.families.label_counts import count_labels, list_label_rows
 from domext_ray.families.metrics.scores import flatten
-from domext_ray.families.readers.label_counts import count_labels, list_label_rows
 from domext_ray.report.page import (
     fill_page,
     format_html,

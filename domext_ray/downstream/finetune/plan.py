@@ -17,7 +17,7 @@ from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.training import Point, make_model
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError
-from domext_ray.families.readers.loading import LoadedSet, load_labelled
+from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.families.stages import list_notes
 from domext_ray.families.task import StagedTask
 from domext_ray.runs.run_directory import TRAININGS, check_identity, keep_precision, read_identity, resolve_root

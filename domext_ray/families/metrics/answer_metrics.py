@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from domext_ray.families.readers.set_families import RULES
+from domext_ray.families.readers.set_description import RULES
 
 SQUAD_V1, SQUAD_V2, CMRC = RULES
 

@@ -238,7 +238,7 @@ def _divide_answers(sums: np.ndarray) -> dict[str, Any]:
 
 
 def score_answers(gold: Sequence[Sequence[str]], predicted: Sequence[str], rule: str) -> Score:
-    """Score answers to questions as an official evaluation does, by one of `set_families.RULES`; see `score_answer`.
+    """Score answers to questions as an official evaluation does, by one of `set_description.RULES`; see `score_answer`.
 
     "exact" and "f1" are fractions (the scripts print per cents). A set that has questions with and without an answer
     has both figures of each kind as well, in "has_answer" and "no_answer".

@@ -12,8 +12,7 @@ from typing import Any
 from domext_ray.errors import CorpusError
 from domext_ray.families.readers.cells import read_mark, read_nested
 from domext_ray.families.readers.issues import DataIssues, Record, is_missing, shorten
-from domext_ray.families.readers.set_description import SetDescription
-from domext_ray.families.readers.set_families import Column
+from domext_ray.families.readers.set_description import Column, SetDescription
 
 LABEL_COLUMNS = "label_columns"
 """What a description calls the reader of a column per label."""

@@ -201,7 +201,7 @@ class LabelledSet:
     notes: tuple[str, ...] = field(default=())  # one sentence for each thing that was counted instead of refused
     positive_label: str | None = None  # the class whose F1 is "f1.positive"
     marks: tuple[tuple[str, ...], ...] = ()  # of the two arguments (relation only): (open, close) or one placeholder
-    rule: str | None = None  # how answers are compared (qa only), one of `set_families.RULES`
+    rule: str | None = None  # how answers are compared (qa only), one of `set_description.RULES`
     warnings: tuple[str, ...] = ()  # those of `notes` that must be heard before training
 
     @property

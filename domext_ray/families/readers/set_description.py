@@ -1,32 +1,46 @@
-"""What a labelled set is like: its task family, files, columns, labels and metric, from YAML or a family's defaults.
+"""What a labelled set is like: its task family, files, columns, labels and metric, as a YAML describes them.
 
-Enters: a family's name, the name of a description that ships with the package, or a YAML file. Leaves: a checked
-`SetDescription`. Nothing here opens a file of labelled data.
+Enters: the values of a YAML's keys. Leaves: a `SetDescription`, each of whose fields is one that it may be.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import difflib
-import fnmatch
-import math
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from domext_ray.config.options.yaml_text import parse_yaml
-from domext_ray.errors import ConfigError, name_file
+from domext_ray.errors import ConfigError
 from domext_ray.families.readers.examples import SPLITS
-from domext_ray.families.readers.set_families import BRAT_FILES, DEFAULT_FILES, ENDS, FAMILIES, OPTIONAL, RULES, SCHEMES
-from domext_ray.files import ASSETS
-from domext_ray.text.data.names import describe_near, find_near
 
-SETS = ASSETS / "sets"
-"""Descriptions that ship, and beside its description the folder of a set whose files ship."""
-SET_FILE = "set.yaml"
-"""Description that a folder of data may hold."""
+Column: TypeAlias = str | int
+"""A column's name, or its place in a table without header (negative: from the end)."""
+
+DEFAULT_FILES: Mapping[str, tuple[str, ...]] = {
+    "train": ("train.*",),
+    "dev": ("devel.*", "dev.*", "validation.*", "valid.*", "val.*"),
+    "test": ("test.*",),
+}
+BRAT_FILES: Mapping[str, tuple[str, ...]] = {
+    "train": ("train", "."),
+    "dev": ("dev", "devel", "validation", "valid", "val"),
+    "test": ("test",),
+}
+"""Folders; one that has no folders of its own is a single split."""
+SCHEMES = {
+    **dict.fromkeys(("auto", "iob1", "iob2"), ""),
+    **dict.fromkeys(("iobes", "bioes", "bmes"), "iobes"),
+    **dict.fromkeys(("bilou", "bioul", "biolu", "biluo"), "bilou"),
+}
+"""Names of tag schemes, and what those that go by several names are here."""
+ENDS = ("auto", "inclusive", "exclusive")
+RULES = ("squad_v1", "squad_v2", "cmrc")
+"""How answers are compared: SQuAD 1.1's evaluation script, SQuAD 2.0's, or CMRC 2018's."""
+OPTIONAL = ("id", "pair", "document", "stem", "is_impossible")
+"""Roles that a row may lack unless a description names their columns."""
 
 
 def _require_different(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -62,7 +76,7 @@ class SetDescription:
     """A labelled set's layout, in the order of a YAML's keys; what is empty has the family's default."""
 
     name: _Text = _key()
-    # its family, a key of `FAMILIES`
+    # its family's name
     task: _Text = _key()
     # the files' layout: conll, squad, records (a table, JSON or Parquet by the file's ending), label_columns (such with
     # a column of 0 and 1 per label), spans (such with entities by characters), or brat (a folder per split)
@@ -100,7 +114,7 @@ class SetDescription:
     # what a split's file has when it is whole; several where several copies are usual
     counts: dict[_Split, _Counts] = _key(f"whole numbers of examples or entities {_SOME}", dict)
     path: str = ""  # the YAML that describes it; "" if none does
-    required: tuple[str, ...] = dataclasses.field(default=(), init=False)  # roles that every row must have
+    required: tuple[str, ...] = ()  # roles that every row must have
 
     @property
     def where(self) -> str:
@@ -112,148 +126,25 @@ class SetDescription:
         """What a message tells the user to change."""
         return self.path or "a YAML file that describes the set"
 
-    def __post_init__(self) -> None:
-        self._demand("task", self.task, FAMILIES)
-        family, given = FAMILIES[self.task], self.columns
-        reader = self.reader or next(iter(family.readers))
-        for key, value, allowed in (
-            ("reader", reader, family.readers),
-            ("scheme", self.scheme, SCHEMES),
-            ("ends", self.ends, ENDS),
-            ("rule", self.rule, (*RULES, None) if self.task == "qa" else (None,)),
-            *(("a key of columns", role, family.columns) for role in given),
-        ):
-            self._demand(key, value, allowed)
-        filled: dict[str, Any] = {
-            "reader": reader,
-            "files": {**(BRAT_FILES if reader == "brat" else DEFAULT_FILES), **self.files},
-            "columns": {**family.columns, **given},
-            "required": tuple(r for r in family.columns if r in family.readers[reader] or r in given and r in OPTIONAL),
-            "metric": self.metric or family.metric,
-            "ends": "exclusive" if reader == "brat" else self.ends,
-            "separator": self.separator or family.separator,
-            "rule": self.rule or (RULES[self.no_answer] if self.task == "qa" else None),
-        }
-        for key, made in filled.items():
-            object.__setattr__(self, key, made)
-        if self.group_field != "" and reader not in ("records", "label_columns", "spans"):
-            raise self._error(
-                "group_field", self.group_field, f"left out with reader: {reader}, whose files have no columns"
-            )
-        if reader == "label_columns" and "labels" in given:
-            raise self._error("columns.labels", given["labels"], "left out: labels name their columns")
-        if not any(fnmatch.fnmatchcase(self.metric, pattern) for pattern in family.metrics):
-            raise self._error("metric", self.metric, f"one of {', '.join(family.metrics)}")
-        if self.metric.endswith(".positive") and self.positive_label is None:
-            raise self._error("metric", self.metric, "another one unless positive_label is given")
-        for key in ("negative_label", "positive_label"):
-            label = getattr(self, key)
-            if label is not None and self.labels and label not in self.labels:
-                raise self._error(key, label, f"one of labels ({', '.join(self.labels)})")
-        if self.fractions and not math.isclose(sum(self.fractions.values()), 1.0, abs_tol=1e-6):
-            raise self._error("fractions", self.fractions, "shares that add up to 1")
-
-    def _demand(self, key: str, value: str | None, allowed: Any) -> None:
-        if value not in allowed:
-            raise self._error(key, value, f"one of {', '.join(map(str, allowed))}")
-
-    def _error(self, key: str, value: object, rule: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {key} is {value!r}; it must be {rule}.")
+    def fill(self, **values: Any) -> SetDescription:
+        """Return it with its family's values in the place of those that it left out."""
+        filled = copy.copy(self)
+        for key, value in values.items():
+            object.__setattr__(filled, key, value)
+        return filled
 
 
-_KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-2]
+KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-2]
+"""Keys of a YAML."""
 
 
-def make_description(task: str, name: str, path: str = "", **values: Any) -> SetDescription:
-    """Make a description, with the family's defaults for what is not given.
-
-    `values` are further fields of `SetDescription`; `files` and `columns` replace single entries.
-    """
+def check_fields(name: str, path: str = "", **values: Any) -> SetDescription:
+    """Make a description of values that may be anything."""
     try:
-        return SetDescription(name=name, task=task, path=path, **values)
+        return SetDescription(name=name, path=path, **values)
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        cause = found.get("ctx", {}).get("error")
-        if isinstance(cause, ConfigError):
-            raise cause from None
-        key = str(found["loc"][0])
-        value = {"name": name, "task": task, **values}[key]
+        key = str(error.errors(include_url=False)[0]["loc"][0])
+        value = {"name": name, **values}[key]
         rule = SetDescription.__pydantic_fields__[key].description  # type: ignore[attr-defined]
         where = path or f"the description of {name}"
         raise ConfigError(f"{where}: {key} is {value!r}; it must be {rule}.") from None
-
-
-def list_shipped() -> dict[str, Path]:
-    """Return the descriptions that ship with the package, by name."""
-    return {path.stem: path for path in sorted(SETS.glob("*.yaml"))}
-
-
-def find_set(task: str, data: str) -> tuple[SetDescription, str]:
-    """Find a set's description and its folder or hub name, without reading its files.
-
-    `data` is empty for a set whose files ship. A ConfigError says that there is no such task or path, or that the two
-    do not go together.
-    """
-    ships = (SETS / task).is_dir()
-    if ships and data:
-        raise ConfigError(f"--data is {data!r}; it must be empty with --task {task}, which ships.")
-    if not data and task not in FAMILIES and Path(task).is_dir():
-        raise ConfigError(
-            f"--task is {task!r}, which is a folder; give a family or a described set as --task, and --data {task}."
-        )
-    if not ships and not data:
-        raise ConfigError(f"--data is empty; --task {task} needs a folder, or a name on the hub.")
-    place = str(SETS / task) if ships else data
-    description = find_description(task, place)
-    if (place[0] in "/.~" or place.count("/") > 1) and not Path(place).exists():
-        hint = describe_near(find_near(data)) or "give a folder of labelled files, or a hub name."
-        raise ConfigError(f"--data is {data!r}, which does not exist; {hint}")
-    return description, place
-
-
-def find_description(task: str, data: str) -> SetDescription:
-    """Find what describes a labelled set.
-
-    `task` is a family's name (then the set.yaml in the folder `data` counts, or else the family's defaults), the name
-    of a shipped description, or the path of a YAML file.
-    """
-    own_file = Path(data) / SET_FILE
-    if task in FAMILIES:
-        if not own_file.is_file():
-            return make_description(task, Path(data).resolve().name if Path(data).is_dir() else data)
-        found = read_description(own_file)
-        if found.task != task:
-            raise ConfigError(f"{own_file} describes a set for {found.task}, not for {task!r}; give that as --task.")
-        return found
-    shipped = list_shipped()
-    if task in shipped:
-        return read_description(shipped[task])
-    if Path(task).suffix in (".yaml", ".yml") or Path(task).is_file():
-        return read_description(Path(task))
-    near = difflib.get_close_matches(task.lower(), [*FAMILIES, *shipped], n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise ConfigError(
-        f"--task is {task!r}; it must be a family ({', '.join(FAMILIES)}), a described set ({', '.join(shipped)}) or a "
-        f"YAML file that describes one{hint}."
-    )
-
-
-def read_description(path: Path) -> SetDescription:
-    """Read a description from YAML; without a key `name` its stem names the set (set.yaml: the folder does)."""
-    try:
-        with name_file(path):
-            text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a YAML file that describes a set.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no YAML: it is not in UTF-8.") from None
-    values = parse_yaml(text, str(path)).value
-    if not isinstance(values, dict) or "task" not in values:
-        raise ConfigError(f"{path} must be a mapping with a key 'task', one of {', '.join(FAMILIES)}.")
-    for key in values:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), _KEYS, n=1)
-            hint = f"did you mean {near[0]}? The keys are" if near else "use"
-            raise ConfigError(f"{path}: {key!r} is no key of a description; {hint} {', '.join(_KEYS)}.")
-    default_name = path.resolve().parent.name if path.name == SET_FILE else path.stem
-    return make_description(**{"name": default_name, **values}, path=str(path))

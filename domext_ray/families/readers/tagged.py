@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from domext_ray.errors import CorpusError
 from domext_ray.families.readers.examples import TaggedSentence
 from domext_ray.families.readers.issues import Row, as_offset, shorten
-from domext_ray.families.readers.set_families import SCHEMES
+from domext_ray.families.readers.set_description import SCHEMES
 
 UNTYPED = "ENTITY"
 """Type of tags without one ("B", "I"), unless the description has exactly one label."""

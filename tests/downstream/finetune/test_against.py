@@ -37,8 +37,8 @@ from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.plan import is_finished, plan_finetuning
 from domext_ray.errors import DomextError
-from domext_ray.families.readers.loading import LoadedSet
-from domext_ray.families.readers.set_families import FAMILIES
+from domext_ray.families.loading import LoadedSet
+from domext_ray.families.registry import FAMILIES
 from domext_ray.files import read_json
 from domext_ray.intervals import Sample
 from domext_ray.storage import Place

@@ -36,8 +36,8 @@ from domext_ray.downstream.finetune.progress import FinetuneWatch
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
+from domext_ray.families.loading import load_labelled
 from domext_ray.families.losses import ClassTask
-from domext_ray.families.readers.loading import load_labelled
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.families.task import ONLY_STAGE
 from domext_ray.progress import StatusLine

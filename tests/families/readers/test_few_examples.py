@@ -10,6 +10,7 @@ from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, LabelledConfig
 from domext_ray.errors import CorpusError
+from domext_ray.families.loading import load_labelled
 from domext_ray.families.readers.examples import Entity as Stretch
 from domext_ray.families.readers.examples import (
     Example,
@@ -19,8 +20,7 @@ from domext_ray.families.readers.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.families.readers.loading import load_labelled
-from domext_ray.families.readers.sets import MIN_DEV, take_examples
+from domext_ray.families.sets import MIN_DEV, take_examples
 
 
 def make_sentence(i: int, documents: int) -> TaggedSentence:

@@ -10,11 +10,11 @@ from labelled_fixtures import dump_lines, load, refuse, write
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import CorpusError
+from domext_ray.families.described_sets import make_description
+from domext_ray.families.label_counts import MAX_SHOWN, count_labels, list_label_rows
+from domext_ray.families.loading import load_labelled
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.readers.label_counts import MAX_SHOWN, count_labels, list_label_rows
-from domext_ray.families.readers.loading import load_labelled
-from domext_ray.families.readers.set_description import make_description
-from domext_ray.families.readers.sets import read_split
+from domext_ray.families.sets import read_split
 
 SQUAD = {"context": "Iron rusts.", "question": "What rusts?"}
 CHOICE = {"context": "It rains.", "ending0": "a", "ending1": "b", "ending2": "c", "ending3": "d"}

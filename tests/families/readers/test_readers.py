@@ -9,10 +9,10 @@ import pytest
 from labelled_fixtures import write
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.described_sets import find_description, make_description
 from domext_ray.families.readers.examples import LabelledText, Question, TaggedSentence
-from domext_ray.families.readers.readers import find_split_files
-from domext_ray.families.readers.set_description import find_description, make_description
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.sets import load_set
+from domext_ray.families.splits import find_split_files
 
 
 def test_files_go_by_the_first_pattern_that_matches(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from labelled_fixtures import dump_lines, load, refuse, write
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.families.described_sets import make_description
 from domext_ray.families.readers.examples import AnnotatedText, Entity, LabelledSet, RawSentence, ScatteredEntity
-from domext_ray.families.readers.set_description import make_description
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.sets import load_set
 from domext_ray.families.tagging import TokenClassificationTask
 from domext_ray.families.task import TaskOptions
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from labelled_fixtures import DATA
 
+from domext_ray.families.described_sets import find_description
 from domext_ray.families.readers.examples import (
     AnnotatedText,
     LabelledSet,
@@ -24,8 +25,7 @@ from domext_ray.families.readers.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.families.readers.set_description import find_description
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.sets import load_set
 
 _LOADED: dict[tuple[str, str], LabelledSet] = {}
 

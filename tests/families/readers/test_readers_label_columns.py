@@ -8,9 +8,9 @@ from typing import Any
 import datasets
 from labelled_fixtures import dump_lines, dump_parquet, load, write
 
+from domext_ray.families.described_sets import find_description, make_description
 from domext_ray.families.readers.examples import MultiLabelText
-from domext_ray.families.readers.set_description import find_description, make_description
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.sets import load_set
 
 ROWS: list[dict[str, Any]] = [
     {"id": "x", "text": "one", "toxic": 1, "insult": 0},

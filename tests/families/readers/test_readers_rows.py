@@ -10,10 +10,10 @@ import pytest
 from labelled_fixtures import dump_lines, dump_parquet, load, refuse, write
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.described_sets import find_description
 from domext_ray.families.readers.examples import Choice, Entity, LabelledText, MarkedText, Mention
 from domext_ray.families.readers.rows import read_catalogue
-from domext_ray.families.readers.set_description import find_description
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.sets import load_set
 
 
 def shown(made: Any) -> list[tuple[str, str | None, str]]:

@@ -14,9 +14,7 @@ from labelled_fixtures import dump_lines, load, refuse, write
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.families.readers.examples import SPLITS, LabelledText, TaggedSentence
-from domext_ray.families.readers.loading import load_labelled
-from domext_ray.families.readers.set_description import (
+from domext_ray.families.described_sets import (
     SETS,
     find_description,
     find_set,
@@ -24,8 +22,10 @@ from domext_ray.families.readers.set_description import (
     make_description,
     read_description,
 )
-from domext_ray.families.readers.set_families import FAMILIES
-from domext_ray.families.readers.sets import load_set
+from domext_ray.families.loading import load_labelled
+from domext_ray.families.readers.examples import SPLITS, LabelledText, TaggedSentence
+from domext_ray.families.registry import FAMILIES
+from domext_ray.families.sets import load_set
 
 SHIPPED = (
     "bc5cdr chemprot chip_cdn chip_ctc chip_sts cmeee cmeie cmrc code_entities cola euadr gad kuake_qic kuake_qqr "

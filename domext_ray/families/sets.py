@@ -17,6 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.label_counts import (
+    Splits,
+    describe_labels,
+    find_oddities,
+    list_labels,
+    require_learnable,
+)
 from domext_ray.families.readers.examples import (
     SPLITS,
     AnnotatedText,
@@ -28,17 +35,10 @@ from domext_ray.families.readers.examples import (
     list_shared,
 )
 from domext_ray.families.readers.issues import DataIssues, list_places
-from domext_ray.families.readers.label_counts import (
-    Splits,
-    describe_labels,
-    find_oddities,
-    list_labels,
-    require_learnable,
-)
-from domext_ray.families.readers.readers import find_file, find_split_files, read_splits
 from domext_ray.families.readers.rows import is_learnable, read_catalogue
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.readers.spans import Schema, name_relation, read_schema
+from domext_ray.families.splits import find_file, find_split_files, read_splits
 
 MIN_DEV = 50
 """Examples of dev that choose, at least, however few there are to learn from."""

@@ -34,11 +34,10 @@ from domext_ray.families.readers.rows import (
     make_question,
     make_valued,
 )
-from domext_ray.families.readers.set_description import SetDescription
-from domext_ray.families.readers.set_families import BRAT_FILES
+from domext_ray.families.readers.set_description import BRAT_FILES, SetDescription
 from domext_ray.families.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence, read_annotations
 from domext_ray.families.readers.tagged import choose_scheme, make_tagged, read_tags
-from domext_ray.families.readers.whole_set import Rows, leave_out_unlabelled, name_labels, place_answers
+from domext_ray.families.whole_set import Rows, leave_out_unlabelled, name_labels, place_answers
 from domext_ray.storage import Place
 from domext_ray.text.data.files import find_suffix
 from domext_ray.text.data.groups import hash_group

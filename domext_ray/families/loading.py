@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.families.described_sets import find_set
+from domext_ray.families.label_counts import count_labels, list_label_rows, require_learnable
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.readers.label_counts import count_labels, list_label_rows, require_learnable
-from domext_ray.families.readers.set_description import find_set
-from domext_ray.families.readers.sets import load_set, take_examples
+from domext_ray.families.sets import load_set, take_examples
 from domext_ray.report.tables import format_text
 from domext_ray.text.data.sources import FileRecord
 
