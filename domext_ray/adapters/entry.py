@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from domext_ray.config.extensions.table import ADAPTER_PARTS, find_others, name_options
 from domext_ray.config.vectors import Pooling
 from domext_ray.errors import RunError
-from domext_ray.families.tagging import list_tags
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task_description import TaskDescription
 from domext_ray.model.base import Base, describe_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
@@ -27,7 +27,12 @@ ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
     TOKENS: DomextForTokenClassification,
     SEQUENCES: DomextForSequenceClassification,
 }
-TASKS = {"ner": TOKENS, **dict.fromkeys(("classification", "multilabel", "regression"), SEQUENCES)}
+TASKS = {
+    name: architecture
+    for name, family in FAMILIES.items()
+    for architecture, model in ARCHITECTURES.items()
+    if getattr(family, "head", "") == model.__name__
+}
 """Task families whose models a bank holds and requests ask, and their architecture."""
 _NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 """What decides nothing that a trained base computes."""
@@ -138,7 +143,7 @@ def check_task(task: TaskDescription, architecture: str, labels: tuple[str, ...]
     """Refuse a task that a head of an architecture, with labels in this order, is not for."""
     if TASKS.get(task.family) != architecture:
         raise RunError(f"a bank does not hold a {architecture} head of the task {task.family}.")
-    own = {"ner": list_tags(task.labels), "regression": ("value",)}.get(task.family, task.labels)
+    own = FAMILIES[task.family].list_outputs(task.labels)
     if own != labels:
         raise RunError(f"the task has other labels ({', '.join(own)}) than the model's head ({', '.join(labels)}).")
 

@@ -13,14 +13,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyarrow as pa
 from scipy.special import softmax
 from tokenizers import Tokenizer
 
-from domext_ray.families.family import ID
+from domext_ray.families.comparison import WRONG, Compared, Mistake
+from domext_ray.families.family import ID, Prediction
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, Choice
-from domext_ray.families.task import Prediction, Row, Task
+from domext_ray.families.state import NOTHING_LEARNED, State
+from domext_ray.families.task import Row, Task
 from domext_ray.families.windows import make_cutting_backend, stack_rows
 
 if TYPE_CHECKING:
@@ -45,13 +48,24 @@ class ChoiceTask(Task):
     metrics = ("accuracy",)
     head = "DomextForMultipleChoice"
     metric = "accuracy"
-    shown = ("answer", "text", "probabilities")
+    fields = {"answer": pa.int64(), "text": pa.string(), "probabilities": pa.list_(pa.float64())}
+    found = "answer"
+    hub_task = "multiple-choice"
+    names_outputs = False
     nothing = {"answer": 0}
 
-    @property
-    def head_labels(self) -> tuple[str, ...]:
-        """One score, whichever choice it is of."""
+    @classmethod
+    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the one score, whichever choice it is of."""
         return ("score",)
+
+    @classmethod
+    def compare(cls, example: Choice, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare the chosen options; see `Family.compare`."""
+        gold, found = (f"{place}: {example.options[place]}" for place in (example.answer, prediction["answer"]))
+        mistakes = () if gold == found else (Mistake(WRONG, gold, found),)
+        text = f"{example.context} {example.stem}".strip()
+        return Compared(example.id, example.source, text, (), (), gold, found, mistakes)
 
     @cached_property
     def _cutting(self) -> Tokenizer:

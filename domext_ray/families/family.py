@@ -6,11 +6,23 @@ of its instances, is the family over one labelled set and one tokenizer (`task.p
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+import pyarrow as pa
+
+from domext_ray.families.comparison import Compared
+from domext_ray.families.readers.examples import Entity
 from domext_ray.families.readers.set_description import Column
+from domext_ray.families.state import NOTHING_LEARNED, State
+
+Prediction: TypeAlias = dict[str, Any]
+"""What is said of an example, JSON-able: a family's fields for users (`Family.fields`), and what scoring needs.
+
+Places are characters of the example's text, ends exclusive. Scores are not rounded.
+"""
+Fields: TypeAlias = Mapping[str, pa.DataType]
 
 Columns = Mapping[str, tuple[Column, ...]]
 
@@ -30,6 +42,8 @@ SPANS: Columns = {
     "type": ("type", "label", "labels"),
     "mention": ("entity", "mention", "text"),
 }
+PLACE: Fields = {"start": pa.int64(), "end": pa.int64(), "label": pa.string(), "text": pa.string()}
+ENTITY_LIST = pa.list_(pa.struct({**PLACE, "score": pa.float64()}))
 
 
 class Family(ABC):
@@ -48,3 +62,49 @@ class Family(ABC):
     """Between several values of one cell, where a set does not say."""
     rules: ClassVar[tuple[str, ...]] = ()
     """How answers may be compared: the first where each question has one, the second where some have none."""
+    fields: ClassVar[Fields]
+    """What users read of a prediction, and its type."""
+    weighs_labels: ClassVar[bool] = False
+    """Whether they also read "probabilities", by label."""
+    found: ClassVar[str] = ""
+    """Field that has the labels that were found; empty: there are none."""
+    head: ClassVar[str]
+    """Name of the head's class in model/heads_domext.py; of a task of several models none."""
+    hub_task: ClassVar[str]
+    """What the hub calls such a task."""
+    names_outputs: ClassVar[bool] = True
+    """Whether the head's outputs are labels of the set."""
+
+    @classmethod
+    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the head's outputs in order, given a set's labels."""
+        return labels
+
+    @classmethod
+    def list_shown(cls) -> tuple[str, ...]:
+        """Return the fields of a prediction that users read."""
+        return (*cls.fields, *(("probabilities",) if cls.weighs_labels else ()))
+
+    @classmethod
+    def list_found(cls, record: Mapping[str, Any]) -> list[str]:
+        """Return the labels that a record has, each as often as it has it."""
+        found = record[cls.found] if cls.found else None
+        if isinstance(found, list):
+            return [item["label"] if isinstance(item, dict) else item for item in found]
+        return [] if found is None else [str(found)]
+
+    @classmethod
+    @abstractmethod
+    def compare(cls, example: Any, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare a prediction with an example's labels; `state` is what its task learned from its set."""
+
+
+def describe_entity(text: str, entity: Entity, score: float | None = None) -> Prediction:
+    """Return an entity's start, end, label and text, and its score if it has one."""
+    values = {"start": entity.start, "end": entity.end, "label": entity.label, "text": text[entity.start : entity.end]}
+    return values if score is None else {**values, "score": float(score)}
+
+
+def read_entity(values: Prediction) -> Entity:
+    """Return the entity that `describe_entity` described."""
+    return Entity(values["start"], values["end"], values["label"])

@@ -7,23 +7,11 @@ training examples from which nothing can be learned.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.readers.examples import (
-    SPLITS,
-    AnnotatedText,
-    AnyExample,
-    Choice,
-    LabelledSet,
-    LabelledText,
-    MarkedText,
-    Mention,
-    MultiLabelText,
-    Question,
-    TaggedSentence,
-)
+from domext_ray.families.readers.examples import SPLITS, AnyExample, LabelledSet, add_article
 from domext_ray.families.readers.issues import list_places
 from domext_ray.report.tables import NONE
 
@@ -32,27 +20,6 @@ MAX_SHOWN = 20
 Splits = Mapping[str, tuple[AnyExample, ...]]
 Counts = dict[str, dict[str, float]]
 """Of each label, or of what stands in its place, the number in each split that has examples."""
-_GOLD: Mapping[type, tuple[str, str]] = {
-    TaggedSentence: ("entity", "sentences"),
-    AnnotatedText: ("entity or relation", "texts"),
-    MultiLabelText: ("label", "texts"),
-    Question: ("answer", "questions"),
-}
-"""What examples of a kind may have or not, and what they are called."""
-
-
-def list_labels(example: AnyExample) -> Iterator[str]:
-    """Yield an example's class or classes, its predicates, or the types of its gold entities."""
-    match example:
-        case TaggedSentence():
-            yield from (tag[2:] for tag in example.tags if tag.startswith("B-"))
-            yield from (entity.label for entity in example.misplaced)
-        case AnnotatedText():
-            yield from (gold.label for gold in example.relations or example.gold)
-        case MultiLabelText():
-            yield from example.labels
-        case MarkedText() | LabelledText() if example.label:
-            yield example.label
 
 
 def count_labels(splits: Splits, labels: Sequence[str] = ()) -> Counts:
@@ -62,51 +29,16 @@ def count_labels(splits: Splits, labels: Sequence[str] = ()) -> Counts:
     """
     splits = {split: found for split, found in splits.items() if found}
     first = next(iter(splits.values()))[0]
-    if isinstance(first, LabelledText) and not first.label:
-        values = {split: [example.value for example in found] for split, found in splits.items()}  # type: ignore[union-attr]
+    if first.number is not None:
+        values = {split: [example.number or 0.0 for example in found] for split, found in splits.items()}
         return {
             "least": {split: min(numbers) for split, numbers in values.items()},
             "mean": {split: sum(numbers) / len(numbers) for split, numbers in values.items()},
             "highest": {split: max(numbers) for split, numbers in values.items()},
         }
-    counted = {split: Counter(label for e in found for label in _list_counted(e)) for split, found in splits.items()}
+    counted = {split: Counter(label for e in found for label in e.counted) for split, found in splits.items()}
     seen = sorted({label for found in counted.values() for label in found} - set(labels))
     return {label: {split: counts[label] for split, counts in counted.items()} for label in (*labels, *seen)}
-
-
-def _list_counted(example: AnyExample) -> list[str]:
-    """List what `count_labels` counts of an example; what is no label stands in brackets."""
-    match example:
-        case Choice():
-            return [f"(option {example.answer + 1})"]
-        case Mention():
-            return ["(one term)" if len(example.terms) == 1 else "(several terms)"]
-        case Question() if example.answer_texts:
-            return ["(with an answer)"]
-    found, kind = list(list_labels(example)), _find_kind(example)
-    return found or ([f"(without {_add_article(_GOLD[kind][0])})"] if kind else [])
-
-
-def _find_kind(example: AnyExample) -> type | None:
-    return next((kind for kind in _GOLD if isinstance(example, kind)), None)
-
-
-def _has_gold(example: AnyExample) -> bool:
-    return bool(example.answer_texts) if isinstance(example, Question) else any(list_labels(example))
-
-
-def _teaches(example: AnyExample) -> bool:
-    """Whether an example has gold that is learned from."""
-    match example:
-        case TaggedSentence():
-            return any(tag != "O" for tag in example.tags)
-        case AnnotatedText():
-            return bool(example.relations or example.entities)
-    return _has_gold(example)
-
-
-def _add_article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def list_label_rows(counts: Mapping[str, Mapping[str, float]]) -> list[tuple[str, ...]]:
@@ -148,7 +80,7 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
             continue
         if split != "train":
             warnings += _find_absent(split, examples)
-            held = {label for example in examples for label in list_labels(example)}
+            held = {label for example in examples for label in example.list_labels()}
             missing = [label for label in labels if label not in held]
             if held and missing:
                 shown = ", ".join(map(repr, missing[:3])) + (" …" if len(missing) > 3 else "")
@@ -159,16 +91,14 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
 
 def _find_absent(split: str, examples: Sequence[AnyExample]) -> list[str]:
     """Say that a split to be scored has no gold at all."""
-    first = examples[0]
-    kind, says_nothing = _find_kind(first), "so its figures say nothing"
-    if isinstance(first, LabelledText) and not first.label:
-        values = {example.value for example in examples if isinstance(example, LabelledText)}
-        has_one = len(values) == 1 and len(examples) > 1
-        return [f"All {len(examples):,} values of {split} are {first.value:g}, {says_nothing}."] if has_one else []
-    if kind is None or any(map(_has_gold, examples)):
+    first, says_nothing = examples[0], "so its figures say nothing"
+    if first.number is not None:
+        has_one = len({example.number for example in examples}) == 1 and len(examples) > 1
+        return [f"All {len(examples):,} values of {split} are {first.number:g}, {says_nothing}."] if has_one else []
+    if first.gold_names is None or any(example.has_gold for example in examples):
         return []
-    noun, plural = _GOLD[kind]
-    return [f"None of the {len(examples):,} {plural} of {split} has {_add_article(noun)}, {says_nothing}."]
+    noun, plural = first.gold_names
+    return [f"None of the {len(examples):,} {plural} of {split} has {add_article(noun)}, {says_nothing}."]
 
 
 def _find_contradictions(split: str, examples: Sequence[AnyExample]) -> list[str]:
@@ -190,18 +120,13 @@ def _take_gold(example: AnyExample) -> Any:
 def require_learnable(data: LabelledSet, place: str, advice: str = "") -> None:
     """Refuse training examples that have no label, or all the same one."""
     train, first = data.train, data.train[0]
-    kind, shown = _find_kind(first), f"({first.source} is the first)"
-    if kind is not None and not any(map(_teaches, train)):
-        noun, plural = _GOLD[kind]
+    shown = f"({first.source} is the first)"
+    if first.gold_names is not None and not any(example.teaches for example in train):
+        noun, plural = first.gold_names
         lost = (note for note in data.notes if f" x {noun.partition(' ')[0]} left out: " in note)
         cure = advice or next(lost, f"label some {plural}.")
-        raise CorpusError(f"no training example of {place} has {_add_article(noun)} {shown}; {cure}")
-    alike: set[Any] = set()
-    if isinstance(first, LabelledText) and not first.label:
-        alike = {f"value {example.value:g}" for example in train if isinstance(example, LabelledText)}
-    elif isinstance(first, LabelledText | MarkedText | MultiLabelText):
-        golds = {frozenset(list_labels(example)) for example in train}
-        alike = {f"label {', '.join(map(repr, sorted(labels)))}" for labels in golds}
+        raise CorpusError(f"no training example of {place} has {add_article(noun)} {shown}; {cure}")
+    alike = {example.verdict for example in train} - {""}
     if len(alike) == 1:
         raise CorpusError(
             f"all {len(train):,} training examples of {place} have the {alike.pop()} {shown}: nothing can be learned "

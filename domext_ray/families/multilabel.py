@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyarrow as pa
 from scipy.special import expit
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.family import ENTITY_METRICS, TEXTS
+from domext_ray.families.comparison import Compared, compare_sets, join_pair
+from domext_ray.families.family import ENTITY_METRICS, TEXTS, Prediction
 from domext_ray.families.losses import ClassTask, balance
 from domext_ray.families.metrics.label_set_metrics import (
     USUAL_THRESHOLD,
@@ -26,7 +28,7 @@ from domext_ray.families.metrics.label_set_metrics import (
 )
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, MultiLabelText
-from domext_ray.families.task import Prediction
+from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.texts import TextRows
 
 if TYPE_CHECKING:
@@ -46,7 +48,10 @@ class MultiLabelTask(TextRows, ClassTask):
     separator = ","
     head = "DomextForSequenceClassification"
     metric = "f1.micro"
-    shown = ("labels", "probabilities")
+    fields = {"labels": pa.list_(pa.string())}
+    weighs_labels = True
+    found = "labels"
+    hub_task = "text-classification"
     nothing = {"labels": []}
     smooths_labels = False
 
@@ -55,14 +60,20 @@ class MultiLabelTask(TextRows, ClassTask):
         self.thresholds = {"threshold": USUAL_THRESHOLD}
 
     @property
-    def head_labels(self) -> tuple[str, ...]:
-        """The set's labels."""
-        return self.data.labels
-
-    @property
     def head_config(self) -> dict[str, Any]:
         """The problem's type, by which transformers computes the same loss, and its pipeline probabilities."""
         return {"problem_type": "multi_label_classification"}
+
+    @property
+    def card_values(self) -> dict[str, Any]:
+        """The threshold, which transformers' pipeline does not know."""
+        return {"threshold": f"{self.thresholds['threshold']:g}"}
+
+    @classmethod
+    def compare(cls, example: MultiLabelText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare label sets; see `Family.compare`."""
+        sides = [{(label, label) for label in side} for side in (example.labels, prediction["labels"])]
+        return compare_sets(example, join_pair(example.text, example.pair), *sides)
 
     def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
         """Return the target "labels", float32 [L], 1 for a label that the example has."""

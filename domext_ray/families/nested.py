@@ -15,12 +15,14 @@ import numpy as np
 from scipy.special import expit
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.comparison import Compared, compare_spans
 from domext_ray.families.entity_dictionary import DictionaryMatcher, build_matcher
-from domext_ray.families.family import ENTITY_METRICS, ID, SPANS
+from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, Prediction, describe_entity, read_entity
 from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnnotatedText, AnyExample, Entity
-from domext_ray.families.task import Outputs, Prediction, Row, Task, describe_entity, read_entity
+from domext_ray.families.state import NOTHING_LEARNED, State
+from domext_ray.families.task import Outputs, Row, Task
 from domext_ray.families.windows import (
     TextPieces,
     Window,
@@ -60,7 +62,9 @@ class SpanTask(Task):
     head = "DomextForSpanClassification"
     metric = "f1.micro"
     target_pads = {"spans": _NO_SPAN}
-    shown = ("entities",)
+    fields = {"entities": ENTITY_LIST}
+    found = "entities"
+    hub_task = "token-classification"
     nothing = {"entities": []}
 
     def prepare(self) -> None:
@@ -68,11 +72,6 @@ class SpanTask(Task):
         self.thresholds = {"threshold": 0.0}
         self._type_ids = {label: i for i, label in enumerate(self.data.labels)}
         self._template = read_template(self.tokenizer, pair=False)
-
-    @property
-    def head_labels(self) -> tuple[str, ...]:
-        """The entity types."""
-        return self.data.labels
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row a window; see `Task.encode`."""
@@ -123,6 +122,11 @@ class SpanTask(Task):
             elif kind is not None:
                 spans.append((kind, (first, last + 1)))
         return spans
+
+    @classmethod
+    def compare(cls, example: AnnotatedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare entities; see `Family.compare`."""
+        return compare_spans(example, example.text, [*map(read_entity, prediction["entities"])])
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return rows times types: the loss of each is one term."""

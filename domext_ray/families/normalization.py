@@ -14,14 +14,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
+import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.family import ID
+from domext_ray.families.comparison import Compared, compare_sets
+from domext_ray.families.family import ID, Prediction
 from domext_ray.families.metrics.metrics import score_terms
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, LabelledSet, LabelledText, Mention
-from domext_ray.families.state import BOOL, COUNT, RANGE, State
-from domext_ray.families.task import Predict, Prediction, StagedTask, Task, TaskOptions
+from domext_ray.families.state import BOOL, COUNT, NOTHING_LEARNED, RANGE, State
+from domext_ray.families.task import Predict, StagedTask, Task, TaskOptions
 from domext_ray.families.texts import ClassificationTask
 
 if TYPE_CHECKING:
@@ -94,7 +96,11 @@ class NormalizationTask(StagedTask):
     columns = {**ID, "text": ("text",), "terms": ("terms", "normalized_result")}
     metrics = ("f1.*", "accuracy", "precision.*", "recall.*")
     metric = "f1.micro"
-    shown = ("terms", "candidates")
+    fields = {
+        "terms": pa.list_(pa.string()),
+        "candidates": pa.list_(pa.struct({"term": pa.string(), "probability": pa.float64()})),
+    }
+    found = "terms"
     nothing = {"terms": []}
     state_rules = {"num_candidates": COUNT, "ngrams": RANGE, "embedding_recall": BOOL}
 
@@ -189,6 +195,13 @@ class NormalizationTask(StagedTask):
             "recall": score_terms(gold, recalled, ranked=recalled),
             RANKING: score_terms(gold, ranked, ranked=ranked),
         }
+
+    @classmethod
+    def compare(cls, example: Mention, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare terms, each a label of its own: too many for a report by label. See `Family.compare`."""
+        return compare_sets(
+            example, example.text, *({(t, "") for t in own} for own in (example.terms, prediction["terms"]))
+        )
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Predict training's most frequent term."""

@@ -8,20 +8,22 @@ scores more than that plus tau, which is tuned on dev. All stretches are searche
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyarrow as pa
 
-from domext_ray.families.family import ID
+from domext_ray.families.comparison import MISSED, SPURIOUS, WRONG, WRONG_BOUNDARY, Compared, Mistake
+from domext_ray.families.family import ID, Prediction
 from domext_ray.families.metrics.answer_metrics import CMRC, SQUAD_V2, score_answer
 from domext_ray.families.metrics.metrics import score_answers
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.examples import AnyExample, Question
+from domext_ray.families.readers.examples import AnyExample, Entity, Question
 from domext_ray.families.readers.set_description import RULES
-from domext_ray.families.state import BOOL
-from domext_ray.families.task import Outputs, Prediction, Row, Task
+from domext_ray.families.state import BOOL, NOTHING_LEARNED, State
+from domext_ray.families.task import Outputs, Row, Task
 from domext_ray.families.windows import TextPieces, Window, encode_texts, holds, plan_windows, read_template
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ MAX_ANSWER_LENGTH = 30
 MAX_CHINESE_ANSWER_LENGTH = 60
 """Tokens, which are characters: a word has some two of them."""
 
+ANSWER = "answer"
 CLS = 0
 """Place of [CLS], which stands for "no answer"."""
 
@@ -62,7 +65,10 @@ class QuestionTask(Task):
     has_token_outputs = True
     head = "DomextForQuestionAnswering"
     metric = "f1"
-    shown = ("answer", "start", "end", "score")
+    fields = {"answer": pa.string(), "start": pa.int64(), "end": pa.int64(), "score": pa.float64()}
+    found = "answer"
+    hub_task = "question-answering"
+    names_outputs = False
     nothing = {"answer": None}
     state_rules = {"rule": (f"one of {', '.join(RULES)}", RULES.__contains__), "has_no_answer": BOOL}
 
@@ -82,10 +88,32 @@ class QuestionTask(Task):
         """Tokens of an answer at most."""
         return MAX_CHINESE_ANSWER_LENGTH if self.rule == CMRC else MAX_ANSWER_LENGTH
 
-    @property
-    def head_labels(self) -> tuple[str, ...]:
-        """The head's two scores of a token."""
+    @classmethod
+    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the head's two scores of a token."""
         return ("start", "end")
+
+    @classmethod
+    def list_found(cls, record: Mapping[str, Any]) -> list[str]:
+        """Say whether there is an answer; see `Family.list_found`."""
+        return ["no answer" if record["answer"] is None else "answer"]
+
+    @classmethod
+    def compare(cls, example: Question, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare answers: right is one of the accepted ones by the set's rule, or none where there is none.
+
+        The text that is shown is the question, and the context on the next line.
+        """
+        place = len(example.question) + 1
+        accepted = [Entity(span.start + place, span.end + place, ANSWER) for span in example.answers]
+        answer = prediction["answer"]
+        found = [Entity(prediction["start"] + place, prediction["end"] + place, ANSWER)] if answer else []
+        texts = (*example.answer_texts, "none")[0], answer or "none"
+        is_right, _ = score_answer(example.answer_texts, answer or "", state.get("rule", SQUAD_V2))
+        spans = (*accepted[:1], *found)
+        mistakes = () if is_right else (Mistake(_name_mistake(example, accepted, found), *texts, spans),)
+        text = f"{example.question}\n{example.context}"
+        return Compared(example.id, example.source, text, tuple(accepted[:1]), tuple(found), *texts, mistakes=mistakes)
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row a window of a context; see `Task.encode`."""
@@ -196,6 +224,13 @@ class QuestionTask(Task):
             return self.score(train, [take_units(question, count, self.rule) for question in train]).get("f1")
 
         return max(counts, key=measure)
+
+
+def _name_mistake(example: Question, accepted: Sequence[Entity], found: Sequence[Entity]) -> str:
+    if not example.answer_texts or not found:
+        return MISSED if example.answer_texts else SPURIOUS
+    is_near = any(answer.start < found[0].end and found[0].start < answer.end for answer in accepted)
+    return WRONG_BOUNDARY if is_near else WRONG
 
 
 def find_answer(example: Question, context: TextPieces) -> Window | None:

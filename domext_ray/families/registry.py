@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 FAMILIES: Mapping[str, type[StagedTask]] = {
     task.family: task
     for task in (
-        *(TokenClassificationTask, SpanTask, RelationTask, ClassificationTask, MultiLabelTask, RegressionTask),
-        *(QuestionTask, ChoiceTask, ExtractionTask, NormalizationTask),
+        *(TokenClassificationTask, SpanTask, RelationTask, ExtractionTask, ClassificationTask),
+        *(MultiLabelTask, RegressionTask, QuestionTask, ChoiceTask, NormalizationTask),
     )
 }
 

@@ -12,6 +12,7 @@ between them, and last the ends of the stretches themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -19,8 +20,10 @@ from tokenizers import Tokenizer
 
 from domext_ray.errors import ConfigError
 from domext_ray.families import state
-from domext_ray.families.family import CLASS_METRICS, ID
+from domext_ray.families.comparison import Compared, compare_classes
+from domext_ray.families.family import CLASS_METRICS, ID, Prediction
 from domext_ray.families.readers.examples import AnyExample, MarkedText
+from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Row
 from domext_ray.families.texts import SingleLabelTask
 from domext_ray.families.windows import read_template
@@ -55,6 +58,12 @@ class RelationTask(SingleLabelTask):
         self._template = read_template(self.tokenizer, pair=False)
         self._room = self._template.measure_room(self.options.max_length, least=4)
         self.marks = find_marks(self.backend, self.tokenizer.unk_token_id)
+
+    @classmethod
+    def compare(cls, example: MarkedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare relations; see `Family.compare`."""
+        spans = replace(example.head, label="1"), replace(example.tail, label="2")
+        return compare_classes(example, example.text, example.label, prediction["label"], spans)
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row an example; see `Task.encode`."""

@@ -21,21 +21,17 @@ from domext_ray.families.label_counts import (
     Splits,
     describe_labels,
     find_oddities,
-    list_labels,
     require_learnable,
 )
 from domext_ray.families.readers.examples import (
     SPLITS,
-    AnnotatedText,
     AnyExample,
     LabelledSet,
     Mention,
-    Question,
-    TaggedSentence,
     list_shared,
 )
 from domext_ray.families.readers.issues import DataIssues, list_places
-from domext_ray.families.readers.rows import is_learnable, read_catalogue
+from domext_ray.families.readers.rows import read_catalogue
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.readers.spans import Schema, name_relation, read_schema
 from domext_ray.families.splits import find_file, find_split_files, read_splits
@@ -64,7 +60,7 @@ def load_set(
         catalogue = read_catalogue(_find_side_file("catalogue", description, data))
         _check_terms(splits, catalogue, issues)
     sources = {example.source for example in splits["train"]}
-    splits["train"] = tuple(e for e in splits["train"] if not isinstance(e, Question) or is_learnable(e))
+    splits["train"] = tuple(e for e in splits["train"] if e.is_learnable)
     labels = _find_labels(splits, description, schema, issues)
     for key, label in (("negative_label", description.negative_label), ("positive_label", description.positive_label)):
         if label is not None and label not in labels:
@@ -116,7 +112,7 @@ def _compare_counts(read: Splits, description: SetDescription) -> list[str]:
     for split, counts in description.counts.items():
         found = {
             "examples": len(read.get(split, ())),
-            "entities": sum(map(_count_entities, read.get(split, ()))),
+            "entities": sum(len(example.gold) for example in read.get(split, ())),
         }
         for what, expected in counts.items():
             if found["examples"] and found[what] not in expected:
@@ -230,20 +226,12 @@ def _count_shared(splits: Splits) -> list[str]:
     return notes
 
 
-def _count_entities(example: AnyExample) -> int:
-    if isinstance(example, AnnotatedText):
-        return len(example.gold)
-    if isinstance(example, TaggedSentence):
-        return sum(tag.startswith("B-") for tag in example.tags) + len(example.misplaced)
-    return 0
-
-
 def _find_labels(
     splits: Splits, description: SetDescription, schema: Schema | None, issues: DataIssues
 ) -> tuple[str, ...]:
     """Return the labels in the head's order, and check those of the examples."""
     first_places = {
-        split: {label: example.source for example in reversed(splits[split]) for label in list_labels(example)}
+        split: {label: example.source for example in reversed(splits[split]) for label in example.list_labels()}
         for split in SPLITS
     }
     declared = description.labels or tuple(dict.fromkeys(name_relation(*key) for key in schema or ()))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from domext_ray.families.family import Prediction
 from domext_ray.families.metrics.scores import Score, over_clusters
-from domext_ray.families.task import Predict, Prediction, StagedTask
+from domext_ray.families.task import Predict, StagedTask
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 State: TypeAlias = Mapping[str, Any]
 """Values of JSON by name."""
+NOTHING_LEARNED: State = MappingProxyType({})
 Rule: TypeAlias = tuple[str, Callable[[Any], bool]]
 """What a value must be, in words, and whether one is."""
 

@@ -19,14 +19,15 @@ from scipy.special import softmax
 from tokenizers import Tokenizer, pre_tokenizers
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.family import ENTITY_METRICS, ID, SPANS
+from domext_ray.families.comparison import Compared, compare_spans
+from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, Prediction, describe_entity
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
-from domext_ray.families.metrics.metrics import read_tags, score_entities
+from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.examples import AnyExample, Entity, RawSentence, TaggedSentence
+from domext_ray.families.readers.examples import AnyExample, RawSentence, TaggedSentence, read_tags
 from domext_ray.families.readers.words import NO_MARKS, WordMarks, cut_words, learn_marks
-from domext_ray.families.state import TEXTS, State
-from domext_ray.families.task import Outputs, Prediction, Row, describe_entity
+from domext_ray.families.state import NOTHING_LEARNED, TEXTS, State
+from domext_ray.families.task import Outputs, Row
 from domext_ray.families.windows import Window, read_template
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ class TokenClassificationTask(ClassTask):
     head = "DomextForTokenClassification"
     metric = "f1.micro"
     target_pads = {"labels": NO_TARGET}
-    shown = ("entities",)
+    fields = {"entities": ENTITY_LIST}
+    found = "entities"
+    hub_task = "token-classification"
     nothing = {"entities": [], "tags": []}
     state_rules = dict.fromkeys(NO_MARKS.to_json(), TEXTS)
 
@@ -114,10 +117,20 @@ class TokenClassificationTask(ClassTask):
             self.note_cases([case.source for case, _ in cut], total, f"{what}{shown}")
             self.limits.append(f"{len(cut):,} of {total:,} {what}.")
 
+    @classmethod
+    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the tags: O, then B- and I- of every type."""
+        return list_tags(labels)
+
     @property
-    def head_labels(self) -> tuple[str, ...]:
-        """The tags: O, then B- and I- of every type."""
-        return self._tags
+    def card_values(self) -> dict[str, Any]:
+        """Whether marks are part of words; see the template."""
+        return {"is_tagger": True, "joins": bool(self.state)}
+
+    @classmethod
+    def compare(cls, example: TaggedSentence, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare entities; see `Family.compare`."""
+        return compare_spans(example, example.text, example.place(prediction["tags"]))
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make the rows of sentences: one each, or several windows of a long one; see `Task.encode`."""
@@ -215,19 +228,16 @@ class TokenClassificationTask(ClassTask):
         tags = [self._tags[i] for i in best]
         found = []
         if best.any():
-            text = place_words(sentence)[0]
             probabilities = softmax(scores, axis=1)[np.arange(len(best)), best]
-            for span, entity in zip(read_tags(tags), place_entities(sentence, tags), strict=True):
-                found.append(describe_entity(text, entity, probabilities[span.start : span.end].mean()))
+            for span, entity in zip(read_tags(tags), sentence.place(tags), strict=True):
+                found.append(describe_entity(sentence.text, entity, probabilities[span.start : span.end].mean()))
         return {"entities": found, "tags": tags}
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score entities by boundaries and type (seqeval's strict mode); what no tags can say is a miss."""
         sentences = cast("Sequence[TaggedSentence]", examples)
-        gold = [(*place_entities(sentence, sentence.tags), *sentence.misplaced) for sentence in sentences]
-        found = [
-            place_entities(own, prediction["tags"]) for own, prediction in zip(sentences, predictions, strict=True)
-        ]
+        gold = [sentence.gold for sentence in sentences]
+        found = [own.place(prediction["tags"]) for own, prediction in zip(sentences, predictions, strict=True)]
         return replace(score_entities(gold, found, self.data.labels), primary=self.metric)
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
@@ -277,25 +287,10 @@ def list_tags(types: Sequence[str]) -> tuple[str, ...]:
     return ("O", *(f"{prefix}-{label}" for label in types for prefix in "BI"))
 
 
-def place_words(sentence: TaggedSentence) -> tuple[str, Sequence[tuple[int, int]]]:
-    """Return the text of a sentence and the place of each word in it; words without a text are joined by spaces."""
-    if isinstance(sentence, RawSentence):
-        return sentence.text, sentence.offsets
-    ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in sentence.words)]
-    return " ".join(sentence.words), [(end - len(word), end) for word, end in zip(sentence.words, ends, strict=True)]
-
-
-def place_entities(sentence: TaggedSentence, tags: Sequence[str]) -> list[Entity]:
-    """Return the entities of a sentence's tags (none: it has none) with their places in its text."""
-    offsets = place_words(sentence)[1]
-    return [Entity(offsets[span.start][0], offsets[span.end - 1][1], span.label) for span in read_tags(tags)]
-
-
 def cut_again(sentence: RawSentence, marks: WordMarks) -> RawSentence:
     """Cut a text as the set of a model has its words; the text's entities are then gold that no tags say."""
     words, offsets = cut_words(sentence.text, marks)
-    gold = (*place_entities(sentence, sentence.tags), *sentence.misplaced)
-    return replace(sentence, words=words, tags=("O",) * len(words), offsets=offsets, misplaced=gold)
+    return replace(sentence, words=words, tags=("O",) * len(words), offsets=offsets, misplaced=sentence.gold)
 
 
 def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[Window]:

@@ -23,9 +23,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from domext_ray.errors import ConfigError
-from domext_ray.families.family import Family
+from domext_ray.families.family import Family, Prediction
 from domext_ray.families.metrics.scores import Score, flatten
-from domext_ray.families.readers.examples import AnyExample, Entity, LabelledSet
+from domext_ray.families.readers.examples import AnyExample, LabelledSet
 from domext_ray.families.state import Rule, State, check_state
 from domext_ray.text.corpus.batching import find_sequences
 from domext_ray.text.vocabulary.tokenizer import make_backend
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 
 ONLY_STAGE = "model"
 """Name of the stage of a task that has one model."""
-Prediction: TypeAlias = dict[str, Any]
-"""What is said of an example, JSON-able: a family's fields for users (`StagedTask.shown`), and what scoring needs.
-
-Places are characters of the example's text, ends exclusive. Scores are not rounded.
-"""
 Predict: TypeAlias = Callable[[Sequence[Any]], list[Prediction]]
 """Examples of a stage -> a prediction each."""
 Outputs: TypeAlias = Sequence[tuple[np.ndarray, ...]]
@@ -94,8 +89,6 @@ class StagedTask(Family):
     ValueError.
     """
 
-    shown: ClassVar[tuple[str, ...]]
-    """Fields of a prediction that users read."""
     limits: list[str]
     """Sentences of a model's card on what its figures do not hold for; they name no file."""
     nothing: Prediction
@@ -162,8 +155,8 @@ class StagedTask(Family):
         """Return a prediction an example, with a predictor for each of `stages` and the thresholds as they are."""
 
     def show(self, prediction: Prediction) -> Prediction:
-        """Return a prediction as a user reads it: `shown`, numbers rounded to six digits."""
-        return {name: _round(prediction[name]) for name in self.shown}
+        """Return a prediction as a user reads it, numbers rounded to six digits."""
+        return {name: _round(prediction[name]) for name in self.list_shown()}
 
     @abstractmethod
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
@@ -216,8 +209,6 @@ class StagedTask(Family):
 class Task(StagedTask):
     """A task of one model."""
 
-    head: ClassVar[str]
-    """Name of the head's class in model/heads_domext.py."""
     has_token_outputs: ClassVar[bool] = False
     """Whether the first dimension of what `read_outputs` gives, B apart, is the row's tokens."""
     target_pads: ClassVar[dict[str, float]] = {}
@@ -245,9 +236,14 @@ class Task(StagedTask):
         return other
 
     @property
-    @abstractmethod
     def head_labels(self) -> tuple[str, ...]:
         """Labels of the head's outputs in order (config.id2label)."""
+        return self.list_outputs(self.data.labels)
+
+    @property
+    def card_values(self) -> dict[str, Any]:
+        """What the template of a model card says of this family alone."""
+        return {}
 
     @property
     def head_config(self) -> dict[str, Any]:
@@ -323,17 +319,6 @@ def _stack(values: Sequence[np.ndarray], pad: int) -> Tensor:
 
     stacked = pad_sequence([torch.from_numpy(array).movedim(-1, 0) for array in values], True, pad)
     return stacked.movedim(1, -1).contiguous()
-
-
-def describe_entity(text: str, entity: Entity, score: float | None = None) -> Prediction:
-    """Return an entity's start, end, label and text, and its score if it has one."""
-    values = {"start": entity.start, "end": entity.end, "label": entity.label, "text": text[entity.start : entity.end]}
-    return values if score is None else {**values, "score": float(score)}
-
-
-def read_entity(values: Prediction) -> Entity:
-    """Return the entity that `describe_entity` described."""
-    return Entity(values["start"], values["end"], values["label"])
 
 
 def _round(value: Any) -> Any:

@@ -15,17 +15,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyarrow as pa
 from scipy.special import softmax
 from tokenizers import Tokenizer
 
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.families.family import CLASS_METRICS, TEXTS
+from domext_ray.families.comparison import Compared, compare_classes, join_pair
+from domext_ray.families.family import CLASS_METRICS, TEXTS, Prediction
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_classes, score_values
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, LabelledText, MarkedText, MultiLabelText
-from domext_ray.families.state import NUMBER, POSITIVE
-from domext_ray.families.task import Prediction, Row, Task
+from domext_ray.families.state import NOTHING_LEARNED, NUMBER, POSITIVE, State
+from domext_ray.families.task import Row, Task
 from domext_ray.families.windows import make_cutting_backend
 
 if TYPE_CHECKING:
@@ -43,7 +45,10 @@ class SingleLabelTask(ClassTask):
     and no prediction of it is right.
     """
 
-    shown = ("label", "probabilities")
+    fields = {"label": pa.string()}
+    weighs_labels = True
+    found = "label"
+    hub_task = "text-classification"
 
     def prepare(self) -> None:
         """Number the classes, and choose the positive one."""
@@ -53,11 +58,6 @@ class SingleLabelTask(ClassTask):
         self.positive = labels[1] if positive is None and len(labels) == 2 else positive
         self._label_ids = {label: i for i, label in enumerate(labels)}
         self.nothing = {"label": next(iter(labels), "")}
-
-    @property
-    def head_labels(self) -> tuple[str, ...]:
-        """The set's classes."""
-        return self.data.labels
 
     def make_targets(self, example: LabelledText | MarkedText, is_training: bool) -> dict[str, np.ndarray]:
         """Return the target "labels", int64 [], of an example."""
@@ -146,6 +146,11 @@ class ClassificationTask(SingleLabelTask, TextRows):
     head = "DomextForSequenceClassification"
     metric = "accuracy"
 
+    @classmethod
+    def compare(cls, example: LabelledText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare classes; see `Family.compare`."""
+        return compare_classes(example, join_pair(example.text, example.pair), example.label, prediction["label"])
+
 
 class RegressionTask(TextRows):
     """A number for every text or pair (`LabelledText.value`). A prediction has its "value".
@@ -161,7 +166,9 @@ class RegressionTask(TextRows):
     metrics = ("pearson", "spearman")
     head = "DomextForSequenceClassification"
     metric = "spearman"
-    shown = ("value",)
+    fields = {"value": pa.float64()}
+    hub_task = "text-classification"
+    names_outputs = False
     nothing = {"value": 0.0}
     state_rules = {"mean": NUMBER, "std": POSITIVE}
 
@@ -176,10 +183,18 @@ class RegressionTask(TextRows):
             )
         return {"mean": mean, "std": std}
 
-    @property
-    def head_labels(self) -> tuple[str, ...]:
-        """One output."""
+    @classmethod
+    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the one output."""
         return ("value",)
+
+    @classmethod
+    def compare(cls, example: LabelledText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Say how far a number is off; see `Family.compare`."""
+        values = f"{example.value:g}", f"{prediction['value']:.4g}"
+        distance = abs(example.value - prediction["value"])
+        text = join_pair(example.text, example.pair)
+        return Compared(example.id, example.source, text, (), (), *values, distance=distance)
 
     @property
     def head_config(self) -> dict[str, Any]:

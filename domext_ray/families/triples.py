@@ -15,24 +15,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
+import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.family import ID
+from domext_ray.families.comparison import Compared, compare_sets
+from domext_ray.families.family import ENTITY_LIST, ID, PLACE, Prediction, describe_entity, read_entity
 from domext_ray.families.metrics.metrics import score_triples
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.nested import SpanTask
 from domext_ray.families.readers.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
 from domext_ray.families.relations import RelationTask
-from domext_ray.families.state import COUNT, PAIRS, TEXTS, State
-from domext_ray.families.task import (
-    Predict,
-    Prediction,
-    StagedTask,
-    Task,
-    TaskOptions,
-    describe_entity,
-    read_entity,
-)
+from domext_ray.families.state import COUNT, NOTHING_LEARNED, PAIRS, TEXTS, State
+from domext_ray.families.task import Predict, StagedTask, Task, TaskOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,6 +48,9 @@ class PairOptions:
     seed: int = 0  # of the choice of negatives
 
 
+_RELATION = {"head": pa.struct(PLACE), "tail": pa.struct(PLACE), "label": pa.string(), "score": pa.float64()}
+
+
 class ExtractionTask(StagedTask):
     """Extraction of (subject, predicate, object) by entities, then the relation of each pair.
 
@@ -73,7 +70,8 @@ class ExtractionTask(StagedTask):
     }
     metrics = ("f1.*",)
     metric = "f1.micro"
-    shown = ("entities", "relations")
+    fields = {"entities": ENTITY_LIST, "relations": pa.list_(pa.struct(_RELATION))}
+    found = "relations"
     nothing = {"entities": [], "relations": []}
     state_rules = {"entity_types": TEXTS, "predicates": TEXTS, "related_types": PAIRS, "max_pairs": COUNT}
 
@@ -158,13 +156,7 @@ class ExtractionTask(StagedTask):
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
         """Score triples by their strings; see `score_triples`."""
-        found = [
-            {
-                (relation["head"]["text"], relation["label"], relation["tail"]["text"])
-                for relation in prediction["relations"]
-            }
-            for prediction in predictions
-        ]
+        found = [_read_predicted(prediction) for prediction in predictions]
         return score_triples([_read_gold(text) for text in _texts(examples)], found, self.relation_task.data.labels[1:])
 
     def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
@@ -176,6 +168,12 @@ class ExtractionTask(StagedTask):
             asked = {(_cut(text, head), _cut(text, tail)) for head, tail in pairs}
             reachable.append({triple for triple in own if (triple[0], triple[2]) in asked})
         return {ENTITIES: self.entity_task.score(examples, predictions), "pairs": score_triples(gold, reachable)}
+
+    @classmethod
+    def compare(cls, example: AnnotatedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare triples by their strings; see `Family.compare`."""
+        sides = (_read_gold(example), _read_predicted(prediction))
+        return compare_sets(example, example.text, *({(" – ".join(own), own[1]) for own in side} for side in sides))
 
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Predict every training triple whose two strings both occur in the text."""
@@ -279,6 +277,10 @@ def _read_triples(text: AnnotatedText) -> set[Triple]:
 def _read_gold(text: AnnotatedText) -> set[Triple]:
     """Triples to score by: those that the text or the schema does not have are misses."""
     return {*_read_triples(text), *text.unplaced}
+
+
+def _read_predicted(prediction: Prediction) -> set[Triple]:
+    return {(own["head"]["text"], own["label"], own["tail"]["text"]) for own in prediction["relations"]}
 
 
 def _mark(text: AnnotatedText, pair: Pair, label: str, suffix: str = "") -> MarkedText:

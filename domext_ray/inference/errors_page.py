@@ -9,10 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from domext_ray.families.metrics.answer_metrics import SQUAD_V2
-from domext_ray.families.readers.examples import AnyExample, Entity
+from domext_ray.families.comparison import Compared, Mistake, describe_classes
+from domext_ray.families.readers.examples import Entity
 from domext_ray.files import ASSETS
-from domext_ray.inference.scoring import Compared, Mistake, compare_predictions, describe_classes
 from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
 from domext_ray.storage import Place, write_text
 
@@ -29,24 +28,20 @@ PRIVATE = "No example is shown: its set says whose each row is (group_field), an
 
 def write_errors_page(
     path: Place,
-    examples: Sequence[AnyExample],
-    predictions: Sequence[Any],
+    compared: Sequence[Compared],
     *,
     title: str,
     labels: Sequence[str] = (),
     max_errors: int = MAX_ERRORS,
     scores: Sequence[tuple[str, str]] = (),
-    rule: str = SQUAD_V2,
+    is_private: bool = False,
 ) -> dict[str, Any]:
     """Write a page of the examples that were predicted wrongly, with gold beside predicted, and a report by label.
 
-    Examples are labelled ones of one family, predictions are in the task's own terms (`Predicted.predictions`), and
-    `rule` is one of `set_description.RULES`. Labels that are not in `labels` follow those in report and colours. At
-    most `max_errors` examples are shown, spread evenly over all that are wrong. Return what `describe_classes` gives.
+    Labels that are not in `labels` follow those in report and colours. At most `max_errors` examples are shown, spread
+    evenly over all that are wrong, and none that is private. Return what `describe_classes` gives.
     """
-    compared = compare_predictions(examples, predictions, rule)
     report = describe_classes(compared, labels)
-    is_private = any(example.group for example in examples)
     max_errors = 0 if is_private else max_errors
     wrong = [item for item in compared if item.mistakes]
     if not wrong and any(item.distance for item in compared):  # numbers are more or less wrong

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.described_sets import find_set
 from domext_ray.families.loading import hash_by_file
-from domext_ray.families.readers.examples import AnyExample, Choice, Question, RawSentence, TaggedSentence
+from domext_ray.families.readers.examples import AnyExample, RawSentence
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
 from domext_ray.families.sets import read_split
-from domext_ray.families.tagging import cut_again, place_words
+from domext_ray.families.tagging import cut_again
 from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
 from domext_ray.text.data.sources import FileRecord
@@ -93,15 +93,4 @@ def _list_lines(examples: Iterable[AnyExample]) -> Iterator[tuple[str, str]]:
 
 def _make_row(example: AnyExample) -> InputRow:
     path, _, line = example.source.rpartition(":")
-    return InputRow(example.id, path, int(line), {TEXT_FIELD: find_text(example)}, example=example)
-
-
-def find_text(example: AnyExample) -> str:
-    """Return the text that an example's prediction is about."""
-    match example:
-        case TaggedSentence():
-            return place_words(example)[0]
-        case Question() | Choice():
-            return example.context
-        case _:
-            return example.text
+    return InputRow(example.id, path, int(line), {TEXT_FIELD: example.shown}, example=example)

@@ -34,6 +34,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.export.onnx_graph import POSITIONS, OnnxModel, is_graph
 from domext_ray.families.readers.examples import AnyExample
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task_description import make_described_task
 from domext_ray.inference.examples import list_fields, list_needed, make_example
 from domext_ray.inference.fill_mask import FillMask
@@ -45,26 +46,6 @@ from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, hash_values
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
-_PLACE = {"start": pa.int64(), "end": pa.int64(), "label": pa.string(), "text": pa.string()}
-_ENTITIES = pa.list_(pa.struct({**_PLACE, "score": pa.float64()}))
-_RELATION = {"head": pa.struct(_PLACE), "tail": pa.struct(_PLACE), "label": pa.string(), "score": pa.float64()}
-_CANDIDATES = pa.list_(pa.struct({"term": pa.string(), "probability": pa.float64()}))
-_COLUMNS: Mapping[str, Mapping[str, pa.DataType]] = {
-    "ner": {"entities": _ENTITIES},
-    "nested_ner": {"entities": _ENTITIES},
-    "relation": {"label": pa.string()},
-    "relation_extraction": {"entities": _ENTITIES, "relations": pa.list_(pa.struct(_RELATION))},
-    "classification": {"label": pa.string()},
-    "multilabel": {"labels": pa.list_(pa.string())},
-    "regression": {"value": pa.float64()},
-    "qa": {"answer": pa.string(), "start": pa.int64(), "end": pa.int64(), "score": pa.float64()},
-    "multiple_choice": {"answer": pa.int64(), "text": pa.string(), "probabilities": pa.list_(pa.float64())},
-    "normalization": {"terms": pa.list_(pa.string()), "candidates": _CANDIDATES},
-}
-"""What a record of each family has; "probabilities" by label come with the labels."""
-_BY_LABEL = ("relation", "classification", "multilabel")
-_LABELLED = ("relations", "entities", "labels", "terms", "label", "answer")
-"""Fields of which a record's first one says what was found."""
 _WORD = "the row"
 
 
@@ -92,9 +73,9 @@ class TaskPredictor:
 
     def __init__(self, model: ExportedModel) -> None:
         description = model.description
-        self.family, self.state = description.family, description.state
-        self.schema: Mapping[str, pa.DataType] = _COLUMNS[self.family]
-        if self.family in _BY_LABEL:
+        self.family, self.state = FAMILIES[description.family], description.state
+        self.schema: Mapping[str, pa.DataType] = self.family.fields
+        if self.family.weighs_labels:
             by_label = pa.struct({label: pa.float64() for label in description.labels})
             self.schema = {**self.schema, "probabilities": by_label}
         self.predict, self.take_cases = model.predict, model.take_cases
@@ -102,20 +83,13 @@ class TaskPredictor:
     def make_example(self, values: Mapping[str, Any], shown: str) -> AnyExample:
         """Make an example of the family; see `inference.examples`."""
         try:
-            return make_example(self.family, values, _WORD, self.state)
+            return make_example(self.family.family, values, _WORD, self.state)
         except CorpusError as error:
             raise RowError(str(error).removeprefix(_WORD).strip(" :").removesuffix(".")) from error
 
     def count_labels(self, record: Mapping[str, Any]) -> list[str]:
         """See `Predictor.count_labels`."""
-        if self.family == "regression":
-            return []
-        found = next(record[name] for name in _LABELLED if name in record)
-        if self.family == "qa":
-            return ["no answer" if found is None else "answer"]
-        if isinstance(found, list):
-            return [item["label"] if isinstance(item, dict) else item for item in found]
-        return [] if found is None else [str(found)]
+        return self.family.list_found(record)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from domext_ray.families.metrics.answer_metrics import SQUAD_V2
+from domext_ray.families.family import Prediction
 from domext_ray.families.metrics.scores import over_clusters
-from domext_ray.families.task import Prediction
 from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.predictors import load_task_model
@@ -36,12 +35,11 @@ def score_split(model: str, source: LabelledInput, predictions: Sequence[Predict
     shown = [(metric, _format_value(scores))]
     report = write_errors_page(
         folder / ERRORS,
-        examples,
-        predictions,
+        [found.task.compare(*pair, found.task.state) for pair in zip(examples, predictions, strict=True)],
         title=title,
         labels=found.description.labels,
         scores=shown,
-        rule=found.description.state.get("rule", SQUAD_V2),
+        is_private=any(example.group for example in examples),
     )
     counts = {name: row["support"] for name, row in report["labels"].items() if row["support"]}
     unknown = {name: count for name, count in counts.items() if name not in found.description.labels}

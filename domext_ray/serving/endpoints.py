@@ -218,7 +218,7 @@ class _TaskEndpoint(Endpoint[RequestT]):
     def say_nothing(self) -> dict[str, Any]:
         """Return the fields of the adapters whose routers chose; see `Endpoint.say_nothing`."""
         routed = [adapter for adapter in self.catalogue.list() if self.takes(adapter) and adapter.router is not None]
-        shown = {name for adapter in routed for name in cast(Task, adapter.task).shown}
+        shown = {name for adapter in routed for name in cast(Task, adapter.task).list_shown()}
         return {name: empty for name, empty in self.nothing.items() if name in shown}
 
     def answer(self, encoded: EncodedText, outcomes: Outcomes, request: RequestT) -> dict[str, Any]:

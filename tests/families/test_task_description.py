@@ -13,8 +13,9 @@ from finetuned_models import make_raw
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import RunError
+from domext_ray.families.family import Prediction
 from domext_ray.families.registry import FAMILIES
-from domext_ray.families.task import Predict, Prediction, StagedTask, Task, TaskOptions
+from domext_ray.families.task import Predict, StagedTask, Task, TaskOptions
 from domext_ray.families.task_description import TaskDescription, describe_task, make_described_task
 
 OPTIONS = TaskOptions(max_length=24, stride=6)

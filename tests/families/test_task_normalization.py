@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import find_description
+from domext_ray.families.family import Prediction
 from domext_ray.families.normalization import (
     DIFFERENT,
     RANKING,
@@ -26,7 +27,7 @@ from domext_ray.families.normalization import (
 from domext_ray.families.readers.examples import LabelledSet, LabelledText, Mention
 from domext_ray.families.sets import load_set
 from domext_ray.families.stages import evaluate_stages, score_baselines
-from domext_ray.families.task import Predict, Prediction, TaskOptions
+from domext_ray.families.task import Predict, TaskOptions
 
 OPTIONS = TaskOptions(max_length=48)
 TERMS = ("pain of the heart", "pain of the back", "wound of the hand", "cold hands", "winter cough", "night cough")

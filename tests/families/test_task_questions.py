@@ -14,13 +14,14 @@ from brief_training import make_head
 from conftest import WORDS
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.families.family import Prediction
 from domext_ray.families.questions import (
     QuestionTask,
     choose_threshold,
     find_best,
 )
 from domext_ray.families.readers.examples import Entity, LabelledSet, Question
-from domext_ray.families.task import Prediction, Row, TaskOptions
+from domext_ray.families.task import Row, TaskOptions
 
 
 def make_question(question: str, context: str, *answers: str, number: int = 0) -> Question:

@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import find_description
+from domext_ray.families.family import Prediction, describe_entity
 from domext_ray.families.readers.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
 from domext_ray.families.sets import load_set
 from domext_ray.families.stages import evaluate_stages, score_baselines
-from domext_ray.families.task import Predict, Prediction, TaskOptions, describe_entity
+from domext_ray.families.task import Predict, TaskOptions
 from domext_ray.families.triples import ENTITIES, NO_RELATION, RELATIONS, ExtractionTask, PairOptions
 
 OPTIONS = TaskOptions(max_length=64)

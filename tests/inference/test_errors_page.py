@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import numpy as np
 import pytest
 from finetuned_models import draw_example
 
+from domext_ray.families.comparison import Compared, describe_classes, match_spans
+from domext_ray.families.family import Prediction, describe_entity
 from domext_ray.families.metrics.metrics import score_classes, score_entities
 from domext_ray.families.readers.examples import (
     AnnotatedText,
@@ -24,9 +25,8 @@ from domext_ray.families.readers.examples import (
     RawSentence,
     TaggedSentence,
 )
-from domext_ray.families.task import Prediction, describe_entity
+from domext_ray.families.registry import FAMILIES
 from domext_ray.inference.errors_page import write_errors_page
-from domext_ray.inference.scoring import Compared, compare_predictions, describe_classes, match_spans
 from domext_ray.storage import Place
 
 TEXT = "Aspirin & <b>heart</b> \U0001f600 pain of $title"
@@ -38,8 +38,7 @@ def find(*entities: Entity) -> Prediction:
 
 
 def compare_spans(*predicted: Entity) -> Compared:
-    (found,) = compare_predictions([AnnotatedText("7", "f:7", TEXT, GOLD)], [find(*predicted)])
-    return found
+    return FAMILIES["nested_ner"].compare(AnnotatedText("7", "f:7", TEXT, GOLD), find(*predicted))
 
 
 class Page(HTMLParser):
@@ -105,7 +104,9 @@ def test_the_report_has_the_figures_of_the_task() -> None:
     json.dumps(report)
     gold, predicted = ["a", "b", "b", "c"], ["a", "a", "b", "d"]
     texts = [LabelledText(str(i), "f", "t", None, label) for i, label in enumerate(gold)]
-    report = describe_classes(compare_predictions(texts, [{"label": each} for each in predicted]), ["a", "b", "c", "d"])
+    compare = FAMILIES["classification"].compare
+    pairs = [compare(text, {"label": label}) for text, label in zip(texts, predicted, strict=True)]
+    report = describe_classes(pairs, ["a", "b", "c", "d"])
     values = score_classes(gold, predicted, ["a", "b", "c", "d"]).values
     assert {label: each["f1"] for label, each in report["labels"].items()} == pytest.approx(values["f1"]["per_label"])
     assert report["confusion"]["rows"] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
@@ -115,32 +116,44 @@ def test_every_family_has_its_mistakes() -> None:
     question = Question("1", "f", "who", "a cat sat", (Entity(2, 5, ""),))
     choice = Choice("1", "f", "the cat", "can", ("run", "write"), 0)
     cat = {"answer": "cat", "start": 2, "end": 5}
-    cases: list[tuple[Any, Any, list[str]]] = [
-        (question, cat, []),
-        (question, {"answer": "a cat", "start": 0, "end": 5}, []),  # SQuAD leaves articles out
-        (question, {"answer": "cat sat", "start": 2, "end": 9}, ["wrong boundary"]),
-        (question, {"answer": "sat", "start": 6, "end": 9}, ["wrong"]),
-        (question, {"answer": None}, ["missed"]),
-        (Question("2", "f", "who", "a cat", ()), cat, ["spurious"]),
-        (choice, {"answer": 0}, []),
-        (choice, {"answer": 1}, ["wrong"]),
-        (Mention("1", "f", "pain", ("ache", "hurt")), {"terms": ["ache", "harm"]}, ["missed", "spurious"]),
-        (TaggedSentence("1", "f", ("a", "cat"), ("O", "B-x")), {"tags": ["O", "O"]}, ["missed"]),
+    cases: list[tuple[str, Any, Any, list[str]]] = [
+        ("qa", question, cat, []),
+        ("qa", question, {"answer": "a cat", "start": 0, "end": 5}, []),  # SQuAD leaves articles out
+        ("qa", question, {"answer": "cat sat", "start": 2, "end": 9}, ["wrong boundary"]),
+        ("qa", question, {"answer": "sat", "start": 6, "end": 9}, ["wrong"]),
+        ("qa", question, {"answer": None}, ["missed"]),
+        ("qa", Question("2", "f", "who", "a cat", ()), cat, ["spurious"]),
+        ("multiple_choice", choice, {"answer": 0}, []),
+        ("multiple_choice", choice, {"answer": 1}, ["wrong"]),
         (
+            "normalization",
+            Mention("1", "f", "pain", ("ache", "hurt")),
+            {"terms": ["ache", "harm"]},
+            ["missed", "spurious"],
+        ),
+        ("ner", TaggedSentence("1", "f", ("a", "cat"), ("O", "B-x")), {"tags": ["O", "O"]}, ["missed"]),
+        (
+            "ner",
             RawSentence("1", "f", ("a", "cat"), ("O", "B-x"), "", " a  cat", ((1, 2), (4, 7))),
             {"tags": ["O", "B-x"]},
             [],
         ),
-        (draw_example("relation_extraction", 0, np.random.default_rng(0)), {"relations": []}, ["missed"]),
-        (LabelledText("1", "f", "a", "b", "", 2.0), {"value": 1.5}, []),
+        (
+            "relation_extraction",
+            draw_example("relation_extraction", 0, np.random.default_rng(0)),
+            {"relations": []},
+            ["missed"],
+        ),
+        ("regression", LabelledText("1", "f", "a", "b", "", 2.0), {"value": 1.5}, []),
     ]
-    for example, prediction, kinds in cases:
-        (found,) = compare_predictions([example], [prediction])
+    for family, example, prediction, kinds in cases:
+        found = FAMILIES[family].compare(example, prediction)
         assert [each.kind for each in found.mistakes] == kinds, example
 
 
-def write(path: Path, examples: list[Any], predictions: list[Any], **options: Any) -> str:
-    write_errors_page(Place(path), examples, predictions, title="clinic on <notes>", **options)
+def write(path: Path, family: str, examples: list[Any], predictions: list[Any], **options: Any) -> str:
+    compared = [FAMILIES[family].compare(*pair) for pair in zip(examples, predictions, strict=True)]
+    write_errors_page(Place(path), compared, title="clinic on <notes>", **options)
     page = path.read_text(encoding="utf-8")
     Page(page)
     assert not re.search(r"""(src|href)=["']?(http|//)""", page), "it needs no network"
@@ -150,7 +163,9 @@ def write(path: Path, examples: list[Any], predictions: list[Any], **options: An
 def test_the_page_shows_texts_as_they_are(tmp_path: Path) -> None:
     text = AnnotatedText('"><script>alert(1)</script>', "f:7", TEXT, GOLD)
     found = find(Entity(0, 9, "Drug"), Entity(13, 18, "<Sign>"))
-    page = write(tmp_path / "errors.html", [text], [found], labels=["Drug"], scores=[("f1.micro", "0.000")])
+    page = write(
+        tmp_path / "errors.html", "nested_ner", [text], [found], labels=["Drug"], scores=[("f1.micro", "0.000")]
+    )
     assert "<script>alert" not in page and "<b>heart" not in page and "$title" in page
     shown = "".join(Page(page).texts)
     assert "Aspirin ✗ Drug" not in shown and "1 of 1 examples (100.0%) are predicted wrongly; all are shown" in shown
@@ -162,7 +177,7 @@ def test_long_texts_are_cut_around_their_mistakes_and_most_of_many_are_left_out(
     long = "x " * 2000 + "heart" + " y" * 2000
     gold = (Entity(4000, 4005, "Organ"),)
     texts = [AnnotatedText(str(i), f"f:{i}", long, gold) for i in range(50)]
-    page = write(tmp_path / "errors.html", texts, [find()] * 50, max_errors=5)
+    page = write(tmp_path / "errors.html", "nested_ner", texts, [find()] * 50, max_errors=5)
     assert page.count("<article") == 5 and len(page) < 40_000
     shown = "".join(Page(page).texts)
     assert "50 of 50 examples (100.0%) are predicted wrongly; 5 of them are shown below." in shown
@@ -171,18 +186,19 @@ def test_long_texts_are_cut_around_their_mistakes_and_most_of_many_are_left_out(
 
 
 def test_a_page_without_mistakes_says_so(tmp_path: Path) -> None:
-    page = write(tmp_path / "errors.html", [AnnotatedText("1", "f", TEXT, GOLD)], [find(*GOLD)])
+    page = write(tmp_path / "errors.html", "nested_ner", [AnnotatedText("1", "f", TEXT, GOLD)], [find(*GOLD)])
     assert "None of 1 examples is predicted wrongly." in page and "<article" not in page
     values = [LabelledText(str(i), "f", "t", None, "", float(i)) for i in range(4)]
-    page = write(tmp_path / "values.html", values, [{"value": each} for each in (0.0, 3.0, 2.5, 3.0)])
+    page = write(tmp_path / "values.html", "regression", values, [{"value": each} for each in (0.0, 3.0, 2.5, 3.0)])
     assert "Farthest off" in page and re.findall(r">(\d) · f<", page) == ["1", "2"]
 
 
 def test_a_page_of_a_set_of_people_quotes_nothing(tmp_path: Path) -> None:
-    examples = [LabelledText("1", "f:1", "the words of one", None, "yes", group="aa")]
-    report = write_errors_page(Place(tmp_path / "private.html"), examples, [{"label": "no"}], title="made")
+    example = LabelledText("1", "f:1", "the words of one", None, "yes")
+    compared = [FAMILIES["classification"].compare(example, {"label": "no"})]
+    report = write_errors_page(Place(tmp_path / "private.html"), compared, title="made", is_private=True)
     page = (tmp_path / "private.html").read_text()
     assert report["wrong"] == 1 and "the words" not in page and "No example is shown" in page
-    write_errors_page(Place(tmp_path / "open.html"), [replace(examples[0], group="")], [{"label": "no"}], title="made")
+    write_errors_page(Place(tmp_path / "open.html"), compared, title="made")
     page = (tmp_path / "open.html").read_text()
     assert "the words" in page and "No example is shown" not in page

@@ -15,17 +15,9 @@ from domext_ray.export.card import render_card
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
 from domext_ray.families.metrics.scores import flatten
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.tagging import TokenClassificationTask
 from domext_ray.report.tables import format_bounds, format_markdown
 
 MAX_LABELS = 40
-_TASKS = {
-    "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForQuestionAnswering": "question-answering",
-    "AutoModelForMultipleChoice": "multiple-choice",
-}
-"""Class of transformers -> the hub's name of the task; all but the last are pipelines of the hub, too."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,7 @@ def build_card(start: StartModel, fitted: Fitted, figures: CardFigures, *, is_pl
     """Return the model card."""
     set_name, metric, scores = figures.data.name, figures.metric, figures.scores
     task, auto_class = fitted.task, HEAD_AUTO_CLASSES[fitted.task.head]
-    hub_task = _TASKS[auto_class]
+    hub_task = task.hub_task
     labels = ", ".join(task.head_labels[:MAX_LABELS]) + ("…" if len(task.head_labels) > MAX_LABELS else "")
     results = [
         EvalResult(
@@ -57,11 +49,6 @@ def build_card(start: StartModel, fitted: Fitted, figures: CardFigures, *, is_pl
         )
         for split, own in scores.items()
     ]
-    more: dict[str, Any] = {}
-    if isinstance(task, TokenClassificationTask):
-        more |= {"is_tagger": True, "joins": bool(task.state)}
-    if task.head_config.get("problem_type") == "multi_label_classification":
-        more["threshold"] = f"{fitted.thresholds['threshold']:g}"
     return render_card(
         f"{start.name} fine-tuned on {set_name}",
         start.id,
@@ -82,7 +69,7 @@ def build_card(start: StartModel, fitted: Fitted, figures: CardFigures, *, is_pl
         use="Meant for: the task above, on text like that of its labelled set. Whoever uses it checks it on examples "
         "of their own\nfirst; other text, other labels or another way of labelling may give other figures.\n\n"
         "Not meant for: decisions about people that nobody checks.",
-        **more,
+        **task.card_values,
     )
 
 

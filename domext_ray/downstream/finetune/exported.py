@@ -25,8 +25,9 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import RunError
 from domext_ray.export.folder import check_whole
 from domext_ray.export.onnx_graph import INT8, OnnxModel, is_graph
+from domext_ray.families.family import Prediction
 from domext_ray.families.readers.examples import AnyExample
-from domext_ray.families.task import Prediction, StagedTask, Task
+from domext_ray.families.task import StagedTask, Task
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.families.task_file import TASK_FILE, read_task_file
 from domext_ray.runs.run_directory import TRAININGS

@@ -26,8 +26,9 @@ from domext_ray.downstream.finetune.word_dropout import WordDropout, make_reader
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
 from domext_ray.errors import TrainingError
+from domext_ray.families.family import Prediction
 from domext_ray.families.readers.examples import AnyExample
-from domext_ray.families.task import Prediction, Row, StagedTask, Task, TaskBatch
+from domext_ray.families.task import Row, StagedTask, Task, TaskBatch
 from domext_ray.model.build import merge_extensions, prepare_for_device
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Objective

@@ -23,7 +23,6 @@ from domext_ray.storage import Place, parse_json
 _FAMILY = re.compile("^(Domext|Bert|Roberta)(?=For)")  # their heads have the same tensors
 _ENCODERS = ("bert.", "roberta.")
 _OUTPUTS = {f"{layer}.{kind}" for layer in ("classifier", "type_dense") for kind in ("weight", "bias")}
-_UNNAMED_LABELS = ("DomextForQuestionAnswering", "DomextForMultipleChoice")  # their outputs are no labels of a set
 _MAX_SHOWN = 5
 
 
@@ -68,7 +67,7 @@ def fit_head(head: StartHead, task: Task, expected: Mapping[str, Tensor]) -> dic
             f"needs {task.head.removeprefix('DomextFor')}; {rule}."
         )
     tensors = dict(head.tensors)
-    if task.head not in _UNNAMED_LABELS and task.head_config.get("problem_type") != "regression":
+    if task.names_outputs:
         if sorted(head.labels) != sorted(task.head_labels):
             raise ConfigError(
                 f"--keep_head is True; the model's head has {len(head.labels)} labels ({_shorten(head.labels)}), the "

@@ -22,7 +22,7 @@ import numpy as np
 
 from domext_ray.families.metrics.answer_metrics import score_answer
 from domext_ray.families.metrics.scores import Score, make_score
-from domext_ray.families.readers.examples import Entity
+from domext_ray.families.readers.examples import Entity, read_tags
 
 RECALL_DEPTHS = (1, 5, 10)
 
@@ -97,19 +97,6 @@ def score_entities(
 ) -> Score:
     """Score entities: one counts as found when start, end and type are right."""
     return _score_sets(gold, predicted, types, lambda entity: entity.label)
-
-
-def read_tags(tags: Sequence[str]) -> list[Entity]:
-    """Return the entities of a sentence's IOB2 tags, in order; I- that continues no entity of its type is outside."""
-    found: list[Entity] = []
-    label, start = "", 0
-    for i, tag in enumerate([*tags, "O"]):
-        if tag.startswith("I-") and label and tag[2:] == label:
-            continue
-        if label:
-            found.append(Entity(start, i, label))
-        label, start = (tag[2:] if tag.startswith("B-") else ""), i
-    return found
 
 
 def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], types: Sequence[str]) -> Score:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.families.readers.examples import AnyExample, MarkedText, Question, TaggedSentence
+from domext_ray.families.readers.examples import Example
 from domext_ray.intervals import Estimate, Sample, compare, draw_clusters, find_bounds
 
 
@@ -97,27 +97,14 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def over_clusters(score: Score, examples: Sequence[AnyExample]) -> Score:
+def over_clusters(score: Score, examples: Sequence[Example]) -> Score:
     """Return the score with the examples' clusters: resamples draw these whole.
 
     A cluster is what a set's `group_field` names, else a document of sentences, a context of questions, or a text whose
     pairs are classified; an example that has none of them is its own.
     """
     keys: dict[Any, int] = {}
-    return replace(
-        score, clusters=np.array([keys.setdefault(_find_cluster(example), len(keys)) for example in examples])
-    )
-
-
-def _find_cluster(example: AnyExample) -> tuple[str, str]:
-    if example.group:
-        return "group", example.group
-    match example:
-        case TaggedSentence(document=name) if name:
-            return "document", name
-        case Question(context=text) | MarkedText(text=text):
-            return "text", text
-    return "example", example.id
+    return replace(score, clusters=np.array([keys.setdefault(example.cluster, len(keys)) for example in examples]))
 
 
 def compare_scores(

@@ -6,6 +6,7 @@ message can name file and line.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
@@ -33,6 +34,24 @@ class Relation:
     label: str
 
 
+def add_article(noun: str) -> str:
+    """Return a noun behind its article."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def read_tags(tags: Sequence[str]) -> list[Entity]:
+    """Return the entities of a sentence's IOB2 tags, in order; I- that continues no entity of its type is outside."""
+    found: list[Entity] = []
+    label, start = "", 0
+    for i, tag in enumerate([*tags, "O"]):
+        if tag.startswith("I-") and label and tag[2:] == label:
+            continue
+        if label:
+            found.append(Entity(start, i, label))
+        label, start = (tag[2:] if tag.startswith("B-") else ""), i
+    return found
+
+
 @dataclass(frozen=True)
 class Example:
     """What all kinds of examples have."""
@@ -43,6 +62,12 @@ class Example:
 
     inputs: ClassVar[tuple[str, ...]] = ("text",)
     """Fields that a model sees; by a hash of the first a set is cut."""
+    gold_names: ClassVar[tuple[str, str] | None] = None
+    """What it may have or not, and what such examples are called; None: each has its label."""
+    number: ClassVar[float | None] = None
+    """Its label, where that is a number."""
+    is_learnable: ClassVar[bool] = True
+    """Whether it can be learned from."""
 
     @property
     def seen(self) -> tuple[Any, ...]:
@@ -53,6 +78,50 @@ class Example:
     def whole(self) -> str:
         """What must not be on two sides of a cut."""
         return str(getattr(self, self.inputs[0]))
+
+    @property
+    def shown(self) -> str:
+        """The text that its prediction is about."""
+        return str(getattr(self, self.inputs[0]))
+
+    @property
+    def cluster(self) -> tuple[str, str]:
+        """What is drawn whole when figures are resampled; an example is its own cluster where it is of no other."""
+        return ("group", self.group) if self.group else self._cluster
+
+    @property
+    def _cluster(self) -> tuple[str, str]:
+        return "example", self.id
+
+    @property
+    def gold(self) -> tuple[Entity, ...]:
+        """All entities that predictions are scored by, in characters."""
+        return ()
+
+    def list_labels(self) -> tuple[str, ...]:
+        """Return its class or classes, its predicates, or the types of its gold entities."""
+        return ()
+
+    @property
+    def has_gold(self) -> bool:
+        """Whether it has what `gold_names` says."""
+        return bool(self.list_labels())
+
+    @property
+    def teaches(self) -> bool:
+        """Whether it has gold that is learned from."""
+        return self.has_gold
+
+    @property
+    def verdict(self) -> str:
+        """Its class, its classes or its number, as a sentence has it; empty: it is about something else."""
+        return ""
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """What is counted of it in a table of labels; what is no label stands in brackets."""
+        labels = self.list_labels()
+        return labels if labels or self.gold_names is None else (f"(without {add_article(self.gold_names[0])})",)
 
     @property
     def unit(self) -> str:
@@ -72,10 +141,46 @@ class TaggedSentence(Example):
     that was cut again for a model. Nothing is learned from them, and they are scored as all others."""
 
     inputs = ("words",)
+    gold_names = ("entity", "sentences")
+
+    @property
+    def text(self) -> str:
+        """The sentence; words without a text are joined by spaces."""
+        return " ".join(self.words)
+
+    @property
+    def offsets(self) -> Sequence[tuple[int, int]]:
+        """The place of each word in the text."""
+        ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in self.words)]
+        return [(end - len(word), end) for word, end in zip(self.words, ends, strict=True)]
+
+    def place(self, tags: Sequence[str]) -> list[Entity]:
+        """Return the entities of IOB2 tags of its words, with their places in the text."""
+        offsets = self.offsets
+        return [Entity(offsets[span.start][0], offsets[span.end - 1][1], span.label) for span in read_tags(tags)]
 
     @property
     def whole(self) -> str:
         return f"document {self.document}" if self.document else " ".join(self.words)
+
+    @property
+    def shown(self) -> str:
+        return self.text
+
+    @property
+    def _cluster(self) -> tuple[str, str]:
+        return ("document", self.document) if self.document else super()._cluster
+
+    @property
+    def gold(self) -> tuple[Entity, ...]:
+        return (*self.place(self.tags), *self.misplaced)
+
+    def list_labels(self) -> tuple[str, ...]:
+        return (*(tag[2:] for tag in self.tags if tag.startswith("B-")), *(e.label for e in self.misplaced))
+
+    @property
+    def teaches(self) -> bool:
+        return any(tag != "O" for tag in self.tags)
 
 
 @dataclass(frozen=True)
@@ -83,7 +188,7 @@ class RawSentence(TaggedSentence):
     """A text that was cut into words here, so that what is found in it has places in the text itself."""
 
     text: str = ""
-    offsets: tuple[tuple[int, int], ...] = ()  # of each word in `text`
+    offsets: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,10 +206,18 @@ class AnnotatedText(Example):
     misplaced: tuple[Entity, ...] = field(default=(), kw_only=True)
     unplaced: tuple[tuple[str, str, str], ...] = field(default=(), kw_only=True)
 
+    gold_names = ("entity or relation", "texts")
+
     @property
     def gold(self) -> tuple[Entity, ...]:
-        """All entities that predictions are scored by."""
         return (*self.entities, *self.misplaced)
+
+    def list_labels(self) -> tuple[str, ...]:
+        return tuple(gold.label for gold in self.relations or self.gold)
+
+    @property
+    def teaches(self) -> bool:
+        return bool(self.relations or self.entities)
 
 
 @dataclass(frozen=True)
@@ -118,6 +231,17 @@ class MarkedText(Example):
 
     inputs = ("text", "head", "tail")
 
+    @property
+    def _cluster(self) -> tuple[str, str]:
+        return "text", self.text
+
+    def list_labels(self) -> tuple[str, ...]:
+        return (self.label,) if self.label else ()
+
+    @property
+    def verdict(self) -> str:
+        return f"label {self.label!r}"
+
 
 @dataclass(frozen=True)
 class LabelledText(Example):
@@ -130,6 +254,17 @@ class LabelledText(Example):
 
     inputs = ("text", "pair")
 
+    @property
+    def number(self) -> float | None:  # type: ignore[override]
+        return None if self.label else self.value
+
+    def list_labels(self) -> tuple[str, ...]:
+        return (self.label,) if self.label else ()
+
+    @property
+    def verdict(self) -> str:
+        return f"label {self.label!r}" if self.label else f"value {self.value:g}"
+
 
 @dataclass(frozen=True)
 class MultiLabelText(Example):
@@ -140,6 +275,14 @@ class MultiLabelText(Example):
     labels: tuple[str, ...]
 
     inputs = ("text", "pair")
+    gold_names = ("label", "texts")
+
+    def list_labels(self) -> tuple[str, ...]:
+        return self.labels
+
+    @property
+    def verdict(self) -> str:
+        return f"label {', '.join(map(repr, sorted(set(self.labels))))}"
 
 
 @dataclass(frozen=True)
@@ -153,6 +296,24 @@ class Question(Example):
     """Accepted answers that the context does not have where their offsets say."""
 
     inputs = ("context", "question")
+    gold_names = ("answer", "questions")
+
+    @property
+    def _cluster(self) -> tuple[str, str]:
+        return "text", self.context
+
+    @property
+    def has_gold(self) -> bool:
+        return bool(self.answer_texts)
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        return ("(with an answer)",) if self.answer_texts else super().counted
+
+    @property
+    def is_learnable(self) -> bool:  # type: ignore[override]
+        """One whose answers are all elsewhere would teach that it has none."""
+        return bool(self.question) and (bool(self.answers) or not self.unplaced)
 
     @property
     def answer_texts(self) -> tuple[str, ...]:
@@ -171,6 +332,10 @@ class Choice(Example):
 
     inputs = ("context", "stem", "options")
 
+    @property
+    def counted(self) -> tuple[str, ...]:
+        return (f"(option {self.answer + 1})",)
+
 
 @dataclass(frozen=True)
 class Mention(Example):
@@ -178,6 +343,10 @@ class Mention(Example):
 
     text: str
     terms: tuple[str, ...]
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        return ("(one term)" if len(self.terms) == 1 else "(several terms)",)
 
 
 AnyExample: TypeAlias = (

@@ -232,11 +232,6 @@ def _read_answers(row: Row) -> list[dict[str, Any]]:
     return [] if is_impossible else answers
 
 
-def is_learnable(question: Question) -> bool:
-    """Whether a question can be learned from: one whose answers are all elsewhere would teach that it has none."""
-    return bool(question.question) and (bool(question.answers) or not question.unplaced)
-
-
 def _place_answer(values: dict[str, Any], context: str, row: Row) -> Entity | None:
     """Return the stretch of an answer: at its offset, or nearest to it, or where it occurs alone."""
     text, start = values["text"], as_offset(values.get("answer_start"))

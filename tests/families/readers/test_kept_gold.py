@@ -11,11 +11,12 @@ from labelled_fixtures import dump_lines, write
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.families.described_sets import make_description
+from domext_ray.families.family import describe_entity
 from domext_ray.families.nested import SpanTask
 from domext_ray.families.questions import QuestionTask
 from domext_ray.families.readers.examples import Entity, LabelledSet
 from domext_ray.families.sets import load_set, read_split
-from domext_ray.families.task import TaskOptions, describe_entity
+from domext_ray.families.task import TaskOptions
 from domext_ray.families.triples import ExtractionTask
 
 
