@@ -59,9 +59,7 @@ def open_reader(folder: Path, sampler: Sampler, rank: int = 0, world_size: int =
     maskers = [Masker(tokenizer, ObjectiveConfig(mask_prob=0.4), part.seed) for part in sampler.parts]
     is_kept = (False, True, False)[: len(corpora)] if len(corpora) > 1 else ()
     rows = share_rows(sampler.global_batch_size, rank, world_size)
-    return BatchReader(
-        tuple(each.shards("train") for each in corpora), sampler, tuple(maskers), is_kept, rows, size
-    )
+    return BatchReader(tuple(each.shards("train") for each in corpora), sampler, tuple(maskers), is_kept, rows, size)
 
 
 def take_apart(batch: RankBatch) -> list[tuple[list[int], list[int], bool]]:
