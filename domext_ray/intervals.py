@@ -65,7 +65,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class Resampled:
     """One figure of a model, as it came out in every restart and every resample.
 
     Resamples are of the same clusters for all restarts and all models that are compared.
@@ -91,12 +91,12 @@ class Sample:
         return Estimate(self.mean, float(low), float(high))
 
 
-def over_seeds(values: Sequence[float]) -> Sample:
+def over_seeds(values: Sequence[float]) -> Resampled:
     """Return a figure of which only restarts are known."""
-    return Sample(np.array(values, dtype=np.float64), np.empty((len(values), 0)))
+    return Resampled(np.array(values, dtype=np.float64), np.empty((len(values), 0)))
 
 
-def average(samples: Sequence[Sample]) -> Estimate:
+def average(samples: Sequence[Resampled]) -> Estimate:
     """Return the mean over independent sets, whose intervals' arms add up in squares (Zou and Donner, 2008)."""
     estimates = [sample.estimate() for sample in samples]
     value = sum(one.value for one in estimates) / len(estimates)
@@ -130,7 +130,7 @@ def draw_clusters(num_clusters: int, num_resamples: int, seed: int) -> Iterator[
 
 
 def find_bounds(values: np.ndarray, drawn: np.ndarray, num_clusters: int) -> np.ndarray:
-    """Return the 95 % bounds [F, 2] of the means over restarts of F figures; arguments as of `Sample`, F first.
+    """Return the 95 % bounds [F, 2] of the means over restarts of F figures; arguments as of `Resampled`, F first.
 
     They are percentiles, stretched about the value to Student's width, and do not leave the range of a figure: none is
     above 1, or below 0 if no resample is.
@@ -150,7 +150,7 @@ def find_bounds(values: np.ndarray, drawn: np.ndarray, num_clusters: int) -> np.
     return np.clip(bounds, np.where(lowest < 0, -1.0, 0.0)[:, None], 1.0)
 
 
-def compare(first: Sample, second: Sample) -> Estimate:
+def compare(first: Resampled, second: Resampled) -> Estimate:
     """Return how much the second model's mean differs from the first's on the same documents.
 
     Restarts of two models have nothing in common, even where their seeds are equal numbers. A p value is given where
@@ -165,7 +165,7 @@ def compare(first: Sample, second: Sample) -> Estimate:
     return replace(found, low=max(found.low, -limit), high=min(found.high, limit))
 
 
-def bound_differences(values: np.ndarray, drawn: np.ndarray, second: Sample) -> np.ndarray:
+def bound_differences(values: np.ndarray, drawn: np.ndarray, second: Resampled) -> np.ndarray:
     """Return the 95 % bounds [F, 2] of how much a model's mean differs from F figures of another one; see `compare`.
 
     `values`, float64 [F, restarts], and `drawn`, float64 [F, restarts, resamples], are the other model's, `second` is
@@ -218,7 +218,7 @@ def _list_variances(values: np.ndarray, drawn: np.ndarray, num_clusters: int) ->
     return parts
 
 
-def _pair_variances(values: np.ndarray, drawn: np.ndarray, second: Sample) -> list[_Variance]:
+def _pair_variances(values: np.ndarray, drawn: np.ndarray, second: Resampled) -> list[_Variance]:
     """The variances [F] of a model's differences to F figures of another: by the clusters of both, then by restarts."""
     difference = second.mean - values.mean(axis=1, keepdims=True)
     pair = second.drawn.mean(axis=0) - drawn.mean(axis=1)

@@ -13,7 +13,7 @@ from domext_ray.families.metrics.scores import compare_scores, over_clusters
 from domext_ray.families.readers.examples import LabelledText, Question, TaggedSentence
 from domext_ray.intervals import (
     Estimate,
-    Sample,
+    Resampled,
     average,
     compare,
     compare_seeds,
@@ -69,7 +69,7 @@ def test_false_alarms_are_as_rare_as_the_level_says() -> None:
     for _ in range(150):
         documents = np.repeat(1 + rng.normal(size=(1, 30)), 4, axis=0)
         values, drawn = resample(rng, draw_right(rng, documents, 3, seed_sd=0.3, both_sd=0.5), sizes)
-        first, *others = (Sample(*each, 30) for each in zip(values, drawn, strict=True))
+        first, *others = (Resampled(*each, 30) for each in zip(values, drawn, strict=True))
         found = [compare(first, each) for each in others]
         p_values = [each.p_value or 0.0 for each in found]
         assert all(each.is_apart == (p_value < 0.05) for each, p_value in zip(found, p_values, strict=True))
@@ -81,19 +81,19 @@ def test_false_alarms_are_as_rare_as_the_level_says() -> None:
 def test_a_mean_of_documents_has_students_interval() -> None:
     values = np.random.default_rng(3).uniform(0.3, 0.7, size=12)
     drawn = np.concatenate(list(draw_clusters(12, 20_000, 0))) @ values / 12
-    found = Sample(values.mean(keepdims=True), drawn[None], 12).estimate()
+    found = Resampled(values.mean(keepdims=True), drawn[None], 12).estimate()
     assert found.interval == pytest.approx(t.interval(0.95, 11, values.mean(), values.std(ddof=1) / 12**0.5), abs=3e-3)
-    alone = Sample(values[:1], np.full((1, 10), values[0]), 1).estimate()
+    alone = Resampled(values[:1], np.full((1, 10), values[0]), 1).estimate()
     assert (alone.low, alone.high) == (0.0, 1.0), "one document says nothing about others"
-    same = Sample(values[:1], np.full((1, 10), values[0]), 1)
+    same = Resampled(values[:1], np.full((1, 10), values[0]), 1)
     assert compare(same, same).interval == [-1.0, 1.0]
 
 
 def test_one_restart_has_no_p_value() -> None:
     rng = np.random.default_rng(4)
-    one, other = (Sample(np.array([each]), rng.normal(each, 0.01, size=(1, 500)), 50) for each in (0.5, 0.7))
+    one, other = (Resampled(np.array([each]), rng.normal(each, 0.01, size=(1, 500)), 50) for each in (0.5, 0.7))
     assert compare(one, other).p_value is None and compare(one, other).low > 0.1
-    two = Sample(np.array([0.69, 0.71]), rng.normal(0.7, 0.01, size=(2, 500)), 50)
+    two = Resampled(np.array([0.69, 0.71]), rng.normal(0.7, 0.01, size=(2, 500)), 50)
     assert compare(one, two).p_value is None
     assert compare_seeds([0.1]).p_value is None and compare_seeds([0.1]).interval is None
     assert compare_seeds([0.1, 0.2, 0.3]).p_value == pytest.approx(0.0742, abs=1e-4)
@@ -112,7 +112,7 @@ def test_independent_figures_add_their_arms_in_squares() -> None:
     assert (found.value, found.low, found.high) == pytest.approx(
         (0.3, 0.3 - math.hypot(0.03, 0.03), 0.3 + 0.04 * 2**0.5)
     )
-    sample = Sample(np.array([0.5]), np.random.default_rng(0).normal(0.5, 0.02, size=(1, 2000)), 900)
+    sample = Resampled(np.array([0.5]), np.random.default_rng(0).normal(0.5, 0.02, size=(1, 2000)), 900)
     one, mean = sample.estimate(), average([sample] * 4)
     assert mean.value == 0.5 and mean.high - 0.5 == pytest.approx((one.high - 0.5) / 2)
 

@@ -26,7 +26,7 @@ from domext_ray.config.options.declare import (
 )
 from domext_ray.config.pretrain import REPAIR_NOTES, Corpus, OptimConfig, PretrainConfig, TrainConfig
 
-Objective = Literal["f1", "general_accuracy", "trainable", "tokens_per_second"]
+Aim = Literal["f1", "general_accuracy", "trainable", "tokens_per_second"]
 OBJECTIVES: dict[str, str] = {
     "f1": "max",
     "general_accuracy": "max",
@@ -62,7 +62,7 @@ class SearchConfig:
     searcher: Main[Literal["random", "grid", "optuna"]] = "random"  # optuna: TPE, or NSGA-II for several objectives
     scheduler: Main[Literal["none", "asha"]] = "none"  # asha: bad trials stop early
     # f1, general_accuracy, trainable, tokens_per_second
-    objectives: Main[Annotated[tuple[Objective, ...], SOME, DIFFERENT]] = ("f1",)
+    objectives: Main[Annotated[tuple[Aim, ...], SOME, DIFFERENT]] = ("f1",)
     trials: Main[Count] = 20  # trials; of a grid, every point is one
     rungs: Annotated[int, Field(ge=1, le=20)] = 1  # times that a trial is scored
     # each rung's budget is so many times the one before; asha keeps one trial in so many

@@ -35,7 +35,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
-class Part:
+class JoinedPart:
     """A layer's matrix in a joined one, where it has `size` rows (or columns) from `start` on."""
 
     linear: nn.Linear
@@ -63,13 +63,13 @@ class JoinedLinear(nn.Module):
     def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype, *, by_columns: bool = False) -> None:
         super().__init__()
         self.dim = int(by_columns)
-        self.parts, shape = list[Part](), [*linears[0].weight.shape]
+        self.parts, shape = list[JoinedPart](), [*linears[0].weight.shape]
         shape[self.dim] = 0
         for linear in linears:
             size, filling = linear.weight.shape[self.dim], getattr(linear, "filling", None)
             if filling is not None:
                 size += size // filling.size * filling.missing
-            self.parts.append(Part(linear, shape[self.dim], size))
+            self.parts.append(JoinedPart(linear, shape[self.dim], size))
             shape[self.dim] += size
         has_bias = any(linear.bias is not None for linear in linears)
         options: dict[str, Any] = {"dtype": dtype, "device": linears[0].weight.device}
@@ -79,7 +79,7 @@ class JoinedLinear(nn.Module):
         shared = 0 if by_columns else sum(map(self._share_memory, self.parts))
         self.num_copied_bytes = sum(buffer.nbytes for buffer in self.buffers()) - shared
 
-    def _share_memory(self, part: Part) -> int:
+    def _share_memory(self, part: JoinedPart) -> int:
         """Let what is frozen of a part, and stored as the joined matrix is, be a view of it; return its bytes."""
         shared = 0
         for param, joined in ((part.linear.weight, self.weight), (part.linear.bias, self.bias)):
@@ -112,12 +112,12 @@ class JoinedLinear(nn.Module):
         return cast(Tensor, _Product.apply(inputs, self.weight, self.bias, self, *params))
 
     @property
-    def trained(self) -> list[Part]:
+    def trained(self) -> list[JoinedPart]:
         """The parts whose weights train."""
         return [part for part in self.parts if part.linear.weight.requires_grad]
 
     @property
-    def biased(self) -> list[Part]:
+    def biased(self) -> list[JoinedPart]:
         """The parts whose biases train."""
         return [part for part in self.parts if part.linear.bias is not None and part.linear.bias.requires_grad]
 
@@ -142,13 +142,13 @@ class JoinedLinear(nn.Module):
         return copies
 
 
-def _pack(parts: Sequence[Part], table: Tensor) -> tuple[Tensor, list[Part]]:
+def _pack(parts: Sequence[JoinedPart], table: Tensor) -> tuple[Tensor, list[JoinedPart]]:
     """Return the columns of a table [T, width] that belong to parts, side by side, and where each stands then."""
     if not parts:
         return table, []
-    packed, start = list[Part](), 0
+    packed, start = list[JoinedPart](), 0
     for part in parts:
-        packed.append(Part(part.linear, start, part.size))
+        packed.append(JoinedPart(part.linear, start, part.size))
         start += part.size
     first, last = parts[0], parts[-1]
     if last.start + last.size - first.start == start:

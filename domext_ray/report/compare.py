@@ -20,7 +20,7 @@ from matplotlib.ticker import PercentFormatter
 from domext_ray.config.options.places import hide_places
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
-from domext_ray.intervals import LEVEL, Estimate, Sample, compare, correct_holm
+from domext_ray.intervals import LEVEL, Estimate, Resampled, compare, correct_holm
 from domext_ray.report.figures import list_figures, measure_run
 from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
 from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_intervals, new_picture
@@ -48,7 +48,9 @@ class Line:
     values: tuple[float, ...] = ()  # the figure of every restart
 
 
-def compare_with_first(names: Sequence[str], samples: Sequence[Sample], more: Sequence[tuple[str, ...]]) -> list[Line]:
+def compare_with_first(
+    names: Sequence[str], samples: Sequence[Resampled], more: Sequence[tuple[str, ...]]
+) -> list[Line]:
     """Compare models with the first one; p values are corrected for their number (Holm)."""
     lines: list[Line] = []
     for name, sample, cells in zip(names, samples, more, strict=True):

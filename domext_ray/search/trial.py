@@ -27,14 +27,14 @@ from domext_ray.families.loading import LoadedSet
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.files import read_json
-from domext_ray.intervals import RESAMPLING_SEED, Sample, average
+from domext_ray.intervals import RESAMPLING_SEED, Resampled, average
 from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
 from domext_ray.runtime.cpu_kernels import TRAINING
 from domext_ray.runtime.device import prepare_device
-from domext_ray.runtime.trials import Trial as Planned
+from domext_ray.runtime.trials import Trial
 from domext_ray.search.plan import SweepPlan
 from domext_ray.search.results import TRIALS
 from domext_ray.search.space import Point, configure, name_preparation
@@ -50,7 +50,7 @@ PILOT_STEPS = 10
 """Timed steps of a budget in seconds; the first ones are left out."""
 
 
-class Trial:
+class TrialTraining:
     """A trial in this process; a process group of it alone exists."""
 
     def __init__(self, plan: SweepPlan, folder: Place, point: Point) -> None:
@@ -159,9 +159,9 @@ class SweepWorker:
 
     def __init__(self, plan: SweepPlan) -> None:
         self.plan, self.name = plan, ""
-        self.trial: Trial | None = None
+        self.trial: TrialTraining | None = None
 
-    def __call__(self, item: tuple[Planned, int | None]) -> dict[str, Any]:
+    def __call__(self, item: tuple[Trial, int | None]) -> dict[str, Any]:
         """Train a trial to a rung and score it; without a rung, let go of it."""
         planned, rung = item
         join_alone()
@@ -172,7 +172,7 @@ class SweepWorker:
         try:
             if self.trial is None:
                 folder = self.plan.folder / TRIALS / planned.name
-                self.trial, self.name = Trial(self.plan, folder, planned.config), planned.name
+                self.trial, self.name = TrialTraining(self.plan, folder, planned.config), planned.name
             record = self.trial.run_rung(rung)
         except BaseException:
             self._close()
@@ -209,7 +209,7 @@ def score_sets(start: StartModel, plan: SweepPlan, config: FinetuneConfig, devic
 
 def _score_set(
     start: StartModel, loaded: LoadedSet, config: FinetuneConfig, device: torch.device
-) -> tuple[Sample, str]:
+) -> tuple[Resampled, str]:
     """Return the figure of the grid's best point, of every restart, with its resamples; and which figure it is."""
     config = replace(config, model=start.id)
     task = make_set_task(config, start, loaded)
@@ -232,7 +232,7 @@ def _score_set(
     values = np.array([[score.get(task.metric) for score in own] for own in scores])
     best = int(np.argmax(values.mean(axis=1)))
     drawn = [score.resample(config.num_resamples, RESAMPLING_SEED)[task.metric] for score in scores[best]]
-    return Sample(values[best], np.stack(drawn), scores[best][0].num_clusters), task.metric
+    return Resampled(values[best], np.stack(drawn), scores[best][0].num_clusters), task.metric
 
 
 def score_base(plan: SweepPlan, _: Any = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from domext_ray.errors import RunError
-from domext_ray.intervals import Estimate, Sample, compare_seeds, over_seeds
+from domext_ray.intervals import Estimate, Resampled, compare_seeds, over_seeds
 from domext_ray.report.compare import find_undominated
 from domext_ray.report.figures import take_routed
 from domext_ray.study.label_curves import LabelCurve
@@ -105,7 +105,7 @@ class SetScores:
     name: str  # of the set
     metric: str  # what dev chose by, such as f1.micro
     split: str  # test or, where there is none, dev
-    samples: Mapping[str, Sample]  # by method, the base first
+    samples: Mapping[str, Resampled]  # by method, the base first
 
 
 @dataclass(frozen=True)
@@ -113,32 +113,32 @@ class MethodResult:
     """A method's figures over seeds."""
 
     runs: MethodRuns
-    gained: Sample  # bits per character below the base's
-    lost: Mapping[str, Sample]  # points of accuracy below the base's, by the measures of forgetting
-    word_gained: Sample | None = None  # word bits per character below the base's, where they were measured
+    gained: Resampled  # bits per character below the base's
+    lost: Mapping[str, Resampled]  # points of accuracy below the base's, by the measures of forgetting
+    word_gained: Resampled | None = None  # word bits per character below the base's, where they were measured
 
     @property
     def name(self) -> str:
         return self.runs.name
 
-    def read(self, *path: str) -> Sample:
+    def read(self, *path: str) -> Resampled:
         """Return a figure of summary.json over the seeds."""
         summaries: list[Any] = [*self.runs.summaries.values()]
         return over_seeds([reduce(operator.getitem, path, summary) for summary in summaries])
 
 
-def estimate(values: Sample) -> Estimate:
+def estimate(values: Resampled) -> Estimate:
     """Return the mean over seeds; its interval needs three of them."""
     return values.estimate() if len(values.values) >= MIN_SEEDS else Estimate(values.mean)
 
 
-def subtract(first: Sample, second: Sample) -> Estimate:
+def subtract(first: Resampled, second: Resampled) -> Estimate:
     """Return the mean difference of two methods, paired by seed; its interval and p value need three seeds."""
     differences = first.values - second.values
     return compare_seeds(differences) if len(differences) >= MIN_SEEDS else Estimate(float(np.mean(differences)))
 
 
-def find_share(rival: MethodResult, result: MethodResult) -> Sample | None:
+def find_share(rival: MethodResult, result: MethodResult) -> Resampled | None:
     """Return a method's share of the bits that full training gains, paired by seed; None: full training gains none."""
     return over_seeds(result.gained.values / rival.gained.values) if rival.gained.values.min() > 0 else None
 
@@ -209,7 +209,7 @@ def make_study(
     return Study(base, tuple(results), setting, seconds, left_out or {}, scores, curves)
 
 
-def _count_word_gain(base: BaseFigures, runs: MethodRuns) -> Sample | None:
+def _count_word_gain(base: BaseFigures, runs: MethodRuns) -> Resampled | None:
     after = [summary["domain"].get("word_bits_per_character", {}).get("after") for summary in runs.summaries.values()]
     if base.word_bits is None or None in after:
         return None

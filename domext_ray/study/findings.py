@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from domext_ray.config.mixture import DOMAIN
-from domext_ray.intervals import Estimate, Sample, compare
+from domext_ray.intervals import Estimate, Resampled, compare
 from domext_ray.report.compare import (
     Line,
     compare_with_first,
@@ -146,7 +146,7 @@ def list_measures(study: Study) -> list[dict[str, Any]]:
     return found
 
 
-def _read_lost(result: MethodResult, measure: str) -> Sample:
+def _read_lost(result: MethodResult, measure: str) -> Resampled:
     return result.lost[measure]
 
 
@@ -156,7 +156,7 @@ def _tabulate(
     rival = study.rival if study.rival in results else next(iter(results), None)
     lines = []
     for result in sorted(results, key=lambda each: each is not rival):
-        own: Sample = read(result)
+        own: Resampled = read(result)
         difference = None if result is rival or rival is None else subtract(own, read(rival))
         lines.append(Line(result.name, estimate(own), difference, values=tuple(own.values.tolist())))
     lines = correct_lines(lines)
@@ -301,12 +301,12 @@ def _describe_needed(found: Estimate, numbers: Sequence[float]) -> dict[str, Any
     return {"labels": value, "interval": interval, "shown": "{} ({})".format(*show_labels(found, numbers))}
 
 
-def _describe(sample: Sample) -> dict[str, Any]:
+def _describe(sample: Resampled) -> dict[str, Any]:
     found = estimate(sample)
     return {"values": sample.values.tolist(), "mean": found.value, "sd": sample.sd, "interval": found.interval}
 
 
-def _describe_difference(first: Sample, second: Sample) -> dict[str, Any]:
+def _describe_difference(first: Resampled, second: Resampled) -> dict[str, Any]:
     found = subtract(first, second)
     values = (first.values - second.values).tolist()
     return {"values": values, "mean": found.value, "interval": found.interval, "p_value": found.p_value}

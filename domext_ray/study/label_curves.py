@@ -26,7 +26,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
-from domext_ray.intervals import Estimate, Sample, bound_differences
+from domext_ray.intervals import Estimate, Resampled, bound_differences
 
 POINTS = 65
 """Of a base's curve, beside its own numbers, at which a method is compared with it; bounds are straight between them.
@@ -41,10 +41,10 @@ class LabelCurve:
     metric: str  # what dev chose by, such as f1.micro
     split: str  # what was scored
     numbers: tuple[float, ...]  # of labels, ascending; means over the seeds, each of which has an order of its own
-    samples: Mapping[str, tuple[Sample, ...]]  # by method, the base first: one of each number
+    samples: Mapping[str, tuple[Resampled, ...]]  # by method, the base first: one of each number
 
     @property
-    def base(self) -> tuple[Sample, ...]:
+    def base(self) -> tuple[Resampled, ...]:
         """The base's samples."""
         return next(iter(self.samples.values()))
 
@@ -58,7 +58,7 @@ class LabelCurve:
         }
 
 
-def count_needed(numbers: Sequence[float], base: Sequence[Sample], samples: Sequence[Sample]) -> list[Estimate]:
+def count_needed(numbers: Sequence[float], base: Sequence[Resampled], samples: Sequence[Resampled]) -> list[Estimate]:
     """Return how many labels the base needs for the figure of each of a method's samples, on the same documents.
 
     `numbers`, of the labels that `base` learned from, ascend; inf and 0 are more than their last, and fewer than their

@@ -21,13 +21,13 @@ import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig, GridConfig, PlaceConfig
 from domext_ray.config.jobs import ALL, StudyConfig
-from domext_ray.downstream.finetune.comparison import FinetunedRun, read_finetuned
+from domext_ray.downstream.finetune.comparison import ScoredRun, read_finetuned
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import CorpusError
 from domext_ray.families.loading import load_labelled
 from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.sets import take_examples
-from domext_ray.intervals import Sample
+from domext_ray.intervals import Resampled
 from domext_ray.runtime.trials import Ledger, Step, Trial, run_here
 from domext_ray.storage import Place
 from domext_ray.study.figures import SetScores
@@ -162,13 +162,13 @@ def read_curves(place: Workplace, arms: Sequence[str], seeds: Sequence[int]) -> 
     return tuple(found)
 
 
-def _read_models(place: Workplace, i: int, size: int | str, arm: str, seeds: Sequence[int]) -> list[FinetunedRun]:
+def _read_models(place: Workplace, i: int, size: int | str, arm: str, seeds: Sequence[int]) -> list[ScoredRun]:
     """Return the fine-tuned models of a method, one a seed; of the base with all labels the one that there is."""
     of_seeds = [_SomeLabels(place, i, size, seed - place.config.seed) for seed in seeds]
     return [read_finetuned(folder) for folder in dict.fromkeys(labels.locate(arm) for labels in of_seeds)]
 
 
-def _split_restarts(samples: list[Sample], number: int) -> list[Sample]:
+def _split_restarts(samples: list[Resampled], number: int) -> list[Resampled]:
     """Return a sample a seed: as there are or, of the base with all labels, from the restarts of its only one."""
     if len(samples) == number:
         return samples
@@ -176,12 +176,12 @@ def _split_restarts(samples: list[Sample], number: int) -> list[Sample]:
     return [replace(samples[0], values=samples[0].values[part], drawn=samples[0].drawn[part]) for part in parts]
 
 
-def over_models(samples: Sequence[Sample]) -> Sample:
+def over_models(samples: Sequence[Resampled]) -> Resampled:
     """Each model of a method once, with the mean of its restarts; of a single model its restarts are all there is."""
     if len(samples) == 1:
         return samples[0]
     values = np.array([sample.mean for sample in samples])
-    return Sample(values, np.stack([sample.drawn.mean(axis=0) for sample in samples]), samples[0].num_clusters)
+    return Resampled(values, np.stack([sample.drawn.mean(axis=0) for sample in samples]), samples[0].num_clusters)
 
 
 def count_trainings(config: StudyConfig, num_arms: int) -> int:
@@ -230,7 +230,7 @@ def _average(found: Sequence[SetScores]) -> SetScores:
         values, drawn = (
             np.mean([getattr(sample, part)[:number] for sample in own], axis=0) for part in ("values", "drawn")
         )
-        samples[name] = Sample(values, drawn, clusters)
+        samples[name] = Resampled(values, drawn, clusters)
     return SetScores(
         f"mean of {len(found)} sets", "main figure", "/".join({scores.split: 0 for scores in found}), samples
     )

@@ -50,7 +50,7 @@ from domext_ray.runtime.machine import is_cluster
 from domext_ray.text.corpus.batching import find_sequences, round_up
 from domext_ray.text.corpus.views import pad_views
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
-from domext_ray.training.losses import MaskedLoss, Objective, count_chunks, make_loss, make_vector_loss, needs_teacher
+from domext_ray.training.losses import Loss, MaskedLoss, count_chunks, make_loss, make_vector_loss, needs_teacher
 from domext_ray.training.objective import LOSS, KeptRows, MaskedBatch, ViewBatch, to_batch, to_tensors
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
@@ -121,7 +121,7 @@ class _Matmuls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_flops(objective: Objective, batch: Any) -> Roofline:
+def count_flops(objective: Loss, batch: Any) -> Roofline:
     """Count what a batch of full rows computes, of parameters that ZeRO-3 has not sharded; nothing is computed."""
     tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
     # All of one precision, for no autocast is at work there: a frozen base may be stored in another one.
@@ -144,7 +144,7 @@ def count_flops(objective: Objective, batch: Any) -> Roofline:
     return Roofline(forward, backward, batch.input_ids.numel(), matmuls.found, peak)
 
 
-def count_step(config: RunOptions, objective: Objective, vocab_size: int, length: int) -> Roofline:
+def count_step(config: RunOptions, objective: Loss, vocab_size: int, length: int) -> Roofline:
     """Count what a run computes of full rows of some length, as `count_flops` does.
 
     The base is asked about a share of them, which need not be whole rows: a batch of which it is asked about none and
@@ -255,7 +255,7 @@ class DryRunModel:
     """A run's model and loss, and micro batches that have what the run's own have, but for their text."""
 
     config: SettledConfig
-    objective: Objective
+    objective: Loss
     rows: Sequence[int]  # of a micro batch, by length phase
     batches: Sequence[MaskedBatch | ViewBatch]  # of these, on the CPU
     device: torch.device  # of the model
@@ -399,7 +399,7 @@ def estimate_memory(model: DryRunModel) -> dict[str, int]:
     return parts
 
 
-def plan_memory(objective: Objective, batch: Any, sharding: Sharding, *, recomputes: bool = False) -> dict[str, int]:
+def plan_memory(objective: Loss, batch: Any, sharding: Sharding, *, recomputes: bool = False) -> dict[str, int]:
     """Return the bytes of one rank by part at the moment of a step that needs most.
 
     The objective, in training mode and stored as in training, stays as it is. With `recomputes`, activations are
@@ -426,7 +426,7 @@ def plan_memory(objective: Objective, batch: Any, sharding: Sharding, *, recompu
     return {name: size for name, size in kept.items() if size} | max(moments, key=lambda moment: sum(moment.values()))
 
 
-def make_fake(objective: Objective) -> tuple[Objective, FakeTensorMode]:
+def make_fake(objective: Loss) -> tuple[Loss, FakeTensorMode]:
     """Copy an objective without its values: its tensors have shapes, dtypes and a device, and take no memory."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # a batch's tensors are real
     with FakeCopyMode(mode):
@@ -473,7 +473,7 @@ def list_moments(trained: int, frozen: int, step: StepMemory, sharding: Sharding
     return [dict(zip(names, sizes, strict=True)) for sizes in moments[sharding.stage]]
 
 
-def measure_step_memory(objective: Objective, batch: Any, *, keeps_gradients: bool) -> StepMemory:
+def measure_step_memory(objective: Loss, batch: Any, *, keeps_gradients: bool) -> StepMemory:
     """Run forward and backward of a micro batch, and watch what is held.
 
     Gradients that are not kept until the update make way once they are whole, as DeepSpeed copies them away.

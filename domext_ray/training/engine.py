@@ -33,7 +33,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.fused import fuse
 from domext_ray.model.joined import join_products
 from domext_ray.training.capture import CapturedPasses, record_graph
-from domext_ray.training.losses import MaskedLoss, Objective
+from domext_ray.training.losses import Loss, MaskedLoss
 from domext_ray.training.optimizer import MOMENTS, clip_gradients, create_moments, set_learning_rate
 from domext_ray.training.step import Trainer, list_trainables, move_batch
 
@@ -97,7 +97,7 @@ class Engine(Trainer):
         accumulation_steps: int,
         seed: int,
         device: torch.device,
-        objective: Callable[..., Objective] = MaskedLoss,
+        objective: Callable[..., Loss] = MaskedLoss,
         state: TrainState | None = None,
     ) -> None:
         device = torch.device(device)

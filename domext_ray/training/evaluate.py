@@ -39,7 +39,7 @@ from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.text.corpus.draws import hash_counters
 from domext_ray.text.corpus.manifest import Manifest, take_numbered
 from domext_ray.text.corpus.views import make_masker
-from domext_ray.training.losses import Objective
+from domext_ray.training.losses import Loss
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import (
     EVALUATION_SEED,
@@ -116,7 +116,7 @@ class LoneEvaluator:
 
     rank, world_size = 0, 1
 
-    def __init__(self, objective: Objective, device: torch.device) -> None:
+    def __init__(self, objective: Loss, device: torch.device) -> None:
         self.objective, self.device = objective.eval(), device
 
     @torch.no_grad()

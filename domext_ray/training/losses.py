@@ -47,7 +47,7 @@ MAX_SCORES = 2**28
 """Scores of words that stand at once, [P, V]: 1 GiB in fp32, of which a forward and backward pass holds several."""
 
 
-class Objective(nn.Module):
+class Loss(nn.Module):
     """Model and loss as one module, so that DeepSpeed, autocast and the compiler see the whole forward pass.
 
     Its forward takes a batch on `device`. In training it returns the sums of its losses by name, fp32 scalars: the
@@ -77,7 +77,7 @@ class Objective(nn.Module):
         return empty
 
 
-class MaskedLoss(Objective):
+class MaskedLoss(Loss):
     """Pre-training: masked words; with pairs whether the second text follows the first; what is kept of the base.
 
     On rows of general text the model keeps to its base's predictions: KL(base || model) over the base's words, at the
@@ -269,7 +269,7 @@ def _keep_kinds(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
     return logits.masked_fill(kinds != kinds[labels][:, None], -torch.inf)
 
 
-class InfoNCELoss(Objective):
+class InfoNCELoss(Loss):
     """InfoNCE: among the second views of its group, a row's own is nearest to its first view."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool, objective: ObjectiveConfig) -> None:
@@ -277,7 +277,7 @@ class InfoNCELoss(Objective):
         self.objective = objective
 
     def make_empty(self) -> ViewBatch:
-        """See `Objective.make_empty`."""
+        """See `Loss.make_empty`."""
         rows = [np.zeros(8, dtype=np.int64)]
         return cast(ViewBatch, to_batch(pad_views(rows, rows, pad_id=0)).without_weight())
 
@@ -312,7 +312,7 @@ def make_loss(
     fixed: Collection[str],
     device: torch.device,
     rows: Sequence[int],
-) -> Callable[..., Objective]:
+) -> Callable[..., Loss]:
     """Return the loss of a run, for the engine to put around its model.
 
     A frozen base in the model costs nothing beside one more forward pass of the general rows. A method that changes the

@@ -16,7 +16,7 @@ from domext_ray.errors import DivergenceError, TrainingError
 from domext_ray.runs.losses import TRAIN, name_losses
 from domext_ray.training.checkpoint import describe_resumption
 from domext_ray.training.cost import Roofline, count_step, measure_peak_memory
-from domext_ray.training.losses import Objective
+from domext_ray.training.losses import Loss
 from domext_ray.training.objective import KEEP_LOSS, LOSS, NEXT_SENTENCE_LOSS
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import Phase, count_epochs
@@ -169,7 +169,7 @@ class StepRecords:
 
 
 def find_rooflines(
-    run: Run, phases: Sequence[Phase], loss: Callable[..., Objective], model: nn.Module, device: torch.device
+    run: Run, phases: Sequence[Phase], loss: Callable[..., Loss], model: nn.Module, device: torch.device
 ) -> dict[int, Roofline]:
     """Return what steps are held against, by a phase's first step; counted before ZeRO takes the model apart."""
     config, vocab_size = run.config, run.spec.shape.vocab_size

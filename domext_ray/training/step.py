@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from domext_ray.config.pretrain import OptimConfig
 from domext_ray.model.joined import list_joined, refresh
-from domext_ray.training.losses import Objective
+from domext_ray.training.losses import Loss
 from domext_ray.training.objective import LOSS, PART_LOSSES
 from domext_ray.training.optimizer import build_optimizer, clip_gradients, compute_learning_rate, set_learning_rate
 
@@ -109,7 +109,7 @@ class Trainer(ABC):
 
     def __init__(
         self,
-        objective: Objective,
+        objective: Loss,
         *,
         optim: OptimConfig,
         warmup_steps: int,
@@ -225,7 +225,7 @@ class Trainer(ABC):
 class SingleProcessTrainer(Trainer):
     """Trains one model in this process, which shares its work with no other: the engine's step without DeepSpeed."""
 
-    def __init__(self, objective: Objective, **settings: Any) -> None:
+    def __init__(self, objective: Loss, **settings: Any) -> None:
         super().__init__(objective, **settings)
         self._objective = objective
 

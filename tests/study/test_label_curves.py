@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from domext_ray.intervals import Estimate, Sample, compare, draw_clusters
+from domext_ray.intervals import Estimate, Resampled, compare, draw_clusters
 from domext_ray.storage import Place
 from domext_ray.study.findings import describe_curve, tabulate_curve
 from domext_ray.study.label_curves import LabelCurve, count_needed, show_labels
@@ -21,13 +21,13 @@ from domext_ray.study.picture import draw_curves
 NUMBERS = (100.0, 300.0, 1000.0, 4560.0)
 NUM_MODELS = 3
 NUM_RESAMPLES = 300
-Count = Callable[[Sequence[float], Sequence[Sample], Sequence[Sample]], list[Estimate]]
+Count = Callable[[Sequence[float], Sequence[Resampled], Sequence[Resampled]], list[Estimate]]
 
 
-def sample(*values: float, noise: float = 0.002) -> Sample:
+def sample(*values: float, noise: float = 0.002) -> Resampled:
     """A figure of some models on 50 documents, on which all models find the same ones hard."""
     hard = np.random.default_rng(0).normal(0.0, noise, NUM_RESAMPLES)
-    return Sample(np.array(values), np.array(values)[:, None] + hard, 50)
+    return Resampled(np.array(values), np.array(values)[:, None] + hard, 50)
 
 
 BASE = [sample(each - 0.01, each, each + 0.01) for each in (0.3, 0.5, 0.6, 0.7)]
@@ -102,7 +102,7 @@ def test_what_is_said_of_a_curve(tmp_path: Path) -> None:
 
 def simulate(
     generator: np.random.Generator, counts: np.ndarray, learn: Callable[[np.ndarray], np.ndarray], gain: float
-) -> tuple[list[Sample], list[Sample]]:
+) -> tuple[list[Resampled], list[Resampled]]:
     """Return the samples of a base and of a method that needs `gain` times fewer labels for the same entity F1.
 
     Documents, trainings and the labels that a seed takes, the same for both, make a model better or worse.
@@ -125,7 +125,7 @@ def simulate(
         wrong = generator.binomial(gold + 1, 0.35 * (1 - chance))
         values = 2 * right.sum(-1) / (right + wrong + gold).sum(-1)
         drawn = 2 * right @ counts.T / ((right + wrong + gold) @ counts.T)
-        made.append([Sample(*each, num_documents) for each in zip(values, drawn, strict=True)])
+        made.append([Resampled(*each, num_documents) for each in zip(values, drawn, strict=True)])
     return made[0], made[1]
 
 
@@ -153,10 +153,10 @@ def count_hits(num_draws: int, num_documents: int, count: Count = count_needed) 
     return inside, beyond
 
 
-def count_without_models(numbers: Sequence[float], *samples: Sequence[Sample]) -> list[Estimate]:
+def count_without_models(numbers: Sequence[float], *samples: Sequence[Resampled]) -> list[Estimate]:
     """As if models did not differ: only documents are resampled."""
     base, own = (
-        [Sample(np.array([each.mean]), each.drawn.mean(axis=0, keepdims=True), each.num_clusters) for each in models]
+        [Resampled(np.array([each.mean]), each.drawn.mean(axis=0, keepdims=True), each.num_clusters) for each in models]
         for models in samples
     )
     return count_needed(numbers, base, own)

@@ -29,7 +29,7 @@ from domext_ray.downstream.finetune import comparison
 from domext_ray.downstream.finetune.comparison import write_resamples
 from domext_ray.errors import ConfigError, CorpusError, DivergenceError, RunError, TrainingError
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, new_export
-from domext_ray.intervals import Sample, compare
+from domext_ray.intervals import Resampled, compare
 from domext_ray.runs.run_directory import resolve_paths, write_config
 from domext_ray.storage import Place
 from domext_ray.study import runs as study_runs
@@ -463,16 +463,16 @@ def test_intervals_of_fine_tuned_models_hold_the_true_difference() -> None:
         rows = generator.integers(60, size=(200, 60))
         noise = documents[rows].mean(axis=1), documents.mean()
 
-        def draw(seed: float, noise: tuple[np.ndarray, float] = noise) -> Sample:
+        def draw(seed: float, noise: tuple[np.ndarray, float] = noise) -> Resampled:
             values = 0.6 + seed + generator.normal(0.0, 0.004, 2)
-            return Sample(values + noise[1], values[:, None] + noise[0], 60)
+            return Resampled(values + noise[1], values[:, None] + noise[0], 60)
 
         models = [draw(seed) for seed in generator.normal(0.02, 0.015, 4)]
         base = draw(0.0)
         found = compare(base, study_tasks.over_models(models))
         hits += found.low <= 0.02 <= found.high
         values, drawn = (np.concatenate([getattr(each, name) for each in models]) for name in ("values", "drawn"))
-        found = compare(base, Sample(values, drawn, 60))
+        found = compare(base, Resampled(values, drawn, 60))
         pooled += found.low <= 0.02 <= found.high
     assert hits / 300 > 0.92 > pooled / 300, (hits, pooled)
 

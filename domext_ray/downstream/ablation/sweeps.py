@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from domext_ray.config.finetune import FULL, AblateConfig, FinetuneConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.downstream.finetune.comparison import FinetunedRun, check_comparable, read_finetuned
+from domext_ray.downstream.finetune.comparison import ScoredRun, check_comparable, read_finetuned
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.grid import list_points
@@ -48,7 +48,7 @@ class SweepResult:
     """A run of a sweep that has ended."""
 
     entry: SweepEntry
-    run: FinetunedRun
+    run: ScoredRun
 
     @property
     def num_trained(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from domext_ray.downstream.finetune.cautions import list_cautions
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.errors import RunError, name_file
-from domext_ray.intervals import Estimate, Sample
+from domext_ray.intervals import Estimate, Resampled
 from domext_ray.report.compare import Line, compare_with_first, describe_differences, draw_lines, tabulate
 from domext_ray.report.tables import Table
 from domext_ray.runs.run_directory import TRAININGS
@@ -26,12 +26,12 @@ RESAMPLES, AGAINST = "resamples.npz", "against"
 
 
 @dataclass(frozen=True)
-class FinetunedRun:
+class ScoredRun:
     """One run's part of a comparison: its directory's name, its summary, and the metric on `split`."""
 
     name: str
     summary: dict[str, Any]
-    sample: Sample
+    sample: Resampled
 
     @property
     def split(self) -> str:
@@ -55,11 +55,11 @@ def write_resamples(folder: Place, resamples: dict[str, np.ndarray]) -> None:
         np.savez_compressed(temporary, **resamples)  # type: ignore[arg-type]
 
 
-def read_sample(folder: Place, split: str, values: Sequence[float], num_clusters: int) -> Sample:
+def read_sample(folder: Place, split: str, values: Sequence[float], num_clusters: int) -> Resampled:
     """Return the metric of a run's restarts with the resamples that `write_resamples` wrote."""
     try:
         with name_file(folder / RESAMPLES), np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
-            return Sample(np.array(values), arrays[split], num_clusters)
+            return Resampled(np.array(values), arrays[split], num_clusters)
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{folder / RESAMPLES} is missing or damaged; run it again with its own command.") from error
 
@@ -69,21 +69,21 @@ def is_finetuned(folder: Place) -> bool:
     return (folder / TRAININGS).is_dir()
 
 
-def read_finetuned(folder: Place) -> FinetunedRun:
+def read_finetuned(folder: Place) -> ScoredRun:
     """Read a fine-tuning run that has ended."""
     if not (folder / "summary.json").is_file():
         raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
     return _take_run(folder, read_finetune_summary(folder))
 
 
-def _take_run(folder: Place, summary: dict[str, Any]) -> FinetunedRun:
+def _take_run(folder: Place, summary: dict[str, Any]) -> ScoredRun:
     split = "test" if summary["test"] else "dev"
     sample = read_sample(folder, split, summary["restarts"][split]["values"], summary[split]["clusters"])
     name = f"{folder.parent.name}/{AGAINST}" if folder.name == AGAINST else folder.name
-    return FinetunedRun(name, summary, sample)
+    return ScoredRun(name, summary, sample)
 
 
-def check_comparable(runs: Sequence[FinetunedRun]) -> None:
+def check_comparable(runs: Sequence[ScoredRun]) -> None:
     """Refuse runs on different sets, metrics or numbers of resamples."""
     first = runs[0]
     for run in runs[1:]:
@@ -96,13 +96,13 @@ def check_comparable(runs: Sequence[FinetunedRun]) -> None:
                 raise RunError(f"{first.name} and {run.name} have different {what}; compare runs that share them.")
 
 
-def compare_finetuned(runs: Sequence[FinetunedRun], names: Sequence[str] = ()) -> list[Line]:
+def compare_finetuned(runs: Sequence[ScoredRun], names: Sequence[str] = ()) -> list[Line]:
     """Compare runs with the first one; `names` stand for those of their directories."""
     more = [(f"{run.num_trained:,}", str(len(run.sample.values))) for run in runs]
     return compare_with_first(names or [run.name for run in runs], [run.sample for run in runs], more)
 
 
-def tabulate_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line]) -> Table:
+def tabulate_finetuned(runs: Sequence[ScoredRun], lines: Sequence[Line]) -> Table:
     """Return what `compare_finetuned` found as a table."""
     summary, split = runs[0].summary, runs[0].split
     scored, clusters = summary["set"]["examples"][split], runs[0].sample.num_clusters
@@ -113,13 +113,13 @@ def tabulate_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line]) -> T
     return tabulate(lines, f"{summary['metric']} on {split}", names="run", more=more, notes=notes)
 
 
-def draw_finetuned(runs: Sequence[FinetunedRun], lines: Sequence[Line], path: Place) -> None:
+def draw_finetuned(runs: Sequence[ScoredRun], lines: Sequence[Line], path: Place) -> None:
     """Draw what `compare_finetuned` found as a PNG."""
     summary = runs[0].summary
     draw_lines(lines, path, summary["set"]["name"], f"{summary['metric']} on {runs[0].split}")
 
 
-def compare_pair(against: FinetunedRun, run: FinetunedRun) -> list[Line]:
+def compare_pair(against: ScoredRun, run: ScoredRun) -> list[Line]:
     """Compare a run with the model of its --against; the lines are called as their models are."""
     names = [side.summary["model"]["name"] for side in (against, run)]
     if names[0] == names[1]:
@@ -146,7 +146,7 @@ def summarize_pair(folder: Place, summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def describe_pair(against: FinetunedRun, run: FinetunedRun, lines: Sequence[Line]) -> str:
+def describe_pair(against: ScoredRun, run: ScoredRun, lines: Sequence[Line]) -> str:
     """Return in one line the difference of two runs, its interval, and what that says and does not say.
 
     `lines` is what `compare_pair` found.

@@ -31,7 +31,7 @@ from domext_ray.families.readers.examples import AnyExample
 from domext_ray.families.task import Row, StagedTask, Task, TaskBatch
 from domext_ray.model.build import merge_extensions, prepare_for_device
 from domext_ray.training.engine import checkpoint_activations
-from domext_ray.training.losses import Objective
+from domext_ray.training.losses import Loss
 from domext_ray.training.objective import LOSS
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
@@ -65,7 +65,7 @@ def at_stage(point: Point, config: FinetuneConfig, stage: str) -> Point:
     return replace(point, lr=grid.stage_lr.get(stage, point.lr), epochs=grid.stage_epochs.get(stage, point.epochs))
 
 
-class TaskLoss(Objective):
+class TaskLoss(Loss):
     """A task's loss over the rows of a batch (`TaskBatch`), and in eval mode what decoding needs."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool, task: Task) -> None:

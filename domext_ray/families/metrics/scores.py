@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from domext_ray.families.readers.examples import Example
-from domext_ray.intervals import Estimate, Sample, compare, draw_clusters, find_bounds
+from domext_ray.intervals import Estimate, Resampled, compare, draw_clusters, find_bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +61,9 @@ class Score:
             parts.append(flatten(self.compute_drawn(counts if self.clusters is None else counts[:, self.clusters])))
         return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 
-    def sample(self, path: str, drawn: Mapping[str, np.ndarray]) -> Sample:
+    def sample(self, path: str, drawn: Mapping[str, np.ndarray]) -> Resampled:
         """Return a figure with its resamples, given all that `resample` drew."""
-        return Sample(np.array([self.get(path)]), drawn[path][None], self.num_clusters)
+        return Resampled(np.array([self.get(path)]), drawn[path][None], self.num_clusters)
 
     def compute_drawn(self, counts: np.ndarray) -> dict[str, Any]:
         """Return the figures of resamples, given by how often each example is in them, float64 [R, examples]."""

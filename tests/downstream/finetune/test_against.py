@@ -26,7 +26,7 @@ from domext_ray.config.finetune import (
     PlaceConfig,
 )
 from domext_ray.downstream.finetune.comparison import (
-    FinetunedRun,
+    ScoredRun,
     check_comparable,
     compare_finetuned,
     compare_pair,
@@ -40,7 +40,7 @@ from domext_ray.errors import DomextError
 from domext_ray.families.loading import LoadedSet
 from domext_ray.families.registry import FAMILIES
 from domext_ray.files import read_json
-from domext_ray.intervals import Sample
+from domext_ray.intervals import Resampled
 from domext_ray.storage import Place
 
 
@@ -236,14 +236,14 @@ def test_the_whole_job(config: FinetuneConfig, other_base: Path, tmp_path: Path,
 
 def make_run(
     name: str, values: list[float], drawn: np.ndarray, split: str = "test", baseline: float = 0.0, shared: int = 0
-) -> FinetunedRun:
+) -> ScoredRun:
     summary = {
         **{"model": {"name": name}, "metric": "f1.micro", "parameters": {}},
         **{"test": {"f1": 0} if split == "test" else {}},
         **{"set": {"examples": {split: 300}, "shared": {split: shared}}},
         "baselines": {split: {"majority": {"f1": {"micro": baseline}}, "recall": {"f1": {"micro": baseline / 2}}}},
     }
-    return FinetunedRun(name, summary, Sample(np.array(values), drawn, 40))
+    return ScoredRun(name, summary, Resampled(np.array(values), drawn, 40))
 
 
 def test_the_line_says_what_the_interval_says() -> None:
