@@ -198,11 +198,9 @@ def test_words_of_few_people_are_not_there(local_ray: None, notes: Path, tokeniz
         prepare = replace(PREPARE, shard_bytes=shard_bytes)
         with keep_counts(
             resolve_sources(str(notes), prepare), prepare, tokenizer_json, Place(tmp_path), min_groups
-        ) as counts:
-            words = dict(zip(counts.words, counts.counts.tolist(), strict=True))
+        ) as words:
+            pass
         assert (NAME in words) == (min_groups == 1) and (TERM in words) == (min_groups <= 24)
-        assert counts.num_words == sum(words.values()) + counts.num_forgotten
-        assert (counts.num_forgotten > 0) == (min_groups > 1)
 
 
 def test_groups_of_words_are_counted_up_to_what_is_enough() -> None:
@@ -255,8 +253,8 @@ def test_what_a_sample_does_not_show_is_told_before_anything_is_learned(
         keep_counts(sources, prepare, tokenizer_json, Place(tmp_path), learned=vocab.learned_by),
     ):
         pass
-    with keep_counts(sources, said, tokenizer_json, Place(tmp_path), learned=vocab.learned_by) as counts:
-        assert "note" in counts.words
+    with keep_counts(sources, said, tokenizer_json, Place(tmp_path), learned=vocab.learned_by) as words_of_text:
+        assert "note" in words_of_text
     with pytest.raises(CorpusError, match="--vocab.size 200 learns new words"):
         learn_wordpiece(str(path), prepare, vocab, words, 64)
     assert not words.exists()

@@ -55,8 +55,7 @@ _COMMIT = "[0-9a-f]{40}"
 _DOCS_ENTRY = rf"{PACKAGE_DOCS}(:(all|[1-9]\d*))?"
 LISTING_THREADS = 16
 _CARD_BYTES = 2**20
-_GZIP = ".gz"
-_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP, _GZIP_MAGIC = ".gz", b"\x1f\x8b"
 HEAD_BYTES = 2**16
 """By which a file's kind and encoding are seen."""
 _NOTHING = pafs.FileType.NotFound
@@ -69,27 +68,28 @@ _RUNS_PAGE = "index.html"
 _MIN_NUL_DISTANCE = 1000
 """Text may have a stray NUL, which is dropped; from one in so many bytes on a file is no text."""
 
-_BYTE_ORDER_MARKS = {
-    b"\xff\xfe\0\0": "UTF-32",
-    b"\0\0\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
 RECODE = (
     "run iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW if it is of Windows or Latin-1, or iconv -f UTF-8 -t UTF-8 -c FILE "
     "> NEW to take damaged characters out"
 )
 """What makes text UTF-8 whose encoding its first bytes do not tell."""
-_MAGIC = {
-    b"%PDF-": "a PDF",
-    b"PK\x03\x04": "a zip archive or an office document",
-    _GZIP_MAGIC: "gzip, whose name must end in .gz",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PAR1": "Parquet, whose name must end in .parquet",
-    b"ARROW1": "Arrow, whose name must end in .arrow",
-}
-_MARKUP = {rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b": "html", rb"(\xef\xbb\xbf)?\s*\{\\rtf": "rtf"}
+_NOT_UTF8 = "is {0}, not UTF-8; run iconv -f {0} -t UTF-8 FILE > NEW"
+_NOT_TEXT = f"is not UTF-8 text but {{}}; give {READABLE}"
+_MARKUP = "is no plain text but {}; run pandoc -f {} -t plain --wrap none FILE > NEW.txt and give that"
+_SIGNATURES = (
+    (rb"\xff\xfe\0\0|\0\0\xfe\xff", _NOT_UTF8.format("UTF-32")),
+    (rb"\xff\xfe|\xfe\xff", _NOT_UTF8.format("UTF-16")),
+    (rb"%PDF-", _NOT_TEXT.format("a PDF")),
+    (rb"PK\x03\x04", _NOT_TEXT.format("a zip archive or an office document")),
+    (_GZIP_MAGIC, _NOT_TEXT.format("gzip, whose name must end in .gz")),
+    (rb"\xfd7zXZ\0", _NOT_TEXT.format("xz")),
+    (rb"\x28\xb5\x2f\xfd", _NOT_TEXT.format("zstd")),
+    (rb"PAR1", _NOT_TEXT.format("Parquet, whose name must end in .parquet")),
+    (rb"ARROW1", _NOT_TEXT.format("Arrow, whose name must end in .arrow")),
+    (rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", _MARKUP.format("HTML", "html")),
+    (rb"(?i)(\xef\xbb\xbf)?\s*\{\\rtf", _MARKUP.format("RTF", "rtf")),
+)
+"""How files begin that are no UTF-8 text, as patterns; what each is, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -485,24 +485,15 @@ def require_utf8_text(file: SourceFile, stream: IO[bytes]) -> bytes:
 
 def require_text(path: str, head: bytes) -> None:
     """Refuse a file by its first bytes; see `require_utf8_text`."""
-    for marks, name in _BYTE_ORDER_MARKS.items():
-        if head.startswith(marks):
-            raise _not_utf8(path, name)
-    for magic, name in _MAGIC.items():
-        if head.startswith(magic):
-            raise CorpusError(f"{path} is not UTF-8 text but {name}; give {READABLE}.")
-    for start, name in _MARKUP.items():
-        if re.match(start, head, re.IGNORECASE):
-            raise CorpusError(
-                f"{path} is no plain text but {name.upper()}; run pandoc -f {name} -t plain --wrap none FILE > NEW.txt "
-                "and give that."
-            )
+    fault = next((sentence for start, sentence in _SIGNATURES if re.match(start, head)), "")
     num_even, num_odd = head[::2].count(0), head[1::2].count(0)
-    if num_even + num_odd > len(head) / _MIN_NUL_DISTANCE:
+    if not fault and num_even + num_odd > len(head) / _MIN_NUL_DISTANCE:
+        fault = f"is not UTF-8 text (it has NUL bytes); give {READABLE}"
         for few, many, name in ((num_even, num_odd, "UTF-16LE"), (num_odd, num_even, "UTF-16BE")):
             if many > 0.3 * len(head) / 2 and few < 0.01 * len(head) / 2:  # every other byte of Latin letters
-                raise _not_utf8(path, name)
-        raise CorpusError(f"{path} is not UTF-8 text (it has NUL bytes); give {READABLE}.")
+                fault = _NOT_UTF8.format(name)
+    if fault:
+        raise CorpusError(f"{path} {fault}.")
 
 
 def require_lines(path: str, head: bytes) -> None:
@@ -511,7 +502,3 @@ def require_lines(path: str, head: bytes) -> None:
         raise CorpusError(
             rf"{path} ends its lines with CR alone, as old Macs did; run tr '\r' '\n' < FILE > NEW and give that."
         )
-
-
-def _not_utf8(path: str, encoding: str) -> CorpusError:
-    return CorpusError(f"{path} is {encoding}, not UTF-8; run iconv -f {encoding} -t UTF-8 FILE > NEW.")
