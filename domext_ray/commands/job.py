@@ -7,6 +7,7 @@ Torch, Ray and transformers take seconds to import, and a mistyped option is tol
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +23,12 @@ from domext_ray.config.options.declare import FOUND, MAIN, MODELS, ConfigT
 from domext_ray.config.options.kinds import Option, list_options
 from domext_ray.config.options.read import CONFIG, PRESET, Given, read_file, read_flags
 from domext_ray.config.options.submitted import NAMES, find_input, name_searched, settle_paths
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.storage import Place
 from domext_ray.text.data.names import check_name, describe_near, find_near
-from domext_ray.training.tracking import check_trackers
+from domext_ray.training.tracking import TRACKERS
 
 WITHOUT_BASE = ("-shape.", "-vocab.lowercase")
 """What a training job reads with `--base none` only; see `Job.reads`."""
@@ -153,6 +154,17 @@ def _check_places(job: Job[Any], config: Any) -> None:
         raise ConfigError(f"--run.dir is {config.run.dir!r}, which is a file; give the folder of all runs.")
     if "run.trackers" in options and not job.is_unused("run.trackers"):
         check_trackers(config.run)
+
+
+def check_trackers(config: RunConfig) -> None:
+    """Refuse trackers that are not installed, or have no place to write to."""
+    for name in config.trackers:
+        places = TRACKERS[name].places
+        if places and importlib.util.find_spec(name) is None:
+            raise ConfigError(f'--run.trackers has {name}, which is not installed: pip install "domext_ray[{name}]".')
+        if places and not Place(config.dir).is_local and not any(map(os.environ.get, places)):
+            fault = f"--run.trackers has {name}, which cannot write to {config.dir}"
+            raise ConfigError(f"{fault}; set {' or '.join(places)}.")
 
 
 def _warn(job: Job[Any], given: Given, config: Any) -> None:

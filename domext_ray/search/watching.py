@@ -12,7 +12,7 @@ from domext_ray.runtime.trials import Outcome, Watch
 from domext_ray.search.searcher import Search
 from domext_ray.search.space import describe_point
 from domext_ray.storage import Place
-from domext_ray.training.tracking import CLOSE_SECONDS, Tracked, Tracking
+from domext_ray.training.tracking import CLOSE, CLOSE_SECONDS, Tracked, Tracking
 
 TUNE = "tune"
 """Folder of what trackers keep, a folder a trial."""
@@ -32,10 +32,9 @@ class SweepWatch(Watch):
     def begin(self, outcome: Outcome) -> None:
         """Begin a trial, or go on with it."""
         self.search.begin(outcome)
-        name, scored = outcome.trial.name, self._list_scores(outcome)
-        own, step = self.folder / TUNE / name, max((record["step"] for record in scored), default=0)
-        tracked = Tracked(own, self.folder, outcome.trial.config, step)
-        self.begun[name] = Tracking(self.trackers, tracked, scored, self._leave)
+        name = outcome.trial.name
+        tracked = Tracked(self.folder / TUNE / name, self.folder, outcome.trial.config)
+        self.begun[name] = Tracking(self.trackers, tracked, self._list_scores(outcome), self._leave)
 
     def step(self, outcome: Outcome) -> bool:
         """Hand on what a rung has scored; return whether its trial is to be stopped."""
@@ -45,7 +44,7 @@ class SweepWatch(Watch):
     def end(self, outcome: Outcome) -> None:
         """Say what a trial scored, or why it failed."""
         self.search.end(outcome)
-        self.begun[outcome.trial.name].end()
+        self.begun[outcome.trial.name].write(CLOSE)
         objectives, last = self.search.search.objectives, outcome.steps[-1] if outcome.steps else {}
         figures = ", ".join(f"{name} {last[name]:.4g}" for name in objectives if last.get(name) is not None)
         resource = self._list_scores(outcome)[-1]["step"] if outcome.steps else 0

@@ -24,7 +24,7 @@ from domext_ray.runs.events import TAIL_BYTES, EventReader, notify_driver
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.runtime.waiting import StallTimer
 from domext_ray.storage import Log, Place, parse_json
-from domext_ray.training.tracking import Tracked, Tracking
+from domext_ray.training.tracking import PUBLISH, Tracked, Tracking
 
 REFRESH_SECONDS, REQUEST_SECONDS = 0.5, 10.0
 """Between two looks at a run's files on a disk, and between two requests for those in a bucket."""
@@ -88,7 +88,7 @@ class MetricsLog:
         last = step if is_evaluated else step - 1
         kept = [record for record in read_metrics(path) if record["step"] <= last] if step else []
         self.log = Log(path, start="".join(json.dumps(record) + "\n" for record in kept))
-        tracked = Tracked(self.run, self.run.parent, options or {}, step)
+        tracked = Tracked(self.run, self.run.parent, options or {})
         self.tracking = Tracking(trackers, tracked, kept, lambda _, sentence: notify_driver(run_dir, sentence))
 
     def _check(self) -> None:
@@ -116,7 +116,7 @@ class MetricsLog:
     def publish(self) -> None:
         """Let all readers see what was written so far."""
         self.log.flush()
-        self.tracking.publish()
+        self.tracking.write(PUBLISH)
 
     def close(self) -> None:
         """Close the file, and end the trackers."""

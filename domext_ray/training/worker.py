@@ -11,12 +11,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from domext_ray.config.options.declare import read_seconds
+from domext_ray.config.options.kinds import list_options
 from domext_ray.config.pretrain import count_passes
 from domext_ray.model.build import describe_extensions, prepare_for_device, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -40,7 +42,6 @@ from domext_ray.training.records import StepBatch, StepRecords, find_rooflines
 from domext_ray.training.run import Run, Start
 from domext_ray.training.saver import Saver
 from domext_ray.training.start import begin
-from domext_ray.training.tracking import list_tracked_options
 
 
 class PretrainWorker:
@@ -89,8 +90,9 @@ class PretrainWorker:
         is_evaluated = self.checkpoint is None or self.checkpoint.unevaluated is None
         self.log = None
         if rank == 0:
-            tracked = list_tracked_options(config) | {"scale.num_workers": world_size}
-            self.log = MetricsLog(self.run_dir, self.step, config.run.trackers, tracked, is_evaluated=is_evaluated)
+            options = {name: attrgetter(name)(config) for name in list_options(type(config))}
+            options["scale.num_workers"] = world_size
+            self.log = MetricsLog(self.run_dir, self.step, config.run.trackers, options, is_evaluated=is_evaluated)
         is_asked = self.log.is_asked_to_end if self.log is not None else lambda: False
         self.ranks = Ranks(rank, self.engine.sum_over_ranks, notices or Notices(), is_asked)
         self.records = StepRecords(run, self.phases, self.parts, rooflines, device, world_size, self.clock)

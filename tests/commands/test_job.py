@@ -17,14 +17,14 @@ from typing import Any, Literal
 import pytest
 
 from domext_ray.commands.help import format_help
-from domext_ray.commands.job import configure
+from domext_ray.commands.job import check_trackers, configure
 from domext_ray.commands.main import JOBS, run_job
 from domext_ray.config import presets
 from domext_ray.config.options.build import build
 from domext_ray.config.options.kinds import list_options
 from domext_ray.config.options.read import read_file, read_flags
 from domext_ray.config.presets import find_preset
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError
 
 NEEDED = {
@@ -460,9 +460,21 @@ def test_flags_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> No
     assert len(seen) == 1
 
 
-def test_a_tracker_whose_package_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)  # how Python notes that there is none
+@pytest.mark.parametrize("tracker", ["mlflow", "trackio", "wandb"])
+def test_a_tracker_whose_package_is_missing_is_one_sentence(tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, tracker, None)  # how Python notes that there is none
+    says = rf'^--run.trackers has {tracker}, which is not installed: pip install "domext_ray\[{tracker}\]"\.$'
     for job in ("pretrain af", "pretrain bert", "sweep", "compare"):
-        flags = [*NEEDED.get(job, ()), "--run.trackers", "tensorboard,mlflow"]
-        with pytest.raises(ConfigError, match=r'^--run.trackers has mlflow, .*: pip install "domext_ray\[mlflow\]"\.$'):
+        flags = [*NEEDED.get(job, ()), "--run.trackers", f"tensorboard,{tracker}"]
+        with pytest.raises(ConfigError, match=says):
             configure(JOBS[job], read_flags(JOBS[job].config_class, flags))
+
+
+def test_a_bucket_is_no_place_for_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason="an extra")
+    run = RunConfig(dir="s3://bucket/runs", trackers=("tensorboard", "mlflow"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError, match=r"cannot write to s3://bucket/runs; set MLFLOW_TRACKING_URI\.$"):
+        check_trackers(run)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    check_trackers(run)
