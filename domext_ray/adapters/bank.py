@@ -53,7 +53,7 @@ from domext_ray.families.task_description import TaskDescription
 from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
-from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.configuration_domext import DomextConfig, is_adapter_name
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import NEW, Place, Where, hash_values, write_text
 from domext_ray.training.start import rebuild_run
@@ -138,14 +138,14 @@ class AdapterBank:
         for path in self._adapters.list_files():
             folder, _, file = path.partition("/")
             files.setdefault(folder, set()).add(file)
-        whole = (name for name, own in files.items() if DESCRIPTION in own and _is_name(name))
+        whole = (name for name, own in files.items() if DESCRIPTION in own and is_adapter_name(name))
         return {name: frozenset(files[name]) for name in sorted(whole)}
 
     def find_folder(self, name: str) -> Place:
         """Return where an adapter is."""
         folder = self._adapters / name
         is_elsewhere = folder.is_local and os.path.islink(folder)  # what a bank does not list
-        if is_elsewhere or not (_is_name(name) and (folder / DESCRIPTION).is_file()):
+        if is_elsewhere or not (is_adapter_name(name) and (folder / DESCRIPTION).is_file()):
             names = ", ".join(self.names()) or "none"
             raise RunError(f"the bank {self.folder} has no adapter {name!r}; it has {names}.")
         return folder
@@ -297,18 +297,13 @@ class AdapterBank:
                 os.rmdir(folder)
 
     def _check_free(self, name: str) -> None:
-        if not _is_name(name):
+        if not is_adapter_name(name):
             raise RunError(
                 f"an adapter cannot be called {name!r}; give letters, digits and underscores, and no word of torch's "
                 "own such as 'keys' or 'forward'."
             )
         if (self._adapters / name / DESCRIPTION).is_file():
             raise RunError(f"the bank {self.folder} has an adapter {name!r} already; give another name or remove it.")
-
-
-def _is_name(name: str) -> bool:
-    """Whether an adapter can be called so: as torch calls a submodule, and none of the names of `adapter_names`."""
-    return name.isidentifier() and not name.startswith("__") and not hasattr(nn.ModuleDict(), name)
 
 
 def _name_tensors(sha256: str) -> str:

@@ -29,6 +29,5 @@ class GpuOptions:
     @property
     def uses_gpu(self) -> bool:
         """Whether each process has a GPU; `auto` has been settled (`ray_cluster.resolve_gpu`)."""
-        if self.use_gpu == "auto":
-            raise ValueError("--scale.use_gpu auto is not settled yet")
+        assert self.use_gpu != "auto"
         return self.use_gpu

@@ -15,7 +15,7 @@ from domext_ray.config.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_ext
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import HEADS, MLM_HEAD, POOLER
-from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, complete_adapter
+from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, is_adapter_name
 from domext_ray.model.domext.layers_domext import VARLEN, AdapterPlace, DeltaProjection, ExtensionModule, NormShift
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import HeadShift, PredictionHead, WordShift
@@ -31,8 +31,7 @@ _BASE_LAYER = ".base_layer."  # within the name of a matrix that peft has wrappe
 class Extensions:
     """The extensions of a model, new words apart: what a run that goes on from another one must make too."""
 
-    # by name; a checkpoint's record, or a test, may say less of an adapter than it has
-    adapters: Mapping[str, AdapterConfig | Mapping[str, Any]] = field(default_factory=dict)
+    adapters: Mapping[str, AdapterConfig] = field(default_factory=dict)
     module_hidden_size: int = 0
     module_ffn_size: int = 0
 
@@ -65,19 +64,20 @@ def describe_method(
 
 
 def _add_adapters(config: DomextConfig, method: MethodConfig, earlier: Extensions, option: str) -> None:
-    num_layers = config.num_hidden_layers
-    adapters = {name: complete_adapter(name, adapter, num_layers) for name, adapter in earlier.adapters.items()}
+    adapters = dict(earlier.adapters)
     if method.has_adapter:
-        last = num_layers - 1
+        last = config.num_hidden_layers - 1
         first, end = method.layer_range or (0, last)
+        if not is_adapter_name(method.adapter):
+            raise ConfigError(
+                f"--method.adapter is {method.adapter!r}; it must be none of torch's words (such as keys or forward), "
+                "and not start with __."
+            )
         if end > last:
             raise ConfigError(f"--method.layers is {method.layers!r}; the encoder has the layers 0 to {last}.")
         values = {name: value for part in ADAPTER_PARTS for name, value in part.get_values(method).items()}
         values["word_rows"] = min(method.word_rows, config.base_vocab_size)
-        try:
-            own = complete_adapter(method.adapter, {**values, "first_layer": first, "last_layer": end}, num_layers)
-        except ValueError as error:
-            raise ConfigError(f"--method.adapter: {error}") from error
+        own = AdapterConfig(**values, first_layer=first, last_layer=end)
         known = adapters.get(method.adapter, own)
         own = replace(own, router_words=known.router_words, router_threshold=known.router_threshold)
         if known != own:
@@ -266,7 +266,6 @@ def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = Non
     params = {name_unwrapped(name): param for name, param in model.named_parameters()}
     if original_names is None:
         original_names = {name: name for name in params if not is_extension(name)}
-    assert all(params[name].dtype == torch.float32 for name in original_names), "the base is stored in fp32"
     parts: dict[str, list[Tensor]] = {}
     for name, original in original_names.items():
         parts.setdefault(original, []).append(params[name].detach())

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 
-from domext_ray.config.extensions.table import EXTENSIONS, is_extension
+from domext_ray.config.extensions.table import EXTENSIONS
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import RunOptions, ShapeConfig
-from domext_ray.errors import BaseModelError, ConfigError, RunError
-from domext_ray.model.base import HEADS, Base
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.model.base import Base
 from domext_ray.model.budget import ParameterCounts, solve_budget
 from domext_ray.model.build import (
     Extensions,
@@ -40,15 +40,13 @@ from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 CPU, META = torch.device("cpu"), torch.device("meta")
 UNKNOWN_WORD = (0,)
 """The pieces of a new word that is still to be learned."""
-_NOT_SHAPE = ("transformers_version", "model_type")
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """An augmented model before its first step.
 
-    A method that does not fit the base is a ConfigError; a tokenizer with more entries than the base has rows is a
-    BaseModelError.
+    A method that does not fit the base is a ConfigError.
     """
 
     base: Base | None  # None: random weights of `sizes`
@@ -183,8 +181,7 @@ class ModelSpec:
                 max_position_embeddings=sizes.max_position_embeddings,
             )
         else:
-            values = base.config.to_dict().items()
-            config = DomextConfig(**{name: value for name, value in values if name not in _NOT_SHAPE})
+            config = copy.deepcopy(base.config)
         describe_method(config, self.method, self.earlier)
         config.causal = self.causal
         config.extension_vocab_size = len(self.new_words)
@@ -196,10 +193,6 @@ class ModelSpec:
                     f"{config.type_vocab_size} segment type and pairs need two, so it must be false."
                 )
             config.has_pooler = True
-        if self.vocab_size > config.base_vocab_size:
-            raise BaseModelError(
-                f"the tokenizer has ids up to {self.vocab_size - 1}, the base {config.base_vocab_size} embeddings."
-            )
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = self.dropout
         if self.attention_dropout is not None:
             config.attention_probs_dropout_prob = self.attention_dropout
@@ -208,9 +201,7 @@ class ModelSpec:
     def _start_from_base(self, model: DomextForMaskedLM) -> None:
         """Put the base into a model; without one, positions may start from sinusoids."""
         if self.base is not None:
-            missing, unexpected = model.load_state_dict(self.base.tensors, strict=False)
-            assert not unexpected, unexpected
-            assert all(is_extension(name) or name.startswith(HEADS) for name in missing), missing
+            model.load_state_dict(self.base.tensors, strict=False)
             if self.method.word_init == "subword_mean" and self.new_words:
                 _start_from_pieces(model, self.new_words)
         elif self.sizes.position_init == "sinusoidal" and model.bert.embeddings.position_embeddings is not None:

@@ -40,6 +40,7 @@ from torch import Tensor
 from domext_ray.errors import DomextError, RunError, StorageError, TrainingError, name_file
 from domext_ray.files import describe_format, newest_format
 from domext_ray.model.build import Extensions
+from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.storage import Place, hash_file, hash_values, open_to_others, parse_json, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
@@ -74,7 +75,9 @@ class Checkpoint:
     @property
     def extensions(self) -> Extensions:
         """What the model carries beside its base."""
-        return Extensions(**self.run_info.get("extensions", {}))
+        known = self.run_info.get("extensions", {})
+        adapters = {name: AdapterConfig(**values) for name, values in known.get("adapters", {}).items()}
+        return Extensions(**(known | {"adapters": adapters}))
 
     @property
     def tensors_sha256(self) -> str:

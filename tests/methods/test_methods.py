@@ -31,7 +31,7 @@ from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.budget import ParameterCounts, solve_budget
 from domext_ray.model.build import Extensions, describe_extensions, detach
-from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import UNKNOWN_WORD, ModelSpec, build_base
 from domext_ray.plan import size_model
@@ -341,6 +341,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**LAW, "bottleneck_parallel": True},
     ),
     "--adapter is 'a b'; it must be": ({"adapter": "a b"}, {}),
+    "--method.adapter is 'keys'; it must be none of torch's words": ({"adapter": "keys"}, {}),
     "--method.trains is 'extensions'; it must be all when there is no extension": (NONE, {}),
     "--bottleneck_size is -1; it must be 0 or more": ({"bottleneck_size": -1}, {}),
     "--bottleneck_activation is 'selu'; it must be one of gelu, relu, tanh": ({"bottleneck_activation": "selu"}, {}),
@@ -370,7 +371,7 @@ def test_a_mistake_is_one_sentence() -> None:
         with pytest.raises(ConfigError, match=re.escape(says)) as caught:
             config = PretrainConfig(base=base.id, method=MethodConfig(**values))
             method = size_model(config, base).method
-            ModelSpec(base, method, earlier=Extensions({"law": law} if law else {}))
+            ModelSpec(base, method, earlier=Extensions({"law": AdapterConfig(**law)} if law else {}))
         message = str(caught.value)
         assert message.startswith("--") and message.endswith(".") and "\n" not in message and ". " not in message
 

@@ -58,12 +58,6 @@ def test_use_gpu_has_three_values() -> None:
         parse_config(PretrainConfig, "", ["--scale.use_gpu", "3"])
 
 
-def test_auto_must_be_settled_before_it_is_used() -> None:
-    assert ScaleConfig().use_gpu == "auto"
-    with pytest.raises(ValueError, match="not settled"):
-        assert ScaleConfig().uses_gpu
-
-
 @needs_no_gpu
 def test_without_a_gpu_auto_is_the_cpu_and_true_is_refused(monkeypatch: pytest.MonkeyPatch, local_ray: None) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -222,6 +222,14 @@ class DomextConfig(PreTrainedConfig):
         return self.max_position_embeddings
 
 
+def is_adapter_name(name: str) -> bool:
+    """Whether an adapter can be called so: torch keeps adapters by name beside its own attributes.
+
+    Names that start with __ have a meaning in adapter_names.
+    """
+    return name.isidentifier() and not name.startswith("__") and not hasattr(nn.ModuleDict(), name)
+
+
 def complete_adapter(name: str, values: AdapterConfig | Mapping[str, Any], num_hidden_layers: int) -> AdapterConfig:
     """Return an adapter with every value, of a model with so many layers.
 
@@ -229,8 +237,7 @@ def complete_adapter(name: str, values: AdapterConfig | Mapping[str, Any], num_h
         ValueError: the name is no identifier, a key or a word is unknown, a size is below 0, none is above, or a layer
             is not in the model.
     """
-    # torch keeps adapters by name beside its own attributes; names that start with __ have a meaning in adapter_names.
-    if not name.isidentifier() or name.startswith("__") or hasattr(nn.ModuleDict(), name):
+    if not is_adapter_name(name):
         raise ValueError(
             f"an adapter is called {name!r}; its name must be made of letters, digits and underscores, and be none of "
             "torch's words (such as keys or forward)."
@@ -248,14 +255,19 @@ def complete_adapter(name: str, values: AdapterConfig | Mapping[str, Any], num_h
     for key, words in BOTTLENECK_CHOICES.items():
         if (word := getattr(adapter, key)) not in words:
             raise ValueError(f"the adapter {name!r} has {key} {word!r}; it must be {', '.join(words)}.")
-    if not 0 <= adapter.scale < float("inf"):
-        raise ValueError(f"the adapter {name!r} has scale {adapter.scale}; it must be a number of 0 or more.")
+    check_scale(name, adapter.scale)
     if adapter.word_head and not adapter.word_rows:
         raise ValueError(f"the adapter {name!r} has word_head without word_rows.")
     first, end = adapter.first_layer, adapter.last_layer
     if not 0 <= first <= end <= last:
         raise ValueError(f"the adapter {name!r} has the layers {first} to {end}; the model has 0 to {last}.")
     return adapter
+
+
+def check_scale(name: str, scale: float) -> None:
+    """Raise ValueError if an adapter cannot be multiplied by a scale."""
+    if not 0 <= scale < float("inf"):
+        raise ValueError(f"the adapter {name!r} has scale {scale}; it must be a number of 0 or more.")
 
 
 def check_active(names: list[str] | None, adapters: Mapping[str, AdapterConfig]) -> None:

@@ -8,7 +8,7 @@ masked-LM training the vocabulary projection runs on the predicted positions onl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -27,7 +27,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOu
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils.generic import can_return_tuple
 
-from .configuration_domext import DomextConfig, check_active, complete_adapter
+from .configuration_domext import DomextConfig, check_active, check_scale, complete_adapter
 from .layers_domext import (
     VARLEN,
     AdapterPlace,
@@ -178,9 +178,8 @@ class DomextPreTrainedModel(PreTrainedModel):
         found = "new words" if config.extension_vocab_size else "gated modules" if config.module_hidden_size else ""
         if found and scale != 1:
             raise ValueError(f"scale is {scale}; it must be 1 in a model with {found}, which have no scale.")
-        values = {"scale": float(scale)}
-        own = complete_adapter(name, asdict(config.adapters[name]) | values, config.num_hidden_layers)
-        config.adapters = {**config.adapters, name: own}
+        check_scale(name, float(scale))
+        config.adapters = {**config.adapters, name: replace(config.adapters[name], scale=float(scale))}
 
     @torch.no_grad()
     def attach_adapter(self, name: str, **description: Any) -> None:
