@@ -86,9 +86,10 @@ class ChoiceTask(Task):
             if any(segment.overflowing for segment in segments):
                 cut.append(example.source)
             ids = stack_rows([segment.ids for segment in segments], pad_id)
-            types = stack_rows([segment.type_ids for segment in segments], 0)
+            types = stack_rows([segment.type_ids for segment in segments], 0) * has_types
             answer = np.array(example.answer, dtype=np.int64)
-            rows.append(Row(i, ids, types if has_types and types.any() else None, {"labels": answer}))
+            lengths = tuple(len(segment.ids) for segment in segments)
+            rows.append(Row(i, ids, types if types.any() else None, {"labels": answer}, segment_lengths=lengths))
         what = f"examples have more than {self.options.max_length} tokens: the longer one of context and continuation"
         self.note_cases(cut, len(choices), f"{what} is cut first")
         return rows

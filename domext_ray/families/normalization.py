@@ -128,8 +128,11 @@ class NormalizationTask(StagedTask):
         data, state = self.data, self.state
         if not data.catalogue:
             raise CorpusError(f"{data.name} has no catalogue of standard terms; normalisation needs one.")
-        if state["embedding_recall"] != (self.recall_options.embed is not None):
+        embeds = self.recall_options.embed is not None
+        if state["embedding_recall"] and not embeds:
             raise ValueError("candidates were recalled by embeddings too, and there is no encoder that makes them")
+        if embeds and not state["embedding_recall"]:
+            raise ValueError("candidates were recalled without embeddings, and an encoder is given that makes them")
         self.recall_options = replace(
             self.recall_options, num_candidates=state["num_candidates"], ngrams=tuple(state["ngrams"])
         )

@@ -64,6 +64,7 @@ class Row:
     targets: dict[str, np.ndarray] = field(default_factory=dict)
     """What loss and head need, by name, int64 or float32; "input_x" is the argument x of the model's forward."""
     place: Any = None  # what decoding needs, in the task's own terms
+    segment_lengths: tuple[int, ...] | None = None  # tokens of each option of a choice; None: the row is one segment
 
     @property
     def length(self) -> int:
@@ -285,11 +286,9 @@ class Task(StagedTask):
 
         pad_id = self.tokenizer.pad_token_id or 0
         ids = _stack([row.input_ids for row in rows], pad_id)
-        # Only the options of a choice are padded within a row; "[PAD]" in a text is text.
-        if ids.ndim > 2:
-            mask = ids != pad_id
-        else:
-            mask = torch.arange(ids.shape[-1]) < torch.tensor([row.length for row in rows])[:, None]
+        # By lengths, for "[PAD]" in a text is text.
+        lengths = torch.tensor([row.segment_lengths or row.length for row in rows])
+        mask = torch.arange(ids.shape[-1]) < lengths[..., None]
         inputs: dict[str, Any] = {
             "input_ids": ids,
             "attention_mask": None if bool(mask.all()) else mask.to(torch.int64),

@@ -232,8 +232,8 @@ def _check_room(config: ServeConfig, *, on_gpu: bool) -> None:
 
 
 def _show_address(host: str, port: int) -> str:
-    shown = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/"
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # every network of this machine: this machine
+    return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
 
 
 def _wait(config: ServeConfig) -> None:

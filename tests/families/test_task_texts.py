@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch
 from brief_training import decode_oracle
 from conftest import WORDS
 from family_sets import make_family_task
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
@@ -89,6 +91,22 @@ def test_special_tokens_in_a_text_are_text(bert: PreTrainedTokenizerBase, robert
     (row,) = task.encode([choice], is_training=True)
     assert (row.input_ids == bert.sep_token_id).sum() == 4
     assert (row.input_ids[0] != bert.pad_token_id).all(), "only the shorter segment is padded, and at its end"
+
+
+def test_padding_is_known_by_lengths(bert: PreTrainedTokenizerBase) -> None:
+    """A tokenizer that splits at spaces alone knows "[PAD]" in a text as the entry that it is."""
+    splitting = copy.deepcopy(bert)
+    splitting.backend_tokenizer.normalizer = None
+    splitting.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+    choice = Choice("", "", "the [PAD] dog", "", ("dog", "[PAD] [PAD] dog"), 1)
+    classes = make_set(("the [PAD] dog", "yes", None), ("dog", "no", None))
+    for task, example, lengths in (
+        (make_family_task("multiple_choice", splitting, examples=(choice,)).stages["model"], [choice], [[7, 9]]),
+        (ClassificationTask(classes, splitting, TaskOptions()), classes.train, [5, 3]),
+    ):
+        batch = task.collate(task.encode(example, is_training=True))
+        assert batch.inputs["attention_mask"].sum(-1).tolist() == lengths
+        assert (batch.inputs["input_ids"] == bert.pad_token_id).sum() > batch.inputs["attention_mask"].eq(0).sum()
 
 
 def test_gold_labels_score_one_and_the_majority_less(bert: PreTrainedTokenizerBase) -> None:

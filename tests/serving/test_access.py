@@ -1,4 +1,4 @@
-"""The token that requests show."""
+"""The token that requests show, and the address that a user is shown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from domext_ray.errors import ConfigError
 from domext_ray.serving.access import find_token, hash_token, is_token
+from domext_ray.serving.serve import _show_address
 
 TOKEN = "a-token-of-some-length"
 
@@ -55,3 +56,14 @@ def test_a_token_that_is_none_is_refused(tmp_path: Path) -> None:
         assert not token or token not in str(error.value)
     with pytest.raises(ConfigError, match="cannot be read"):
         find_token(str(tmp_path), tmp_path)
+
+
+def test_an_address_is_one_that_this_machine_can_open() -> None:
+    for host, shown in (
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "[::1]"),
+        ("::1", "[::1]"),
+        ("10.0.0.7", "10.0.0.7"),
+        ("localhost", "localhost"),
+    ):
+        assert _show_address(host, 8000) == f"http://{shown}:8000/"
