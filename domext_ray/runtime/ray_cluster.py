@@ -240,21 +240,24 @@ def resolve_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
     """Decide `--scale.use_gpu auto`, and refuse `true` where there are too few GPUs; a process needs one.
 
     While a cluster's GPUs are not known yet, the configuration stays as it is. A cluster that has some GPUs, or can
-    bring some, is waited for before it is refused. `option` is what to lower to need fewer.
+    bring some, is waited for before it is refused; one whose GPUs the job's own command holds is refused, too.
+    `option` is what to lower to need fewer.
     """
     use_gpu, in_cluster = config.scale.use_gpu, is_cluster()
     if use_gpu is False or (in_cluster and not ray.is_initialized()):
         return config
-    brings = in_cluster and _wait_for_gpus(wanted, config.scale.wait_seconds)
+    waits = in_cluster and _wait_for_gpus(wanted, config.scale.wait_seconds)
+    hold = describe_hold("GPU") if in_cluster else ""
     num_gpus = _count_gpus() if ray.is_initialized() else _count_own_gpus()
     place, more = ("the cluster", ", or add nodes") if in_cluster else ("this machine", "")
     lower = f"lower {option}" if option and num_gpus else "leave --scale.use_gpu at auto"
-    needed = f"needs {wanted} GPU{'s' if wanted > 1 else ''} and {place} has {num_gpus}"
-    if num_gpus < wanted and brings:  # CPUs would take what GPUs were rented for
-        lower = f"lower {option}, " if option else ""
+    needed = f"needs {wanted} GPU{'s' if wanted > 1 else ''} and {place} has {num_gpus}{' left' if hold else ''}"
+    if num_gpus < wanted and (waits or hold):  # CPUs would take what GPUs were rented for
+        needed += f" after --scale.wait {config.scale.wait}" if waits else ""
+        ways = [f"lower {option}"] * bool(option) + ["wait longer"] * waits
         raise ConfigError(
-            f"--scale.use_gpu {str(use_gpu).lower()} {needed} after --scale.wait {config.scale.wait}; {lower}wait "
-            "longer, add nodes, or give --scale.use_gpu false."
+            f"--scale.use_gpu {str(use_gpu).lower()} {needed}{hold}; {', '.join([*ways, 'add nodes'])}, or give "
+            "--scale.use_gpu false."
         )
     if use_gpu is True and num_gpus < wanted:
         raise ConfigError(f"--scale.use_gpu true {needed}; {lower}{more}.")
@@ -264,7 +267,8 @@ def resolve_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
 
 
 def _count_gpus() -> int:
-    return int(ray.cluster_resources().get("GPU", 0.0))
+    """The whole GPUs that the nodes have for a job's processes."""
+    return sum(int(node.gpus) for node in list_nodes())
 
 
 def _wait_for_gpus(wanted: int, seconds: float) -> bool:
@@ -272,27 +276,37 @@ def _wait_for_gpus(wanted: int, seconds: float) -> bool:
     if _count_gpus() >= wanted or not (_count_gpus() or _can_bring_gpus()):
         return _count_gpus() > 0
     started, said = time.monotonic(), 0
-    request_resources(bundles=[{"GPU": 1.0}] * wanted)
+    request_room(wanted, {"GPU": 1.0})
     try:
         while (found := _count_gpus()) < wanted and (waited := time.monotonic() - started) < seconds:
             if waited >= said * SAY_SECONDS:
                 said += 1
                 print(
                     f"waiting for GPUs: the cluster has {found} of {wanted}, on {describe_nodes(list_nodes())}"
-                    f"{_describe_launches()}; {waited:.0f} of {seconds:g} s (--scale.wait)",
+                    f"{_describe_launches()}{describe_hold('GPU')}; {waited:.0f} of {seconds:g} s (--scale.wait)",
                     flush=True,
                 )
             time.sleep(1.0)
     finally:
-        request_resources(bundles=[])  # Ray would keep the nodes when the job has ended
+        request_room(0, {})  # Ray would keep the nodes when the job has ended
     return True
+
+
+def request_room(number: int, resources: Mapping[str, float]) -> None:
+    """Ask an autoscaler for room for so many processes beside this job's own command; 0: for none any more.
+
+    It counts what nodes have, whoever holds it.
+    """
+    own = _find_own_hold().node if number else Node(0.0, 0.0)
+    held = {name: amount for name, amount in (("CPU", own.cpus), ("GPU", own.gpus)) if amount}
+    request_resources(bundles=[dict(resources)] * number + [held] * bool(held))
 
 
 def _can_bring_gpus() -> bool:
     """Whether an autoscaler has a node type with a GPU: it says of a request whether it never can meet it."""
     if not is_growing():
         return False
-    request_resources(bundles=[{"GPU": 1.0}])
+    request_room(1, {"GPU": 1.0})
     asked, ends = read_resource_state().cluster_resource_state_version, time.monotonic() + ANSWER_SECONDS
     while (state := read_autoscaler_state()).last_seen_cluster_resource_state_version <= asked:
         if time.monotonic() > ends:
@@ -418,11 +432,14 @@ def _read_own_hold(address: str, job_id: str) -> _Hold:
     return _Hold(own.driver_node_id, Node(own.entrypoint_num_cpus, own.entrypoint_num_gpus))
 
 
-def describe_hold() -> str:
-    """Say what this job's own command holds, and how to have it back, as the end of a clause; empty: nothing."""
+def describe_hold(*kinds: str) -> str:
+    """Say what this job's own command holds, and how to have it back, as the end of a clause; empty: nothing.
+
+    `kinds` are "CPU", "GPU" or, left out, both.
+    """
     own = _find_own_hold().node
     held = {"CPU": own.cpus, "GPU": own.gpus}
-    parts = [f"{amount:g} {name} (--entrypoint-num-{name.lower()}s)" for name, amount in held.items() if amount]
+    parts = [f"{held[name]:g} {name} (--entrypoint-num-{name.lower()}s)" for name in kinds or held if held[name]]
     return f", while this job's own command holds {' and '.join(parts)}: submit it without" if parts else ""
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorDiedError, RayError
 from ray.train import PreemptionError, TrainingFailedError, WorkerGroupError
 
@@ -20,7 +19,15 @@ from domext_ray.config.pretrain import ScaleConfig
 from domext_ray.errors import ConfigError, RunError, StorageError, TrainingError, find_user_error
 from domext_ray.runs.events import notify_driver
 from domext_ray.runtime.machine import is_cluster
-from domext_ray.runtime.ray_cluster import Node, describe_hold, describe_nodes, find_shortage, list_nodes, share_cpus
+from domext_ray.runtime.ray_cluster import (
+    Node,
+    describe_hold,
+    describe_nodes,
+    find_shortage,
+    list_nodes,
+    request_room,
+    share_cpus,
+)
 from domext_ray.runtime.ray_private import is_growing
 from domext_ray.storage import Place
 from domext_ray.text.corpus.stream import READ_CPUS
@@ -117,7 +124,7 @@ def ask_autoscaler(number: int, resources: Resources) -> None:
     Asked again and again: Ray Train asks for as many as a run has, and the last word counts.
     """
     if is_cluster() and is_growing():
-        request_resources(bundles=[dict(resources)] * number)
+        request_room(number, resources)
 
 
 class Growth:

@@ -152,6 +152,18 @@ def test_a_job_waits_for_room_that_others_hold_and_no_longer() -> None:
         assert refused.endswith(f"{room}; lower one of the two, or add nodes.")
 
 
+def test_a_job_whose_own_command_holds_the_only_gpu_is_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
+    ner = ["--task", "ner", "--data", str(write_ner(tmp_path / "ner")), "--model", str(tiny_base_folder)]
+    command = ["domext", "finetune", *ner, "--run.dir", str(tmp_path), "--run.name", "ner"]
+    left = "the cluster has 0 left, while this job's own command holds 1 GPU (--entrypoint-num-gpus): submit it without"
+    with run_raylets([1]) as cluster:
+        cluster.add("--num-cpus", "1", "--num-gpus", "1")
+        done = cluster.submit("--entrypoint-num-gpus", "1", "--", *command)
+    said = done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode != 0 and f"--scale.use_gpu auto needs 1 GPU and {left}" in said, said
+    assert "Traceback" not in said, said
+
+
 def test_a_job_whose_own_command_holds_the_last_cpu_ends(tiny_base_folder: Path, tmp_path: Path) -> None:
     """Whatever it is that asks Ray for room."""
     base, corpus = str(tiny_base_folder), write_corpus(tmp_path / "corpus.txt", 300)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +19,7 @@ import pytest
 import ray
 import torch
 from given_options import parse_config
+from raylets import make_environment
 
 from domext_ray.config.finetune import FinetuneConfig, TrainingScaleConfig
 from domext_ray.config.options.build import dump_yaml, from_dict
@@ -147,6 +151,89 @@ def test_with_a_gpu_auto_uses_it_where_there_are_enough(capsys: pytest.CaptureFi
     assert resolve_gpu(PretrainConfig(), num_gpus).scale.uses_gpu
     assert not resolve_gpu(PretrainConfig(), num_gpus + 1, "--scale.num_workers").scale.uses_gpu
     assert "lower --scale.num_workers to use it" in capsys.readouterr().out
+
+
+HELD = """
+import asyncio, json, os
+from dataclasses import replace
+import ray
+from ray._raylet import GcsClient
+from ray.dashboard.modules.job.common import JobInfo, JobInfoStorageClient, JobStatus
+from ray.job_config import JobConfig
+from domext_ray.config.finetune import FinetuneConfig, GridConfig, TrainingScaleConfig
+from domext_ray.config.inference import PredictConfig
+from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
+from domext_ray.config.sweep import SweepConfig
+from domext_ray.downstream.finetune import finetune
+from domext_ray.errors import ConfigError
+from domext_ray.inference import parts
+from domext_ray.runtime import ray_cluster
+from domext_ray.search import resources
+from domext_ray.training import elastic
+
+job = JobConfig(metadata={"job_submission_id": "raysubmit_1"})
+ray.init("local", num_cpus=4, num_gpus=2, include_dashboard=False, job_config=job, log_to_driver=False)
+context = ray.get_runtime_context()
+os.environ["RAY_ADDRESS"] = context.gcs_address
+known = JobInfoStorageClient(GcsClient(address=context.gcs_address))
+tuning = FinetuneConfig(grid=GridConfig(lr=(1e-4, 1e-5), restarts=2))
+sweep = SweepConfig(space={"method.heads": {"choice": [0, 1]}})
+jobs = {"pretrain": PretrainConfig(), "finetune": tuning, "sweep": sweep}
+jobs["predict"] = PredictConfig(input="notes", output="out")
+
+def tell(name, call):
+    try:
+        said = call()
+    except ConfigError as error:
+        said = str(error)
+    print(json.dumps([held, name, said]), flush=True)
+
+for held in (2, 1):
+    info = JobInfo(JobStatus.RUNNING, "domext", entrypoint_num_gpus=held, driver_node_id=context.get_node_id())
+    asyncio.run(known.put_info("raysubmit_1", info))
+    ray_cluster._read_own_hold.cache_clear()
+    for name, config in jobs.items():
+        for use_gpu in ("auto", True):
+            asked = replace(config, scale=replace(config.scale, use_gpu=use_gpu, wait="1s"))
+            tell(name, lambda: ray_cluster.resolve_gpu(asked).scale.use_gpu)
+    two = PretrainConfig(scale=ScaleConfig(num_workers=2, wait="1s"))
+    tell("two workers", lambda: ray_cluster.resolve_gpu(two, 2, "--scale.num_workers").scale.use_gpu)
+    for cpus, gpus in ((0.0, 1.0), (0.5, 1.0), (0.5, 0.5)):
+        scale = TrainingScaleConfig(use_gpu=True, cpus=cpus, gpus=gpus)
+        tell("trainings", lambda: finetune.plan_resources(replace(tuning, scale=scale)))
+    tell("blocks", lambda: parts._plan_workers(replace(jobs["predict"].scale, use_gpu=True), 8))
+    tell("workers", lambda: elastic.fit_workers(ScaleConfig(num_workers="1-4", use_gpu=True), elastic.list_nodes())[0])
+    tell("trials", lambda: resources.plan_resources(replace(sweep, scale=ScaleConfig(use_gpu=True)))[1])
+"""
+"""What a job plans that was submitted with `--entrypoint-num-gpus` to a Ray of two GPUs, which it holds both or one."""
+
+
+@pytest.mark.timeout(300)
+def test_gpus_that_the_command_holds_are_nobodys(tmp_path: Path) -> None:
+    """A job that needs one is refused, without waiting where none is left; what is planned all the same waits."""
+    token = tmp_path / "token"
+    token.write_text("0" * 32, encoding="utf-8")
+    command, environment = [sys.executable, "-c", HELD], make_environment(token)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[tuple[int, str], list[Any]] = {}
+    for held, name, said in (json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")):
+        found.setdefault((held, name), []).append(said)
+    hold = "while this job's own command holds {} GPU (--entrypoint-num-gpus): submit it without"
+    left, ways = f"the cluster has 0 left, {hold.format(2)}", "add nodes, or give --scale.use_gpu false."
+    for name in ("pretrain", "finetune", "sweep", "predict"):
+        refused = [f"--scale.use_gpu {value} needs 1 GPU and {left}; {ways}" for value in ("auto", "true")]
+        assert (found[2, name], found[1, name]) == (refused, [True, True]), name
+    two, lower = "--scale.use_gpu auto needs 2 GPUs and", "lower --scale.num_workers, "
+    assert found[2, "two workers"] == [f"{two} {left}; {lower}{ways}"]
+    waited = f"the cluster has 1 left after --scale.wait 1s, {hold.format(1)}; {lower}wait longer, {ways}"
+    assert found[1, "two workers"] == [f"{two} {waited}"]
+    assert found[2, "trainings"] == [[4.0, 1.0, 1], [0.5, 1.0, 1], [0.5, 0.5, 1]]
+    assert found[1, "trainings"] == [[4.0, 1.0, 1], [0.5, 1.0, 1], [0.5, 0.5, 2]]
+    assert found[2, "blocks"] == found[1, "blocks"] == [[1, 1.0]]
+    assert (found[2, "workers"], found[1, "workers"], found[1, "trials"]) == ([0], [1], [1])
+    (trials,) = found[2, "trials"]
+    assert f"there is room for 0, {hold.format(2)}" in trials
 
 
 def test_workers_leave_a_node_room_for_reading() -> None:

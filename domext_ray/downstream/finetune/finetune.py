@@ -101,10 +101,9 @@ def plan_resources(config: FinetuneConfig) -> tuple[float, float, int]:
     """Return CPUs and GPUs of a training, and trainings at once; Ray is initialised."""
     nodes, scale = list_nodes(), config.scale
     num_trainings = len(config.grid.points) * config.grid.restarts
-    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
-    per_card = int(1.0 / scale.gpus + 1e-9)
-    limit = int(gpus) * per_card if scale.uses_gpu else max(1, int(cpus / (scale.cpus or 1.0)))
-    parallel = min(num_trainings, scale.parallel or limit)
+    cpus, gpus = sum(node.cpus for node in nodes), sum(int(node.gpus) for node in nodes)
+    room = gpus * int(1.0 / scale.gpus + 1e-9) if scale.uses_gpu else int(cpus / (scale.cpus or 1.0))
+    parallel = min(num_trainings, scale.parallel or max(1, room))  # without room the first waits for it
     largest = max(node.cpus for node in nodes)
     share = scale.cpus or min(max(1.0, cpus // parallel), largest or 1.0)  # without a CPU it waits for one
     if share > largest > 0:
