@@ -76,8 +76,8 @@ def _begin_tensorboard(run: Tracked, id: str, newest: int) -> Tracker:
     options = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in run.options.items() if newest < 0}
 
     def write(steps: Steps) -> None:
-        for each in hparams(options, dict.fromkeys(steps[0][1], 0.0)) if options else ():
-            writer.file_writer.add_summary(each)
+        for summary in hparams(options, dict.fromkeys(steps[0][1], 0.0)) if options else ():
+            writer.file_writer.add_summary(summary)
         options.clear()
         for step, figures in steps:  # an event each: with one per figure, `add_scalar` waits for the writer's thread
             values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
@@ -209,10 +209,10 @@ class _Feed(threading.Thread):
         write_text(mark, f"{tracker.id}\n{newest}\n")
         taken, self.kept = list[Record | str](self.kept), ()
         while not self.failure:
-            new = [each for each in taken if not isinstance(each, str) and each["step"] > newest]
+            new = [record for record in taken if not isinstance(record, str) and record["step"] > newest]
             if new:
-                figures = [{k: v for k, v in each.items() if k != "step" and v is not None} for each in new]
-                tracker.write([(each["step"], of) for each, of in zip(new, figures, strict=True)])
+                figures = [{k: v for k, v in record.items() if k != "step" and v is not None} for record in new]
+                tracker.write([(record["step"], own) for record, own in zip(new, figures, strict=True)])
                 newest = new[-1]["step"]
             if CLOSE in taken or PUBLISH in taken:
                 (tracker.close if CLOSE in taken else tracker.publish)()
