@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tempfile
 import threading
 import time
 import typing
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from object_store import BUCKET
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from domext_ray.config.pretrain import TrackerName
@@ -24,7 +26,7 @@ Found = tuple[list[tuple[int, float]], set[str], str]
 """What a tracker has: losses by step, its runs, and what it shows of the job's options."""
 
 
-def write_steps(run: Path, trackers: Sequence[str], step: int, *steps: int) -> list[str]:
+def write_steps(run: Path | Place, trackers: Sequence[str], step: int, *steps: int) -> list[str]:
     """Write records of a run that goes on from `step`, and return what its driver is told."""
     events = EventReader(Place(run))
     options = {"optim.lr": 1e-3, "corpus": f"{run.parent}/notes.txt"}
@@ -146,6 +148,19 @@ def test_a_run_that_begins_anew_does_so_in_tensorboard(tmp_path: Path) -> None:
     write_steps(tmp_path, ["tensorboard"], 0, *range(8))
     write_steps(tmp_path, ["tensorboard"], 0, 0, 1)
     assert read_tensorboard(tmp_path)[0] == [(0, 0.5), (1, 1.5)]
+
+
+@pytest.mark.usefixtures("objects")
+def test_a_bucket_has_each_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, scratch = Place(f"{BUCKET}/tracked/af"), tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    assert write_steps(run, ["tensorboard"], 0, *range(8)) == write_steps(run, ["tensorboard"], 5, 6, 7, 8) == []
+    (tmp_path / "tensorboard").mkdir()
+    for name in (run / "tensorboard").list_names():
+        (tmp_path / "tensorboard" / name).write_bytes((run / "tensorboard" / name).read_bytes())
+    assert read_tensorboard(tmp_path)[0] == [(each, each + 0.5) for each in range(9)]
+    assert not [*scratch.glob("tensorboard-*")]
 
 
 def refuse(run: Tracked, id: str, newest: int) -> Tracker:
