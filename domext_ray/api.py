@@ -22,11 +22,10 @@ from domext_ray.config.options.read import Given, read_values
 from domext_ray.config.options.submitted import find_input
 from domext_ray.errors import BaseModelError, DomextError, RunError, find_storage_error
 from domext_ray.files import ASSETS
-from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runtime.stopping import raise_user_error
 from domext_ray.storage import Place, Where, require_readable
-from domext_ray.text.data.names import check_name
+from domext_ray.text.data.names import SHIPPED_BASE, check_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -278,7 +277,7 @@ def _load_pretrained(named: str, where: Place) -> tuple[PreTrainedTokenizerBase,
 
     from domext_ray.model.base import is_own_config
     from domext_ray.model.domext import heads_domext, modeling_domext
-    from domext_ray.runtime.quiet import quiet_libraries
+    from domext_ray.progress import quiet_libraries
 
     with quiet_libraries():
         try:

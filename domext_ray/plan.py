@@ -16,7 +16,6 @@ from domext_ray.config.pretrain import OptimConfig, PretrainConfig, RunOptions, 
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_record
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.build import Extensions
 from domext_ray.model.spec import ModelSpec
 from domext_ray.report.summary import read_summary
@@ -38,6 +37,7 @@ from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision, start
 from domext_ray.storage import Place, hash_values
 from domext_ray.text.corpus.shards import identify_corpus
 from domext_ray.text.data.files import pin_entries
+from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.text.data.package_docs import count_wanted
 from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.vocabulary.extension import BaseVocabulary, read_base_vocabulary

@@ -1,4 +1,4 @@
-"""How long work shows how far it is: one line on standard error.
+"""What a terminal shows: one line on standard error that says how far long work is, and nothing of other libraries.
 
 On a terminal the line is rewritten in place; elsewhere, in a log, a plain line appears every ten seconds.
 """
@@ -6,9 +6,12 @@ On a terminal the line is rewritten in place; elsewhere, in a log, a plain line 
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import sys
 import time
+import warnings
+from collections.abc import Iterator
 
 TERMINAL_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
@@ -57,3 +60,25 @@ def format_seconds(seconds: float) -> str:
     """Return a duration as M:SS or H:MM:SS."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep progress bars, load reports and warnings off the terminal; afterwards all is as the caller had set it.
+
+    transformers draws a bar for every file and reports heads that an encoder does not read; DeepSpeed,
+    which it imports on the way, names the accelerator. Errors still show.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    level, has_bars = logging.root.manager.disable, transformers_logging.is_progress_bar_enabled()
+    logging.disable(max(level, logging.WARNING))
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            yield
+    finally:
+        logging.disable(level)
+        if has_bars:
+            transformers_logging.enable_progress_bar()

@@ -32,7 +32,7 @@ from transformers import (
     RobertaTokenizer,
 )
 
-from domext_ray.runtime import cpu_kernels
+from domext_ray.runtime import device
 
 if TYPE_CHECKING:
     from model_hub import ModelHub
@@ -86,7 +86,7 @@ def _keep_code_here(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _give_back_kernels() -> Iterator[None]:
     """What a test computed in this process as a worker does leaves torch's own products to the next test."""
     yield
-    cpu_kernels._products = None
+    device._products = None
 
 
 @pytest.fixture

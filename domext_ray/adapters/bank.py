@@ -43,8 +43,7 @@ from domext_ray.adapters.entry import (
     name_own,
     put_adapter,
 )
-from domext_ray.config.options.places import hide_places
-from domext_ray.config.options.submitted import find_input, find_output
+from domext_ray.config.options.submitted import find_input, find_output, hide_places
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
@@ -52,10 +51,10 @@ from domext_ray.errors import DomextError, RunError, StorageError
 from domext_ray.families.task_description import TaskDescription
 from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.domext.configuration_domext import DomextConfig, is_adapter_name
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import NEW, Place, Where, hash_values, write_text
+from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.training.start import rebuild_run
 
 FORMAT = newest_format("adapter bank")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from domext_ray.config.extensions.table import ADAPTER_PARTS, find_others, name_options
-from domext_ray.config.vectors import Pooling
+from domext_ray.config.shared import Pooling
 from domext_ray.errors import RunError
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task_description import TaskDescription

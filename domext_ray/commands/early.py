@@ -106,7 +106,7 @@ def _check_gpu(config: PretrainConfig) -> None:
 
 
 def _check_base(config: PretrainConfig) -> None:
-    from domext_ray.model.base_folder import find_local_base
+    from domext_ray.text.data.names import find_local_base
     from domext_ray.text.vocabulary.tokenizer import check_tokenizer_files
 
     folder = find_local_base(config.base) if config.base != "none" else None
@@ -146,7 +146,7 @@ class _Shape:
 
 def _find_shape(model: str) -> _Shape:
     from domext_ray.files import ASSETS
-    from domext_ray.model.base_folder import SHIPPED_BASE
+    from domext_ray.text.data.names import SHIPPED_BASE
 
     return _read_shape(ASSETS / SHIPPED_BASE if model == SHIPPED_BASE else Path(model))
 

@@ -16,14 +16,13 @@ import torch
 from domext_ray.config.jobs import EnvConfig
 from domext_ray.config.pretrain import SettledConfig, resolve_micro_batch_sizes
 from domext_ray.errors import DomextError, RunError
-from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.fused import find_fault
 from domext_ray.runs.run_directory import list_versions, resolve_root
-from domext_ray.runtime.cpu_kernels import has_bf16_units, prefers_onednn
-from domext_ray.runtime.device import has_bf16
+from domext_ray.runtime.device import has_bf16, has_bf16_units, prefers_onednn
 from domext_ray.runtime.machine import count_cpus, find_address, find_free_disk, find_free_memory
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes, start_ray
 from domext_ray.storage import Place
+from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.training.choices import describe_choices
 
 HUB_SECONDS = 3.0

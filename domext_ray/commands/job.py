@@ -25,9 +25,8 @@ from domext_ray.config.options.read import CONFIG, PRESET, Given, read_file, rea
 from domext_ray.config.options.submitted import NAMES, find_input, name_searched, settle_paths
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError
-from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.storage import Place
-from domext_ray.text.data.names import check_name, describe_near, find_near
+from domext_ray.text.data.names import SHIPPED_BASE, check_name, describe_near, find_near
 from domext_ray.training.tracking import TRACKERS
 
 WITHOUT_BASE = ("-shape.", "-vocab.lowercase")

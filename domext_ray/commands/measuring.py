@@ -8,9 +8,8 @@ from typing import Any
 from domext_ray.commands.early import check_set, check_text
 from domext_ray.commands.job import NOT_FINE_TUNING, Job
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
-from domext_ray.config.jobs import CompareConfig, ForgettingConfig, StudyConfig
+from domext_ray.config.jobs import CompareConfig, ForgettingConfig, RetrievalConfig, StudyConfig
 from domext_ray.config.options.submitted import require_lasting
-from domext_ray.config.retrieval import RetrievalConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.storage import Place
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from domext_ray.config.inference import FieldName, InferenceScaleConfig, InputFiles, Model, Output, Size
 from domext_ray.config.options.declare import MANY, free, option_group
-from domext_ray.config.vectors import PoolingChoice
+from domext_ray.config.shared import PoolingChoice
 from domext_ray.errors import ConfigError
 
 _LAYERS = re.compile(r"\d{1,4}(-\d{1,4})?")

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from domext_ray.config.gpu import DryRun, GpuOptions
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.options.declare import (
     DIFFERENT,
@@ -39,6 +38,7 @@ from domext_ray.config.options.declare import (
     whole,
 )
 from domext_ray.config.pretrain import EngineConfig
+from domext_ray.config.shared import DryRun, GpuOptions
 
 
 @option_group

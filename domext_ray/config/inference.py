@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from domext_ray.config.gpu import GpuOptions
 from domext_ray.config.options.declare import (
     MANY,
     Count,
@@ -25,6 +24,7 @@ from domext_ray.config.options.declare import (
     place,
     require,
 )
+from domext_ray.config.shared import GpuOptions
 from domext_ray.errors import ConfigError
 
 _MODEL = "a run's directory, an export, BANK:NAME or a base"

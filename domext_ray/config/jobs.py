@@ -12,12 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveInt
 
 from domext_ray.config.finetune import FinetuneConfig, SetPlaces, SeveralSets
-from domext_ray.config.gpu import UseGpu
+from domext_ray.config.inference import Size
 from domext_ray.config.options.declare import (
     DIFFERENT,
     SOME,
     Count,
     Described,
+    FolderName,
     Found,
     Length,
     Main,
@@ -53,6 +54,7 @@ from domext_ray.config.pretrain import (
     TrainConfig,
     check_batch,
 )
+from domext_ray.config.shared import PoolingChoice, UseGpu
 from domext_ray.errors import ConfigError
 
 
@@ -186,6 +188,26 @@ class ForgettingConfig:
     def has_corpus(self) -> bool:
         """Whether models are compared on general text; else runs are measured by what they evaluated alone."""
         return bool(self.corpus.strip())
+
+    @property
+    def named_models(self) -> tuple[tuple[str, str], ...]:
+        """See `name_models`."""
+        return name_models(self.models)
+
+
+@option_group
+class RetrievalConfig:
+    """Which models search, and in which collection."""
+
+    models: ModelList = ()  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
+    # folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv
+    data: Found[Annotated[str, filled("a folder with corpus.jsonl, queries.jsonl and qrels"), place()]] = ""
+    split: Annotated[FolderName, filled("a name")] = "test"  # which judgements: qrels/SPLIT.tsv
+    # folder of results.json and retrieval.md
+    output: Written[Annotated[str, filled("a folder"), place()]] = "retrieval"
+    pooling: PoolingChoice = "auto"  # tokens' mean, or the first one's state; auto: as the model's run had it
+    max_length: Length = 256  # tokens of a text at most; a model with shorter rows cuts earlier
+    batch_size: Size = 64  # texts of a forward pass; the figures do not depend on it
 
     @property
     def named_models(self) -> tuple[tuple[str, str], ...]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from domext_ray.config.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, name_options
-from domext_ray.config.gpu import DryRun, GpuOptions
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import DOMAIN, GENERAL, NO_TEXT, SELF, MixtureConfig, TextPart, list_shares
 from domext_ray.config.options.build import identity_of
@@ -39,7 +38,7 @@ from domext_ray.config.options.declare import (
     read_workers,
     require,
 )
-from domext_ray.config.vectors import VectorOptions
+from domext_ray.config.shared import DryRun, GpuOptions, VectorOptions
 from domext_ray.errors import ConfigError
 
 TrackerName = Literal["tensorboard", "mlflow", "trackio", "wandb", "prometheus"]

@@ -10,7 +10,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from domext_ray.config.gpu import GpuOptions
 from domext_ray.config.options.declare import (
     DIFFERENT,
     MANY,
@@ -25,6 +24,7 @@ from domext_ray.config.options.declare import (
     place,
     require,
 )
+from domext_ray.config.shared import GpuOptions
 
 MOST_SECONDS = 86_400.0
 

@@ -20,14 +20,14 @@ from jinja2 import Environment
 
 from domext_ray.config.extensions.base import AdapterPart
 from domext_ray.config.extensions.table import ADAPTER_PARTS, EXTENSIONS
-from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.files import ASSETS, split_paths
-from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.build import has_router
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.report.figures import ROUTED, list_figures
 from domext_ray.report.tables import format_markdown
+from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.training.router import describe_router
 from domext_ray.training.start import RebuiltRun
 

@@ -31,7 +31,7 @@ from domext_ray.model.build import detach, merge_extensions, name_plain, scale_e
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.layouts import find_layout
-from domext_ray.runtime.quiet import quiet_libraries
+from domext_ray.progress import quiet_libraries
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import check_fit, fingerprint_tokenizer, load_tokenizer
 from domext_ray.training.start import RebuiltRun, rebuild_run

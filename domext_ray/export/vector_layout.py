@@ -11,7 +11,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from domext_ray.config.vectors import Pooling
+from domext_ray.config.shared import Pooling
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.storage import Place, parse_json
 

@@ -20,7 +20,7 @@ import torch
 
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.options.build import identity_of
-from domext_ray.config.vectors import Pooling
+from domext_ray.config.shared import Pooling
 from domext_ray.downstream.start.model import StartModel, load_start_model, pick_tensors, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.errors import name_file

@@ -17,7 +17,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import PercentFormatter
 
-from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
 from domext_ray.intervals import LEVEL, Estimate, Resampled, compare, correct_holm

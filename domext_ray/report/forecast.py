@@ -15,7 +15,6 @@ import psutil
 from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import PrepareConfig, RunOptions, SettledConfig
 from domext_ray.files import ASSETS
-from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.spec import ModelSpec
 from domext_ray.progress import format_seconds
 from domext_ray.runtime.machine import find_free_disk, find_free_memory, is_cluster
@@ -30,6 +29,7 @@ from domext_ray.text.corpus.estimate import (
 from domext_ray.text.corpus.sampler import count_rows
 from domext_ray.text.corpus.shards import make_settings
 from domext_ray.text.corpus.unknown import describe_unknown, find_unknown
+from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.text.data.sample import Sample
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.cost import StepCost, estimate_memory, make_dry_run_model, measure_step_cost

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, Kind, check_values, read_json

@@ -84,7 +84,7 @@ def start_ray(wait_seconds: float = WAIT_SECONDS) -> None:
     if ray.is_initialized():
         return
     # Here, because reading tasks import this file and do not compute.
-    from domext_ray.runtime.cpu_kernels import check_choice
+    from domext_ray.runtime.device import check_choice
 
     check_choice()
     _set_environment(
@@ -354,7 +354,7 @@ def _have_cards_bf16() -> bool:
 
 
 def _have_cpus_bf16() -> bool:
-    from domext_ray.runtime.cpu_kernels import has_bf16_units
+    from domext_ray.runtime.device import has_bf16_units
 
     return all(has for _, has in run_on_each_node(has_bf16_units)) if is_cluster() else has_bf16_units()
 

@@ -32,8 +32,7 @@ from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
-from domext_ray.runtime.cpu_kernels import TRAINING
-from domext_ray.runtime.device import prepare_device
+from domext_ray.runtime.device import TRAINING, prepare_device
 from domext_ray.runtime.trials import Trial
 from domext_ray.search.plan import SweepPlan
 from domext_ray.search.results import TRIALS

@@ -20,9 +20,8 @@ from ray.serve.handle import DeploymentHandle
 
 from domext_ray.config.options.build import from_dict
 from domext_ray.config.serve import ServeConfig
-from domext_ray.runtime.cpu_kernels import PREDICTION
-from domext_ray.runtime.device import prepare_device
-from domext_ray.runtime.quiet import quiet_libraries
+from domext_ray.progress import quiet_libraries
+from domext_ray.runtime.device import PREDICTION, prepare_device
 from domext_ray.runtime.ray_private import close_replica_port
 from domext_ray.serving.access import find_environment_token
 from domext_ray.serving.app import make_app

@@ -15,7 +15,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
-from domext_ray.config.vectors import PoolingChoice
+from domext_ray.config.shared import PoolingChoice
 from domext_ray.families.task import Row, Task
 from domext_ray.families.windows import read_template
 from domext_ray.inference.examples import make_example

@@ -17,9 +17,9 @@ from torch import Tensor
 from domext_ray.adapters.serving import MixedStates
 from domext_ray.errors import DomextError, RunError
 from domext_ray.model.domext.modeling_domext import BASE_NAME
-from domext_ray.model.pooling import pool_states
 from domext_ray.runtime.device import autocast
 from domext_ray.serving.served_model import ServedModel
+from domext_ray.training.losses import pool_states
 
 Wants = Literal["words", "labels", "mean", "cls"]
 """What a row is for: the likeliest words at some places, the head's scores, or the text's vector."""

@@ -23,9 +23,8 @@ from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import name_base
-from domext_ray.progress import StatusLine
+from domext_ray.progress import StatusLine, quiet_libraries
 from domext_ray.runs.run_directory import CONFIG, read_config
-from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.runtime.ray_cluster import (
     ask_waiting,
     describe_hold,

@@ -22,7 +22,7 @@ from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TASKS, TOKENS, BankEntry
 from domext_ray.adapters.serving import AdapterServer, MixedStates
 from domext_ray.config.serve import ServeConfig
-from domext_ray.config.vectors import Pooling
+from domext_ray.config.shared import Pooling
 from domext_ray.downstream.finetune.exported import find_export, hash_export, is_finetuned_model, load_exported
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import is_export, name_run

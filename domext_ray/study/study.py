@@ -18,7 +18,7 @@ from typing import Any
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.options.build import identity_of
 from domext_ray.config.options.declare import require
-from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import CorpusError
 from domext_ray.inputs import check_texts

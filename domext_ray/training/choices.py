@@ -9,8 +9,7 @@ import torch
 from domext_ray.config.pretrain import EngineConfig, SettledConfig
 from domext_ray.model.build import pick_attention
 from domext_ray.model.domext.layers_domext import VARLEN
-from domext_ray.runtime.cpu_kernels import has_bf16_units
-from domext_ray.runtime.device import has_bf16
+from domext_ray.runtime.device import has_bf16, has_bf16_units
 
 
 def describe_choices(config: SettledConfig, device: torch.device, fused: str, rows: Sequence[int]) -> list[str]:

@@ -45,12 +45,12 @@ from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.fused import fuse
 from domext_ray.model.joined import JoinedLinear, join_products
 from domext_ray.model.spec import META, ModelSpec
-from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
+from domext_ray.runtime.device import TRAINING, as_worker
 from domext_ray.runtime.machine import is_cluster
 from domext_ray.text.corpus.batching import find_sequences, round_up
 from domext_ray.text.corpus.views import pad_views
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
-from domext_ray.training.losses import Loss, MaskedLoss, count_chunks, make_loss, make_vector_loss, needs_teacher
+from domext_ray.training.losses import InfoNCELoss, Loss, MaskedLoss, count_chunks, make_loss, needs_teacher
 from domext_ray.training.objective import LOSS, KeptRows, MaskedBatch, ViewBatch, to_batch, to_tensors
 from domext_ray.training.step import SingleProcessTrainer, move_batch
 
@@ -281,7 +281,7 @@ def make_dry_run_model(config: SettledConfig, spec: ModelSpec) -> DryRunModel:
     if config.engine.joins_products(on_gpu=is_for_gpu):
         join_products(network, torch.bfloat16 if config.engine.uses_bf16 else torch.float32)
     masked = functools.partial(MaskedLoss, num_chunks=count_chunks(config, cast(Any, model.config).vocab_size, rows))
-    loss = make_vector_loss(config.objective) if config.objective.makes_vectors else masked
+    loss = functools.partial(InfoNCELoss, objective=config.objective) if config.objective.makes_vectors else masked
     objective = loss(network, device, bf16=config.engine.uses_bf16)
     sizes = zip(config.train.lengths, rows, strict=True)
     batches = [make_full_batch(config, spec.shape.base_vocab_size, *size) for size in sizes]

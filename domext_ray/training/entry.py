@@ -56,8 +56,7 @@ def train_worker(settings: dict[str, Any]) -> str:
     import ray.train.torch
     import torch
 
-    from domext_ray.runtime.cpu_kernels import TRAINING
-    from domext_ray.runtime.device import prepare_device
+    from domext_ray.runtime.device import TRAINING, prepare_device
     from domext_ray.runtime.machine import count_cpus
     from domext_ray.training.run import Run
     from domext_ray.training.worker import PretrainWorker

@@ -23,10 +23,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from domext_ray.config.pretrain import ObjectiveConfig, RunOptions
+from domext_ray.config.shared import Pooling
 from domext_ray.model.base import Base
 from domext_ray.model.build import bypass_extensions, count_base_layers
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.pooling import pool_states
 from domext_ray.model.spec import build_base
 from domext_ray.text.corpus.views import pad_views
 from domext_ray.training.objective import (
@@ -269,6 +269,20 @@ def _keep_kinds(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
     return logits.masked_fill(kinds != kinds[labels][:, None], -torch.inf)
 
 
+def pool_states(states: Tensor, attention_mask: Tensor | None, pooling: Pooling) -> Tensor:
+    """Return a vector for each row, fp32 [B, d], of states [B, N, d].
+
+    "mean" is of all tokens, the special ones included; "cls" is the first token's state (Reimers and Gurevych 2019,
+    "Sentence-BERT", section 3; as in sentence-transformers). The mask is [B, N], 0 for padding.
+    """
+    if pooling == "cls":
+        return states[:, 0].float()
+    if attention_mask is None:
+        return states.float().mean(1)
+    weights = attention_mask[..., None].float()
+    return (states.float() * weights).sum(1) / weights.sum(1)
+
+
 class InfoNCELoss(Loss):
     """InfoNCE: among the second views of its group, a row's own is nearest to its first view."""
 
@@ -300,11 +314,6 @@ class InfoNCELoss(Loss):
         return {LOSS: (losses * batch.weights).sum()}
 
 
-def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., InfoNCELoss]:
-    """Return the loss of a run that makes vectors, for the engine to put around its model."""
-    return functools.partial(InfoNCELoss, objective=objective)
-
-
 def make_loss(
     config: RunOptions,
     base: Base | None,
@@ -320,7 +329,7 @@ def make_loss(
     names the tensors). `rows` are those of a forward pass, by length phase.
     """
     if config.objective.makes_vectors:
-        return make_vector_loss(config.objective)
+        return functools.partial(InfoNCELoss, objective=config.objective)
     num_parts = len(config.texts) if config.parts else 0
     num_chunks = count_chunks(config, cast(Any, model).config.vocab_size, rows)
     loss = functools.partial(

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.submitted import hide_places
 from domext_ray.errors import ConfigError, hide_passwords
 from domext_ray.storage import Place, write_text
 

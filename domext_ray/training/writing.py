@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.model.base import Base
 from domext_ray.model.spec import build_base
-from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker, has_bf16_units
+from domext_ray.runtime.device import PREDICTION, as_worker, has_bf16_units
 from domext_ray.storage import Place, hash_values
 from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.text.corpus.estimate import RowEstimate

@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kerne
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
-from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.submitted import hide_places
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model import fused

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from benchmarks.timing import DISTURBED_FRAC
 
-from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.submitted import hide_places
 from domext_ray.errors import RunError
 from domext_ray.files import Kind, read_json, read_text
 from domext_ray.runtime.machine import count_cpus

@@ -88,7 +88,7 @@ def _load(model: nn.Module, weights: Path) -> None:
 
 
 def _use_kernels(*, uses_fp32: bool) -> None:
-    from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels  # an older torch may not load them
+    from domext_ray.runtime.device import TRAINING, configure_kernels  # an older torch may not load them
 
     if not hasattr(torch.library, "get_kernel"):
         sys.exit(f"{sys.executable}: --as_worker needs a newer torch than {torch.__version__}")

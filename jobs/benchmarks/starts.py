@@ -31,9 +31,9 @@ from benchmarks.timing import Seconds, Watch, compare
 
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.files import ASSETS
-from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.runs.events import STAGES, TRAINING, EventReader, measure_times
 from domext_ray.storage import Place
+from domext_ray.text.data.names import SHIPPED_BASE
 
 OURS, OTHER = "this code", "the other"
 RUN, TEXTS, NUM_TEXTS = "runs/af", "texts.txt", 100

@@ -248,6 +248,6 @@ def configure_process(options: argparse.Namespace) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     if getattr(options, "as_worker", False):
-        from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
+        from domext_ray.runtime.device import TRAINING, configure_kernels
 
         configure_kernels(TRAINING, uses_fp32=options.precision == "fp32")

@@ -49,16 +49,15 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.loading import load_labelled
 from domext_ray.families.registry import make_task
 from domext_ray.families.task import ONLY_STAGE, Row, Task, TaskOptions
-from domext_ray.files import read_json
+from domext_ray.files import ASSETS, read_json
 from domext_ray.intervals import over_seeds, subtract
 from domext_ray.model.base import load_base
-from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
 from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.layouts import find_layout
 from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import read_config, read_identity, resolve_schedule
-from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
+from domext_ray.runtime.device import TRAINING, configure_kernels
 from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import Place, hash_values, write_json
 from domext_ray.text.corpus.batching import Masker
@@ -69,6 +68,7 @@ from domext_ray.text.corpus.shards import hash_document
 from domext_ray.text.corpus.stream import BatchReader, stream_batches
 from domext_ray.text.data.documents import read_documents
 from domext_ray.text.data.dropped import Dropped
+from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.metrics import find_last_step, read_metrics

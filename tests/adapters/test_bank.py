@@ -36,7 +36,7 @@ from domext_ray.config.jobs import BankConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
-from domext_ray.config.vectors import Pooling
+from domext_ray.config.shared import Pooling
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError, StorageError

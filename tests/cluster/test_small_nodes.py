@@ -11,7 +11,7 @@ import pytest
 from conftest import write_corpus
 from raylets import Cluster, run_raylets
 
-from domext_ray.runtime.cpu_kernels import has_bf16_units
+from domext_ray.runtime.device import has_bf16_units
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -25,8 +25,8 @@ from domext_ray.config.options.submitted import ROLES, settle_paths
 from domext_ray.config.pretrain import REPAIR_NOTES, PretrainConfig
 from domext_ray.errors import ConfigError, CorpusError, DomextError, OptionError
 from domext_ray.families.loading import load_labelled
-from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.text.data.files import PACKAGE_DOCS
+from domext_ray.text.data.names import SHIPPED_BASE
 
 NO_PATHS = """
 adapter adapters field features.layers finetune.features.layers finetune.grid.stage_epochs finetune.grid.stage_lr

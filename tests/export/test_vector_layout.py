@@ -15,7 +15,7 @@ from tiny_layouts import TINY_LAYOUTS
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig
-from domext_ray.config.vectors import Pooling
+from domext_ray.config.shared import Pooling
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.export.card import build_card

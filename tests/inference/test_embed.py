@@ -16,7 +16,7 @@ from made_banks import make_bank
 from transformers import AutoModel, AutoTokenizer
 
 from domext_ray.config.embedding import EmbedConfig
-from domext_ray.config.vectors import Pooling
+from domext_ray.config.shared import Pooling
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError

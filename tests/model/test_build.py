@@ -35,13 +35,14 @@ from transformers import (
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError
-from domext_ray.model import base_folder, build
+from domext_ray.model import build
 from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
 from domext_ray.model.build import detach, store_base
 from domext_ray.model.domext import layers_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
+from domext_ray.text.data import names
 
 AF = MethodConfig(heads=1, ffn_units=6)
 
@@ -489,5 +490,5 @@ def test_a_hub_id_from_the_cache_in_silence(
 
 
 def test_the_shipped_base_names_itself_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_folder, "ASSETS", tmp_path)
+    monkeypatch.setattr(names, "ASSETS", tmp_path)
     assert_refused("general-mini", "is missing from this installation")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.errors import ConfigError
-from domext_ray.runtime import cpu_kernels
-from domext_ray.runtime.cpu_kernels import (
+from domext_ray.runtime import device
+from domext_ray.runtime.device import (
     PREDICTION,
     SWITCH,
     TRAINING,
@@ -52,7 +52,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def uses_onednn() -> bool:
     """Whether torch's product of two matrices is ours."""
-    return "cpu_kernels.py" in torch._C._dispatch_dump("aten::mm")
+    return "runtime/device.py" in torch._C._dispatch_dump("aten::mm")
 
 
 def test_products_are_right_however_matrices_lie_in_memory(onednn: None) -> None:
@@ -97,7 +97,7 @@ def _differentiate(layer: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_what_a_processor_has_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernels, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device, "CPU_FACTS", tmp_path / "cpuinfo")
     assert not has_bf16_units(), "where nothing is known"
     intel = AMD.replace("AuthenticAMD", "GenuineIntel")
     for facts, wanted, expected in (
@@ -133,6 +133,6 @@ def test_a_process_keeps_few_kernels_and_changes_those_of_fp32(
     monkeypatch.setenv(SWITCH, "onednn")
     monkeypatch.setenv(CACHE, "")
     monkeypatch.delenv(CACHE)
-    monkeypatch.setattr(cpu_kernels, "_products", None)
+    monkeypatch.setattr(device, "_products", None)
     configure_kernels(TRAINING, uses_fp32=uses_fp32)
     assert uses_onednn() is uses_fp32 and os.environ[CACHE] == str(TRAINING)

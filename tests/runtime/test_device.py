@@ -25,7 +25,7 @@ from domext_ray.config.pretrain import (
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.inference.predictors import find_model, load_predictor
-from domext_ray.runtime import cpu_kernels, device
+from domext_ray.runtime import device
 from domext_ray.runtime import ray_cluster as cluster
 from domext_ray.runtime.device import has_bf16, prepare_device
 from domext_ray.runtime.ray_cluster import resolve_precision
@@ -99,7 +99,7 @@ def test_a_run_says_what_it_chose_for_a_card(
 @pytest.mark.parametrize("flags", ["avx2", "avx2 avx512_bf16"])
 def test_a_run_says_what_it_chose_for_a_cpu(flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cpuinfo").write_text(f"flags : {flags}", encoding="utf-8")
-    monkeypatch.setattr(cpu_kernels, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device, "CPU_FACTS", tmp_path / "cpuinfo")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = resolve_precision(PretrainConfig(scale=ScaleConfig(use_gpu=False)))
     expected = {

@@ -30,7 +30,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.plan import resolve
 from domext_ray.runs.run_directory import write_config
-from domext_ray.runtime import cpu_kernels, ray_private
+from domext_ray.runtime import device, ray_private
 from domext_ray.runtime import ray_cluster as cluster
 from domext_ray.runtime.machine import count_cpus
 from domext_ray.runtime.ray_cluster import (
@@ -94,7 +94,7 @@ def test_a_missing_gpu_is_told_before_anything_is_read(tmp_path: Path, monkeypat
 def without_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor without units for bf16."""
     (tmp_path / "cpuinfo").write_text("flags : avx2 fma", encoding="utf-8")
-    monkeypatch.setattr(cpu_kernels, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device, "CPU_FACTS", tmp_path / "cpuinfo")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
@@ -111,8 +111,8 @@ def test_the_machine_decides_the_precision(without_bf16: None) -> None:
         flags = [each for name, value in options.items() for each in (f"--{rooms[name]}.{name}", value)]
         for config_class in (PretrainConfig, FinetuneConfig):
             assert resolve_precision(parse_config(config_class, "", flags)).engine.precision == expected, options
-    for unit in cpu_kernels.BF16_UNITS:
-        cpu_kernels.CPU_FACTS.write_text(f"flags : avx2 {unit} fma", encoding="utf-8")
+    for unit in device.BF16_UNITS:
+        device.CPU_FACTS.write_text(f"flags : avx2 {unit} fma", encoding="utf-8")
         assert resolve_precision(PretrainConfig(scale=ScaleConfig(use_gpu=False))).engine.precision == "bf16"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from domext_ray.model.spec import ModelSpec, build_base
 from domext_ray.text.corpus.views import Viewer
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.engine import Engine, join_alone
-from domext_ray.training.losses import make_vector_loss
+from domext_ray.training.losses import InfoNCELoss
 from domext_ray.training.objective import LOSS, ViewBatch, to_batch
 from domext_ray.training.step import move_batch
 
@@ -91,7 +92,7 @@ def make_engine(
         accumulation_steps=1,
         seed=0,
         device=torch.device("cpu"),
-        objective=make_vector_loss(objective),
+        objective=functools.partial(InfoNCELoss, objective=objective),
     )
 
 

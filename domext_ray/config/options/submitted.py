@@ -4,7 +4,8 @@ One rule for every option, whose annotation says what it is (`Read`, `Written`, 
 `Options`). A ~ at the beginning is the home folder, also where no shell has seen it: in a file, or behind `=`. In a
 submitted job (`ray job submit`) what it writes goes below ~/domext_runs, and what it reads is looked for in the working
 directory, which was submitted with it, and then there. There `runs`, the folder of all runs, is ~/domext_runs itself.
-Absolute paths, addresses and names stay as they are.
+Absolute paths, addresses and names stay as they are. What is shared (cards, reports) names a file or folder by its last
+part, whatever machine it lies on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
@@ -30,6 +32,7 @@ ROLES = frozenset((READ, FOUND, WRITTEN, TEXTS, MODELS, DESCRIBED, OPTIONS))
 NAMES = ("general-mini", "package-docs", "repair-notes", "none", "self")
 """What ships with the package, or is nothing: no paths."""
 Change = Callable[[Option, str], str]
+_PLACE = re.compile(r"(?<![^\s,=])(?:[~/]|(?!hf:)\w+://)[^,\n]*?([^/,\n]+)/*(?=\s*(?:,|$))")
 
 
 def settle_paths(config: ConfigT, options: Mapping[str, Option], within: type) -> ConfigT:
@@ -150,3 +153,15 @@ def _exists(path: str) -> bool:
     """Whether something has a path, or matches it; of BANK:NAME the bank counts."""
     forms = filter(None, (path, path.rpartition(":")[0]))
     return any(os.path.lexists(form) or glob.glob(form, recursive=True) for form in forms)
+
+
+def hide_places(value: Any) -> Any:
+    """Return text, or JSON, with every absolute path and address replaced by its last part.
+
+    Hub ids, relative paths and other text stay as they are. Lists of paths are those of options: `/a/b.txt, NAME=~/c`.
+    """
+    if isinstance(value, str):
+        return _PLACE.sub(r"\1", value)
+    if isinstance(value, dict):
+        return {name: hide_places(item) for name, item in value.items()}
+    return [hide_places(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -29,8 +29,7 @@ from domext_ray.errors import TrainingError, name_file
 from domext_ray.families.stages import StagedResult, evaluate_stages, score_baselines
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED
-from domext_ray.runtime.cpu_kernels import TRAINING
-from domext_ray.runtime.device import prepare_device
+from domext_ray.runtime.device import TRAINING, prepare_device
 from domext_ray.runtime.tasks import Pool
 from domext_ray.runtime.trials import Step, Trial
 from domext_ray.storage import Place, new_file, open_to_others, write_json, write_text

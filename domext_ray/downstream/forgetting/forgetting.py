@@ -32,8 +32,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runs.run_directory import TRAININGS
-from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker
-from domext_ray.runtime.device import autocast
+from domext_ray.runtime.device import PREDICTION, as_worker, autocast
 from domext_ray.storage import Place, new_file
 from domext_ray.text.corpus.shards import make_settings
 from domext_ray.text.corpus.unknown import check_sample

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from domext_ray.config.jobs import ForgettingConfig
-from domext_ray.config.options.places import hide_places
+from domext_ray.config.options.submitted import hide_places
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
 from domext_ray.downstream.forgetting.scales import MAX_LOST, ScaleCurve
 from domext_ray.intervals import Estimate

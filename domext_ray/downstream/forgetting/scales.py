@@ -25,7 +25,7 @@ from domext_ray.downstream.start.model import is_run
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.build import prepare_for_device, scale_extensions, store_base
 from domext_ray.runs.run_directory import read_config, read_identity
-from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
+from domext_ray.runtime.device import TRAINING, as_worker
 from domext_ray.storage import Place
 from domext_ray.text.corpus.manifest import MANIFEST, Manifest, find_shard_fault, read_manifest
 from domext_ray.training.evaluate import Evaluations, LoneEvaluator, Scores, build_evaluations, evaluate, measure_bits

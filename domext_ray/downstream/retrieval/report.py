@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from domext_ray.config.options.places import hide_places
-from domext_ray.config.retrieval import RetrievalConfig
+from domext_ray.config.jobs import RetrievalConfig
+from domext_ray.config.options.submitted import hide_places
 from domext_ray.downstream.retrieval.collection import Collection
 from domext_ray.downstream.retrieval.retrieval import FIGURES, SearchFigures
 from domext_ray.intervals import Estimate

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.config.retrieval import RetrievalConfig
-from domext_ray.config.vectors import Pooling
+from domext_ray.config.jobs import RetrievalConfig
+from domext_ray.config.shared import Pooling
 from domext_ray.downstream.retrieval.collection import Collection, read_collection
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling

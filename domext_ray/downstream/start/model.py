@@ -37,9 +37,9 @@ from domext_ray.model.build import (
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
+from domext_ray.progress import quiet_libraries
 from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import has_bf16
-from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, require_readable
 from domext_ray.text.vocabulary.tokenizer import check_fit, load_tokenizer
 from domext_ray.training.start import rebuild_run

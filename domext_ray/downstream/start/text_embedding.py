@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.config.vectors import Pooling, PoolingChoice
+from domext_ray.config.shared import Pooling, PoolingChoice
 from domext_ray.downstream.start.model import StartModel, build_encoder, is_run
 from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
-from domext_ray.model.pooling import mean_layers, pool_states
 from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.device import autocast
 from domext_ray.storage import Place
 from domext_ray.text.corpus.batching import find_sequences
+from domext_ray.training.losses import pool_states
 from domext_ray.training.objective import to_tensors
 from domext_ray.training.step import move_batch
 
@@ -96,7 +96,9 @@ class TextEmbedding:
         given = move_batch(rows | to_tensors(sequences), device)
         with autocast(device):
             encoded = self._encoder(**given, output_hidden_states=bool(self.layers))
-        states = mean_layers(encoded.hidden_states, self.layers) if self.layers else encoded.last_hidden_state
+        states = encoded.last_hidden_state
+        if self.layers:  # number 0 is the embeddings' output
+            states = torch.stack([encoded.hidden_states[layer] for layer in self.layers]).mean(0)
         vectors = pool_states(states.float(), given["attention_mask"], self.pooling)
         is_cut = [bool(encoding.overflowing) for encoding in batch.encodings]
         return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).cpu().numpy(), is_cut

@@ -1,7 +1,8 @@
 """What a name of a model or a set means: a place on this machine, a slip of the finger, or something of the hub.
 
-Enters: what a user wrote. Leaves: nothing, or one sentence, before torch is imported. A name that is meant as a path or
-that is one letter off from what is here stays on this machine; about any other the hub is asked once.
+Enters: what a user wrote. Leaves: nothing, the folder of a base, or one sentence, before torch is imported. A name that
+is meant as a path or that is one letter off from what is here stays on this machine; about any other the hub is asked
+once.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Literal, TypeAlias
 
+from domext_ray.config.options.declare import check_place
 from domext_ray.errors import BaseModelError, ConfigError
+from domext_ray.files import ASSETS
 
+SHIPPED_BASE = "general-mini"
 Kind: TypeAlias = Literal["model", "dataset"]
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 HUB_SECONDS = 10.0
@@ -120,3 +125,30 @@ def _ask_hub(name: str, kind: Kind) -> str:
     except Exception as error:  # the client's and its transport's: no network, no answer in time, a broken server …
         return f"{hub.endpoint} cannot be reached ({type(error).__name__})"
     return ""
+
+
+def find_local_base(base: str) -> Path | None:
+    """Return the folder of a base that is on this machine, with a config.json; None for the hub's.
+
+    `base` is "general-mini" (ships with the package), a folder, the directory of a run that trained all weights, or a
+    hub id.
+    """
+    try:
+        check_place(base)
+    except ValueError as error:
+        raise BaseModelError(f"--base is {base!r}; it must be {error}, or a hub id.") from None
+    folder = ASSETS / SHIPPED_BASE if base == SHIPPED_BASE else Path(base).expanduser()
+    if base == SHIPPED_BASE and not folder.is_dir():
+        raise BaseModelError(
+            f"--base {base!r} is missing from this installation ({folder}); install the package again."
+        )
+    if folder.is_dir():
+        for place in (folder, folder / "export"):  # the second: of a run that trained all weights
+            if (place / "config.json").is_file():
+                return place
+        raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
+    if folder.exists():
+        raise BaseModelError(f"--base {base!r} is a file; give the folder that holds it and its config.json.")
+    if not HUB_ID.fullmatch(base):
+        raise BaseModelError(f"--base {base!r} does not exist; give a checkpoint folder or a hub id.")
+    return None

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 
-from domext_ray.runtime.records import Records, Result
+from domext_ray.runtime.tasks import Records, Result
 from domext_ray.text.data.sources import ReadTask, Sources
 
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.errors import CorpusError, find_storage_error
-from domext_ray.runtime.quiet import quiet_libraries
+from domext_ray.progress import quiet_libraries
 from domext_ray.storage import Place, parse_json, require_readable, write_json
 from domext_ray.text.data.documents import read_grouped
 from domext_ray.text.data.dropped import Dropped

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
 
-from domext_ray.config.retrieval import RetrievalConfig
+from domext_ray.config.jobs import RetrievalConfig
 from domext_ray.downstream.retrieval import retrieval
 from domext_ray.downstream.retrieval.collection import CORPUS, QUERIES, read_collection
 from domext_ray.downstream.retrieval.report import write_retrieval

@@ -1,4 +1,4 @@
-"""Options of the objective that teaches a model to make a vector of a text: infonce."""
+"""Options that several jobs have: GPUs and the wait for them, and how a text's vector is made and learned."""
 
 from __future__ import annotations
 
@@ -6,10 +6,37 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from domext_ray.config.options.declare import option_group
+from domext_ray.config.options.declare import Main, Time, free, option_group, read_seconds
+
+UseGpu = bool | Literal["auto"]
+"""A GPU for each process, or not; auto until it is known how many GPUs there are."""
+DryRun = bool | Literal["full"]
+"""Whether a job only says what it would do; full: with all its options."""
+
+
+@option_group
+class GpuOptions:
+    """The options of `--scale` that all jobs have which start processes."""
+
+    # a GPU for each process; auto: where there are GPUs, or a cluster can bring them
+    use_gpu: Main[UseGpu] = free("auto")
+    # how long a job waits for GPUs, or for room for any of its tasks and processes, before it gives up
+    wait: Time = free("10m")
+
+    @property
+    def wait_seconds(self) -> float:
+        """The seconds of `wait`."""
+        return read_seconds(self.wait)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether each process has a GPU; `auto` has been settled (`ray_cluster.resolve_gpu`)."""
+        assert self.use_gpu != "auto"
+        return self.use_gpu
+
 
 Pooling = Literal["mean", "cls"]
-"""How the states of a text's tokens become its vector (see model/pooling.py)."""
+"""How the states of a text's tokens become its vector (see `losses.pool_states`)."""
 PoolingChoice = Literal["auto", "mean", "cls"]
 """The same where models are asked for vectors; auto: as each model was trained."""
 Views = Literal["dropout", "crop"]
