@@ -227,7 +227,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     vocabulary = _provide_extension(config, base, paths.scratch, paths.corpora)
     if config.vocab.words:
         start_ray(config.scale.wait_seconds)
-        measure_extension(config.corpus, config.prepare, config.vocab, vocabulary.folder, paths.corpora)
+        measure_extension(config.corpus, config.prepare, config.vocab, vocabulary, paths.corpora)
     _keep(vocabulary.folder, paths.run)
     print(f"{format_statistics(Place(vocabulary.folder))}\nvocabulary: {paths.run}")
     return vocabulary

@@ -74,7 +74,6 @@ RESTRICTED = {
         "runtime.ray_private",
         "runtime.tasks",
         "runtime.on_tune",
-        "text.data.ray_tasks",
         "text.corpus.",
         "training.elastic",
         "training.entry",

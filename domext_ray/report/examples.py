@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.storage import Place
 from domext_ray.text.corpus.manifest import Manifest
-from domext_ray.text.data.sentences import split_sentences
+from domext_ray.text.data.documents import split_sentences
 from domext_ray.text.vocabulary.tokenizer import group_pieces, make_backend
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.start import RebuiltRun, apply_start, rebuild_run

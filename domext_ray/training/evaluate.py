@@ -36,9 +36,9 @@ from domext_ray.config.pretrain import ObjectiveConfig, SettledConfig
 from domext_ray.errors import CorpusError
 from domext_ray.files import ASSETS
 from domext_ray.model.domext.modeling_domext import BASE_NAME
-from domext_ray.text.corpus.draws import hash_counters
 from domext_ray.text.corpus.manifest import Manifest, take_numbered
 from domext_ray.text.corpus.views import make_masker
+from domext_ray.text.data.draws import hash_counters
 from domext_ray.training.losses import Loss
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import (

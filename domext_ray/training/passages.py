@@ -37,9 +37,9 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.text.corpus.batching import MaskedRows, pad_masked
-from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.text.corpus.manifest import Manifest
-from domext_ray.text.data.sentences import split_sentences
+from domext_ray.text.data.documents import split_sentences
+from domext_ray.text.data.draws import Purpose, hash_counters, to_uniform
 from domext_ray.text.vocabulary.tokenizer import group_pieces, make_backend
 from domext_ray.training.objective import MaskedBatch, to_batch
 

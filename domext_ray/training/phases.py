@@ -25,11 +25,11 @@ from domext_ray.config.pretrain import (
     resolve_micro_batch_sizes,
 )
 from domext_ray.text.corpus.batching import SPAN_TOKENS, RowLengths
-from domext_ray.text.corpus.draws import Purpose, hash_counters
 from domext_ray.text.corpus.manifest import Manifest
 from domext_ray.text.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage, share_rows
 from domext_ray.text.corpus.stream import BatchReader, stream_batches
 from domext_ray.text.corpus.views import make_masker
+from domext_ray.text.data.draws import Purpose, hash_counters
 from domext_ray.training.objective import to_batch
 
 ORDER = {"version": 1, "max_lanes": MAX_LANES, "block_rows": BLOCK_ROWS, "span_tokens": SPAN_TOKENS}

@@ -43,8 +43,8 @@ from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import notify_driver
 from domext_ray.runtime.machine import count_cpus
 from domext_ray.storage import Place, parse_json
-from domext_ray.text.corpus.draws import Purpose, hash_counters
 from domext_ray.text.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
+from domext_ray.text.data.draws import Purpose, hash_counters
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.run import Run
 from domext_ray.training.writing import Writer

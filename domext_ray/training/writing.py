@@ -26,8 +26,8 @@ from domext_ray.model.base import Base
 from domext_ray.model.spec import build_base
 from domext_ray.runtime.device import PREDICTION, as_worker, has_bf16_units
 from domext_ray.storage import Place, hash_values
-from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.text.corpus.estimate import RowEstimate
+from domext_ray.text.data.draws import Purpose, hash_counters, to_uniform
 from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NUM_ROWS, LENGTH = 1_600, 96

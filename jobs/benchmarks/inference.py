@@ -44,8 +44,8 @@ from domext_ray.model.base import load_base
 from domext_ray.model.domext.configuration_domext import complete_adapter
 from domext_ray.progress import quiet_libraries
 from domext_ray.storage import Place, hash_file
-from domext_ray.text.corpus.draws import hash_counters
 from domext_ray.text.data import package_docs
+from domext_ray.text.data.draws import hash_counters
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")

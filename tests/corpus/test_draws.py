@@ -6,7 +6,7 @@ import re
 
 from conftest import REPOSITORY
 
-from domext_ray.text.corpus.draws import Purpose
+from domext_ray.text.data.draws import Purpose
 
 
 def test_no_two_draws_share_their_counters() -> None:

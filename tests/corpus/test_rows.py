@@ -10,7 +10,7 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
 from domext_ray.text.corpus.rows import RowSettings, SentenceTokenizer, build_rows, tokenize_sentences
-from domext_ray.text.data.sentences import split_sentences
+from domext_ray.text.data.documents import split_sentences
 
 HAN = "我喜欢北京大学的老师。今天天气很好"
 WORDS = ["the", "cat", "dog", "runs", "very", "##ly", "fast", "##er", "a", "and", ".", "!", ",", "[SEPARATE]"]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from domext_ray.errors import CorpusError
-from domext_ray.text.corpus.draws import hash_counters, to_uniform
 from domext_ray.text.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage, count_rows, share_rows
+from domext_ray.text.data.draws import hash_counters, to_uniform
 
 ALONE, DOMAIN, GENERAL, FURTHER = (137, 5, 9001, 64), (137, 5, 901, 64), (90, 40), (70, 3, 31)
 Row = tuple[int, int, int]

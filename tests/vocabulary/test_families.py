@@ -17,7 +17,7 @@ from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
 from domext_ray.text.corpus.rows import RowSettings, tokenize_sentences
-from domext_ray.text.data.sentences import split_sentences
+from domext_ray.text.data.documents import split_sentences
 from domext_ray.text.vocabulary.extension import (
     ExtensionVocabulary,
     base_token_ids,
@@ -247,7 +247,7 @@ def test_words_are_learned_in_the_bases_notion_of_them(
     learn(text, base_folder, tmp_path / "again", size=30)
     for path in learned.folder.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-    measure_extension(str(text), PREPARE, VocabConfig(), learned.folder, Place(tmp_path / "cache"))
+    measure_extension(str(text), PREPARE, VocabConfig(), learned, Place(tmp_path / "cache"))
     assert json.loads((learned.folder / "statistics.json").read_text())["sizes"][:2] == record["sizes"][:2]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from domext_ray.families.task import Row
-from domext_ray.text.corpus.draws import Purpose, hash_counters
+from domext_ray.text.data.draws import Purpose, hash_counters
 
 
 def plan_epoch(num_rows: int, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from domext_ray.families.task import Row, Task
-from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
+from domext_ray.text.data.draws import Purpose, hash_counters, to_uniform
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

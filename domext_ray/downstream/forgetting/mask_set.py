@@ -24,8 +24,8 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.text.data.documents import read_documents
+from domext_ray.text.data.draws import Purpose, hash_counters, to_uniform
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.files import PACKAGE_DOCS, SourceFile
 from domext_ray.text.data.sources import ReadTask, resolve_sources

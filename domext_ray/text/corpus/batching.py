@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
 from domext_ray.text.corpus.manifest import flatten_lists
+from domext_ray.text.data.draws import Purpose, hash_counters, to_uniform
 
 if TYPE_CHECKING:  # reading tasks, which unpickle maskers, need neither transformers nor torch
     from transformers import PreTrainedTokenizerBase
@@ -154,6 +154,11 @@ def _round_up(number: float, multiple: int) -> int:
     return math.ceil(number / multiple) * multiple
 
 
+def pad_length(lengths: np.ndarray) -> int:
+    """Return the length to which rows are padded: that of the longest, rounded up to a multiple of 8."""
+    return _round_up(int(lengths.max()), PADDING_MULTIPLE)
+
+
 class Masker:
     """Masks rows for one tokenizer, objective and seed.
 
@@ -278,8 +283,7 @@ def pad_masked(
     a batch of packed rows, padding is a document of its own.
     """
     lengths = rows.lengths
-    length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
-    length = length if sizes is None else sizes.length
+    length = sizes.length if sizes else pad_to or pad_length(lengths)
     places = np.arange(length)
     shown = places < lengths[:, None]
     input_ids = np.full(shown.shape, pad_id, dtype=np.int64)

@@ -23,8 +23,8 @@ import pyarrow as pa
 from tokenizers import Encoding
 
 from domext_ray.errors import CorpusError
-from domext_ray.text.data.documents import PAIR_SEPARATOR
-from domext_ray.text.data.sentences import split_sentences
+from domext_ray.text.data.documents import PAIR_SEPARATOR, split_sentences
+from domext_ray.text.vocabulary.family import ASCII_WORD
 from domext_ray.text.vocabulary.tokenizer import make_backend
 
 SENTENCES_PER_CALL = 2048
@@ -43,7 +43,6 @@ MAX_COUNTED_WORDS, MAX_KEPT_WORDS, MAX_WORD_CHARS = 10_000, 8, 40
 """Different words that one task counts, of which it keeps the most frequent, and how much of a long one it shows."""
 
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
-_CHUNK = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")  # BERT isolates every ASCII punctuation mark
 
 
 def count_han(text: str) -> int:
@@ -161,7 +160,7 @@ class SentenceTokenizer:
     def _split_chunks(self, sentence: str) -> list[str]:
         """Cut at spaces, and where a jieba word begins or ends with a Han character."""
         if not self.chinese_words or sentence.isascii() or not _HAN.search(sentence):
-            return _CHUNK.findall(sentence)
+            return ASCII_WORD.findall(sentence)
         chunks: list[str] = []
         for part in sentence.split(" "):
             first = len(chunks)

@@ -25,7 +25,7 @@ from fractions import Fraction
 import numpy as np
 
 from domext_ray.errors import CorpusError
-from domext_ray.text.corpus.draws import Purpose, hash_counters
+from domext_ray.text.data.draws import Purpose, hash_counters
 
 MAX_LANES = 64
 """Places of a text that are read at the same time, at most: more of them would touch more of the files at once."""

@@ -55,8 +55,7 @@ from domext_ray.text.corpus.unknown import require_known, warn_of_unknown
 from domext_ray.text.data.documents import read_documents, read_grouped
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.groups import PEOPLE, tell_groups
-from domext_ray.text.data.ray_tasks import run_read_tasks
-from domext_ray.text.data.sources import SOURCES, ReadTask, Sources, resolve_sources, write_files
+from domext_ray.text.data.sources import SOURCES, ReadTask, Sources, resolve_sources, run_read_tasks, write_files
 from domext_ray.text.data.split import describe_split, resolve_held_out_by
 from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
@@ -97,7 +96,9 @@ def prepare_corpus(
             manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
             if is_new := manifest is None:
                 (work / MANIFEST).delete()
-                record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
+                own = replace(prepare, held_out_by=held_out_by)
+                with work.scratch() as scratch:
+                    record = _build(sources, own, settings, work, fingerprint, DocumentIndex(scratch))
                 sources.require_unchanged()  # else what was made of it goes: it may be put back as it was
                 record |= {
                     "format": FORMAT_VERSION,
@@ -204,14 +205,6 @@ def _find_prepared(folder: Place, fingerprint: str) -> Manifest | None:
 
 
 def _build(
-    sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Place, fingerprint: str
-) -> dict[str, Any]:
-    """Run both passes; return the manifest's record of what was found."""
-    with folder.scratch() as scratch:
-        return _write_documents(sources, prepare, settings, folder, fingerprint, DocumentIndex(scratch))
-
-
-def _write_documents(
     sources: Sources,
     prepare: PrepareConfig,
     settings: RowSettings,
@@ -219,6 +212,7 @@ def _write_documents(
     fingerprint: str,
     index: DocumentIndex,
 ) -> dict[str, Any]:
+    """Run both passes; return the manifest's record of what was found."""
     read = Records(folder / "parts" / "hashes", fingerprint)
     files, lost, han_frac = _hash_pass(sources, prepare, read, index)
     index.choose(files, prepare)

@@ -13,6 +13,7 @@ time with 4 tasks as with 32, whose first rows come later.
 
 from __future__ import annotations
 
+import logging
 import pickle
 import queue
 import sys
@@ -31,7 +32,6 @@ from domext_ray.storage import Place
 from domext_ray.text.corpus.batching import EPOCH, Arrays, join_rows
 from domext_ray.text.corpus.manifest import FileRecord, take_rows
 from domext_ray.text.corpus.sampler import Sampler
-from domext_ray.text.data.ray_tasks import configure_ray_data
 
 ROWS_PER_TASK = 1024
 TASKS = 4
@@ -159,10 +159,21 @@ class _RoomToRead:
                 self._room.check("reading rows")
 
 
+def _configure_ray_data() -> None:
+    """Make Ray Data keep the order of its blocks, and leave progress and logs to us."""
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.preserve_order = True
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+
+
 def _run(batches: BatchRange) -> Iterator[RankBatch]:
     import ray.data
 
-    configure_ray_data()
+    _configure_ray_data()
     num_tasks = -(-(batches.last - batches.first) // batches.per_task)
     # Not `ray.data.range`: it would read its numbers in tasks of a whole CPU, which workers may have left none of.
     numbers = ray.data.from_items([{"number": i} for i in range(num_tasks)], override_num_blocks=num_tasks)

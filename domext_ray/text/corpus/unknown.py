@@ -20,13 +20,12 @@ from domext_ray.errors import CorpusError
 from domext_ray.text.corpus.rows import RowSettings, TokenCounts, tokenize_documents, tokenize_sentences
 from domext_ray.text.data.files import PACKAGE_DOCS
 from domext_ray.text.data.sample import Sample
+from domext_ray.text.vocabulary.family import MAX_WORD_CHARS
 
 WARNING_FRAC, REFUSED_FRAC, REFUSED_SAMPLE_FRAC = 0.02, 1 / 3, 1 / 2
 """Shares above which unknown text is warned of, and is refused; the last where only a part of it was read."""
 SAMPLED_CHARS = 2**20
 """Characters of a sample that are tokenised, as many of each of its places."""
-_LONG_WORD = 100
-"""Characters of a word above which WordPiece does not look for pieces."""
 
 
 def count_sample(sample: Sample, settings: RowSettings) -> tuple[TokenCounts, bool]:
@@ -132,10 +131,10 @@ def _describe_share(spec: str, counts: Mapping[str, Any], prepare: PrepareConfig
 
 def _advise(counts: Mapping[str, Any], settings: RowSettings, prepare: PrepareConfig) -> str:
     """What to do about the most frequent of the unknown words."""
-    if counts["unknown_chars"] > _LONG_WORD * counts["num_unknown"]:
+    if counts["unknown_chars"] > MAX_WORD_CHARS * counts["num_unknown"]:
         return (
-            f"WordPiece knows no word of more than {_LONG_WORD} characters, so part them with spaces, or give a --base "
-            "with a tokenizer of another kind"
+            f"WordPiece knows no word of more than {MAX_WORD_CHARS} characters, so part them with spaces, or give a "
+            "--base with a tokenizer of another kind"
         )
     word, in_small = next(iter(counts["words"])), TokenCounts()
     deque(tokenize_sentences([word.lower()], settings, in_small), maxlen=0)

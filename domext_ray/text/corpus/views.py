@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.text.corpus.batching import PADDING_MULTIPLE, Arrays, Masker, RowLengths, find_sequences, find_spans
-from domext_ray.text.corpus.draws import Purpose, hash_counters, to_uniform
+from domext_ray.text.corpus.batching import Arrays, Masker, RowLengths, find_sequences, find_spans, pad_length
 from domext_ray.text.corpus.manifest import flatten_lists
 from domext_ray.text.corpus.rows import SECOND_START
+from domext_ray.text.data.draws import Purpose, hash_counters, to_uniform
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,9 +116,8 @@ def pad_views(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id:
 def _pad(rows: Sequence[np.ndarray], pad_id: int) -> Arrays:
     """Token ids [R, N], their mask, and their sequences; no mask where nothing is padded."""
     lengths = np.array([len(row) for row in rows])
-    size = -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
-    padded = np.full((len(rows), size), pad_id, dtype=np.int64)
-    is_token = np.arange(size) < lengths[:, None]
+    is_token = np.arange(pad_length(lengths)) < lengths[:, None]
+    padded = np.full(is_token.shape, pad_id, dtype=np.int64)
     padded[is_token] = np.concatenate(rows)
     mask = None if is_token.all() else is_token.astype(np.int64)
     return {"input_ids": padded, "attention_mask": mask, **find_sequences(is_token)}

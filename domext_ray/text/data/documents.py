@@ -41,6 +41,11 @@ PAIR_SEPARATOR = "\n"
 """Between the two texts of a pair; clean text has none."""
 
 _SPACES = re.compile(r"\s+")
+_SENTENCE_END = re.compile(
+    r"""[.!?…]["'”’)\]]?\s+"""  # a Latin sentence ends before a space
+    r"|[。！？；][。！？；…]*[”’」』）]*\s*"  # a CJK sentence ends anywhere
+    r"|…+[”’」』）]*(?=[\u3400-\u9fff])"
+)
 _GROUP_OPTION = "--prepare.group_field"
 _MAX_CELL_CHARS = 64 * 2**20
 _LISTED_NAMES = 12
@@ -114,6 +119,17 @@ def clean_text(text: str) -> str:
     if not text.isprintable():  # isprintable is false for spaces other than " " and for the categories C*
         text = "".join(char if char.isprintable() or char.isspace() or char in "\u200c\u200d" else "" for char in text)
     return _SPACES.sub(" ", text).strip()
+
+
+def split_sentences(document: str) -> list[str]:
+    """Cut a clean document after sentence ends of Latin and CJK scripts."""
+    sentences, first = [], 0
+    for match in _SENTENCE_END.finditer(document):
+        sentences.append(document[first : match.end()].rstrip())
+        first = match.end()
+    if first < len(document) and not document[first:].isspace():
+        sentences.append(document[first:])
+    return sentences
 
 
 def _read_raw(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> Iterator[Numbered]:

@@ -219,7 +219,11 @@ def _list_files(filesystem: pafs.FileSystem, path: str, by_names: bool) -> list[
         return _list_text(filesystem, path, by_names) if saved is None else saved
     if info.type != _NOTHING or os.path.islink(path):
         return [info]
-    return _glob(filesystem, path) if any(char in path for char in "*?[") else []
+    if any(char in path for char in "*?["):  # * and ? match within a folder's name, ** across folders
+        folder, globs = split_glob(path)
+        if filesystem.get_file_info(folder).type == pafs.FileType.Directory:
+            return _list_all(filesystem, folder, globs)[0]
+    return []
 
 
 def _open_filesystem(scheme: str, path: str) -> pafs.FileSystem:
@@ -229,14 +233,6 @@ def _open_filesystem(scheme: str, path: str) -> pafs.FileSystem:
         return pafs.FileSystem.from_uri(f"{scheme}://{path.split('/', 1)[0]}")[0]
     except (pa.ArrowInvalid, OSError) as error:
         raise CorpusError(f"--corpus {scheme}://{path} cannot be reached ({error}).") from error
-
-
-def _glob(filesystem: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
-    """Match `*` and `?` within a folder name and `**` across folders."""
-    folder, globs = split_glob(pattern)
-    if filesystem.get_file_info(folder).type != pafs.FileType.Directory:
-        return []
-    return _list_all(filesystem, folder, globs)[0]
 
 
 def _list_all(

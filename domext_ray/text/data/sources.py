@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError, RunError
+from domext_ray.runtime.records import Records, Result
 from domext_ray.storage import Place, hash_text, parse_json
 from domext_ray.text.data.files import LINES, LOCAL, PARQUET, TEXT, SourceFile, find_files
 from domext_ray.text.data.hashes import Memory, hash_sources, name_former
@@ -132,6 +133,34 @@ def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig, kinds: Sequen
             group_bytes += file.size
     if group:
         yield ReadTask(tuple(group))
+
+
+def run_read_tasks(
+    function: Callable[[int, ReadTask, bytes], Result],
+    sources: Sources,
+    verb: str,
+    records: Records,
+    find_plan: Callable[[int], bytes] = lambda number: b"",
+) -> Iterator[Result]:
+    """Run a function over (number, read task, plan) of all tasks on Ray, in order.
+
+    The function is pickled. A plan is what a task is told of its documents. Results that `records` has are taken over.
+    """
+    from domext_ray.runtime.tasks import Task, run_tasks  # here, for most who import this file run no tasks: no Ray
+
+    plans = map(find_plan, range(len(sources.tasks)))
+    return run_tasks(
+        lambda item: function(*item),
+        (
+            Task(i, (i, task, plan), task.num_bytes / 1e6, task.files[0].path, hashlib.sha256(plan).hexdigest())
+            for i, (task, plan) in enumerate(zip(sources.tasks, plans, strict=True))
+        ),
+        records,
+        verb=verb,
+        total=sources.num_bytes / 1e6,
+        unit="MB",
+        remedy="free memory, or lower --prepare.shard_bytes or --prepare.max_document_chars",
+    )
 
 
 def _join_hashes(files: Sequence[SourceFile], hashes: Sequence[str]) -> str:

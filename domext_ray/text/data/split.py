@@ -17,6 +17,7 @@ import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError
+from domext_ray.text.data.draws import to_uniform
 from domext_ray.text.data.files import TEXT, SourceFile
 
 CHUNK = 2**20
@@ -86,7 +87,7 @@ def list_chunks(number: int) -> Iterator[slice]:
 
 def hold_out_hashes(hashes: np.ndarray, share: float) -> np.ndarray:
     """Choose each document, or all of a group, by its hash alone, uint64 [D]; bool [D], which are held out."""
-    return _to_uniform(hashes) < share
+    return to_uniform(hashes) < share
 
 
 def choose_share(hashes: Iterable[np.ndarray], held_out_frac: float) -> float:
@@ -96,7 +97,7 @@ def choose_share(hashes: Iterable[np.ndarray], held_out_frac: float) -> float:
     """
     different = np.zeros(0)
     for own in hashes:
-        different = np.union1d(different, _to_uniform(own.astype(np.uint64)))
+        different = np.union1d(different, to_uniform(own.astype(np.uint64)))
         if len(different) and different[0] < held_out_frac:
             return held_out_frac
     fewest = _count_fewest(len(different))
@@ -106,10 +107,6 @@ def choose_share(hashes: Iterable[np.ndarray], held_out_frac: float) -> float:
 def _count_fewest(number: int) -> int:
     """How many of so many documents, or groups, are held out where the share is less than one of them."""
     return max(min(FEWEST, max(number // 4, 1), number - 1), 0)
-
-
-def _to_uniform(hashes: np.ndarray) -> np.ndarray:
-    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def hold_out_files(

@@ -12,11 +12,9 @@ the form of the whole file, and where that is uncertain the row is named. The ro
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import math
 import re
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from typing import IO, Any, TypeAlias
 
 from domext_ray.errors import CorpusError
 from domext_ray.text.data.files import HEAD_BYTES
+from domext_ray.text.data.folders import say
 
 Forms: TypeAlias = dict[str, list[Any]]
 """What was understood of the forms of tables: how many of each, and where the first shows it."""
@@ -92,12 +91,7 @@ def read_cells(stream: IO[bytes], path: str, *, is_tsv: bool, max_cell: int, for
 def tell_forms(forms: Forms) -> None:
     """Say on standard error, once a process, what was understood of the forms of tables."""
     for form, (number, place) in forms.items():
-        _say(f"note: in {number:,} table{'s' * (number != 1)} {_TOLD[form]}; the first is {place}.")
-
-
-@functools.cache
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        say(f"in {number:,} table{'s' * (number != 1)} {_TOLD[form]}; the first is {place}")
 
 
 class _Undecided(Exception):  # noqa: N818 (it is no error)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tokenizers import Tokenizer, models
 
 from domext_ray.errors import CorpusError
-from domext_ray.text.data.sentences import split_sentences
+from domext_ray.text.data.documents import split_sentences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +32,8 @@ PREFIX = "##"
 Groups = dict[str, tuple[int, ...]]
 """Hashes of different groups that a word occurs in, up to as many as are asked for."""
 
-_ASCII_WORD = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
+ASCII_WORD = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
+"""BERT isolates every ASCII punctuation mark."""
 _NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -161,7 +162,7 @@ class WordPieceFamily(TokenizerFamily):
 
     def words(self, text: str) -> list[str]:
         if text.isascii():  # nothing to decompose: BERT isolates the punctuation, and the rest are words
-            return _ASCII_WORD.findall(text.lower() if self.record["normalizer"]["lowercase"] else text)
+            return ASCII_WORD.findall(text.lower() if self.record["normalizer"]["lowercase"] else text)
         return super().words(text)
 
     def to_entry(self, name: str) -> str:

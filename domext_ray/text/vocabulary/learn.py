@@ -74,12 +74,11 @@ def count_new_words(vocab: VocabConfig, known: BaseVocabulary) -> int:
     return len(given) if vocab.words else vocab.size
 
 
-def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, cache_dir: Place) -> None:
+def measure_extension(
+    spec: str, prepare: PrepareConfig, vocab: VocabConfig, extension: ExtensionVocabulary, cache_dir: Place
+) -> None:
     """Count the words of a corpus and save the statistics of a vocabulary in its folder; Ray is initialised."""
-    extension = load_extension(folder)
-    if extension is None:
-        raise CorpusError(f"{folder} has no {RECORD_FILE}; make it with domext build_vocab.")
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(extension.folder)
     family, new = tokenizer_family(tokenizer), range(extension.first_id, extension.first_id + len(extension.words))
     base = {entry: i for entry, i in tokenizer.get_vocab().items() if i not in new}
     tokenizer_json, min_groups = tokenizer.backend_tokenizer.to_str(), resolve_min_groups(prepare, vocab)
@@ -88,7 +87,7 @@ def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, fol
     ) as counts:
         entries = [family.to_entry(word) for word in extension.words]
         statistics = describe_vocabulary(counts, family, base, tokenizer.unk_token_id, entries)
-        write_json(Place(folder) / STATISTICS_FILE, statistics)
+        write_json(Place(extension.folder) / STATISTICS_FILE, statistics)
 
 
 def _choose_words(

@@ -30,8 +30,7 @@ from domext_ray.storage import Place
 from domext_ray.text.data.documents import read_grouped
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.groups import PEOPLE, tell_groups
-from domext_ray.text.data.ray_tasks import run_read_tasks
-from domext_ray.text.data.sources import ReadTask, Sources
+from domext_ray.text.data.sources import ReadTask, Sources, run_read_tasks
 from domext_ray.text.vocabulary.family import Groups, TokenizerFamily, add_groups, tokenizer_family
 
 MAX_CHUNKS = 250_000
