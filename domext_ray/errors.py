@@ -147,6 +147,11 @@ def _find_missing(error: BaseException) -> RunError | None:
     )
 
 
+def to_line(error: object) -> str:
+    """Return what an error says as a part of a sentence: in one line, and no long one."""
+    return " ".join(str(error).split())[:200]
+
+
 def find_storage_error(error: BaseException, path: object = "") -> StorageError | None:
     """Return the sentence about a disk that is full, may not be written or fails; None for any other error.
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from domext_ray.config.pretrain import REPAIR_NOTES
-from domext_ray.errors import CorpusError, StorageError, name_file
+from domext_ray.errors import CorpusError, StorageError, name_file, to_line
 from domext_ray.files import ASSETS, EVERYTHING, Globs, matches, split_glob, split_paths, walk
 from domext_ray.storage import Place, find_cache, find_fault, hash_text, is_address
 from domext_ray.text.data.folders import CARD, choose_text, name_few, say, say_train
@@ -169,17 +169,13 @@ def _check_entry(entry: str) -> None:
         raise CorpusError(f"--corpus {entry!r} cannot be read; it must be {fault}.")
 
 
-def _to_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
 def _find_paths(entry: str, scheme: str, path: str, by_names: bool) -> list[SourceFile]:
     filesystem = _open_filesystem(scheme, path)
     try:
         infos = _list_files(filesystem, path if scheme else str(Path(path).expanduser().absolute()), by_names)
         is_there = bool(infos) or scheme in LOCAL or filesystem.get_file_info(path.split("/")[0]).type != _NOTHING
     except OSError as error:
-        raise CorpusError(f"--corpus {entry!r} cannot be reached ({_to_line(error)}).") from error
+        raise CorpusError(f"--corpus {entry!r} cannot be reached ({to_line(error)}).") from error
     except UnicodeEncodeError as error:  # Python reads such bytes of a name as surrogates, which Arrow does not take
         shown = os.fsencode(error.object).decode(errors="backslashreplace")
         raise CorpusError(f"--corpus {entry!r} includes {shown}, whose name is not UTF-8; rename it.") from error
@@ -333,9 +329,9 @@ def _read_names(filesystem: pafs.FileSystem, path: str, field: str) -> list[str]
         names = names and [entry["filename"] if field == "_data_files" else entry for entry in names]
         "".join(names or [])  # all are text
     except (AttributeError, KeyError, TypeError) as error:
-        raise CorpusError(f"{path} is damaged ({_to_line(error)}); save the dataset again.") from error
+        raise CorpusError(f"{path} is damaged ({to_line(error)}); save the dataset again.") from error
     except (ValueError, RecursionError) as error:
-        raise CorpusError(f"{path} is no JSON ({_to_line(error)}); mend it, or save the dataset again.") from error
+        raise CorpusError(f"{path} is no JSON ({to_line(error)}); mend it, or save the dataset again.") from error
     return names
 
 
@@ -370,7 +366,7 @@ def _find_dataset(entry: str, path: str) -> list[SourceFile]:
     except Exception as error:  # the hub's client raises a dozen kinds: offline, unknown, gated, no such split …
         raise CorpusError(
             f"--corpus {entry!r} could not be fetched as a dataset with a train split ({type(error).__name__}: "
-            f"{_to_line(error)})."
+            f"{to_line(error)})."
         ) from error
     pinned = hash_text(f"{named}@{info.sha}")
     (kept / f"{pinned}.splits").put(json.dumps([*splits]).encode())
@@ -445,11 +441,11 @@ def name_unreadable(file: SourceFile) -> Iterator[None]:
         is_storage = isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, gzip.BadGzipFile))
         if is_storage and file.scheme not in LOCAL:  # a bucket's errors have no number
             raise StorageError(
-                f"{file.scheme}://{file.path} cannot be read ({_to_line(error)}): look after that storage, and the "
+                f"{file.scheme}://{file.path} cannot be read ({to_line(error)}): look after that storage, and the "
                 "same command goes on."
             ) from error
         raise CorpusError(
-            f"{file.path} cannot be read to its end ({_to_line(error)}); mend it or leave it out."
+            f"{file.path} cannot be read to its end ({to_line(error)}); mend it or leave it out."
         ) from error
 
 

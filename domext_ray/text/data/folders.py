@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from domext_ray.config.options.yaml_text import parse_yaml
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import ConfigError, CorpusError, to_line
 from domext_ray.files import Globs, matches, parse_glob
 
 CARD = "README.md"
@@ -133,7 +133,7 @@ def _read_globs(folder: str, card: bytes) -> dict[str, Globs]:
         declared = {name: sanitize_patterns(files) for name, files in with_files.items()}
     except (ConfigError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CorpusError(
-            f"{folder}/{CARD} declares a dataset and cannot be read ({' '.join(str(error).split())[:200]}); mend its "
+            f"{folder}/{CARD} declares a dataset and cannot be read ({to_line(error)}); mend its "
             f"header, or name the files, as {folder}/**."
         ) from error
     if declared and default is None:
@@ -143,11 +143,10 @@ def _read_globs(folder: str, card: bytes) -> dict[str, Globs]:
             f"{name_few(trained)}."
         )
     patterns = declared.get(str(default), {})
-    return {split: _parse_globs(globs) for split, globs in patterns.items()}
-
-
-def _parse_globs(patterns: Iterable[str]) -> Globs:
-    return Globs().union(*(parse_glob(pattern.removeprefix("./")) for pattern in patterns))
+    return {
+        split: Globs().union(*(parse_glob(glob.removeprefix("./")) for glob in globs))
+        for split, globs in patterns.items()
+    }
 
 
 def _find_shards(names: Iterable[str]) -> Splits:

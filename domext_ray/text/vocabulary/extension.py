@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.errors import CorpusError, DomextError
+from domext_ray.errors import CorpusError, DomextError, to_line
 from domext_ray.files import describe_format, newest_format
 from domext_ray.storage import Place, parse_json, write_json
 from domext_ray.text.vocabulary.family import TokenizerFamily, make_refusal, tokenizer_family
@@ -73,9 +73,7 @@ def load_extension(folder: Path) -> ExtensionVocabulary | None:
     except DomextError:
         raise
     except Exception as error:  # tokenizers raises nothing else
-        raise CorpusError(
-            f"{path} is damaged ({' '.join(str(error).split())[:200]}); make the folder again."
-        ) from error
+        raise CorpusError(f"{path} is damaged ({to_line(error)}); make the folder again.") from error
 
 
 def find_made(folder: Path, made_from: dict[str, Any], known: BaseVocabulary) -> ExtensionVocabulary | None:

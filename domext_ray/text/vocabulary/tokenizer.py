@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
-from domext_ray.errors import CorpusError, find_storage_error
+from domext_ray.errors import CorpusError, find_storage_error, to_line
 from domext_ray.progress import quiet_libraries
 from domext_ray.storage import Place, parse_json, require_readable, write_json
 from domext_ray.text.data.documents import read_grouped
@@ -58,7 +58,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     except Exception as error:  # a damaged file raises whatever its reader raises
         require_readable(folder)
         _require_fast(folder, _find_class(folder))
-        fault = CorpusError(f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]}).")
+        fault = CorpusError(f"{folder} holds no tokenizer that can be loaded ({to_line(error)}).")
         raise find_storage_error(error, folder) or fault from error
     _require_fast(folder, type(tokenizer))
     entries = _read_entries(folder, tokenizer)
@@ -145,18 +145,13 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, num_rows: int, owner: str) -> 
         raise CorpusError(f"{sizes} embedding rows, more than half without a word; give the model's own tokenizer.")
     # Its own entries, too: proteins, say, are no words.
     own = " ".join(entry for entry in entries if entry not in tokenizer.all_special_tokens)
-    if not any(_reads(tokenizer, text) for text in (PLAIN_TEXT, own)):
+    encode, unknown = tokenizer.backend_tokenizer.encode, {tokenizer.unk_token_id}
+    if all({*encode(text, add_special_tokens=False).ids} <= unknown for text in (PLAIN_TEXT, own)):
         raise CorpusError(
             f"the tokenizer of {owner} makes {tokenizer.unk_token} of every word of plain text in nine languages, and "
             "of its own entries; give the model's own tokenizer, with its tokenizer_config.json, which may say that "
             "case matters."
         )
-
-
-def _reads(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
-    """Whether a tokenizer knows anything of a text."""
-    found = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    return bool(set(found) - {tokenizer.unk_token_id})
 
 
 def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
@@ -219,8 +214,9 @@ def learn_wordpiece(
         "min_groups": resolve_min_groups(prepare, vocab),
         "model_max_length": model_max_length,
     }
-    if _is_learned_from(folder / LEARNED_FROM, record):
-        return folder
+    with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: it is learned anew
+        if parse_json(Place(folder / LEARNED_FROM).read_bytes()) == record:
+            return folder
     wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     wordpiece.normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
     wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -244,14 +240,6 @@ def learn_wordpiece(
         tokenizer.save_pretrained(temporary)
         write_json(Place(temporary / LEARNED_FROM), record)
     return folder
-
-
-def _is_learned_from(path: Path, record: dict[str, Any]) -> bool:
-    """Whether a vocabulary's record says the same."""
-    try:
-        return bool(parse_json(Place(path).read_bytes()) == record)
-    except (FileNotFoundError, ValueError):  # damaged: it is learned anew
-        return False
 
 
 def _choose_documents(

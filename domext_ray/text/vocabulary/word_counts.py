@@ -31,7 +31,7 @@ from domext_ray.text.data.documents import read_grouped
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.groups import PEOPLE, tell_groups
 from domext_ray.text.data.sources import ReadTask, Sources, run_read_tasks
-from domext_ray.text.vocabulary.family import Groups, TokenizerFamily, add_groups, tokenizer_family
+from domext_ray.text.vocabulary.family import Groups, add_groups, tokenizer_family
 
 MAX_CHUNKS = 250_000
 """Distinct raw chunks that a task holds before it turns them into words."""
@@ -132,11 +132,16 @@ def _count_task(
     dropped = Dropped(watched=() if prepare.group_field else PEOPLE)
 
     def add_chunks() -> None:
-        for chunk, own in chunk_groups.items():
+        """Move what is counted of raw chunks to their words."""
+        for chunk, count in chunks.items():
             for word in family.words(chunk):
-                add_groups(groups, word, own, min_groups)
+                if len(word) <= family.max_chars:
+                    totals[word] += count
+                    if min_groups:
+                        add_groups(groups, word, chunk_groups[chunk], min_groups)
+        chunks.clear()
         chunk_groups.clear()
-        _add_chunks(chunks, family, totals, sums)
+        sums["forgotten"] += forget_rarest(totals, MAX_TASK_WORDS)
         forget_missing(groups, totals)
 
     for document, group in read_grouped(task, prepare, dropped):
@@ -158,16 +163,6 @@ def _count_task(
         "sums": sums,
         "dropped": vars(dropped),
     }
-
-
-def _add_chunks(chunks: Counter[str], family: TokenizerFamily, totals: Counter[str], sums: Counter[str]) -> None:
-    """Move the counts of raw chunks to their words."""
-    for chunk, count in chunks.items():
-        for word in family.words(chunk):
-            if len(word) <= family.max_chars:
-                totals[word] += count
-    chunks.clear()
-    sums["forgotten"] += forget_rarest(totals, MAX_TASK_WORDS)
 
 
 def forget_rarest(totals: Counter[str], limit: int) -> int:
