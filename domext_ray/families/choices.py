@@ -6,9 +6,10 @@ A row has one segment a choice, `[CLS] context [SEP] stem option [SEP]`, and the
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,17 +18,22 @@ import pyarrow as pa
 from scipy.special import softmax
 from tokenizers import Tokenizer
 
+from domext_ray.errors import CorpusError
 from domext_ray.families.comparison import WRONG, Compared, Mistake
-from domext_ray.families.family import ID, Prediction
+from domext_ray.families.family import ID, Prediction, Splits
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, Choice
+from domext_ray.families.readers.issues import DataIssues, SetRow, as_offset, as_whole
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Row, Task
 from domext_ray.families.windows import make_cutting_backend, stack_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_LETTER = re.compile(r"\(?([A-Za-z])[.)]?")
 
 
 class ChoiceTask(Task):
@@ -46,6 +52,7 @@ class ChoiceTask(Task):
         "answer": ("answer", "label"),
     }
     metrics = ("accuracy",)
+    needed = (("context",), ("options",))
     head = "DomextForMultipleChoice"
     metric = "accuracy"
     fields = {"answer": pa.int64(), "text": pa.string(), "probabilities": pa.list_(pa.float64())}
@@ -58,6 +65,44 @@ class ChoiceTask(Task):
     def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Return the one score, whichever choice it is of."""
         return ("score",)
+
+    @classmethod
+    def read(cls, row: SetRow) -> Choice:
+        """Make a beginning with its continuations, from a column each (SWAG) or from one that lists them.
+
+        Its answer is a place among them, as `place_answers` has it.
+        """
+        options, stem = row.get("options"), row.get("stem")
+        if not isinstance(options, (list, tuple)) or len(options) < 2 or not all(isinstance(o, str) for o in options):
+            rule = "give 2 texts or more" + (", or set columns.options" if row.is_labelled else "")
+            raise CorpusError(f"{row.source} has {str(options)[:60]!r} as 'options'; {rule}.")
+        context = row.read_text("context")
+        for option in options:
+            row.check_text(option, "options")
+            if not option.strip():
+                row.leave_out("has an empty option")
+        answer = row.get("answer") if row.is_labelled else 0
+        if type(answer) is not int or not 0 <= answer < len(options):
+            row.leave_out("names no option as its answer", answer)
+        stem = row.read_text("stem") if isinstance(stem, str) and stem.strip() else ""
+        return Choice("", row.source, context, stem, tuple(option.strip() for option in options), answer)
+
+    @classmethod
+    def read_together(cls, splits: Splits, issues: DataIssues) -> Splits:
+        """Find which option each answer means; see `place_answers`."""
+        return place_answers(splits, issues)
+
+    @classmethod
+    def check_set(cls, splits: Mapping[str, Sequence[AnyExample]], side: Any, issues: DataIssues) -> None:
+        """Refuse a split whose rows have not all as many options as the first."""
+        for split in splits.values():
+            choices = cast("Sequence[Choice]", split)
+            for choice in choices:
+                if len(choice.options) != len(choices[0].options):
+                    raise CorpusError(
+                        f"{choice.source} has {len(choice.options)} options; it must have {len(choices[0].options)} as "
+                        "the first row."
+                    )
 
     @classmethod
     def compare(cls, example: Choice, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
@@ -124,3 +169,69 @@ def join_stem(stem: str, option: str) -> str:
     is_joined = not stem or not option or stem[-1].isspace() or option[0].isspace()
     is_wide = not is_joined and unicodedata.east_asian_width(stem[-1]) in "WF"
     return stem + option if is_joined or is_wide else f"{stem} {option}"
+
+
+def place_answers(rows: Splits, issues: DataIssues) -> Splits:
+    """Return rows of choices whose answers are places among their options, from 0.
+
+    A file may count from 1, which no 0 and a number as high as there are options show, or have letters, or the options'
+    own texts; of two ways that differ the one that fits more rows is meant, and a tie is a CorpusError. An answer that
+    is none stays as it is.
+    """
+    every = [row for split in rows.values() for row in split if _has_options(row)]
+    numbers = {
+        (number, len(row.get("options"))) for row in every if (number := as_offset(row.get("answer"))) is not None
+    }
+    has_zero = any(number == 0 for number, _ in numbers)
+    first = int(not has_zero and any(number == count for number, count in numbers))
+    ways: dict[str, Callable[[SetRow], int | None]] = {
+        "a place": lambda row: _find_place(row, first),
+        "a letter, and A is the first option": _find_letter,
+        "the text of its option": _find_text,
+    }
+    found = [{way: place for way, read in ways.items() if (place := read(row)) is not None} for row in every]
+    counts = Counter(way for places in found for way in places)
+    chosen, used = dict[int, int](), Counter[str]()
+    for row, places in zip(every, found, strict=True):
+        best = [way for way in places if counts[way] == max(counts[other] for other in places)]
+        if len({places[way] for way in best}) > 1:
+            raise CorpusError(
+                f"{row.source} has the answer {row.get('answer')!r}, which is a place and the text of another option; "
+                "write answers as places from 0, and options that are no numbers or letters."
+            )
+        if best:
+            chosen[id(row)] = places[best[0]]
+            used[best[0]] += 1
+    for way, number in used.items():
+        if way != "a place":
+            issues.say(f"{number:,} x answer read as {way}.")
+    if used["a place"] and first:
+        issues.say("Answers are counted from 1: none is 0, and some are as high as the number of options.")
+    elif used["a place"] and not has_zero:
+        issues.say("Answers are counted from 0, though none is 0; write letters if they are counted from 1.")
+    return {
+        split: [row.put("answer", chosen[id(row)]) if id(row) in chosen else row for row in own]
+        for split, own in rows.items()
+    }
+
+
+def _has_options(row: SetRow) -> bool:
+    options = row.get("options")
+    return isinstance(options, (list, tuple)) and all(isinstance(option, str) for option in options)
+
+
+def _find_place(row: SetRow, first: int) -> int | None:
+    number = as_offset(row.get("answer"))
+    return number - first if number is not None and 0 <= number - first < len(row.get("options")) else None
+
+
+def _find_letter(row: SetRow) -> int | None:
+    match = _LETTER.fullmatch(str(row.get("answer")).strip())
+    place = ord(match[1].upper()) - ord("A") if match else -1
+    return place if 0 <= place < len(row.get("options")) else None
+
+
+def _find_text(row: SetRow) -> int | None:
+    answer = str(as_whole(row.get("answer"))).strip()
+    places = [i for i, option in enumerate(row.get("options")) if option.strip() == answer]
+    return places[0] if len(places) == 1 and answer else None

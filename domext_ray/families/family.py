@@ -7,13 +7,15 @@ of its instances, is the family over one labelled set and one tokenizer (`task.p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
 from domext_ray.families.comparison import Compared
-from domext_ray.families.readers.examples import Entity
+from domext_ray.families.readers.examples import AnyExample, Entity
+from domext_ray.families.readers.issues import DataIssues, SetRow
 from domext_ray.families.readers.set_description import Column
 from domext_ray.families.state import NOTHING_LEARNED, State
 
@@ -22,6 +24,7 @@ Prediction: TypeAlias = dict[str, Any]
 
 Places are characters of the example's text, ends exclusive. Scores are not rounded.
 """
+Splits: TypeAlias = Mapping[str, Sequence[SetRow]]
 Fields: TypeAlias = Mapping[str, pa.DataType]
 
 Columns = Mapping[str, tuple[Column, ...]]
@@ -62,6 +65,12 @@ class Family(ABC):
     """Between several values of one cell, where a set does not say."""
     rules: ClassVar[tuple[str, ...]] = ()
     """How answers may be compared: the first where each question has one, the second where some have none."""
+    needed: ClassVar[tuple[tuple[str, ...], ...]] = (("text",),)
+    """Roles of what a row without labels must have, of each group one."""
+    side_file: ClassVar[str] = ""
+    """Key of the description that names a file beside the splits; empty: there is none."""
+    reads_by_side: ClassVar[bool] = False
+    """Whether rows are read by what that file says, so that a split alone needs it, too."""
     fields: ClassVar[Fields]
     """What users read of a prediction, and its type."""
     weighs_labels: ClassVar[bool] = False
@@ -74,6 +83,38 @@ class Family(ABC):
     """What the hub calls such a task."""
     names_outputs: ClassVar[bool] = True
     """Whether the head's outputs are labels of the set."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, row: SetRow) -> AnyExample:
+        """Make a row's example, without its id: with its labels, if the row has them (`Row.is_labelled`).
+
+        Where the row breaks a rule it is counted and `LeftOut` is raised, or it is refused: as its issues have it.
+        """
+
+    @classmethod
+    def read_together(cls, splits: Splits, issues: DataIssues) -> Splits:
+        """Return the rows of all splits with what no row shows alone; default: as they are."""
+        return splits
+
+    @classmethod
+    def begin_split(cls, rows: Sequence[SetRow], side: Any) -> tuple[Sequence[SetRow], Callable[[SetRow], AnyExample]]:
+        """Return a split's rows with what no row shows alone, and what reads each; `side` is of `read_side`."""
+        return rows, cls.read
+
+    @classmethod
+    def read_side(cls, path: Path) -> Any:
+        """Read the `side_file`."""
+        raise NotImplementedError
+
+    @classmethod
+    def name_labels(cls, side: Any) -> tuple[str, ...]:
+        """Return the labels that the `side_file` names. Default: none."""
+        return ()
+
+    @classmethod  # noqa: B027
+    def check_set(cls, splits: Mapping[str, Sequence[AnyExample]], side: Any, issues: DataIssues) -> None:
+        """Refuse, or count, what no example shows alone. Default: nothing."""
 
     @classmethod
     def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ and a label counts whose probability (sigmoid) is above a threshold that dev cho
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from scipy.special import expit
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.comparison import Compared, compare_sets, join_pair
-from domext_ray.families.family import ENTITY_METRICS, TEXTS, Prediction
+from domext_ray.families.family import ENTITY_METRICS, TEXTS, Prediction, Splits
 from domext_ray.families.losses import ClassTask, balance
 from domext_ray.families.metrics.label_set_metrics import (
     USUAL_THRESHOLD,
@@ -27,12 +28,18 @@ from domext_ray.families.metrics.label_set_metrics import (
     score_label_sets,
 )
 from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.cells import split_cell
 from domext_ray.families.readers.examples import AnyExample, MultiLabelText
+from domext_ray.families.readers.issues import DataIssues, SetRow, as_whole, shorten
 from domext_ray.families.state import NOTHING_LEARNED, State
-from domext_ray.families.texts import TextRows
+from domext_ray.families.texts import TextRows, read_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_BITS = re.compile(r"[01](?:\.0)?(?:[\s,;|]+[01](?:\.0)?)+")
+_BETWEEN_BITS = re.compile(r"[\s,;|]+")
+_OTHER_SEPARATORS = "|;"
 
 
 class MultiLabelTask(TextRows, ClassTask):
@@ -68,6 +75,21 @@ class MultiLabelTask(TextRows, ClassTask):
     def card_values(self) -> dict[str, Any]:
         """The threshold, which transformers' pipeline does not know."""
         return {"threshold": f"{self.thresholds['threshold']:g}"}
+
+    @classmethod
+    def read(cls, row: SetRow) -> MultiLabelText:
+        """Make a text, or a pair, with any number of labels: a list, or a text with the set's separator."""
+        texts, value = read_texts(row), row.get("labels") if row.is_labelled else []
+        listed = split_cell(value, row.description.separator) if isinstance(value, str) else value
+        labels = [as_whole(label) for label in listed] if isinstance(listed, (list, tuple)) else [None]
+        if not all(type(label) in (str, int) and str(label).strip() for label in labels):
+            row.leave_out("has no list of labels", value)
+        return MultiLabelText("", row.source, *texts, tuple(dict.fromkeys(str(label).strip() for label in labels)))
+
+    @classmethod
+    def read_together(cls, splits: Splits, issues: DataIssues) -> Splits:
+        """Take a 0 or 1 for each label as the labels that are there; see `name_labels`."""
+        return name_labels(splits, issues)
 
     @classmethod
     def compare(cls, example: MultiLabelText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
@@ -143,3 +165,61 @@ class MultiLabelTask(TextRows, ClassTask):
         sizes = 1 + np.arange(len(ranked))
         best = int(np.argmax(2 * matches / (sizes * len(train) + matches[-1])))
         return [{"labels": ranked[: best + 1]}] * len(examples)
+
+
+def name_labels(rows: Splits, issues: DataIssues) -> Splits:
+    """Return rows of several labels; of those that have a 0 or 1 for each label, the labels that are there."""
+    every = [row for split in rows.values() for row in split if row.get("labels") is not None]
+    _check_separator(every)
+    vectors = [_read_bits(row.get("labels")) for row in every]
+    num_vectors = sum(bits is not None and len(set(bits)) < len(bits) for bits in vectors)  # no label stands twice
+    is_even = None not in vectors and len({len(bits) for bits in vectors if bits is not None}) == 1
+    if not every or {"0", "1"} & {*every[0].description.labels} or not (is_even or 2 * num_vectors > len(every)):
+        return rows
+    names, yaml = every[0].description.labels, every[0].description.yaml
+    sizes = Counter(len(bits) for bits in vectors if bits is not None)
+    size = sizes.most_common(1)[0][0]
+    odd = next((row for row, bits in zip(every, vectors, strict=True) if bits is None or len(bits) != size), None)
+    if odd is not None:
+        raise CorpusError(
+            f"{odd.source} has {shorten(odd.get('labels'), 40)} as its labels, where most rows have {size} times 0 or "
+            "1; mend it."
+        )
+    if size != len(names):
+        shown = ", ".join(["NAME"] * min(size, 3)) + (", …" if size > 3 else "")
+        has = f" (it names {len(names)})" if names else ""
+        raise CorpusError(
+            f"{every[0].source} has {shorten(every[0].get('labels'), 40)} as its labels, and so has every row {size} "
+            f"times 0 or 1; write labels: [{shown}] in {yaml}, {size} names in the order of the list{has}."
+        )
+    issues.say(f"The labels of each row are 0 and 1, in the order of labels in {yaml}.")
+    made = {
+        id(row): row.put("labels", [name for name, bit in zip(names, bits or (), strict=True) if bit])
+        for row, bits in zip(every, vectors, strict=True)
+    }
+    return {split: [made.get(id(row), row) for row in own] for split, own in rows.items()}
+
+
+def _read_bits(value: Any) -> list[bool] | None:
+    """Return a list, or a cell, of nothing but two or more of 0 and 1; None: it is something else."""
+    if isinstance(value, str):
+        value = _BETWEEN_BITS.split(value.strip()) if _BITS.fullmatch(value.strip()) else None
+    if not isinstance(value, (list, tuple)) or len(value) < 2:
+        return None
+    bits = [as_whole(int(item) if isinstance(item, bool) else item) for item in value]
+    return [str(bit) == "1" for bit in bits] if all(str(bit) in ("0", "1") for bit in bits) else None
+
+
+def _check_separator(rows: Sequence[SetRow]) -> None:
+    """Refuse cells that another separator parts, while none has that of the description."""
+    cells = [(row, value) for row in rows if isinstance(value := row.get("labels"), str)]
+    if any(row.description.separator in value for row, value in cells):
+        return
+    for row, value in cells:
+        separator = next((char for char in _OTHER_SEPARATORS if len(split_cell(value, char)) > 1), None)
+        if separator and value.strip() not in row.description.labels:
+            raise CorpusError(
+                f"{row.source} has {shorten(value, 40)} as its labels, and no cell of the set has the separator "
+                f'{row.description.separator!r}; write separator: "{separator}" in {row.description.yaml}, or name the '
+                "set's labels there if this is one."
+            )

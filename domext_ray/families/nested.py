@@ -7,8 +7,8 @@ windows, whose predictions are joined. The loss is ZLPR (Su et al., 2022), summe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,6 +21,9 @@ from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, P
 from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnnotatedText, AnyExample, Entity
+from domext_ray.families.readers.issues import SetRow
+from domext_ray.families.readers.offsets import Unit
+from domext_ray.families.readers.spans import place_annotations, read_annotations, sort_entities
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Outputs, Row, Task
 from domext_ray.families.windows import (
@@ -122,6 +125,21 @@ class SpanTask(Task):
             elif kind is not None:
                 spans.append((kind, (first, last + 1)))
         return spans
+
+    @classmethod
+    def read(cls, row: SetRow, unit: Unit | None = None) -> AnnotatedText:
+        """Make a text with entities, which may nest and overlap; `unit` is what their offsets count."""
+        text = row.read_text("text", is_stripped=False)
+        entities, misplaced = place_annotations(row, text, unit) if row.is_labelled else ({}, {})
+        return AnnotatedText("", row.source, text, sort_entities(entities), misplaced=sort_entities(misplaced))
+
+    @classmethod
+    def begin_split(
+        cls, rows: Sequence[SetRow], side: Any
+    ) -> tuple[Sequence[SetRow], Callable[[SetRow], AnnotatedText]]:
+        """Find what the offsets of a split count; see `Family.begin_split`."""
+        rows, unit = read_annotations(rows)
+        return rows, partial(cls.read, unit=unit)
 
     @classmethod
     def compare(cls, example: AnnotatedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -21,10 +22,15 @@ from domext_ray.families.comparison import Compared, compare_sets
 from domext_ray.families.family import ID, Prediction
 from domext_ray.families.metrics.metrics import score_terms
 from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.cells import split_cell
 from domext_ray.families.readers.examples import AnyExample, LabelledSet, LabelledText, Mention
+from domext_ray.families.readers.issues import DataIssues, SetRow, shorten
+from domext_ray.families.readers.json_text import JsonText
+from domext_ray.families.readers.records import read_table, read_text
 from domext_ray.families.state import BOOL, COUNT, NOTHING_LEARNED, RANGE, State
 from domext_ray.families.task import Predict, StagedTask, Task, TaskOptions
 from domext_ray.families.texts import ClassificationTask
+from domext_ray.text.data.files import find_suffix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,6 +100,7 @@ class NormalizationTask(StagedTask):
     family = "normalization"
     readers = {"records": ("text", "terms")}
     columns = {**ID, "text": ("text",), "terms": ("terms", "normalized_result")}
+    side_file = "catalogue"
     metrics = ("f1.*", "accuracy", "precision.*", "recall.*")
     metric = "f1.micro"
     fields = {
@@ -200,6 +207,31 @@ class NormalizationTask(StagedTask):
         }
 
     @classmethod
+    def read(cls, row: SetRow) -> Mention:
+        """Make a wording with its terms: in one cell with the set's separator (CHIP-CDN: "##"), or as a list."""
+        text, value = row.read_text("text"), row.get("terms") if row.is_labelled else []
+        parts = split_cell(value, row.description.separator) if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)) or any(not isinstance(part, str) for part in parts):
+            parts = []
+        terms = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+        if not terms and row.is_labelled:
+            row.leave_out("has no term", value if value not in (None, "") else "")
+        return Mention("", row.source, text, terms)
+
+    @classmethod
+    def read_side(cls, path: Path) -> tuple[str, ...]:
+        """Read the catalogue."""
+        return read_catalogue(path)
+
+    @classmethod
+    def check_set(cls, splits: Mapping[str, Sequence[AnyExample]], side: Any, issues: DataIssues) -> None:
+        """Count the examples with a term that is not in the catalogue."""
+        known = set(side)
+        for example in (example for split in splits.values() for example in _mentions(split)):
+            if strange := [term for term in example.terms if term not in known]:
+                issues.add(example.source, "term", "is not in the catalogue", strange, outcome="kept")
+
+    @classmethod
     def compare(cls, example: Mention, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
         """Compare terms, each a label of its own: too many for a report by label. See `Family.compare`."""
         return compare_sets(
@@ -262,3 +294,19 @@ def _flatten(mentions: Sequence[Mention], terms: Sequence[Sequence[str]]) -> lis
 
 def _pair_up(mention: Mention, place: int, term: str, label: str) -> LabelledText:
     return LabelledText(f"{mention.id}/{place}", mention.source, mention.text, term, label)
+
+
+def read_catalogue(path: Path) -> tuple[str, ...]:
+    """Read the standard terms without duplicates: a .json list, the last column of .csv or .tsv, or one per line."""
+    if find_suffix(str(path)) == ".json":
+        file, terms = JsonText(path, read_text(path)), []
+        for _, term, line in file.list_values(file.value, list, "a catalogue"):
+            if not isinstance(term, str):
+                raise CorpusError(f"{path}:{line} must be a text, a standard term; found {shorten(term, 40)}.")
+            terms.append(term)
+    else:
+        terms = [cells[-1] for _, cells in read_table(path)]
+    catalogue = tuple(dict.fromkeys(term.strip() for term in terms if term.strip()))
+    if not catalogue:
+        raise CorpusError(f"{path} has no term; give one standard term a line.")
+    return catalogue

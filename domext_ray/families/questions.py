@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
+from domext_ray.errors import CorpusError
 from domext_ray.families.comparison import MISSED, SPURIOUS, WRONG, WRONG_BOUNDARY, Compared, Mistake
 from domext_ray.families.family import ID, Prediction
 from domext_ray.families.metrics.answer_metrics import CMRC, SQUAD_V2, score_answer
 from domext_ray.families.metrics.metrics import score_answers
 from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.cells import read_mark
 from domext_ray.families.readers.examples import AnyExample, Entity, Question
+from domext_ray.families.readers.issues import SetRow, as_offset
 from domext_ray.families.readers.set_description import RULES
 from domext_ray.families.state import BOOL, NOTHING_LEARNED, State
 from domext_ray.families.task import Outputs, Row, Task
@@ -35,6 +38,9 @@ MAX_ANSWER_LENGTH = 30
 
 MAX_CHINESE_ANSWER_LENGTH = 60
 """Tokens, which are characters: a word has some two of them."""
+
+NEAR_CHARS = 20
+"""How far from its offset an answer may be that occurs more than once."""
 
 ANSWER = "answer"
 CLS = 0
@@ -62,6 +68,7 @@ class QuestionTask(Task):
     columns = {**ID, **{role: (role,) for role in ("question", "context", "answers", "is_impossible")}}
     metrics = ("f1", "exact", "has_answer.*", "no_answer.*")
     rules = RULES
+    needed = (("question",), ("context",))
     has_token_outputs = True
     head = "DomextForQuestionAnswering"
     metric = "f1"
@@ -92,6 +99,29 @@ class QuestionTask(Task):
     def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Return the head's two scores of a token."""
         return ("start", "end")
+
+    @classmethod
+    def read(cls, row: SetRow) -> Question:
+        """Make a question with the places of its answers; those that the context does not have stay as texts.
+
+        The description's `no_answer` says whether a question without answers is one.
+        """
+        context, question = row.read_text("context", is_stripped=False), row.get("question")
+        if not row.is_labelled:
+            return Question("", row.source, row.read_text("question"), context, ())
+        is_empty = isinstance(question, str) and not question.strip()  # scripts count its answers all the same
+        question = "" if is_empty else row.read_text("question")
+        listed = _read_answers(row)
+        if not listed and not row.description.no_answer:
+            row.leave_out("has no answer (no_answer is false)", what="question")
+        places = [_place_answer(values, context, row) for values in listed]
+        answers = tuple(place for place in places if place is not None)
+        unplaced = tuple(values["text"] for values, place in zip(listed, places, strict=True) if place is None)
+        if unplaced and not answers:
+            row.keep_gold("question", "has none of its answers in the context", "")
+        if is_empty:
+            row.keep_gold("question", "is empty", "")
+        return Question("", row.source, question, context, answers, unplaced=unplaced)
 
     @classmethod
     def list_found(cls, record: Mapping[str, Any]) -> list[str]:
@@ -284,3 +314,38 @@ def _answer(context: str, start: int, end: int) -> Prediction:
     if start >= end:
         return {"answer": None, "start": None, "end": None}
     return {"answer": context[start:end], "start": start, "end": end}
+
+
+def _read_answers(row: SetRow) -> list[dict[str, Any]]:
+    """Return the answers of a question; where `is_impossible` says that it has none, there are none."""
+    answers, mark = row.read_objects("answers", "text"), row.get("is_impossible")
+    try:
+        is_impossible = read_mark(mark)
+    except ValueError:
+        row.leave_out("has neither true nor false as 'is_impossible'", mark, what="question")
+    if is_impossible and any(answer["text"].strip() for answer in answers):
+        row.issues.add(
+            row.source, "question", "has answers, and is_impossible is true", outcome="kept without its answers"
+        )
+    if is_impossible is False and not answers and row.description.no_answer:
+        row.issues.add(row.source, "question", "has none, and is_impossible is false", outcome="kept without an answer")
+    return [] if is_impossible else answers
+
+
+def _place_answer(values: dict[str, Any], context: str, row: SetRow) -> Entity | None:
+    """Return the stretch of an answer: at its offset, or nearest to it, or where it occurs alone."""
+    text, start = values["text"], as_offset(values.get("answer_start"))
+    if start is None:
+        raise CorpusError(f"{row.source} has an answer without a whole number as 'answer_start'.")
+    if not text.strip():
+        row.keep_gold("answer", "is empty", text)
+        return None
+    if start >= 0 and context.startswith(text, start):
+        return Entity(start, start + len(text), "")
+    places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+    nearest = min(places, key=lambda place: abs(place - start), default=None)
+    if nearest is None or (len(places) > 1 and abs(nearest - start) > NEAR_CHARS):
+        row.keep_gold("answer", "is not in the context near its offset", text)
+        return None
+    row.issues.add(row.source, "answer", "is not at its offset", text, outcome="moved")
+    return Entity(nearest, nearest + len(text), "")

@@ -11,7 +11,8 @@ between them, and last the ends of the stretches themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,12 +23,14 @@ from domext_ray.errors import ConfigError
 from domext_ray.families import state
 from domext_ray.families.comparison import Compared, compare_classes
 from domext_ray.families.family import CLASS_METRICS, ID, Prediction
-from domext_ray.families.readers.examples import AnyExample, MarkedText
+from domext_ray.families.readers.examples import AnyExample, Entity, MarkedText
+from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Row
 from domext_ray.families.texts import SingleLabelTask
 from domext_ray.families.windows import read_template
 
+Stretch = tuple[int, int]
 MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
 """Characters to mark stretches with, the first two that the vocabulary has."""
 
@@ -58,6 +61,26 @@ class RelationTask(SingleLabelTask):
         self._template = read_template(self.tokenizer, pair=False)
         self._room = self._template.measure_room(self.options.max_length, least=4)
         self.marks = find_marks(self.backend, self.tokenizer.unk_token_id)
+
+    @classmethod
+    def read(cls, row: SetRow) -> MarkedText:
+        """Make a text with two marked stretches; the first of the set's marks is the head. See `Family.read`.
+
+        Arguments are marked either by placeholders, which stay (@GENE$ and @DISEASE$: GAD and EU-ADR as in BioBERT),
+        or by brackets around them, which are taken out (<< >> and [[ ]]: ChemProt as in SciBERT). A row without labels
+        may say where they are, as `head` and `tail`.
+        """
+        if not row.is_labelled and (row.get("head") or row.get("tail")) is not None:
+            text = row.read_text("text", is_stripped=False)
+            head, tail = (_read_place(row, role, text) for role in ("head", "tail"))
+            return MarkedText("", row.source, text, head, tail, "")
+        text, label = row.read_text("text"), row.read_label() if row.is_labelled else ""
+        marks = [tuple(mark) for mark in row.state.get("marks", ())] or row.description.marks
+        try:
+            return MarkedText("", row.source, *cut_marks(text, marks), label)
+        except MarksError as error:
+            rule = "" if row.is_labelled else "; mark each argument once, or give fields 'head' and 'tail'"
+            row.leave_out(f"{error}{rule}", text if row.is_labelled else "")
 
     @classmethod
     def compare(cls, example: MarkedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
@@ -146,3 +169,84 @@ def choose_pieces(num_pieces: int, marks: Sequence[int], room: int) -> tuple[np.
     order = np.lexsort((distances, kinds))
     lost = kinds[order[room:]].min()
     return np.sort(order[:room]), _OUTSIDE if lost == _OUTSIDE else _BETWEEN
+
+
+def _read_place(row: SetRow, role: str, text: str) -> Entity:
+    values = row.get(role)
+    start, end = (values.get("start"), values.get("end")) if isinstance(values, Mapping) else (None, None)
+    if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(text):
+        row.leave_out(
+            f"has {str(values)[:60]!r} as {role!r}; it must be an object with 'start' and 'end', places among the "
+            f"{len(text)} characters of its text"
+        )
+    return Entity(start, end, "")
+
+
+class MarksError(ValueError):
+    """Why a text's two arguments are not marked, as it follows "the row" in a sentence."""
+
+
+def cut_marks(text: str, marks: Sequence[tuple[str, ...]]) -> tuple[str, Entity, Entity]:
+    """Return a text without its brackets, and the two stretches that were marked.
+
+    One may be inside the other. A MarksError says why not both are marked, once each.
+    """
+    marked = [find_marked(text, mark) for mark in marks]
+    outer = [(around[0][0], around[1][1]) if around else inner for inner, around in marked]
+    (start, end), (other_start, other_end) = sorted(outer)
+    if start < other_start < end < other_end:
+        raise MarksError(f"has {_name_marks(marks)} that cross")
+    brackets = sorted(bracket for _, around in marked for bracket in around)
+    head, tail = (
+        Entity(
+            start - _count_before(brackets, start),
+            end - _count_before(brackets, end),
+            mark[0].strip("@$") if len(mark) == 1 else "",
+        )
+        for ((start, end), _), mark in zip(marked, marks, strict=True)
+    )
+    for start, end in reversed(brackets):
+        text = text[:start] + text[end:]
+    return text, head, tail
+
+
+def _name_marks(marks: Sequence[tuple[str, ...]]) -> str:
+    return " and ".join(" ".join(mark) for mark in marks)
+
+
+def find_marked(text: str, mark: tuple[str, ...]) -> tuple[Stretch, list[Stretch]]:
+    """Return the marked stretch, and the stretches of its brackets with the space inside them.
+
+    Brackets with a space inside count first: a text of chemistry has [[ and >> of its own. A MarksError says that the
+    mark is not there, or not alone.
+    """
+    if len(mark) == 1:
+        _require_once(text, mark[0])
+        start = text.find(mark[0])
+        return (start, start + len(mark[0])), []
+    if any(map(str.isalnum, mark[0])) and mark[0] not in mark[1] and mark[1] not in mark[0]:  # of no text, as <e1> is
+        for bracket in mark if any(bracket in text for bracket in mark) else ():
+            _require_once(text, bracket)
+    opening, closing = (re.escape(bracket) for bracket in mark)
+    for space in (" ", ""):
+        pattern = f"{opening}{space}(.+?){space}{closing}"
+        found = [match for match in re.finditer(pattern, text, re.DOTALL) if match[1].strip()]
+        if len(found) > 1:
+            raise MarksError(f"has {_name_marks([mark])} more than once")
+        if found:
+            (match,) = found
+            inner = match.span(1)
+            start = inner[0] + len(match[1]) - len(match[1].lstrip())
+            end = inner[1] - (len(match[1]) - len(match[1].rstrip()))
+            return (start, end), [(match.start(), start), (end, match.end())]
+    raise MarksError(f"has no {_name_marks([mark])} around an argument")
+
+
+def _require_once(text: str, mark: str) -> None:
+    if (count := text.count(mark)) != 1:
+        raise MarksError(f"has {mark} more than once" if count else f"has no {mark}")
+
+
+def _count_before(brackets: list[Stretch], place: int) -> int:
+    """Count the characters of brackets before a place."""
+    return sum(min(end, place) - start for start, end in brackets if start < place)

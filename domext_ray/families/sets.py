@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +28,11 @@ from domext_ray.families.readers.examples import (
     SPLITS,
     AnyExample,
     LabelledSet,
-    Mention,
     list_shared,
 )
 from domext_ray.families.readers.issues import DataIssues, list_places
-from domext_ray.families.readers.rows import read_catalogue
 from domext_ray.families.readers.set_description import SetDescription
-from domext_ray.families.readers.spans import Schema, name_relation, read_schema
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.splits import find_file, find_split_files, read_splits
 
 MIN_DEV = 50
@@ -49,19 +48,17 @@ def load_set(
     and counted. Another `seed` is another cut where splits are cut.
     """
     issues = DataIssues(strict, mends=repair)
-    schema = _read_schema(description, data)
-    read = read_splits(description, data, issues, schema)
+    family = FAMILIES[description.task]
+    side = _read_side(description, data)
+    read = read_splits(description, data, issues, side)
     splits, notes = cut_splits(read, description, data, seed, issues.list_notes())
     warnings = (*_compare_counts(read, description), *issues.warnings)
     if "test" in read and not splits["test"]:
         notes.append(f"The test of {data} has no example.")
-    catalogue: tuple[str, ...] = ()
-    if description.task == "normalization":
-        catalogue = read_catalogue(_find_side_file("catalogue", description, data))
-        _check_terms(splits, catalogue, issues)
+    family.check_set(splits, side, issues)
     sources = {example.source for example in splits["train"]}
     splits["train"] = tuple(e for e in splits["train"] if e.is_learnable)
-    labels = _find_labels(splits, description, schema, issues)
+    labels = _find_labels(splits, description, family.name_labels(side), issues)
     for key, label in (("negative_label", description.negative_label), ("positive_label", description.positive_label)):
         if label is not None and label not in labels:
             raise CorpusError(f"{description.where}: {key} {label!r} is no label of {data} ({', '.join(labels)}).")
@@ -76,10 +73,10 @@ def load_set(
         splits["test"],
         labels,
         description.negative_label,
-        catalogue,
+        side if family.side_file == "catalogue" else (),
         (*notes, *issues.list_notes(sources), *_count_shared(splits), *found, *warnings),
         description.positive_label,
-        description.marks if description.task == "relation" else (),
+        description.marks,
         description.rule,
         warnings,
     )
@@ -93,7 +90,8 @@ def read_split(
     The set needs no other split; one in a single file is cut as `load_set` cuts it.
     """
     issues = DataIssues(strict)
-    read: Splits = read_splits(description, data, issues, _read_schema(description, data))
+    side = _read_side(description, data) if FAMILIES[description.task].reads_by_side else None
+    read: Splits = read_splits(description, data, issues, side)
     notes, warnings = list[str](), (*_compare_counts(read, description), *issues.warnings)
     if split not in read and "train" in read:
         read, notes = cut_splits(read, description, data, 0, issues.list_notes())
@@ -227,14 +225,14 @@ def _count_shared(splits: Splits) -> list[str]:
 
 
 def _find_labels(
-    splits: Splits, description: SetDescription, schema: Schema | None, issues: DataIssues
+    splits: Splits, description: SetDescription, named: tuple[str, ...], issues: DataIssues
 ) -> tuple[str, ...]:
     """Return the labels in the head's order, and check those of the examples."""
     first_places = {
         split: {label: example.source for example in reversed(splits[split]) for label in example.list_labels()}
         for split in SPLITS
     }
-    declared = description.labels or tuple(dict.fromkeys(name_relation(*key) for key in schema or ()))
+    declared = description.labels or named
     for places in first_places.values():
         for label, source in places.items():
             if declared and label not in declared:
@@ -264,15 +262,8 @@ def _find_side_file(key: str, description: SetDescription, data: str) -> Path:
     )
 
 
-def _read_schema(description: SetDescription, data: str) -> Schema | None:
-    has_schema = description.task == "relation_extraction" and description.schema
-    return read_schema(_find_side_file("schema", description, data)) if has_schema else None
-
-
-def _check_terms(splits: Splits, catalogue: tuple[str, ...], issues: DataIssues) -> None:
-    known = set(catalogue)
-    for split in SPLITS:
-        for example in splits[split]:
-            if isinstance(example, Mention) and not known.issuperset(example.terms):
-                strange = [term for term in example.terms if term not in known]
-                issues.add(example.source, "term", "is not in the catalogue", strange, outcome="kept")
+def _read_side(description: SetDescription, data: str) -> Any:
+    """Read the file beside the splits that a family needs, or that a description names."""
+    family = FAMILIES[description.task]
+    patterns = family.side_file and getattr(description, family.side_file)
+    return family.read_side(_find_side_file(family.side_file, description, data)) if patterns else None

@@ -10,11 +10,10 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -22,50 +21,20 @@ from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.families.readers.annotation_tools import complete_exports, take_choices
 from domext_ray.families.readers.columns import GROUP, select_columns
 from domext_ray.families.readers.examples import SPLITS, AnyExample
-from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, Row
+from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, SetRow
 from domext_ray.families.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
-from domext_ray.families.readers.rows import (
-    check_options,
-    make_choice,
-    make_classified,
-    make_marked,
-    make_mention,
-    make_multilabelled,
-    make_question,
-    make_valued,
-)
 from domext_ray.families.readers.set_description import BRAT_FILES, SetDescription
-from domext_ray.families.readers.spans import Schema, make_extraction, make_nested, make_raw_sentence, read_annotations
-from domext_ray.families.readers.tagged import choose_scheme, make_tagged, read_tags
-from domext_ray.families.whole_set import Rows, leave_out_unlabelled, name_labels, place_answers
+from domext_ray.families.registry import FAMILIES
 from domext_ray.storage import Place
 from domext_ray.text.data.files import find_suffix
 from domext_ray.text.data.groups import hash_group
 from domext_ray.text.data.readers import part_values
 
-Maker: TypeAlias = Callable[[Row], AnyExample]
-"""Makes a row's example, without its id; where the row breaks a rule it is counted, and `LeftOut` is raised."""
-_MAKERS: Mapping[str, Maker] = {
-    "ner": make_raw_sentence,
-    "nested_ner": make_nested,
-    "relation": make_marked,
-    "classification": make_classified,
-    "multilabel": make_multilabelled,
-    "regression": make_valued,
-    "qa": make_question,
-    "multiple_choice": make_choice,
-    "normalization": make_mention,
-}
-_READ_TOGETHER: Mapping[str, Callable[[Rows, DataIssues], Rows]] = {
-    "multilabel": name_labels,
-    "multiple_choice": place_answers,
-    **dict.fromkeys(("classification", "relation"), leave_out_unlabelled),
-}
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 
 
 def read_splits(
-    description: SetDescription, data: str, issues: DataIssues, schema: Schema | None = None
+    description: SetDescription, data: str, issues: DataIssues, side: Any = None
 ) -> dict[str, tuple[AnyExample, ...]]:
     """Read the splits that a set has: one that it has not is missing, one that holds no example is empty.
 
@@ -83,10 +52,12 @@ def read_splits(
     else:
         splits = _open_dataset(data, description)
         records = {split: select_columns(found, description, issues) for split, found in splits.items()}
-    rows: Rows = {split: [Row(record, description, issues) for record in found] for split, found in records.items()}
-    if read_together := _READ_TOGETHER.get(description.task):
-        rows = read_together(rows, issues)
-    return {split: _make(own, description, issues, schema) for split, own in rows.items()}
+    family = FAMILIES[description.task]
+    rows = {split: [SetRow(record, description, issues) for record in found] for split, found in records.items()}
+    return {
+        split: _make(*family.begin_split(own, side), description)
+        for split, own in family.read_together(rows, issues).items()
+    }
 
 
 def find_split_files(folder: Path, description: SetDescription) -> dict[str, Path]:
@@ -174,16 +145,9 @@ def _decode_tags(records: Iterator[Record], path: Path, description: SetDescript
 
 
 def _make(
-    rows: Sequence[Row], description: SetDescription, issues: DataIssues, schema: Schema | None
+    rows: Sequence[SetRow], read: Callable[[SetRow], AnyExample], description: SetDescription
 ) -> tuple[AnyExample, ...]:
     """Make the examples of a split."""
-    maker: Callable[..., AnyExample] = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
-    if description.reader == "conll" or (description.task == "ner" and description.reader == "records"):
-        rows = read_tags(rows)
-        maker = partial(make_tagged, scheme=choose_scheme(rows))
-    elif description.task in ("ner", "nested_ner"):
-        rows, unit = read_annotations(rows)
-        maker = partial(maker, unit=unit)
     option = f"group_field in {description.yaml}"
     made: list[AnyExample] = []
     taken: set[str] = set()
@@ -192,12 +156,10 @@ def _make(
         if field != "":
             group = hash_group(row.get(GROUP), row.source, field, option).hex()
         try:
-            example = maker(row)
+            example = read(row)
         except LeftOut:
             continue
         made.append(replace(example, id=_name(row.get("id"), taken), group=group))
-    if description.task == "multiple_choice":
-        check_options(made)
     return tuple(made)
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -19,12 +20,16 @@ from scipy.special import softmax
 from tokenizers import Tokenizer, pre_tokenizers
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.comparison import Compared, compare_spans
+from domext_ray.families.comparison import Compared, compare_spans, order
 from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, Prediction, describe_entity
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, RawSentence, TaggedSentence, read_tags
+from domext_ray.families.readers.issues import SetRow
+from domext_ray.families.readers.offsets import Unit
+from domext_ray.families.readers.spans import place_annotations, read_annotations, sort_entities
+from domext_ray.families.readers.tagged import choose_scheme, convert_tags, name_tags
 from domext_ray.families.readers.words import NO_MARKS, WordMarks, cut_words, learn_marks
 from domext_ray.families.state import NOTHING_LEARNED, TEXTS, State
 from domext_ray.families.task import Outputs, Row
@@ -67,6 +72,7 @@ class TokenClassificationTask(ClassTask):
         **SPANS,
     }
     metrics = ENTITY_METRICS
+    needed = (("text", "tokens"),)
     has_token_outputs = True
     head = "DomextForTokenClassification"
     metric = "f1.micro"
@@ -126,6 +132,35 @@ class TokenClassificationTask(ClassTask):
     def card_values(self) -> dict[str, Any]:
         """Whether marks are part of words; see the template."""
         return {"is_tagger": True, "joins": bool(self.state)}
+
+    @classmethod
+    def read(cls, row: SetRow, scheme: str = "iob2", unit: Unit | None = None) -> TaggedSentence:
+        """Make a sentence of words with their tags, or of a text that is cut into words; see `Family.read`.
+
+        `scheme` is that of the tags, `unit` what the offsets of entities count.
+        """
+        if not _has_words(row):
+            return read_sentence(row, unit)
+        tokens, document = row.get("tokens"), row.get("document")
+        if not isinstance(tokens, (list, tuple)) or not all(isinstance(token, str) for token in tokens):
+            row.leave_out(f"has {str(tokens)[:60]!r} as 'tokens'; it must be a list of words")
+        if not tokens or not all(tokens):
+            row.leave_out("has an empty word" if tokens else "has no words")
+        for token in tokens:
+            row.check_text(token, "tokens")
+        tags = convert_tags(row, scheme) if row.is_labelled else ("O",) * len(tokens)
+        return TaggedSentence("", row.source, tuple(tokens), tags, "" if document is None else str(document))
+
+    @classmethod
+    def begin_split(
+        cls, rows: Sequence[SetRow], side: Any
+    ) -> tuple[Sequence[SetRow], Callable[[SetRow], TaggedSentence]]:
+        """Find the scheme of a split's tags, or what its offsets count; see `Family.begin_split`."""
+        if rows and not _has_words(rows[0]):
+            rows, unit = read_annotations(rows)
+            return rows, partial(cls.read, unit=unit)
+        rows = name_tags(rows)
+        return rows, partial(cls.read, scheme=choose_scheme(rows))
 
     @classmethod
     def compare(cls, example: TaggedSentence, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
@@ -372,3 +407,35 @@ def repair_tags(tags: Sequence[str]) -> tuple[str, ...]:
         continues = bool(repaired) and repaired[-1] != "O" and repaired[-1][2:] == tag[2:]
         repaired.append(f"B-{tag[2:]}" if tag.startswith("I-") and not continues else tag)
     return tuple(repaired)
+
+
+def _has_words(row: SetRow) -> bool:
+    """Whether a row has words, and no text that is to be cut."""
+    if row.is_labelled:
+        return row.description.reader in ("conll", "records")
+    return row.get("text") is None and row.get("tokens") is not None
+
+
+def read_sentence(row: SetRow, unit: Unit | None = None) -> RawSentence:
+    """Make the words of a text, with the tags of its entities; of those that overlap the longest is tagged."""
+    text = row.read_text("text", is_stripped=False)
+    entities, misplaced = place_annotations(row, text, unit) if row.is_labelled else ({}, {})
+    words, offsets = cut_words(text, WordMarks.from_json(row.state))
+    if not words and row.is_labelled:
+        row.leave_out("has no words")
+    firsts = {start: i for i, (start, _) in enumerate(offsets)}
+    lasts = {end: i for i, (_, end) in enumerate(offsets)}
+    tags = ["O"] * len(words)
+    for entity, place in sorted(entities.items(), key=lambda pair: (pair[0].start - pair[0].end, order(pair[0]))):
+        first, last = firsts.get(entity.start), lasts.get(entity.end)
+        fault = ""
+        if first is None or last is None:
+            fault = "begins or ends inside a word"
+        elif any(tag != "O" for tag in tags[first : last + 1]):
+            fault = "overlaps another, and a word has one tag"
+        else:
+            tags[first : last + 1] = [f"B-{entity.label}", *[f"I-{entity.label}"] * (last - first)]
+        if fault:
+            row.keep_gold("entity", fault, text[entity.start : entity.end], place)
+            misplaced[entity] = place
+    return RawSentence("", row.source, words, tuple(tags), "", text, offsets, misplaced=sort_entities(misplaced))

@@ -7,6 +7,7 @@ cut at its end, of a pair the longer text first.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -21,11 +22,12 @@ from tokenizers import Tokenizer
 
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.comparison import Compared, compare_classes, join_pair
-from domext_ray.families.family import CLASS_METRICS, TEXTS, Prediction
+from domext_ray.families.family import CLASS_METRICS, TEXTS, Prediction, Splits
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_classes, score_values
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import AnyExample, LabelledText, MarkedText, MultiLabelText
+from domext_ray.families.readers.issues import DataIssues, SetRow, as_whole
 from domext_ray.families.state import NOTHING_LEARNED, NUMBER, POSITIVE, State
 from domext_ray.families.task import Row, Task
 from domext_ray.families.windows import make_cutting_backend
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
 
 USUAL_VALUES = (0.1, 10.0)
 """Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""
+
+_UNLABELLED = ("-1", "-")
+MOST_UNLABELLED, MOST_UNLABELLED_PAIRS = 0.05, 0.5
+"""Share of texts, and of pairs, with a label that may say "none" above which it may be a class as well: opinions about
+a text are often -1, 0 and 1, those about a pair hardly ever."""
 
 
 class SingleLabelTask(ClassTask):
@@ -58,6 +65,11 @@ class SingleLabelTask(ClassTask):
         self.positive = labels[1] if positive is None and len(labels) == 2 else positive
         self._label_ids = {label: i for i, label in enumerate(labels)}
         self.nothing = {"label": next(iter(labels), "")}
+
+    @classmethod
+    def read_together(cls, splits: Splits, issues: DataIssues) -> Splits:
+        """Leave out the rows whose label says that they have none; see `leave_out_unlabelled`."""
+        return leave_out_unlabelled(splits, issues)
 
     def make_targets(self, example: LabelledText | MarkedText, is_training: bool) -> dict[str, np.ndarray]:
         """Return the target "labels", int64 [], of an example."""
@@ -147,6 +159,11 @@ class ClassificationTask(SingleLabelTask, TextRows):
     metric = "accuracy"
 
     @classmethod
+    def read(cls, row: SetRow) -> LabelledText:
+        """Make a text, or a pair, with a class; see `Family.read`."""
+        return LabelledText("", row.source, *read_texts(row), row.read_label() if row.is_labelled else "")
+
+    @classmethod
     def compare(cls, example: LabelledText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
         """Compare classes; see `Family.compare`."""
         return compare_classes(example, join_pair(example.text, example.pair), example.label, prediction["label"])
@@ -189,6 +206,18 @@ class RegressionTask(TextRows):
         return ("value",)
 
     @classmethod
+    def read(cls, row: SetRow) -> LabelledText:
+        """Make a text, or a pair, with a number; see `Family.read`."""
+        texts, value = read_texts(row), row.get("value") if row.is_labelled else 0.0
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            row.leave_out("has no finite number", value)
+        return LabelledText("", row.source, *texts, "", number)
+
+    @classmethod
     def compare(cls, example: LabelledText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
         """Say how far a number is off; see `Family.compare`."""
         values = f"{example.value:g}", f"{prediction['value']:.4g}"
@@ -222,3 +251,46 @@ class RegressionTask(TextRows):
     def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
         """Return the mean of training for every example: the constant with the least squared error."""
         return [{"value": self.state["mean"]}] * len(examples)
+
+
+def read_texts(row: SetRow) -> tuple[str, str | None]:
+    """Return a text and its pair, which is optional unless the description names its column."""
+    text = row.read_text("text")
+    return text, row.read_text("pair") if "pair" in row.description.required or row.get("pair") is not None else None
+
+
+def leave_out_unlabelled(rows: Splits, issues: DataIssues) -> Splits:
+    """Leave out the rows whose label says that they have none: -1 beside whole numbers from 0, - beside words.
+
+    SNLI and MNLI have "-" where annotators did not agree (Bowman et al., 2015, section 2.2), and such texts are part of
+    no score; `datasets` writes -1 for it, and for all labels of a test that is kept secret. Labels that are named in
+    the description are labels.
+    """
+    every = [row for split in rows.values() for row in split]
+    counts = {split: Counter(filter(None, map(_find_class, own))) for split, own in rows.items()}
+    labels = {label for counter in counts.values() for label in counter}
+    mark = next((label for label in _UNLABELLED if label in labels and label not in every[0].description.labels), None)
+    others = labels - {*_UNLABELLED}
+    if mark is None or not (all(map(str.isdecimal, others)) if mark == "-1" else "+" not in others):
+        return rows
+    # a split with no other label is a test that is kept secret
+    shown = [counter for counter in counts.values() if counter.keys() != {mark}]
+    share = sum(counter[mark] for counter in shown) / max(1, sum(counter.total() for counter in shown))
+    has_pairs = any(row.get("pair") is not None for row in every)
+    description = every[0].description
+    if share > (MOST_UNLABELLED_PAIRS if has_pairs else MOST_UNLABELLED) and not description.labels:
+        names = ", ".join(sorted(others))
+        raise CorpusError(
+            f"{share:.0%} of the examples of {description.name} have the label {mark!r}, which often says that there "
+            f"is none; name the classes as labels in {description.yaml}: [{names}], or with {mark!r} where it is one."
+        )
+    for row in every:
+        if _find_class(row) == mark:
+            issues.add(row.source, "row", f"has the label {mark!r}, which says that it has none")
+    return {split: [row for row in own if _find_class(row) != mark] for split, own in rows.items()}
+
+
+def _find_class(row: SetRow) -> str:
+    """Return a row's label, as `Row.read_label` reads it; empty: it has none."""
+    value = row.get("label")
+    return "" if value is None else str(as_whole(value)).strip()

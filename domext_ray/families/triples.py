@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.comparison import Compared, compare_sets
+from domext_ray.families.comparison import Compared, compare_sets, order
 from domext_ray.families.family import ENTITY_LIST, ID, PLACE, Prediction, describe_entity, read_entity
 from domext_ray.families.metrics.metrics import score_triples
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.nested import SpanTask
-from domext_ray.families.readers.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
+from domext_ray.families.readers.columns import get_value
+from domext_ray.families.readers.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText, Relation
+from domext_ray.families.readers.issues import SetRow
+from domext_ray.families.readers.records import read_json_records
+from domext_ray.families.readers.spans import sort_entities
 from domext_ray.families.relations import RelationTask
 from domext_ray.families.state import COUNT, NOTHING_LEARNED, PAIRS, TEXTS, State
 from domext_ray.families.task import Predict, StagedTask, Task, TaskOptions
@@ -36,6 +42,10 @@ NO_RELATION = "no_relation"
 
 Triple: TypeAlias = tuple[str, str, str]
 """Subject string, predicate, object string."""
+MAIN_PART = "@value"
+"""The part of a triple's object that every object has."""
+Schema: TypeAlias = dict[tuple[str, str], frozenset[tuple[str, str]]]
+"""For each predicate and part of its object, the allowed (subject type, object type)s."""
 Pair: TypeAlias = tuple[Entity, Entity]
 
 
@@ -69,6 +79,8 @@ class ExtractionTask(StagedTask):
         **{role: (role,) for role in ("predicate", "subject", "subject_type", "object", "object_type")},
     }
     metrics = ("f1.*",)
+    side_file = "schema"
+    reads_by_side = True
     metric = "f1.micro"
     fields = {"entities": ENTITY_LIST, "relations": pa.list_(pa.struct(_RELATION))}
     found = "relations"
@@ -170,6 +182,48 @@ class ExtractionTask(StagedTask):
         return {ENTITIES: self.entity_task.score(examples, predictions), "pairs": score_triples(gold, reachable)}
 
     @classmethod
+    def read(cls, row: SetRow, schema: Schema | None = None) -> AnnotatedText:
+        """Make a text with relations; subjects and objects are located where they first occur.
+
+        Triples that the text does not have, or the schema (None: all are allowed), are gold without a place.
+        """
+        text = row.read_text("text", is_stripped=False)
+        found: dict[Relation, None] = {}
+        unplaced: dict[tuple[str, str, str], None] = {}
+        for values in row.read_objects("triples") if row.is_labelled else ():
+            for triple, kinds, key in _list_triples(row, values):
+                subject, label, mention = triple
+                head, tail = _locate(text, subject, kinds[0]), _locate(text, mention, kinds[1])
+                if schema is not None and kinds not in schema.get(key, ()):
+                    row.keep_gold("triple", "is not allowed by the schema", (subject, key[0], mention, *kinds))
+                elif head is None or tail is None:
+                    row.keep_gold("triple", "is not in the text", (subject, key[0], mention))
+                else:
+                    found[Relation(head, tail, label)] = None
+                    continue
+                unplaced[triple] = None
+        relations = sorted(found, key=lambda r: (r.head.start, r.head.end, r.tail.start, r.tail.end, r.label))
+        entities = sort_entities({entity for relation in relations for entity in (relation.head, relation.tail)})
+        return AnnotatedText("", row.source, text, entities, tuple(relations), unplaced=tuple(unplaced))
+
+    @classmethod
+    def begin_split(
+        cls, rows: Sequence[SetRow], side: Any
+    ) -> tuple[Sequence[SetRow], Callable[[SetRow], AnnotatedText]]:
+        """Read triples by the schema; see `Family.begin_split`."""
+        return rows, partial(cls.read, schema=side)
+
+    @classmethod
+    def read_side(cls, path: Path) -> Schema:
+        """Read the schema."""
+        return read_schema(path)
+
+    @classmethod
+    def name_labels(cls, side: Schema | None) -> tuple[str, ...]:
+        """Return the relations that the schema has."""
+        return tuple(dict.fromkeys(name_relation(*key) for key in side or ()))
+
+    @classmethod
     def compare(cls, example: AnnotatedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
         """Compare triples by their strings; see `Family.compare`."""
         sides = (_read_gold(example), _read_predicted(prediction))
@@ -191,7 +245,7 @@ class ExtractionTask(StagedTask):
 
     def _pair_up(self, entities: Collection[Entity]) -> list[Pair]:
         """All ordered pairs whose types are related in training, the nearest first."""
-        ordered = sorted(set(entities), key=_order)
+        ordered = sorted(set(entities), key=order)
         pairs = [
             (head, tail)
             for head in ordered
@@ -257,10 +311,6 @@ def _relate(pairs: Sequence[MarkedText], answers: Iterator[Prediction]) -> Itera
             yield {**ends, "label": answer["label"], "score": answer["probabilities"][answer["label"]]}
 
 
-def _order(entity: Entity) -> tuple[int, int, str]:
-    return entity.start, entity.end, entity.label
-
-
 def _is_pair(head: Entity, tail: Entity) -> bool:
     """Whether two entities can be marked apart: one stretch cannot be both arguments."""
     return (head.start, head.end) != (tail.start, tail.end)
@@ -288,3 +338,56 @@ def _mark(text: AnnotatedText, pair: Pair, label: str, suffix: str = "") -> Mark
     # Types belong to the place: one stretch may be predicted with two.
     place = f"{head.start}-{head.end}-{head.label}>{tail.start}-{tail.end}-{tail.label}"
     return MarkedText(f"{text.id}/{place}{suffix}", text.source, text.text, head, tail, label)
+
+
+def read_schema(path: Path) -> Schema:
+    """Read the predicates and the types of their arguments, in the file's order.
+
+    Its rows are {subject_type, predicate, object_type}; object_type may be an object by part.
+    """
+    schema: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for record in read_json_records(path, ("predicate",)):
+        predicate, subject_type, object_type = (
+            record.values.get(role) for role in ("predicate", "subject_type", "object_type")
+        )
+        parts = object_type if isinstance(object_type, dict) else {MAIN_PART: object_type}
+        if not all(isinstance(value, str) for value in (predicate, subject_type, *parts.values())):
+            raise CorpusError(f"{record.source} must have texts as predicate, subject_type and object_type.")
+        for part, kind in parts.items():
+            schema.setdefault((str(predicate), part), set()).add((str(subject_type), str(kind)))
+    if not schema:
+        raise CorpusError(f"{path} has no predicate; give a schema with one object a line.")
+    return {key: frozenset(types) for key, types in schema.items()}
+
+
+def name_relation(predicate: str, part: str) -> str:
+    """Return the label of the relation to a part of an object: the predicate, for further parts "predicate.part"."""
+    return predicate if part == MAIN_PART else f"{predicate}.{part}"
+
+
+def _list_triples(
+    row: SetRow, values: Mapping[str, Any]
+) -> Sequence[tuple[tuple[str, str, str], tuple[str, str], tuple[str, str]]]:
+    """Return for each part of the object the triple, the types of its arguments, and predicate and part."""
+    roles = ("predicate", "subject", "subject_type", "object", "object_type")
+    predicate, subject, subject_type, target, target_type = (
+        get_value(values, row.description.columns[role]) for role in roles
+    )
+    parts = target if isinstance(target, dict) else {MAIN_PART: target}
+    types = target_type if isinstance(target_type, dict) else {MAIN_PART: target_type}
+    if not all(isinstance(value, str) for value in (predicate, subject, parts.get(MAIN_PART))):
+        raise CorpusError(f"{row.source} has a triple without texts as predicate, subject and object.")
+    return [
+        (
+            (subject, name_relation(predicate, part), str(mention)),
+            (str(subject_type or ""), str(types.get(part) or "")),
+            (predicate, part),
+        )
+        for part, mention in parts.items()
+        if mention not in (None, "")  # datasets fill the parts that an object has not
+    ]
+
+
+def _locate(text: str, mention: str, label: str) -> Entity | None:
+    start = text.find(mention) if mention else -1
+    return Entity(start, start + len(mention), label) if start >= 0 else None

@@ -61,3 +61,8 @@ def _read_array(text: str) -> list[Any]:
     if not _ARRAY.fullmatch(text):
         raise ValueError(text)
     return [ast.literal_eval(item) for item in _ITEMS.findall(text)]
+
+
+def split_cell(value: str, separator: str) -> list[str]:
+    """Return the parts of a cell that are not blank."""
+    return [part.strip() for part in value.split(separator) if part.strip()]

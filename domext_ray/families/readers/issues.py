@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from domext_ray.errors import CorpusError
@@ -96,13 +96,35 @@ def shorten(value: object, length: int = 80) -> str:
     return shown if len(shown) <= length else f"{shown[: length - 1]}…"
 
 
+class Refusals(DataIssues):
+    """Counts nothing: what breaks a rule is an error at once, as it is in text that somebody wants predictions of."""
+
+    def __init__(self) -> None:
+        super().__init__(is_strict=True)
+
+    def add(
+        self, place: str, what: str, fault: str, detail: object = "", *, outcome: str = "left out", source: str = ""
+    ) -> None:
+        """Refuse; see `DataIssues.add`."""
+        shown = f" ({shorten(detail)})" if detail != "" else ""
+        raise CorpusError(f"{place} {fault}{shown}.")
+
+
 @dataclass(frozen=True)
-class Row:
+class SetRow:
     """A record whose values go by role, and what it takes to make an example of it."""
 
     record: Record
     description: SetDescription
     issues: DataIssues
+    fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of a row without labels the names that its fields may have, by role; empty: it has its labels."""
+    state: Mapping[str, Any] = field(default_factory=dict)  # of a row without labels what the model's task learned
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether its labels are read, too."""
+        return not self.fields
 
     @property
     def source(self) -> str:
@@ -114,7 +136,7 @@ class Row:
         value = self.record.values.get(role)
         return None if is_missing(value) else value
 
-    def put(self, role: str, value: object) -> Row:
+    def put(self, role: str, value: object) -> SetRow:
         """Return the row with another value of a role."""
         return replace(self, record=replace(self.record, values={**self.record.values, role: value}))
 
@@ -133,15 +155,22 @@ class Row:
         White space at both ends is not stripped off texts that offsets point into.
         """
         value = self.get(role)
+        if value is None and not self.is_labelled:
+            named = " or ".join(map(repr, self.fields.get(role, (role,))))
+            self.leave_out(f"has no field {named}; {self.description.task} needs one")
         if isinstance(value, (list, tuple)) and value and all(isinstance(text, str) for text in value):
             value = " ".join(value)
         if not isinstance(value, str):
             self.leave_out(f"has no text as {role!r}", value)
         if not value.strip():
             self.leave_out(f"has an empty {role!r}")
-        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):  # which no tokenizer takes
-            self.leave_out(f"has half a surrogate pair in {role!r}", value)
+        self.check_text(value, role)
         return value.strip() if is_stripped else value
+
+    def check_text(self, text: str, role: str) -> None:
+        """Leave out a row with a text that no tokenizer takes."""
+        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            self.leave_out(f"has half a surrogate pair in {role!r}", text)
 
     def read_label(self) -> str:
         """Return the label: a text, a whole number or a truth value, or a list of one of them.

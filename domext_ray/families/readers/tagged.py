@@ -1,7 +1,7 @@
 """Words with tags -> IOB2, whatever scheme the file has.
 
 Enters: rows with lists of words and tags (MTL-Bioinformatics, CoNLL-2003, BioBERT), or numbers that the description
-names. Leaves: `TaggedSentence`s. A tag sequence that its scheme forbids is refused with its line.
+names. Leaves: valid tags. A tag sequence that its scheme forbids is refused with its line.
 
 Source: the schemes as in Ramshaw and Marcus (1995, IOB1), Tjong Kim Sang and Veenstra (1999, IOB2), Ratinov and Roth
 (2009, BILOU).
@@ -13,8 +13,7 @@ import re
 from collections.abc import Sequence
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.readers.examples import TaggedSentence
-from domext_ray.families.readers.issues import Row, as_offset, shorten
+from domext_ray.families.readers.issues import SetRow, as_offset, shorten
 from domext_ray.families.readers.set_description import SCHEMES
 
 UNTYPED = "ENTITY"
@@ -49,7 +48,7 @@ def is_tag(text: str) -> bool:
     return any(spelling.fullmatch(text) for spelling in _SPELLINGS)
 
 
-def read_tags(rows: Sequence[Row]) -> list[Row]:
+def name_tags(rows: Sequence[SetRow]) -> list[SetRow]:
     """Return the rows of a file with tags such as B-TYPE: numbers by their names, other spellings where all are of one.
 
     Lists that are none, and numbers without names, are a CorpusError.
@@ -69,7 +68,7 @@ def _spell(prefix: str | None, kind: str | None) -> str:
     return f"{prefix.upper()}-{kind}" if prefix and kind else (prefix or "O").upper()
 
 
-def _name_tags(row: Row) -> Row:
+def _name_tags(row: SetRow) -> SetRow:
     tokens, tags = row.get("tokens"), row.get("tags")
     numbers = _list_numbers(tags) if isinstance(tags, (list, tuple)) else []
     if numbers:
@@ -94,7 +93,7 @@ def _list_numbers(tags: Sequence[object]) -> list[int]:
     return numbers
 
 
-def _name_tag(row: Row, place: int, number: int) -> str:
+def _name_tag(row: SetRow, place: int, number: int) -> str:
     names, where = row.description.tags, row.description.yaml
     if not 0 <= number < len(names):
         has = f"which has no name there (0 to {len(names) - 1} have)" if names else "a number"
@@ -105,18 +104,16 @@ def _name_tag(row: Row, place: int, number: int) -> str:
     return names[number]
 
 
-def choose_scheme(rows: Sequence[Row]) -> str:
+def choose_scheme(rows: Sequence[SetRow]) -> str:
     """Return the scheme of a file's tags, which with "auto" all of them tell."""
     scheme = rows[0].description.scheme if rows else "iob2"
     scheme = SCHEMES[scheme] or scheme
     return detect_scheme([row.get("tags") for row in rows]) if scheme == "auto" else scheme
 
 
-def make_tagged(row: Row, scheme: str) -> TaggedSentence:
-    """Make a sentence with IOB2 tags; tags that are mended are counted, and those that the scheme forbids refused."""
-    tokens, document, labels = row.get("tokens"), row.get("document"), row.description.labels
-    if not tokens or not all(tokens):
-        row.leave_out("has an empty word" if tokens else "has no words")
+def convert_tags(row: SetRow, scheme: str) -> tuple[str, ...]:
+    """Return a row's tags as IOB2; tags that are mended are counted, and those that the scheme forbids refused."""
+    labels = row.description.labels
     mended: list[int] | None = [] if row.issues.mends else None
     try:
         tags = to_iob2(row.get("tags"), scheme, labels[0] if len(labels) == 1 else UNTYPED, mended)
@@ -126,10 +123,10 @@ def make_tagged(row: Row, scheme: str) -> TaggedSentence:
         raise CorpusError(f"{_name_place(row, error.place)} has the tag {tag!r}{advice}") from None
     for place in mended or ():
         row.issues.add(_name_place(row, place).rstrip(","), "tag", f"breaks a rule of {scheme}", outcome="mended")
-    return TaggedSentence("", row.source, tuple(tokens), tags, "" if document is None else str(document))
+    return tags
 
 
-def _advise(row: Row, error: BadTagError, tag: str, scheme: str) -> str:
+def _advise(row: SetRow, error: BadTagError, tag: str, scheme: str) -> str:
     if tag[1:2] != "-" and not is_tag(tag):
         column = ", or set columns.tags if the tags are in another column" if row.get("is_word_a_line") else ""
         return (
@@ -140,7 +137,7 @@ def _advise(row: Row, error: BadTagError, tag: str, scheme: str) -> str:
     return f": {error}; mend it, or set scheme ({scheme} here){hint}."
 
 
-def _name_place(row: Row, place: int) -> str:
+def _name_place(row: SetRow, place: int) -> str:
     is_line = row.get("is_word_a_line")
     return f"{row.record.path}:{row.record.line + place}" if is_line else f"{row.source}, tag {place + 1},"
 

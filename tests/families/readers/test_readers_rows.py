@@ -11,8 +11,8 @@ from labelled_fixtures import dump_lines, dump_parquet, load, refuse, write
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import find_description
+from domext_ray.families.normalization import read_catalogue
 from domext_ray.families.readers.examples import Choice, Entity, LabelledText, MarkedText, Mention
-from domext_ray.families.readers.rows import read_catalogue
 from domext_ray.families.sets import load_set
 
 
@@ -323,7 +323,7 @@ def test_choices_in_one_column(tmp_path: Path) -> None:
     assert message == "train.jsonl:2 has 3 options; it must have 2 as the first row."
     rows[0]["choices"] = ["a"]
     message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)}, columns=columns)
-    assert message == "train.jsonl:1 has 1 options; it must have 2 or more."
+    assert message == "train.jsonl:1 has \"['a']\" as 'options'; give 2 texts or more, or set columns.options."
     message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)})
     assert "has no column 'ending0' and 'ending1' and 'ending2' and 'ending3' for 'options'" in message
 
