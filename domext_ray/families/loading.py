@@ -53,7 +53,7 @@ def load_labelled(config: FinetuneConfig) -> LoadedSet:
 
 
 def hash_by_file(lines: Iterable[tuple[str, str]]) -> list[FileRecord]:
-    """Return each file with a hash of what was read there, given in pairs of FILE:LINE and that."""
+    """Return each file with a hash of what was read there, given in pairs of FILE:PLACE and that."""
     files = defaultdict[str, Any](hashlib.sha256)
     for source, line in lines:
         files[source.rpartition(":")[0]].update(f"{line}\n".encode())

@@ -25,8 +25,7 @@ from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.cells import split_cell
 from domext_ray.families.readers.examples import AnyExample, LabelledSet, LabelledText, Mention
 from domext_ray.families.readers.issues import DataIssues, SetRow, shorten
-from domext_ray.families.readers.json_text import JsonText
-from domext_ray.families.readers.records import read_table, read_text
+from domext_ray.families.readers.records import list_items, parse_document, read_table, read_text
 from domext_ray.families.state import BOOL, COUNT, NOTHING_LEARNED, RANGE, State
 from domext_ray.families.task import Predict, StagedTask, Task, TaskOptions
 from domext_ray.families.texts import ClassificationTask
@@ -299,11 +298,10 @@ def _pair_up(mention: Mention, place: int, term: str, label: str) -> LabelledTex
 def read_catalogue(path: Path) -> tuple[str, ...]:
     """Read the standard terms without duplicates: a .json list, the last column of .csv or .tsv, or one per line."""
     if find_suffix(str(path)) == ".json":
-        file, terms = JsonText(path, read_text(path)), []
-        for _, term, line in file.list_values(file.value, list, "a catalogue"):
+        terms = list_items(path, parse_document(path, read_text(path)), "")
+        for i, term in enumerate(terms):
             if not isinstance(term, str):
-                raise CorpusError(f"{path}:{line} must be a text, a standard term; found {shorten(term, 40)}.")
-            terms.append(term)
+                raise CorpusError(f"{path}:[{i}] must be a text, a standard term; found {shorten(term, 40)}.")
     else:
         terms = [cells[-1] for _, cells in read_table(path)]
     catalogue = tuple(dict.fromkeys(term.strip() for term in terms if term.strip()))

@@ -38,7 +38,7 @@ _PAIR_NAMES = {"text": ("text_a",), "pair": ("text_b",)}
 def make_example(family: str, record: RawRecord, source: str, state: State = NOTHING_LEARNED) -> AnyExample:
     """Make an unlabelled example; a CorpusError says that the record is none.
 
-    `source` is FILE:LINE, or what else a message calls it, and the id of a record that has none; `state` is what the
+    `source` is FILE:PLACE, or what else a message calls it, and the id of a record that has none; `state` is what the
     model's task learned from its set.
     """
     if not isinstance(record, Mapping):

@@ -200,7 +200,7 @@ class StagedTask(Family):
     def note_cases(self, sources: Sequence[str], total: int, what: str) -> None:
         """Keep in `notes` how many of all cases are odd, and the first; add their number to `cases`.
 
-        `sources` are FILE:LINE of the odd ones; `what` follows the numbers in a sentence, such as "texts have ...".
+        `sources` are FILE:PLACE of the odd ones; `what` follows the numbers in a sentence, such as "texts have ...".
         """
         if sources:
             self.cases[what] += len(sources)

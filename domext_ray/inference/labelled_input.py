@@ -92,5 +92,4 @@ def _list_lines(examples: Iterable[AnyExample]) -> Iterator[tuple[str, str]]:
 
 
 def _make_row(example: AnyExample) -> InputRow:
-    path, _, line = example.source.rpartition(":")
-    return InputRow(example.id, path, int(line), {TEXT_FIELD: example.shown}, example=example)
+    return InputRow(example.id, example.source, 0, {TEXT_FIELD: example.shown}, example=example)

@@ -142,7 +142,7 @@ def _list_annotations(
             only = [name for name, value in data.items() if isinstance(value, str)]
             name = next((text for text in texts if text in only), only[0] if len(only) == 1 else None)
             values |= {} if name is None else {description.columns["text"][0]: data[name]}
-        yield Record(values, task.path, task.line), found
+        yield Record(values, task.path, task.place), found
 
 
 def _read_result(task: Record, result: Mapping[str, Any], role: str) -> list[Any] | None:

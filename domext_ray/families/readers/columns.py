@@ -95,7 +95,7 @@ def select_columns(records: Iterable[Record], description: SetDescription, issue
         if broken := _read_lists(values):
             issues.add(record.source, "row", f"has a list as {broken!r} that cannot be read", values[broken])
             continue
-        yield Record(values, record.path, record.line)
+        yield Record(values, record.path, record.place)
 
 
 def _drop_rejected(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:

@@ -57,7 +57,7 @@ class Example:
     """What all kinds of examples have."""
 
     id: str  # unique in its split
-    source: str  # FILE:LINE
+    source: str  # FILE:PLACE
     group: str = field(default="", kw_only=True)  # a hash of whose it is, where the set has a `group_field`
 
     inputs: ClassVar[tuple[str, ...]] = ("text",)

@@ -18,16 +18,16 @@ _WHOLE_FLOAT = re.compile(r"-?[0-9]{1,15}\.0+")
 
 @dataclass(frozen=True)
 class Record:
-    """One row as it was read: values by column or by role, its file or split, and its line there (or row), from 1."""
+    """One row as it was read: values by column or by role, and where it stands."""
 
     values: Mapping[Any, Any]
-    path: str
-    line: int
+    path: str  # its file or split
+    place: int | str  # its line there (or row), from 1; or its path inside of a JSON document, such as data[3]
 
     @property
     def source(self) -> str:
-        """FILE:LINE."""
-        return f"{self.path}:{self.line}"
+        """FILE:PLACE."""
+        return f"{self.path}:{self.place}"
 
 
 class LeftOut(Exception):  # noqa: N818 (it is no error: it was counted)
@@ -51,7 +51,7 @@ class DataIssues:
     ) -> None:
         """Count one, or refuse it where the counter is strict.
 
-        The place is FILE:LINE; the fault is the same for all of a kind, as it follows "the row" in a sentence. Without
+        The place is FILE:PLACE; the fault is the same for all of a kind, as it follows "the row" in a sentence. Without
         an outcome it is gold, of the example that was read at `source`: left out of training, and kept to be scored.
         """
         if self.is_strict:
@@ -128,7 +128,7 @@ class SetRow:
 
     @property
     def source(self) -> str:
-        """FILE:LINE."""
+        """FILE:PLACE."""
         return self.record.source
 
     def get(self, role: str) -> Any:

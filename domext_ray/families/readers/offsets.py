@@ -52,7 +52,7 @@ class Annotation:
     ends: tuple[int, ...]  # offsets that the character after its last may have, in the order in which they are tried
     label: str
     mention: str | None  # its own text
-    place: str  # FILE:LINE
+    place: str  # FILE:PLACE
     gaps: tuple[tuple[int, int], ...] = ()  # stretches in it that are not of it, unless they are white space
 
     def convert(self, places: np.ndarray | None) -> Annotation:

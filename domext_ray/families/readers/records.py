@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ import pyarrow as pa
 from domext_ray.errors import CorpusError, name_file
 from domext_ray.families.readers.columns import find_missing, lacks_column
 from domext_ray.families.readers.issues import DataIssues, Record, shorten
-from domext_ray.families.readers.json_text import JsonText
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.readers.tagged import is_tag
 from domext_ray.files import walk
@@ -39,7 +39,7 @@ from domext_ray.text.data.files import (
     require_lines,
     require_text,
 )
-from domext_ray.text.data.json_forms import ITEMS, LINES, require_json_lines
+from domext_ray.text.data.json_forms import ITEMS, LINES, part_json_words, require_json_lines
 from domext_ray.text.data.readers import read_columns, read_objects
 from domext_ray.text.data.tables import Forms, read_cells, tell_forms
 
@@ -118,20 +118,56 @@ def read_json_records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
     if has_lines or (rest.startswith("{") and _is_json_lines(rest)):
         yield from _read_json_lines(path, text)
     elif rest:
-        file = JsonText(path, text)
-        what = "the file must be a list of objects or one object a line"
-        if not isinstance(file.value, (list, dict)):
-            line = text.count("\n", 0, len(text) - len(rest)) + 1
-            raise CorpusError(f"{path}:{line} has another layout: {what}, but {shorten(file.value, 40)} is there.")
-        is_by_id = isinstance(file.value, dict)
-        rows: Any = file.value
-        if is_by_id and rows.keys() == _ANNOTATOR:
-            rows, is_by_id = rows["annotations"], False
-        for key, value, line in file.list_values(rows, dict if is_by_id else list, "the file"):
-            if value is None and rows is not file.value:  # a text that nobody has annotated, which is not there either
+        rows: Any = parse_document(path, text)
+        if not isinstance(rows, (list, dict)):
+            what = "the file must be a list of objects or one object a line"
+            raise CorpusError(f"{path} has another layout: {what}, but {shorten(rows, 40)} is there.")
+        is_annotated = isinstance(rows, dict) and rows.keys() == _ANNOTATOR
+        found: Any = rows["annotations"] if isinstance(rows, dict) and is_annotated else rows
+        within = "annotations" if is_annotated else ""
+        if isinstance(found, Repeating):
+            raise CorpusError(f"{path} has the key {found.key!r} twice; give each row its own.")
+        pairs = found.items() if isinstance(found, dict) else ((None, row) for row in list_items(path, found, within))
+        for number, (key, value) in enumerate(pairs):
+            if value is None and is_annotated:  # a text that nobody has annotated, which is not there either
                 continue
-            values = _require_object(value, path, line)
-            yield Record({"id": key, **values} if is_by_id else values, str(path), line)
+            values = _require_object(value, path, place := f"{within}[{number}]")
+            yield Record(values if key is None else {"id": key, **values}, str(path), place)
+
+
+class Repeating(dict[str, Any]):
+    """An object of JSON that has a key twice."""
+
+    key: str
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) == len(pairs):
+        return made
+    repeating = Repeating(made)
+    ((repeating.key, _),) = Counter(key for key, _ in pairs).most_common(1)
+    return repeating
+
+
+def parse_document(path: Path, text: str) -> Any:
+    """Return what a whole file of JSON says; a CorpusError says that it is none."""
+    try:
+        return json.loads(part_json_words(text), object_pairs_hook=_make_object)
+    except json.JSONDecodeError as error:
+        raise CorpusError(f"{path}:{error.lineno} is no JSON ({error.msg}); mend the file.") from None
+    except (RecursionError, ValueError) as error:
+        is_deep = isinstance(error, RecursionError)
+        fault = "is nested too deeply" if is_deep else "has a number of too many digits"
+        raise CorpusError(f"{path} {fault}; mend the file.") from None
+
+
+def list_items(path: Path, value: Any, place: str) -> list[Any]:
+    """Return a list that stands somewhere in a file of JSON; anything else there is a CorpusError."""
+    if not isinstance(value, list):
+        shown = shorten(value, 40)
+        raise CorpusError(f"{path}:{place} has another layout: it must be a list, but {shown} is there.")
+    return value
 
 
 def _is_json_lines(text: str) -> bool:
@@ -152,14 +188,14 @@ def _read_json_lines(path: Path, text: str) -> Iterator[Record]:
             yield Record(_require_object(row.value, path, row.number), str(path), row.number)
 
 
-def _require_object(value: object, path: Path, line: int) -> dict[str, Any]:
+def _require_object(value: object, path: Path, place: int | str) -> dict[str, Any]:
     match value:
         case dict():
             return value
         case [str(text), dict(labels)]:  # as spaCy 2 is trained on
             return {"text": text, **labels}
     raise CorpusError(
-        f"{path}:{line} has another layout: a row must be an object with named values, but {shorten(value, 40)} is "
+        f"{path}:{place} has another layout: a row must be an object with named values, but {shorten(value, 40)} is "
         "there."
     )
 
@@ -272,28 +308,33 @@ def _cut_line(line: str) -> list[str]:
 
 
 def read_squad(path: Path) -> Iterator[Record]:
-    """Yield one record a question of a SQuAD file, by role; a CorpusError names the line of another layout."""
-    file = JsonText(path, read_text(path))
-    root = {key: (value, line) for key, value, line in file.list_values(file.value, dict, "a SQuAD file")}
-    if "data" not in root:
-        raise CorpusError(f"{path}:1 has another layout: a SQuAD file has a key 'data'.")
-    for _, article, first in file.list_values(root["data"][0], list, "data", root["data"][1]):
-        for key, paragraphs, start in file.list_values(article, dict, "an article", first):
-            for _, paragraph, line in file.list_values(paragraphs, list, key, start) if key == "paragraphs" else ():
-                yield from _read_paragraph(file, paragraph, line)
+    """Yield one record a question of a SQuAD file, by role; a CorpusError names the place of another layout."""
+    data = parse_document(path, read_text(path))
+    if not isinstance(data, dict) or "data" not in data:
+        rule = "a SQuAD file must be an object with a key 'data'"
+        raise CorpusError(f"{path} has another layout: {rule}, but {shorten(data, 40)} is there.")
+    for i, article in enumerate(list_items(path, data["data"], "data")):
+        for j, paragraph in enumerate(_list_parts(path, article, "paragraphs", f"data[{i}]")):
+            place = f"data[{i}].paragraphs[{j}]"
+            questions = _list_parts(path, paragraph, "qas", place)
+            if not isinstance(context := paragraph.get("context"), str):
+                raise CorpusError(f"{path}:{place} has another layout: a paragraph must have a text as 'context'.")
+            for k, values in enumerate(questions):
+                own = f"{place}.qas[{k}]"
+                if not isinstance(values, dict) or "question" not in values or "answers" not in values:
+                    raise CorpusError(f"{path}:{own} has another layout: it must have 'question' and 'answers'.")
+                yield Record({**values, "context": context}, str(path), own)
 
 
-def _read_paragraph(file: JsonText, paragraph: Any, line: int) -> Iterator[Record]:
-    parts = {key: (value, start) for key, value, start in file.list_values(paragraph, dict, "a paragraph", line)}
-    context, questions = (parts.get(key, ([], line)) for key in ("context", "qas"))
-    if not isinstance(context[0], str):
-        raise CorpusError(f"{file.path}:{line} has another layout: a paragraph must have a text as 'context'.")
-    for _, values, start in file.list_values(questions[0], list, "qas", questions[1]) if "qas" in parts else ():
-        if not isinstance(values, dict) or "question" not in values or "answers" not in values:
-            raise CorpusError(
-                f"{file.path}:{start} has another layout: each of qas must have 'question' and 'answers'."
-            )
-        yield Record({**values, "context": context[0]}, str(file.path), start)
+def _list_parts(path: Path, value: Any, key: str, place: str) -> list[Any]:
+    """Return the list that an object has as a key; it may lack it."""
+    if isinstance(value, Repeating):
+        raise CorpusError(f"{path}:{place} has the key {value.key!r} twice; give each its own.")
+    if not isinstance(value, dict):
+        raise CorpusError(
+            f"{path}:{place} has another layout: it must be an object, but {shorten(value, 40)} is there."
+        )
+    return list_items(path, value[key], f"{place}.{key}") if key in value else []
 
 
 def list_brat(folder: Path, others: Collection[Path] = ()) -> tuple[list[Path], list[Path]]:

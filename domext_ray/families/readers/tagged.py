@@ -138,8 +138,10 @@ def _advise(row: SetRow, error: BadTagError, tag: str, scheme: str) -> str:
 
 
 def _name_place(row: SetRow, place: int) -> str:
-    is_line = row.get("is_word_a_line")
-    return f"{row.record.path}:{row.record.line + place}" if is_line else f"{row.source}, tag {place + 1},"
+    record = row.record
+    if row.get("is_word_a_line") and isinstance(record.place, int):
+        return f"{record.path}:{record.place + place}"
+    return f"{row.source}, tag {place + 1},"
 
 
 def _parse(tag: str, untyped: str) -> tuple[str, str]:

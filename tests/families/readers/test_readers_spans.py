@@ -27,7 +27,7 @@ def test_ends_of_both_kinds(tmp_path: Path) -> None:
         rows = [entity(e.start, e.end - shift, e.label, TEXT[e.start : e.end]) for e in reversed(ENTITIES)]
         content = json.dumps([{"text": TEXT, "entities": [*rows, rows[0]]}], ensure_ascii=False, indent=1)
         made = load(folder, "nested_ner", {"train.json.gz": "\ufeff" + content}, ends=ends)
-        assert made.train == (AnnotatedText("1", f"{folder}/train.json.gz:2", TEXT, ENTITIES),)
+        assert made.train == (AnnotatedText("1", f"{folder}/train.json.gz:[0]", TEXT, ENTITIES),)
         assert made.labels == ("bod", "dis", "sym")
 
 
