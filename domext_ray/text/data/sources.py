@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.runtime.records import Records, Result
+from domext_ray.runtime.tasks import Records, Result
 from domext_ray.storage import Place, hash_text, parse_json
 from domext_ray.text.data.files import LINES, LOCAL, PARQUET, TEXT, SourceFile, find_files
 from domext_ray.text.data.hashes import Memory, hash_sources, name_former
