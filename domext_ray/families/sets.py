@@ -52,7 +52,7 @@ def load_set(
     side = _read_side(description, data)
     read = read_splits(description, data, issues, side)
     splits, notes = cut_splits(read, description, data, seed, issues.list_notes())
-    warnings = (*_compare_counts(read, description), *issues.warnings)
+    warnings = tuple(issues.warnings)
     if "test" in read and not splits["test"]:
         notes.append(f"The test of {data} has no example.")
     family.check_set(splits, side, issues)
@@ -92,7 +92,7 @@ def read_split(
     issues = DataIssues(strict)
     side = _read_side(description, data) if FAMILIES[description.task].reads_by_side else None
     read: Splits = read_splits(description, data, issues, side)
-    notes, warnings = list[str](), (*_compare_counts(read, description), *issues.warnings)
+    notes, warnings = list[str](), tuple(issues.warnings)
     if split not in read and "train" in read:
         read, notes = cut_splits(read, description, data, 0, issues.list_notes())
     found = issues.list_notes({example.source for example in read.get("train", ()) if split != "train"})
@@ -102,25 +102,6 @@ def read_split(
         raise CorpusError(f"{data} has no example in {split} (it has {has}){reason}")
     told = itertools.chain.from_iterable(find_oddities({split: read[split]}, ()))
     return read[split], (describe_labels(split, read[split]), *notes, *found, *told, *warnings)
-
-
-def _compare_counts(read: Splits, description: SetDescription) -> list[str]:
-    """Say which files hold more or less than the description knows of the whole set."""
-    notes = []
-    for split, counts in description.counts.items():
-        found = {
-            "examples": len(read.get(split, ())),
-            "entities": sum(len(example.gold) for example in read.get(split, ())),
-        }
-        for what, expected in counts.items():
-            if found["examples"] and found[what] not in expected:
-                path = read[split][0].source.rpartition(":")[0]
-                wanted = " or ".join(f"{number:,}" for number in expected)
-                notes.append(
-                    f"{path} has {found[what]:,} {what}, and {split} of {description.name} has {wanted}: it is cut "
-                    "short, or another version, and its scores do not compare with published ones."
-                )
-    return notes
 
 
 def cut_splits(

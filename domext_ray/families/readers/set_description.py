@@ -59,7 +59,6 @@ _Columns = Annotated[tuple[_Text | int, ...], Field(min_length=1), _DIFFERENT, _
 _Mark = Annotated[tuple[_Text, ...], Field(min_length=1, max_length=2), _LISTED]
 _Marks = Annotated[tuple[_Mark, _Mark], _DIFFERENT, _LISTED]
 _Share = Annotated[float, Field(gt=0, le=1)]
-_Counts = dict[Literal["examples", "entities"], Annotated[tuple[int, ...], Field(min_length=1), _LISTED]]
 _Split = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
 _A_TEXT, _PATTERNS, _QUOTED = "a text", "file name patterns", "(quote yes, no, on and off)"
 _SOME = f"for some of {', '.join(SPLITS)}"
@@ -111,8 +110,6 @@ class SetDescription:
     group_field: _Text | int = _key("a column's name or number")
     source: _Text = _key()  # where the set is from, an address
     licence: _Text = _key()  # where its authors name one
-    # what a split's file has when it is whole; several where several copies are usual
-    counts: dict[_Split, _Counts] = _key(f"whole numbers of examples or entities {_SOME}", dict)
     path: str = ""  # the YAML that describes it; "" if none does
     required: tuple[str, ...] = ()  # roles that every row must have
 

@@ -150,10 +150,6 @@ BAD_YAML = [
     ("task: relation\nmarks: [[a, b, c], B]", "it must be two different marks"),
     ("task: qa\nno_answer: 1", "no_answer is 1; it must be true or false"),
     ("task: qa\nrule: bleu", "rule is 'bleu'; it must be one of squad_v1, squad_v2, cmrc"),
-    (
-        "task: ner\ncounts: {train: {words: 3}}",
-        "it must be whole numbers of examples or entities for some of train, dev",
-    ),
 ]
 
 
@@ -296,24 +292,6 @@ def test_documents_stay_whole_in_a_cut(tmp_path: Path) -> None:
             sides.setdefault(each.document, set()).add(split)
     assert len(sides) == 40 and all(len(each) == 1 for each in sides.values())
     assert set.union(*sides.values()) == {"train", "dev", "test"}
-
-
-@pytest.mark.parametrize(("found", "is_told"), [(3, False), (4, False), (2, True)])
-def test_a_copy_that_is_not_whole_is_told_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], found: int, is_told: bool
-) -> None:
-    counts = "counts: {train: {examples: [3, 4], entities: 2}, dev: {examples: 1}}"
-    write(tmp_path / "set.yaml", f"task: ner\n{counts}\n")
-    write(tmp_path / "train.tsv", "a\tB-X\n\nb\tB-X\n\n" + "c\tO\n\n" * (found - 2))
-    write(tmp_path / "dev.tsv", "d\tB-X\n")
-    loaded = load_labelled(FinetuneConfig(task="ner", data=str(tmp_path)))
-    sentence = (
-        f"{tmp_path}/train.tsv has 2 examples, and train of {tmp_path.name} has 3 or 4: it is cut short, or another "
-        "version, and its scores do not compare with published ones."
-    )
-    assert loaded.data.warnings == ((sentence,) if is_told else ())
-    assert capsys.readouterr().out == (f"warning: {sentence}\n" if is_told else "")
-    assert set(loaded.data.warnings) <= set(loaded.data.notes)
 
 
 def test_the_rule_of_answers_stands_in_the_description() -> None:
