@@ -87,10 +87,10 @@ class Example:
     @property
     def cluster(self) -> tuple[str, str]:
         """What is drawn whole when figures are resampled; an example is its own cluster where it is of no other."""
-        return ("group", self.group) if self.group else self._cluster
+        return ("group", self.group) if self.group else self.own_cluster
 
     @property
-    def _cluster(self) -> tuple[str, str]:
+    def own_cluster(self) -> tuple[str, str]:
         return "example", self.id
 
     @property
@@ -168,8 +168,8 @@ class TaggedSentence(Example):
         return self.text
 
     @property
-    def _cluster(self) -> tuple[str, str]:
-        return ("document", self.document) if self.document else super()._cluster
+    def own_cluster(self) -> tuple[str, str]:
+        return ("document", self.document) if self.document else super().own_cluster
 
     @property
     def gold(self) -> tuple[Entity, ...]:
@@ -232,7 +232,7 @@ class MarkedText(Example):
     inputs = ("text", "head", "tail")
 
     @property
-    def _cluster(self) -> tuple[str, str]:
+    def own_cluster(self) -> tuple[str, str]:
         return "text", self.text
 
     def list_labels(self) -> tuple[str, ...]:
@@ -299,7 +299,7 @@ class Question(Example):
     gold_names = ("answer", "questions")
 
     @property
-    def _cluster(self) -> tuple[str, str]:
+    def own_cluster(self) -> tuple[str, str]:
         return "text", self.context
 
     @property
