@@ -9,15 +9,16 @@ same. These are the two steps of CHIP-CDN in the AF Adapter paper's evaluation o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.classification import ClassificationTask
 from domext_ray.families.comparison import Compared, compare_sets
 from domext_ray.families.family import ID, Prediction
 from domext_ray.families.metrics.metrics import score_terms
@@ -27,18 +28,15 @@ from domext_ray.families.readers.examples import AnyExample, LabelledSet, Labell
 from domext_ray.families.readers.issues import DataIssues, SetRow, shorten
 from domext_ray.families.readers.records import list_items, parse_document, read_table, read_text
 from domext_ray.families.state import BOOL, COUNT, NOTHING_LEARNED, RANGE, State
-from domext_ray.families.task import Predict, StagedTask, Task, TaskOptions
-from domext_ray.families.texts import ClassificationTask
+from domext_ray.families.task import Embed, Predict, StagedTask, Task
 from domext_ray.text.data.files import find_suffix
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 RANKING = "ranking"
 SAME, DIFFERENT = "same", "different"
 
-Embed: TypeAlias = Callable[[list[str]], np.ndarray]
-"""Texts -> float [texts, d], such as the means of an encoder's last states."""
 
 _MENTIONS_AT_A_TIME = 256  # x 40,000 terms of ICD-10: 80 MB of similarities
 _FUSION = 60  # Cormack et al.'s constant
@@ -92,8 +90,7 @@ class NormalizationTask(StagedTask):
 
     A prediction has "terms", "candidates" with their probabilities that they and the mention mean the same, the highest
     first, and "recalled": the candidates as step 1 found them. The best candidate is always an answer; every other
-    candidate is one whose probability reaches a threshold, one half before dev chooses it. With `state`, of
-    `recall_options` only `embed` counts.
+    candidate is one whose probability reaches a threshold, one half before dev chooses it.
     """
 
     family = "normalization"
@@ -108,25 +105,12 @@ class NormalizationTask(StagedTask):
     }
     found = "terms"
     nothing = {"terms": []}
+    step_options = RecallOptions()
     state_rules = {"num_candidates": COUNT, "ngrams": RANGE, "embedding_recall": BOOL}
-
-    def __init__(
-        self,
-        data: LabelledSet,
-        tokenizer: PreTrainedTokenizerBase,
-        options: TaskOptions,
-        *,
-        metric: str = "",
-        recall_options: RecallOptions | None = None,
-        state: State | None = None,
-    ) -> None:
-        self.recall_options = recall_options or RecallOptions()
-        super().__init__(data, tokenizer, options, metric=metric, state=state)
 
     def learn(self) -> dict[str, Any]:
         """Return how candidates are found."""
-        own = self.recall_options
-        embeds = own.embed is not None
+        own, embeds = self.step_options, self.embed is not None
         return {"num_candidates": own.num_candidates, "ngrams": list(own.ngrams), "embedding_recall": embeds}
 
     def prepare(self) -> None:
@@ -134,15 +118,14 @@ class NormalizationTask(StagedTask):
         data, state = self.data, self.state
         if not data.catalogue:
             raise CorpusError(f"{data.name} has no catalogue of standard terms; normalisation needs one.")
-        embeds = self.recall_options.embed is not None
+        embeds = self.embed is not None
         if state["embedding_recall"] and not embeds:
             raise ValueError("candidates were recalled by embeddings too, and there is no encoder that makes them")
         if embeds and not state["embedding_recall"]:
             raise ValueError("candidates were recalled without embeddings, and an encoder is given that makes them")
-        self.recall_options = replace(
-            self.recall_options, num_candidates=state["num_candidates"], ngrams=tuple(state["ngrams"])
-        )
-        self.recall = TermRecall(tuple(dict.fromkeys(data.catalogue)), self.recall_options)
+        found = {"num_candidates": state["num_candidates"], "ngrams": tuple(state["ngrams"])}
+        self.step_options = replace(self.step_options, **found, embed=self.embed)
+        self.recall = TermRecall(tuple(dict.fromkeys(data.catalogue)), self.step_options)
         self.thresholds = {"threshold": 0.5}
         ranking_data = LabelledSet(
             f"{data.name} pairs",
@@ -251,7 +234,7 @@ class NormalizationTask(StagedTask):
         """Mentions with their terms and near wrong ones for training; with all candidates to choose and score by."""
         candidates = self.recall.find([example.text for example in mentions])
         if is_training:
-            limit = self.recall_options.num_negatives
+            limit = self.step_options.num_negatives
             for i, mention in enumerate(mentions):
                 wrong = [term for term in candidates[i] if term not in mention.terms]
                 candidates[i] = [*mention.terms, *wrong[:limit]]

@@ -38,6 +38,8 @@ ONLY_STAGE = "model"
 """Name of the stage of a task that has one model."""
 Predict: TypeAlias = Callable[[Sequence[Any]], list[Prediction]]
 """Examples of a stage -> a prediction each."""
+Embed: TypeAlias = Callable[[list[str]], np.ndarray]
+"""Texts -> float [texts, d], such as the means of an encoder's last states."""
 Outputs: TypeAlias = Sequence[tuple[np.ndarray, ...]]
 """For each row what `Task.read_outputs` gave, without the batch dimension, of token outputs without padding."""
 
@@ -87,9 +89,11 @@ class StagedTask(Family):
     """A family over one labelled set and one tokenizer (a fast one); an empty `metric` is the family's.
 
     With `state`, the `state_dict` of a task of the same set, `data` needs no examples. Any other state raises a
-    ValueError.
+    ValueError. `embed` makes embeddings of texts, for a family that searches by them.
     """
 
+    step_options: Any = None
+    """Of a chain, what its steps take."""
     limits: list[str]
     """Sentences of a model's card on what its figures do not hold for; they name no file."""
     nothing: Prediction
@@ -104,9 +108,12 @@ class StagedTask(Family):
         options: TaskOptions,
         *,
         metric: str = "",
+        embed: Embed | None = None,
         state: State | None = None,
+        step_options: Any = None,
     ) -> None:
-        self.data, self.tokenizer, self.options = data, tokenizer, options
+        self.data, self.tokenizer, self.options, self.embed = data, tokenizer, options, embed
+        self.step_options = step_options or self.step_options
         self.metric = metric or self.metric
         self.notes: list[str] = []
         self.limits: list[str] = []

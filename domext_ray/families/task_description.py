@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from domext_ray.errors import DomextError, RunError
 from domext_ray.families import state as rules
-from domext_ray.families.normalization import Embed
 from domext_ray.families.readers.examples import LabelledSet
-from domext_ray.families.registry import FAMILIES, make_task
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.state import State, check_state
-from domext_ray.families.task import StagedTask, TaskOptions
+from domext_ray.families.task import Embed, StagedTask, TaskOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,7 +102,7 @@ def make_described_task(
     labels: dict[str, Any] = {key: getattr(own, key) for key in ("labels", "negative_label", "positive_label")}
     data = LabelledSet(own.set_name, (), (), (), catalogue=own.catalogue, **labels)
     try:
-        task = make_task(own.family, data, tokenizer, own.options, own.metric, embed, own.state)
+        task = FAMILIES[own.family](data, tokenizer, own.options, metric=own.metric, embed=embed, state=own.state)
         parts = _list_parts(task)
         expected = {name: sorted(part.thresholds) for name, part in parts.items() if part.thresholds}
         if expected != {name: sorted(values) for name, values in own.thresholds.items()}:

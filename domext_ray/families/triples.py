@@ -32,10 +32,10 @@ from domext_ray.families.readers.records import read_json_records
 from domext_ray.families.readers.spans import sort_entities
 from domext_ray.families.relations import RelationTask
 from domext_ray.families.state import COUNT, NOTHING_LEARNED, PAIRS, TEXTS, State
-from domext_ray.families.task import Predict, StagedTask, Task, TaskOptions
+from domext_ray.families.task import Predict, StagedTask, Task
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 ENTITIES, RELATIONS = "entities", "relations"
 NO_RELATION = "no_relation"
@@ -85,20 +85,8 @@ class ExtractionTask(StagedTask):
     fields = {"entities": ENTITY_LIST, "relations": pa.list_(pa.struct(_RELATION))}
     found = "relations"
     nothing = {"entities": [], "relations": []}
+    step_options = PairOptions()
     state_rules = {"entity_types": TEXTS, "predicates": TEXTS, "related_types": PAIRS, "max_pairs": COUNT}
-
-    def __init__(
-        self,
-        data: LabelledSet,
-        tokenizer: PreTrainedTokenizerBase,
-        options: TaskOptions,
-        *,
-        metric: str = "",
-        pair_options: PairOptions | None = None,
-        state: State | None = None,
-    ) -> None:
-        self.pair_options = pair_options or PairOptions()
-        super().__init__(data, tokenizer, options, metric=metric, state=state)
 
     def learn(self) -> dict[str, Any]:
         """Find the types and the predicates of training and dev."""
@@ -109,13 +97,13 @@ class ExtractionTask(StagedTask):
             "entity_types": sorted({entity.label for text in (*train, *dev) for entity in text.entities}),
             "predicates": list(predicates),
             "related_types": [list(pair) for pair in sorted(related)],
-            "max_pairs": self.pair_options.max_pairs,
+            "max_pairs": self.step_options.max_pairs,
         }
 
     def prepare(self) -> None:
         """Make the stages."""
         data, parts = self.data, (self.tokenizer, self.options)
-        self.pair_options = replace(self.pair_options, max_pairs=self.state["max_pairs"])
+        self.step_options = replace(self.step_options, max_pairs=self.state["max_pairs"])
         self._types = {(head, tail) for head, tail in self.state["related_types"]}
         entity_data = replace(data, labels=tuple(self.state["entity_types"]), notes=())
         relation_data = LabelledSet(
@@ -145,7 +133,7 @@ class ExtractionTask(StagedTask):
         `PairOptions.max_pairs`; what exceeds it is counted in `notes`.
         """
         pairs = [self._pair_up(found) for found in entities]
-        most = self.pair_options.max_pairs
+        most = self.step_options.max_pairs
         if num_left := sum(max(0, len(own) - most) for own in pairs):
             what = (
                 "pairs of predicted entities were not asked about: their texts have more than "
@@ -176,7 +164,7 @@ class ExtractionTask(StagedTask):
         gold = [_read_gold(example) for example in _texts(examples)]
         reachable = []
         for text, own, prediction in zip(_texts(examples), gold, predictions, strict=True):
-            pairs = self._pair_up([*map(read_entity, prediction["entities"])])[: self.pair_options.max_pairs]
+            pairs = self._pair_up([*map(read_entity, prediction["entities"])])[: self.step_options.max_pairs]
             asked = {(_cut(text, head), _cut(text, tail)) for head, tail in pairs}
             reachable.append({triple for triple in own if (triple[0], triple[2]) in asked})
         return {ENTITIES: self.entity_task.score(examples, predictions), "pairs": score_triples(gold, reachable)}
@@ -271,16 +259,16 @@ class ExtractionTask(StagedTask):
                 chosen = self._choose_negatives(text.id, negatives, len(positives))
             else:
                 positives = [(pair, labels[pair][0]) for pair in candidates if pair in labels]
-                chosen = negatives[: max(0, self.pair_options.max_pairs - len(positives))]
+                chosen = negatives[: max(0, self.step_options.max_pairs - len(positives))]
             for i, (pair, label) in enumerate([*positives, *((pair, NO_RELATION) for pair in chosen)]):
                 examples.append(_mark(text, pair, label, f"#{i}"))
         return tuple(examples)
 
     def _choose_negatives(self, text_id: str, negatives: list[Pair], num_positives: int) -> list[Pair]:
-        wanted = self.pair_options.num_negatives * max(1, num_positives)
-        wanted = min(wanted, max(0, self.pair_options.max_pairs - num_positives), len(negatives))
+        wanted = self.step_options.num_negatives * max(1, num_positives)
+        wanted = min(wanted, max(0, self.step_options.max_pairs - num_positives), len(negatives))
         # By the text's id, so that neither order nor number of the other texts changes what is chosen.
-        generator = np.random.default_rng([self.pair_options.seed, zlib.crc32(text_id.encode())])
+        generator = np.random.default_rng([self.step_options.seed, zlib.crc32(text_id.encode())])
         return [negatives[i] for i in sorted(generator.choice(len(negatives), wanted, replace=False))] if wanted else []
 
 

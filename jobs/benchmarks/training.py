@@ -47,7 +47,7 @@ from domext_ray.downstream.finetune.training import Fitted, Point, collate_passe
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.loading import load_labelled
-from domext_ray.families.registry import make_task
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import ONLY_STAGE, Row, Task, TaskOptions
 from domext_ray.files import ASSETS, read_json
 from domext_ray.intervals import over_seeds, subtract
@@ -197,7 +197,7 @@ def _read_entities(options: argparse.Namespace, limits: TaskOptions) -> tuple[Fi
         raise ConfigError(f"--task {options.task!r} is of the family {loaded.family}; this benchmark takes ner.")
     if start.config.has_extension or not find_layout(start.config).has_plain_heads:
         raise ConfigError(f"--model {options.model!r} is no plain BERT; the rival is, so give a base.")
-    return config, start, make_task(loaded.family, loaded.data, start.tokenizer, limits).stages[ONLY_STAGE]
+    return config, start, FAMILIES[loaded.family](loaded.data, start.tokenizer, limits).stages[ONLY_STAGE]
 
 
 def _describe_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:

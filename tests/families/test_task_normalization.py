@@ -75,7 +75,7 @@ def make_task(
     data: LabelledSet, bert: PreTrainedTokenizerBase, num_candidates: int = 6, num_negatives: int = 2
 ) -> NormalizationTask:
     options = RecallOptions(num_candidates=num_candidates, num_negatives=num_negatives)
-    return NormalizationTask(data, bert, OPTIONS, recall_options=options)
+    return NormalizationTask(data, bert, OPTIONS, step_options=options)
 
 
 def test_an_encoder_is_given_if_and_only_if_candidates_were_recalled_with_one(

@@ -17,9 +17,10 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
 from domext_ray.families.choices import ChoiceTask, join_stem
+from domext_ray.families.classification import ClassificationTask
 from domext_ray.families.readers.examples import Choice, LabelledSet, LabelledText
+from domext_ray.families.regression import RegressionTask
 from domext_ray.families.task import TaskOptions
-from domext_ray.families.texts import ClassificationTask, RegressionTask
 
 
 def make_set(*texts: tuple[str, str, str | None], labels: tuple[str, ...] = ("no", "yes")) -> LabelledSet:

@@ -184,7 +184,7 @@ def test_negatives_are_chosen_by_ratio_and_seed(data: LabelledSet, bert: PreTrai
 
     def choose(seed: int, examples: LabelledSet = crowded) -> list[MarkedText]:
         options = PairOptions(num_negatives=ratio, seed=seed)
-        task = ExtractionTask(examples, bert, OPTIONS, pair_options=options)
+        task = ExtractionTask(examples, bert, OPTIONS, step_options=options)
         return [each for each in task.relation_task.data.train if each.id.startswith("t9/")]
 
     chosen = choose(0)
@@ -196,7 +196,7 @@ def test_negatives_are_chosen_by_ratio_and_seed(data: LabelledSet, bert: PreTrai
 
 
 def test_dev_has_every_pair_and_no_sampling(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
-    task = ExtractionTask(data, bert, OPTIONS, pair_options=PairOptions(num_negatives=0))
+    task = ExtractionTask(data, bert, OPTIONS, step_options=PairOptions(num_negatives=0))
     assert len(task.relation_task.data.dev) == 8
     labels = [each.label for each in task.relation_task.data.dev]
     assert labels.count(NO_RELATION) == 4
@@ -226,7 +226,7 @@ def test_a_pair_with_two_relations_is_learned_with_both(bert: PreTrainedTokenize
 
 
 def test_far_pairs_are_left_out_and_counted(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
-    task = ExtractionTask(data, bert, OPTIONS, pair_options=PairOptions(max_pairs=2))
+    task = ExtractionTask(data, bert, OPTIONS, step_options=PairOptions(max_pairs=2))
     pairs = task.make_pairs(data.dev, [each.entities for each in data.dev])
     assert [len(each) for each in pairs] == [2, 2]
     assert list_pairs(pairs[0]) == {("dog", NO_RELATION, "house"), ("cat", NO_RELATION, "house")}

@@ -19,7 +19,7 @@ from domext_ray.families.readers.examples import (
     Relation,
     TaggedSentence,
 )
-from domext_ray.families.registry import make_task
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import StagedTask, TaskOptions
 
 TEXT = "the drug and the heart disease"
@@ -76,4 +76,4 @@ def make_family_task(
         CATALOGUE if family == "normalization" else (),
         marks=(("<<", ">>"), ("[[", "]]")) if is_relation else (),
     )
-    return make_task(family, data, tokenizer, options or TaskOptions(max_length=32, stride=8), metric)
+    return FAMILIES[family](data, tokenizer, options or TaskOptions(max_length=32, stride=8), metric=metric)

@@ -36,7 +36,7 @@ from domext_ray.families.readers.examples import (
     Relation,
     TaggedSentence,
 )
-from domext_ray.families.registry import make_task
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.state import State
 from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.runtime.trials import Ledger, Rules, Step, Trial, Watch, run_here
@@ -139,7 +139,7 @@ def fit(
 ) -> tuple[StagedTask, dict[str, Fitted]]:
     """A few steps on a set, thresholds tuned on dev, as a fine-tuning run makes them."""
     encoder = TextEmbedding(start, device=device.type) if embeds else None
-    task = make_task(family, data or draw_set(family), start.tokenizer, OPTIONS, "", encoder)
+    task = FAMILIES[family](data or draw_set(family), start.tokenizer, OPTIONS, embed=encoder)
     optim = FinetuneOptimConfig(dropout=0.0)
     config = FinetuneConfig(method=method, engine=engine, optim=optim, head_bilstm=head_bilstm)
     fitted = fit_stages(start, task, config, Point(3e-3, 8, epochs, 0), device, lambda _: None)

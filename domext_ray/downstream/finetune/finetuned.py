@@ -22,7 +22,7 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import RunError, name_file
 from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.families.losses import LossOptions, set_loss
-from domext_ray.families.registry import make_task
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.files import Kind, read_json
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_identity
@@ -50,7 +50,7 @@ def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) 
     options = TaskOptions(labelled.max_length, labelled.stride, labelled.context)
     metric = labelled.metric or loaded.metric
     embed = TextEmbedding(start) if labelled.embedding_recall else None
-    task = make_task(loaded.family, loaded.data, start.tokenizer, options, metric, embed)
+    task = FAMILIES[loaded.family](loaded.data, start.tokenizer, options, metric=metric, embed=embed)
     set_loss(task, LossOptions(labelled.class_weights, config.optim.label_smoothing))
     if labelled.new_word_dropout and not start.config.extension_vocab_size:
         task.keep_note(f"{start.name} has no new words, so --labelled.new_word_dropout changes nothing.")

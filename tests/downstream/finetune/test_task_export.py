@@ -32,11 +32,11 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS, is_plain
 from domext_ray.families.readers.examples import LabelledSet, TaggedSentence
 from domext_ray.families.readers.words import cut_words
-from domext_ray.families.registry import make_task
+from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.storage import Place
 
-FAMILIES = [each for each in EXAMPLES if each not in STAGED]
+ONE_MODEL = [each for each in EXAMPLES if each not in STAGED]
 
 LOAD_ALONE = (
     WITHOUT_PROJECT
@@ -98,7 +98,7 @@ def write_inputs(fitted: Fitted, folder: Path) -> Any:
 
 def test_a_plain_model_is_transformers_own(start: StartModel, tmp_path: Path) -> None:
     """A base without extensions needs no code of ours where transformers has the head."""
-    for family in FAMILIES:
+    for family in ONE_MODEL:
         folder = tmp_path / family
         fitted = save_to(folder, start, family, FULL)
         has_class = fitted.task.head in PLAIN_HEADS
@@ -114,7 +114,7 @@ def test_a_plain_model_is_transformers_own(start: StartModel, tmp_path: Path) ->
 def test_every_family_loads_alone(start: StartModel, tiny_roberta_folder: Path, tmp_path: Path) -> None:
     roberta = load_start_model(str(tiny_roberta_folder))
     expected = {}
-    for family in (*FAMILIES, "roberta"):
+    for family in (*ONE_MODEL, "roberta"):
         model, method = (roberta, FULL) if family == "roberta" else (start, BOTTLENECK)
         fitted = save_to(tmp_path / family, model, "classification" if family == "roberta" else family, method)
         expected[tmp_path / family] = write_inputs(fitted, tmp_path / family)
@@ -184,7 +184,7 @@ def test_the_card_says_what_its_figures_do_not_hold_for(start: StartModel, tmp_p
         train = TaggedSentence("1", "secret.txt:1", ("X-12", "melts"), ("B-Disease", "O"))
         other = TaggedSentence("2", "secret.txt:2", words, ("B-Disease",) * len(words))
         data = LabelledSet("made", (train,), (other,), (), ("Disease",))
-        task = make_task("ner", data, start.tokenizer, TaskOptions())
+        task = FAMILIES["ner"](data, start.tokenizer, TaskOptions())
         assert isinstance(task, Task)
         fitted = prepare_task(start, task, FinetuneConfig(method=FULL, engine=FP32), Point(1e-3, 2, 1.0, 0), CPU, 2)
         return build_card(start, fitted, CardFigures(data, ""), is_plain=True)
@@ -282,7 +282,7 @@ def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> 
 
 def test_a_kept_head_goes_on(start: StartModel, tmp_path: Path) -> None:
     """Every tensor of an exported model of every family is the next fine-tuning's start."""
-    for family in FAMILIES:
+    for family in ONE_MODEL:
         for method in (FULL, BOTTLENECK):
             folder = tmp_path / family / method.name
             fitted = save_to(folder, start, family, method)

@@ -24,9 +24,9 @@ from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, res
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import is_plain
+from domext_ray.families.classification import ClassificationTask
 from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.task import Task, TaskOptions
-from domext_ray.families.texts import ClassificationTask
 from domext_ray.storage import Place
 
 HEADS, UNITS, BOTTLENECK = {"heads": 1}, {"ffn_units": 6}, {"bottleneck_size": 4}

@@ -1,0 +1,36 @@
+"""Texts and pairs of texts -> one class each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from domext_ray.families.comparison import Compared, compare_classes, join_pair
+from domext_ray.families.family import CLASS_METRICS, TEXTS, Prediction
+from domext_ray.families.readers.examples import LabelledText
+from domext_ray.families.readers.issues import SetRow
+from domext_ray.families.state import NOTHING_LEARNED, State
+
+if TYPE_CHECKING:
+    pass
+from domext_ray.families.texts import SingleLabelTask, TextRows, read_texts
+
+
+class ClassificationTask(SingleLabelTask, TextRows):
+    """A class of every text or pair (`LabelledText`); see `SingleLabelTask`."""
+
+    family = "classification"
+    readers = {"records": ("text", "label")}
+    columns = {**TEXTS, "label": ("label", "accept")}
+    metrics = CLASS_METRICS
+    head = "DomextForSequenceClassification"
+    metric = "accuracy"
+
+    @classmethod
+    def read(cls, row: SetRow) -> LabelledText:
+        """Make a text, or a pair, with a class; see `Family.read`."""
+        return LabelledText("", row.source, *read_texts(row), row.read_label() if row.is_labelled else "")
+
+    @classmethod
+    def compare(cls, example: LabelledText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Compare classes; see `Family.compare`."""
+        return compare_classes(example, join_pair(example.text, example.pair), example.label, prediction["label"])

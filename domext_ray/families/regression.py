@@ -1,0 +1,110 @@
+"""Texts and pairs of texts -> one number each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from domext_ray.families.comparison import Compared, join_pair
+from domext_ray.families.family import TEXTS, Prediction
+from domext_ray.families.metrics.metrics import score_values
+from domext_ray.families.metrics.scores import Score
+from domext_ray.families.readers.examples import AnyExample, LabelledText
+from domext_ray.families.readers.issues import SetRow
+from domext_ray.families.state import NOTHING_LEARNED, NUMBER, POSITIVE, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+from domext_ray.families.texts import TextRows, read_texts
+
+USUAL_VALUES = (0.1, 10.0)
+"""Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""
+
+
+class RegressionTask(TextRows):
+    """A number for every text or pair (`LabelledText.value`). A prediction has its "value".
+
+    The model predicts in the set's own unit and is trained on it, as in transformers, so that an export needs no other
+    knowledge. The loss is the squared error over the variance of the training values: 1 for the best constant, whatever
+    the unit. A head starts near 0 and learns values like 1000 slowly; `notes` says so.
+    """
+
+    family = "regression"
+    readers = {"records": ("text", "value")}
+    columns = {**TEXTS, "value": ("value", "score", "label")}
+    metrics = ("pearson", "spearman")
+    head = "DomextForSequenceClassification"
+    metric = "spearman"
+    fields = {"value": pa.float64()}
+    hub_task = "text-classification"
+    names_outputs = False
+    nothing = {"value": 0.0}
+    state_rules = {"mean": NUMBER, "std": POSITIVE}
+
+    def learn(self) -> dict[str, Any]:
+        """Return mean and standard deviation of the training values."""
+        values = np.array([cast(LabelledText, example).value for example in self.data.train], dtype=np.float64)
+        mean, std = float(values.mean()), float(values.std()) or 1.0
+        if max(abs(mean), std) > USUAL_VALUES[1] or std < USUAL_VALUES[0]:
+            self.notes.append(
+                f"the values of {self.data.name} have mean {mean:.3g} and standard deviation {std:.3g}, and a head "
+                "starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
+            )
+        return {"mean": mean, "std": std}
+
+    @classmethod
+    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the one output."""
+        return ("value",)
+
+    @classmethod
+    def read(cls, row: SetRow) -> LabelledText:
+        """Make a text, or a pair, with a number; see `Family.read`."""
+        texts, value = read_texts(row), row.get("value") if row.is_labelled else 0.0
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            row.leave_out("has no finite number", value)
+        return LabelledText("", row.source, *texts, "", number)
+
+    @classmethod
+    def compare(cls, example: LabelledText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
+        """Say how far a number is off; see `Family.compare`."""
+        values = f"{example.value:g}", f"{prediction['value']:.4g}"
+        distance = abs(example.value - prediction["value"])
+        text = join_pair(example.text, example.pair)
+        return Compared(example.id, example.source, text, (), (), *values, distance=distance)
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        """The problem's type, by which the head computes a loss of its own outside of here."""
+        return {"problem_type": "regression"}
+
+    def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
+        """Return the target "values", float32 [], of an example."""
+        return {"values": np.array(example.value, dtype=np.float32)}
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed squared error in units of the training values' variance."""
+        errors = (outputs.logits.float().squeeze(-1) - targets["values"]) / self.state["std"]
+        return errors.square().sum()
+
+    def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
+        """Return the value, in the set's own unit."""
+        return {"value": float(output.item())}
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+        """Score values by their correlations."""
+        gold = [cast(LabelledText, example).value for example in examples]
+        return replace(score_values(gold, [prediction["value"] for prediction in predictions]), primary=self.metric)
+
+    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+        """Return the mean of training for every example: the constant with the least squared error."""
+        return [{"value": self.state["mean"]}] * len(examples)
