@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from domext_ray.families.comparison import WRONG, Compared, Mistake
 from domext_ray.families.family import ID, Prediction, Splits
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.examples import AnyExample, Choice
+from domext_ray.families.readers.examples import Choice
 from domext_ray.families.readers.issues import DataIssues, SetRow, as_offset, as_whole
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Row, Task
@@ -93,20 +93,18 @@ class ChoiceTask(Task):
         return place_answers(splits, issues)
 
     @classmethod
-    def check_set(cls, splits: Mapping[str, Sequence[AnyExample]], side: Any, issues: DataIssues) -> None:
+    def check_set(cls, splits: Mapping[str, Sequence[Choice]], side: Any, issues: DataIssues) -> None:
         """Refuse a split whose rows have not all as many options as the first."""
         for split in splits.values():
-            choices = cast("Sequence[Choice]", split)
-            for choice in choices:
-                if len(choice.options) != len(choices[0].options):
+            for choice in split:
+                if len(choice.options) != len(split[0].options):
                     raise CorpusError(
-                        f"{choice.source} has {len(choice.options)} options; it must have {len(choices[0].options)} as "
+                        f"{choice.source} has {len(choice.options)} options; it must have {len(split[0].options)} as "
                         "the first row."
                     )
 
     @classmethod
     def compare(cls, example: Choice, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
-        """Compare the chosen options; see `Family.compare`."""
         gold, found = (f"{place}: {example.options[place]}" for place in (example.answer, prediction["answer"]))
         mistakes = () if gold == found else (Mistake(WRONG, gold, found),)
         text = f"{example.context} {example.stem}".strip()
@@ -116,17 +114,15 @@ class ChoiceTask(Task):
     def _cutting(self) -> Tokenizer:
         return make_cutting_backend(self.tokenizer, self.options.max_length)
 
-    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
-        """Make one row an example, with a segment a choice; see `Task.encode`."""
-        choices = cast("Sequence[Choice]", examples)
+    def encode(self, examples: Sequence[Choice], *, is_training: bool) -> list[Row]:
         cutting, pad_id = self._cutting, self.tokenizer.pad_token_id or 0
-        contexts = self.backend.encode_batch([choice.context for choice in choices], add_special_tokens=False)
-        texts = [join_stem(choice.stem, option) for choice in choices for option in choice.options]
+        contexts = self.backend.encode_batch([choice.context for choice in examples], add_special_tokens=False)
+        texts = [join_stem(choice.stem, option) for choice in examples for option in choice.options]
         continuations = iter(self.backend.encode_batch(texts, add_special_tokens=False))
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         rows: list[Row] = []
         cut: list[str] = []
-        for i, (example, context) in enumerate(zip(choices, contexts, strict=True)):
+        for i, (example, context) in enumerate(zip(examples, contexts, strict=True)):
             segments = [cutting.post_process(context, next(continuations)) for _ in example.options]
             if any(segment.overflowing for segment in segments):
                 cut.append(example.source)
@@ -136,11 +132,10 @@ class ChoiceTask(Task):
             lengths = tuple(len(segment.ids) for segment in segments)
             rows.append(Row(i, ids, types if types.any() else None, {"labels": answer}, segment_lengths=lengths))
         what = f"examples have more than {self.options.max_length} tokens: the longer one of context and continuation"
-        self.note_cases(cut, len(choices), f"{what} is cut first")
+        self.note_cases(cut, len(examples), f"{what} is cut first")
         return rows
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-        """Return the summed cross-entropy over the choices; see `Task.compute_loss_sum`."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(outputs.logits.float(), targets["labels"], reduction="sum")
@@ -151,16 +146,15 @@ class ChoiceTask(Task):
         probabilities = softmax(output.reshape(-1).astype(np.float64)).tolist()
         return {"answer": answer, "text": example.options[answer], "probabilities": probabilities}
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[Choice], predictions: Sequence[Prediction]) -> Score:
         """Score places; see `metrics.score_classes`."""
-        choices = cast("Sequence[Choice]", examples)
-        labels = [str(i) for i in range(max(len(choice.options) for choice in choices))]
+        labels = [str(i) for i in range(max(len(choice.options) for choice in examples))]
         found = [str(prediction["answer"]) for prediction in predictions]
-        return score_classes([str(choice.answer) for choice in choices], found, labels)
+        return score_classes([str(choice.answer) for choice in examples], found, labels)
 
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[Choice]) -> list[Prediction]:
         """Return the most frequent place of the right choice in training, the first of equals."""
-        counts = Counter(cast(Choice, example).answer for example in self.data.train)
+        counts = Counter(example.answer for example in self.data.train)
         return [{"answer": min(counts, key=lambda answer: (-counts[answer], answer))}] * len(examples)
 
 

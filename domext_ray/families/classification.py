@@ -27,10 +27,8 @@ class ClassificationTask(SingleLabelTask, TextRows):
 
     @classmethod
     def read(cls, row: SetRow) -> LabelledText:
-        """Make a text, or a pair, with a class; see `Family.read`."""
         return LabelledText("", row.source, *read_texts(row), row.read_label() if row.is_labelled else "")
 
     @classmethod
     def compare(cls, example: LabelledText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
-        """Compare classes; see `Family.compare`."""
         return compare_classes(example, join_pair(example.text, example.pair), example.label, prediction["label"])

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 import pyarrow as pa
 
 from domext_ray.families.comparison import Compared
-from domext_ray.families.readers.examples import AnyExample, Entity
+from domext_ray.families.readers.examples import Entity, Example
 from domext_ray.families.readers.issues import DataIssues, SetRow
 from domext_ray.families.readers.set_description import Column
 from domext_ray.families.state import NOTHING_LEARNED, State
@@ -86,7 +86,7 @@ class Family(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, row: SetRow) -> AnyExample:
+    def read(cls, row: SetRow) -> Example:
         """Make a row's example, without its id: with its labels, if the row has them (`Row.is_labelled`).
 
         Where the row breaks a rule it is counted and `LeftOut` is raised, or it is refused: as its issues have it.
@@ -98,7 +98,7 @@ class Family(ABC):
         return splits
 
     @classmethod
-    def begin_split(cls, rows: Sequence[SetRow], side: Any) -> tuple[Sequence[SetRow], Callable[[SetRow], AnyExample]]:
+    def begin_split(cls, rows: Sequence[SetRow], side: Any) -> tuple[Sequence[SetRow], Callable[[SetRow], Example]]:
         """Return a split's rows with what no row shows alone, and what reads each; `side` is of `read_side`."""
         return rows, cls.read
 
@@ -113,7 +113,7 @@ class Family(ABC):
         return ()
 
     @classmethod  # noqa: B027
-    def check_set(cls, splits: Mapping[str, Sequence[AnyExample]], side: Any, issues: DataIssues) -> None:
+    def check_set(cls, splits: Mapping[str, Sequence[Any]], side: Any, issues: DataIssues) -> None:
         """Refuse, or count, what no example shows alone. Default: nothing."""
 
     @classmethod

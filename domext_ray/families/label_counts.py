@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.readers.examples import SPLITS, AnyExample, LabelledSet, add_article
+from domext_ray.families.readers.examples import SPLITS, Example, LabelledSet, add_article
 from domext_ray.families.readers.issues import list_places
 from domext_ray.report.tables import NONE
 
 MAX_SHOWN = 20
 """Labels that a table has rows for; of more, the last row sums up the seldom ones."""
-Splits = Mapping[str, tuple[AnyExample, ...]]
+Splits = Mapping[str, tuple[Example, ...]]
 Counts = dict[str, dict[str, float]]
 """Of each label, or of what stands in its place, the number in each split that has examples."""
 
@@ -54,7 +54,7 @@ def list_label_rows(counts: Mapping[str, Mapping[str, float]]) -> list[tuple[str
     return rows
 
 
-def describe_labels(split: str, examples: tuple[AnyExample, ...]) -> str:
+def describe_labels(split: str, examples: tuple[Example, ...]) -> str:
     """Say in a sentence what `count_labels` finds in one split."""
     _, *rows = list_label_rows(count_labels({split: examples}))
     column = 1 + SPLITS.index(split)
@@ -89,7 +89,7 @@ def find_oddities(splits: Splits, labels: Sequence[str]) -> tuple[list[str], lis
     return notes, warnings
 
 
-def _find_absent(split: str, examples: Sequence[AnyExample]) -> list[str]:
+def _find_absent(split: str, examples: Sequence[Example]) -> list[str]:
     """Say that a split to be scored has no gold at all."""
     first, says_nothing = examples[0], "so its figures say nothing"
     if first.number is not None:
@@ -101,7 +101,7 @@ def _find_absent(split: str, examples: Sequence[AnyExample]) -> list[str]:
     return [f"None of the {len(examples):,} {plural} of {split} has {add_article(noun)}, {says_nothing}."]
 
 
-def _find_contradictions(split: str, examples: Sequence[AnyExample]) -> list[str]:
+def _find_contradictions(split: str, examples: Sequence[Example]) -> list[str]:
     """Say how many examples have the text of an earlier one and other labels, as two annotators' rows have."""
     known: dict[Any, Any] = {}
     golds = ((example, _take_gold(example)) for example in examples)
@@ -111,7 +111,7 @@ def _find_contradictions(split: str, examples: Sequence[AnyExample]) -> list[str
     return [f"{len(places)} x {split} example that contradicts an earlier one of the same text: {list_places(places)}."]
 
 
-def _take_gold(example: AnyExample) -> Any:
+def _take_gold(example: Example) -> Any:
     """All that is neither seen by a model nor the name or the place of an example."""
     left_out = {*example.inputs, "id", "source", "group", "document", "text", "offsets"}
     return {name: value for name, value in vars(example).items() if name not in left_out}

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from domext_ray.families.metrics.label_set_metrics import (
 )
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.cells import split_cell
-from domext_ray.families.readers.examples import AnyExample, MultiLabelText
+from domext_ray.families.readers.examples import MultiLabelText
 from domext_ray.families.readers.issues import DataIssues, SetRow, as_whole, shorten
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.texts import TextRows, read_texts
@@ -93,7 +93,6 @@ class MultiLabelTask(TextRows, ClassTask):
 
     @classmethod
     def compare(cls, example: MultiLabelText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
-        """Compare label sets; see `Family.compare`."""
         sides = [{(label, label) for label in side} for side in (example.labels, prediction["labels"])]
         return compare_sets(example, join_pair(example.text, example.pair), *sides)
 
@@ -112,7 +111,6 @@ class MultiLabelTask(TextRows, ClassTask):
         return targets["labels"].numel()
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-        """Return the summed binary cross-entropy; see `Task.compute_loss_sum`."""
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         logits, labels = outputs.logits.float(), targets["labels"]
@@ -124,8 +122,7 @@ class MultiLabelTask(TextRows, ClassTask):
 
     def balance_classes(self) -> np.ndarray:
         """Return weights [2, L] of a label's absence and presence: each label is a balanced problem of its own."""
-        examples = cast("Sequence[MultiLabelText]", self.data.train)
-        marked = mark_labels([example.labels for example in examples], self.data.labels)
+        marked = mark_labels([example.labels for example in self.data.train], self.data.labels)
         return np.stack([balance(map(str, column), ("False", "True")) for column in marked.T], axis=1)
 
     def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
@@ -134,21 +131,21 @@ class MultiLabelTask(TextRows, ClassTask):
         order = np.argsort(-probabilities, kind="stable")
         return self.decide(example, {"probabilities": {self.data.labels[i]: float(probabilities[i]) for i in order}})
 
-    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+    def decide(self, example: MultiLabelText, prediction: Prediction) -> Prediction:
         """Choose the labels above the threshold."""
         probabilities = prediction["probabilities"]
         labels = [label for label, probability in probabilities.items() if probability > self.thresholds["threshold"]]
         return {"labels": labels, "probabilities": probabilities}
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[MultiLabelText], predictions: Sequence[Prediction]) -> Score:
         """Score label sets; see `score_label_sets`."""
-        gold = [cast(MultiLabelText, example).labels for example in examples]
+        gold = [example.labels for example in examples]
         found = [prediction["labels"] for prediction in predictions]
         return replace(score_label_sets(gold, found, self.data.labels), primary=self.metric)
 
-    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[MultiLabelText], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose the threshold by the figure that dev chooses by, or by micro F1 where that is no F1 or accuracy."""
-        gold = mark_labels([cast(MultiLabelText, example).labels for example in examples], self.data.labels)
+        gold = mark_labels([example.labels for example in examples], self.data.labels)
         found = np.array(
             [[prediction["probabilities"][label] for label in self.data.labels] for prediction in predictions]
         )
@@ -156,14 +153,13 @@ class MultiLabelTask(TextRows, ClassTask):
         self.thresholds = {"threshold": choose_threshold(gold, found, path)}
         return self.thresholds
 
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[MultiLabelText]) -> list[Prediction]:
         """Return for every example the labels that have the best micro F1 as a constant answer in training."""
-        train = cast("Sequence[MultiLabelText]", self.data.train)
-        counts = Counter(label for example in train for label in example.labels if label in self.data.labels)
+        counts = Counter(label for example in self.data.train for label in example.labels if label in self.data.labels)
         ranked = sorted(self.data.labels, key=lambda label: -counts[label])
         matches = np.cumsum([counts[label] for label in ranked])
         sizes = 1 + np.arange(len(ranked))
-        best = int(np.argmax(2 * matches / (sizes * len(train) + matches[-1])))
+        best = int(np.argmax(2 * matches / (sizes * len(self.data.train) + matches[-1])))
         return [{"labels": ranked[: best + 1]}] * len(examples)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import expit
@@ -20,7 +20,7 @@ from domext_ray.families.entity_dictionary import DictionaryMatcher, build_match
 from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, Prediction, describe_entity, read_entity
 from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.examples import AnnotatedText, AnyExample, Entity
+from domext_ray.families.readers.examples import AnnotatedText, Entity
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.offsets import Unit
 from domext_ray.families.readers.spans import place_annotations, read_annotations, sort_entities
@@ -76,16 +76,14 @@ class SpanTask(Task):
         self._type_ids = {label: i for i, label in enumerate(self.data.labels)}
         self._template = read_template(self.tokenizer, pair=False)
 
-    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
-        """Make one row a window; see `Task.encode`."""
-        texts = cast("Sequence[AnnotatedText]", examples)
+    def encode(self, examples: Sequence[AnnotatedText], *, is_training: bool) -> list[Row]:
         template = self._template
         size = template.measure_room(self.options.max_length, least=1)
         rows: list[Row] = []
         unaligned: list[str] = []
         cut: list[str] = []
-        encoded = encode_texts(self.backend, [text.text for text in texts])
-        for i, (example, pieces) in enumerate(zip(texts, encoded, strict=True)):
+        encoded = encode_texts(self.backend, [text.text for text in examples])
+        for i, (example, pieces) in enumerate(zip(examples, encoded, strict=True)):
             spans = self._align(example, pieces, unaligned, is_training)
             whole = [span for _, span in spans] if is_training else []
             windows = plan_windows(len(pieces), size, self.options.stride, whole)
@@ -96,7 +94,7 @@ class SpanTask(Task):
                 shift = template.find_text() - window[0]
                 own = [[kind, span[0] + shift, span[1] - 1 + shift] for kind, span in spans if holds(window, span)]
                 rows.append(Row(i, ids, types, {"spans": np.array(own, dtype=np.int64).reshape(-1, 3)}, part))
-        num_entities = sum(len(text.entities) for text in texts)
+        num_entities = sum(len(text.entities) for text in examples)
         self.note_cases(unaligned, num_entities, "entities begin or end inside a token and cannot be found")
         self.note_cases(cut, num_entities, "entities are whole in no window; a larger stride or max_length helps")
         return rows
@@ -137,13 +135,11 @@ class SpanTask(Task):
     def begin_split(
         cls, rows: Sequence[SetRow], side: Any
     ) -> tuple[Sequence[SetRow], Callable[[SetRow], AnnotatedText]]:
-        """Find what the offsets of a split count; see `Family.begin_split`."""
         rows, unit = read_annotations(rows)
         return rows, partial(cls.read, unit=unit)
 
     @classmethod
     def compare(cls, example: AnnotatedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
-        """Compare entities; see `Family.compare`."""
         return compare_spans(example, example.text, [*map(read_entity, prediction["entities"])])
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
@@ -151,7 +147,6 @@ class SpanTask(Task):
         return num_rows * len(self.data.labels)
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-        """Return the summed ZLPR loss; see `Task.compute_loss_sum` and `compute_zlpr`."""
         import torch
 
         from domext_ray.model.domext.heads_domext import compute_zlpr
@@ -176,8 +171,7 @@ class SpanTask(Task):
         parts = (places // (width * width), pair // width, pair % width, scores)
         return (torch.stack([part.float() for part in parts], dim=-1),)
 
-    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
-        """Join the spans of each text's windows; the higher score counts. See `Task.decode`."""
+    def decode(self, examples: Sequence[AnnotatedText], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         shift = self._template.find_text()
         found: list[dict[tuple[int, int, str], float]] = [{} for _ in examples]
         for row, (spans,) in zip(rows, outputs, strict=True):
@@ -198,25 +192,25 @@ class SpanTask(Task):
         candidates = [{"candidates": [[*span, score] for span, score in scored]} for scored in ranked]
         return self.decide_all(examples, candidates)
 
-    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+    def decide(self, example: AnnotatedText, prediction: Prediction) -> Prediction:
         """Choose the entities above the threshold."""
-        text = cast(AnnotatedText, example).text
+        text = example.text
         above = sorted(
             candidate for candidate in prediction["candidates"] if candidate[3] > self.thresholds["threshold"]
         )
         found = [describe_entity(text, Entity(*span), expit(score)) for *span, score in above]
         return {"entities": found, "candidates": prediction["candidates"]}
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[AnnotatedText], predictions: Sequence[Prediction]) -> Score:
         """Score entities in characters; see `metrics.score_entities`."""
-        gold = [cast(AnnotatedText, example).gold for example in examples]
+        gold = [example.gold for example in examples]
         return score_entities(
             gold, [[*map(read_entity, prediction["entities"])] for prediction in predictions], self.data.labels
         )
 
-    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[AnnotatedText], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose the threshold with the best micro F1, of equal ones that nearest to 0."""
-        golds = [set(cast(AnnotatedText, example).gold) for example in examples]
+        golds = [set(example.gold) for example in examples]
         pairs = zip(golds, predictions, strict=True)
         candidates = [
             (score, Entity(*span) in gold) for gold, prediction in pairs for *span, score in prediction["candidates"]
@@ -233,15 +227,15 @@ class SpanTask(Task):
         self.thresholds = {"threshold": max(thresholds, key=lambda threshold: (measure(threshold), -abs(threshold)))}
         return self.thresholds
 
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[AnnotatedText]) -> list[Prediction]:
         """Look the text up in a dictionary of the training entities, the longest entry first.
 
         An entry has its most frequent type; entries that are no entity in most of their places in training are left
         out.
         """
-        texts = [cast(AnnotatedText, example).text for example in examples]
+        texts = [example.text for example in examples]
         return [{"entities": [describe_entity(text, entity) for entity in self._matcher.match(text)]} for text in texts]
 
     @cached_property
     def _matcher(self) -> DictionaryMatcher:
-        return build_matcher(cast("Sequence[AnnotatedText]", self.data.train))
+        return build_matcher(self.data.train)

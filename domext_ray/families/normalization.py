@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from domext_ray.families.family import ID, Prediction
 from domext_ray.families.metrics.metrics import score_terms
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.cells import split_cell
-from domext_ray.families.readers.examples import AnyExample, LabelledSet, LabelledText, Mention
+from domext_ray.families.readers.examples import LabelledSet, LabelledText, Mention
 from domext_ray.families.readers.issues import DataIssues, SetRow, shorten
 from domext_ray.families.readers.records import list_items, parse_document, read_table, read_text
 from domext_ray.families.state import BOOL, COUNT, NOTHING_LEARNED, RANGE, State
@@ -129,9 +129,9 @@ class NormalizationTask(StagedTask):
         self.thresholds = {"threshold": 0.5}
         ranking_data = LabelledSet(
             f"{data.name} pairs",
-            train=self._label_pairs(_mentions(data.train), is_training=True),
-            dev=self._label_pairs(_mentions(data.dev), is_training=False),
-            test=self._label_pairs(_mentions(data.test), is_training=False),
+            train=self._label_pairs(data.train, is_training=True),
+            dev=self._label_pairs(data.dev, is_training=False),
+            test=self._label_pairs(data.test, is_training=False),
             labels=(DIFFERENT, SAME),
             positive_label=SAME,
         )
@@ -142,11 +142,10 @@ class NormalizationTask(StagedTask):
     def stages(self) -> dict[str, Task]:
         return {RANKING: self.ranking_task}
 
-    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[Mention]) -> list[Prediction]:
         """Recall candidates, then rank them; the predictor is that of "ranking"."""
-        mentions = _mentions(examples)
-        recalled = self.recall.find([mention.text for mention in mentions])
-        pairs = [_pair_up(*candidate, DIFFERENT) for candidate in _flatten(mentions, recalled)]
+        recalled = self.recall.find([mention.text for mention in examples])
+        pairs = [_pair_up(*candidate, DIFFERENT) for candidate in _flatten(examples, recalled)]
         probabilities = iter([prediction["probabilities"][SAME] for prediction in predictors[RANKING](pairs)])
         found = []
         for terms in recalled:
@@ -157,11 +156,11 @@ class NormalizationTask(StagedTask):
             )
         return self.decide_all(examples, found)
 
-    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+    def decide(self, example: Mention, prediction: Prediction) -> Prediction:
         """Choose the best candidate, and all others that reach the threshold."""
         return {**prediction, "terms": _choose(prediction, self.thresholds["threshold"])}
 
-    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[Mention], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose the threshold of further terms that is best on dev; of equally good ones the highest."""
         further = [other["probability"] for prediction in predictions for other in prediction["candidates"][1:]]
         tried = sorted({_NEVER, *np.quantile(further, np.linspace(0.5, 1, 101)).tolist()} if further else {_NEVER})
@@ -172,15 +171,13 @@ class NormalizationTask(StagedTask):
         self.thresholds = {"threshold": max(figures)[1]}
         return self.thresholds
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[Mention], predictions: Sequence[Prediction]) -> Score:
         """Score chosen terms; see `score_terms`."""
-        return score_terms(
-            [mention.terms for mention in _mentions(examples)], [prediction["terms"] for prediction in predictions]
-        )
+        return score_terms([mention.terms for mention in examples], [prediction["terms"] for prediction in predictions])
 
-    def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
+    def score_steps(self, examples: Sequence[Mention], predictions: Sequence[Prediction]) -> dict[str, Score]:
         """Score the candidates of each step: "recall.at_1" and so on, "recall.micro" of all candidates."""
-        gold = [mention.terms for mention in _mentions(examples)]
+        gold = [mention.terms for mention in examples]
         recalled = [prediction["recalled"] for prediction in predictions]
         ranked = [[other["term"] for other in prediction["candidates"]] for prediction in predictions]
         return {
@@ -206,28 +203,27 @@ class NormalizationTask(StagedTask):
         return read_catalogue(path)
 
     @classmethod
-    def check_set(cls, splits: Mapping[str, Sequence[AnyExample]], side: Any, issues: DataIssues) -> None:
+    def check_set(cls, splits: Mapping[str, Sequence[Mention]], side: Any, issues: DataIssues) -> None:
         """Count the examples with a term that is not in the catalogue."""
         known = set(side)
-        for example in (example for split in splits.values() for example in _mentions(split)):
+        for example in (example for split in splits.values() for example in split):
             if strange := [term for term in example.terms if term not in known]:
                 issues.add(example.source, "term", "is not in the catalogue", strange, outcome="kept")
 
     @classmethod
     def compare(cls, example: Mention, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
-        """Compare terms, each a label of its own: too many for a report by label. See `Family.compare`."""
         return compare_sets(
             example, example.text, *({(t, "") for t in own} for own in (example.terms, prediction["terms"]))
         )
 
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[Mention]) -> list[Prediction]:
         """Predict training's most frequent term."""
-        counts = Counter(term for mention in _mentions(self.data.train) for term in mention.terms)
+        counts = Counter(term for mention in self.data.train for term in mention.terms)
         return [{"terms": [min(counts, key=lambda term: (-counts[term], term))]}] * len(examples)
 
-    def predict_baselines(self, examples: Sequence[AnyExample]) -> dict[str, list[Prediction]]:
+    def predict_baselines(self, examples: Sequence[Mention]) -> dict[str, list[Prediction]]:
         """Predict, as "recall", the nearest term, too."""
-        nearest = self.recall.find([mention.text for mention in _mentions(examples)])
+        nearest = self.recall.find([mention.text for mention in examples])
         return {**super().predict_baselines(examples), "recall": [{"terms": terms[:1]} for terms in nearest]}
 
     def _label_pairs(self, mentions: Sequence[Mention], *, is_training: bool) -> tuple[LabelledText, ...]:
@@ -242,10 +238,6 @@ class NormalizationTask(StagedTask):
         return tuple(
             _pair_up(example, i, term, SAME if term in example.terms else DIFFERENT) for example, i, term in pairs
         )
-
-
-def _mentions(examples: Sequence[AnyExample]) -> Sequence[Mention]:
-    return cast("Sequence[Mention]", examples)
 
 
 def _embed_units(embed: Embed, texts: list[str]) -> np.ndarray:

@@ -22,7 +22,7 @@ from domext_ray.families.metrics.answer_metrics import CMRC, SQUAD_V2, score_ans
 from domext_ray.families.metrics.metrics import score_answers
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.cells import read_mark
-from domext_ray.families.readers.examples import AnyExample, Entity, Question
+from domext_ray.families.readers.examples import Entity, Question
 from domext_ray.families.readers.issues import SetRow, as_offset
 from domext_ray.families.readers.set_description import RULES
 from domext_ray.families.state import BOOL, NOTHING_LEARNED, State
@@ -81,7 +81,7 @@ class QuestionTask(Task):
 
     def learn(self) -> dict[str, Any]:
         """Take the set's rule for answers, SQuAD 2.0's if it names none; find whether a question may have no answer."""
-        questions = cast("Sequence[Question]", (*self.data.train, *self.data.dev))
+        questions = (*self.data.train, *self.data.dev)
         has_none = any(not question.answer_texts for question in questions)
         return {"rule": self.data.rule or SQUAD_V2, "has_no_answer": has_none}
 
@@ -125,7 +125,6 @@ class QuestionTask(Task):
 
     @classmethod
     def list_found(cls, record: Mapping[str, Any]) -> list[str]:
-        """Say whether there is an answer; see `Family.list_found`."""
         return ["no answer" if record["answer"] is None else "answer"]
 
     @classmethod
@@ -145,18 +144,16 @@ class QuestionTask(Task):
         text = f"{example.question}\n{example.context}"
         return Compared(example.id, example.source, text, tuple(accepted[:1]), tuple(found), *texts, mistakes=mistakes)
 
-    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
-        """Make one row a window of a context; see `Task.encode`."""
-        questions = cast("Sequence[Question]", examples)
+    def encode(self, examples: Sequence[Question], *, is_training: bool) -> list[Row]:
         template = read_template(self.tokenizer, pair=True)
         room = template.measure_room(self.options.max_length, least=2)
         longest = min(MAX_QUESTION_LENGTH, room * 2 // 3)  # a third of a short row at least is the context's
-        asked = encode_texts(self.backend, [item.question for item in questions])
-        contexts = list(dict.fromkeys(item.context for item in questions))
+        asked = encode_texts(self.backend, [item.question for item in examples])
+        contexts = list(dict.fromkeys(item.context for item in examples))
         pieces = dict(zip(contexts, encode_texts(self.backend, contexts), strict=True))
         rows: list[Row] = []
         counts: dict[str, list[str]] = {}
-        for i, (example, question) in enumerate(zip(questions, asked, strict=True)):
+        for i, (example, question) in enumerate(zip(examples, asked, strict=True)):
             context = pieces[example.context]
             answer = find_answer(example, context) if is_training and example.answers else None
             if len(question) > longest:
@@ -178,11 +175,10 @@ class QuestionTask(Task):
                 targets = {"starts": np.array(start, dtype=np.int64), "ends": np.array(end, dtype=np.int64)}
                 rows.append(Row(i, *template.join(ids, part.ids), targets, (part, first)))
         for what, sources in counts.items():
-            self.note_cases(sources, len(questions), what)
+            self.note_cases(sources, len(examples), what)
         return rows
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-        """Return the summed cross-entropies, the mean of first and last token; see `Task.compute_loss_sum`."""
         from torch.nn.functional import cross_entropy
 
         start = cross_entropy(outputs.start_logits.float(), targets["starts"], reduction="sum")
@@ -195,8 +191,7 @@ class QuestionTask(Task):
 
         return (torch.stack([outputs.start_logits.float(), outputs.end_logits.float()], dim=-1),)
 
-    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
-        """Return the best stretch over each context's windows, or none; see `Task.decode`."""
+    def decode(self, examples: Sequence[Question], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         best: list[tuple[float, list[int]]] = [(_LOWEST, [0, 0])] * len(examples)
         null = [np.inf] * len(examples)
         for row, (scores,) in zip(rows, outputs, strict=True):
@@ -212,19 +207,19 @@ class QuestionTask(Task):
             found.append({"score": score - none, "null_score": none, "best": stretch})
         return self.decide_all(examples, found)
 
-    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+    def decide(self, example: Question, prediction: Prediction) -> Prediction:
         """Answer with the best stretch, if it scores more than tau."""
         start, end = prediction["best"]
         if self.has_null and prediction["score"] <= self.thresholds["tau"]:
             start = end = 0
-        return {**prediction, **_answer(cast(Question, example).context, start, end)}
+        return {**prediction, **_answer(example.context, start, end)}
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[Question], predictions: Sequence[Prediction]) -> Score:
         """Score the answers' texts; see `metrics.score_answers`."""
-        gold = [cast(Question, example).answer_texts for example in examples]
+        gold = [example.answer_texts for example in examples]
         return score_answers(gold, [prediction["answer"] or "" for prediction in predictions], self.rule)
 
-    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[Question], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose tau by the mean F1 (or exact match, if dev chooses by it), of equal ones that nearest to 0.
 
         Nothing is to be chosen where every question has an answer.
@@ -233,21 +228,21 @@ class QuestionTask(Task):
             return {}
         figure = 0 if self.metric.endswith("exact") else 1
         gains = []
-        for example, prediction in zip(cast("Sequence[Question]", examples), predictions, strict=True):
+        for example, prediction in zip(examples, predictions, strict=True):
             texts = example.context[slice(*prediction["best"])], ""
             answered, refused = (score_answer(example.answer_texts, text, self.rule)[figure] for text in texts)
             gains.append((prediction["score"], answered - refused))
         self.thresholds = {"tau": choose_threshold(gains)}
         return self.thresholds
 
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[Question]) -> list[Prediction]:
         """Answer with as many first words of the context (Chinese: characters) as were best in training, or none."""
-        return [take_units(cast(Question, example), self._num_units, self.rule) for example in examples]
+        return [take_units(example, self._num_units, self.rule) for example in examples]
 
     @cached_property
     def _num_units(self) -> int:
         every = max(1, len(self.data.train) // _BASELINE_QUESTIONS)
-        train = cast("Sequence[Question]", self.data.train)[::every]
+        train = self.data.train[::every]
         counts = range(0 if self.has_null else 1, MAX_ANSWER_LENGTH + 1)
 
         def measure(count: int) -> float:

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import make_description
 from domext_ray.families.readers.cells import read_nested
-from domext_ray.families.readers.examples import AnyExample
+from domext_ray.families.readers.examples import Example
 from domext_ray.families.readers.issues import Record, Refusals, SetRow, is_missing
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.registry import FAMILIES
@@ -35,7 +35,7 @@ RawRecord: TypeAlias = Mapping[str, Any]
 _PAIR_NAMES = {"text": ("text_a",), "pair": ("text_b",)}
 
 
-def make_example(family: str, record: RawRecord, source: str, state: State = NOTHING_LEARNED) -> AnyExample:
+def make_example(family: str, record: RawRecord, source: str, state: State = NOTHING_LEARNED) -> Example:
     """Make an unlabelled example; a CorpusError says that the record is none.
 
     `source` is FILE:PLACE, or what else a message calls it, and the id of a record that has none; `state` is what the

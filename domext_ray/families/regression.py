@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from domext_ray.families.comparison import Compared, join_pair
 from domext_ray.families.family import TEXTS, Prediction
 from domext_ray.families.metrics.metrics import score_values
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.examples import AnyExample, LabelledText
+from domext_ray.families.readers.examples import LabelledText
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.state import NOTHING_LEARNED, NUMBER, POSITIVE, State
 
@@ -48,7 +48,7 @@ class RegressionTask(TextRows):
 
     def learn(self) -> dict[str, Any]:
         """Return mean and standard deviation of the training values."""
-        values = np.array([cast(LabelledText, example).value for example in self.data.train], dtype=np.float64)
+        values = np.array([example.value for example in self.data.train], dtype=np.float64)
         mean, std = float(values.mean()), float(values.std()) or 1.0
         if max(abs(mean), std) > USUAL_VALUES[1] or std < USUAL_VALUES[0]:
             self.notes.append(
@@ -64,7 +64,6 @@ class RegressionTask(TextRows):
 
     @classmethod
     def read(cls, row: SetRow) -> LabelledText:
-        """Make a text, or a pair, with a number; see `Family.read`."""
         texts, value = read_texts(row), row.get("value") if row.is_labelled else 0.0
         try:
             number = math.nan if isinstance(value, bool) else float(value)
@@ -76,7 +75,6 @@ class RegressionTask(TextRows):
 
     @classmethod
     def compare(cls, example: LabelledText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
-        """Say how far a number is off; see `Family.compare`."""
         values = f"{example.value:g}", f"{prediction['value']:.4g}"
         distance = abs(example.value - prediction["value"])
         text = join_pair(example.text, example.pair)
@@ -100,11 +98,11 @@ class RegressionTask(TextRows):
         """Return the value, in the set's own unit."""
         return {"value": float(output.item())}
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[LabelledText], predictions: Sequence[Prediction]) -> Score:
         """Score values by their correlations."""
-        gold = [cast(LabelledText, example).value for example in examples]
+        gold = [example.value for example in examples]
         return replace(score_values(gold, [prediction["value"] for prediction in predictions]), primary=self.metric)
 
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[LabelledText]) -> list[Prediction]:
         """Return the mean of training for every example: the constant with the least squared error."""
         return [{"value": self.state["mean"]}] * len(examples)

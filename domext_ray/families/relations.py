@@ -23,7 +23,7 @@ from domext_ray.errors import ConfigError
 from domext_ray.families import state
 from domext_ray.families.comparison import Compared, compare_classes
 from domext_ray.families.family import CLASS_METRICS, ID, Prediction
-from domext_ray.families.readers.examples import AnyExample, Entity, MarkedText
+from domext_ray.families.readers.examples import Entity, MarkedText
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Row
@@ -84,18 +84,15 @@ class RelationTask(SingleLabelTask):
 
     @classmethod
     def compare(cls, example: MarkedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
-        """Compare relations; see `Family.compare`."""
         spans = replace(example.head, label="1"), replace(example.tail, label="2")
         return compare_classes(example, example.text, example.label, prediction["label"], spans)
 
-    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
-        """Make one row an example; see `Task.encode`."""
-        texts = cast("Sequence[MarkedText]", examples)
-        marked = [mark_text(text, self.marks) for text in texts]
+    def encode(self, examples: Sequence[MarkedText], *, is_training: bool) -> list[Row]:
+        marked = [mark_text(text, self.marks) for text in examples]
         encodings = self.backend.encode_batch([text for text, _ in marked], add_special_tokens=False)
         rows: list[Row] = []
         num_cut: dict[int, list[str]] = {_OUTSIDE: [], _BETWEEN: []}
-        for i, (example, (_, characters), encoding) in enumerate(zip(texts, marked, encodings, strict=True)):
+        for i, (example, (_, characters), encoding) in enumerate(zip(examples, marked, encodings, strict=True)):
             # A mark is a piece of its own.
             places = [cast(int, encoding.char_to_token(character)) for character in characters]
             kept, lost = choose_pieces(len(encoding.ids), places, self._room)
@@ -106,9 +103,9 @@ class RelationTask(SingleLabelTask):
             targets = {**self.make_targets(example, is_training), "input_entity_positions": opening}
             rows.append(Row(i, row_ids, types, targets))
         what = f"texts have more than {self.options.max_length} tokens and are cut around their marked stretches"
-        self.note_cases(num_cut[_OUTSIDE], len(texts), what)
+        self.note_cases(num_cut[_OUTSIDE], len(examples), what)
         what = "texts have marked stretches farther apart than a row and are cut between them as well"
-        self.note_cases(num_cut[_BETWEEN], len(texts), what)
+        self.note_cases(num_cut[_BETWEEN], len(examples), what)
         return rows
 
 

@@ -26,7 +26,7 @@ from domext_ray.families.label_counts import (
 )
 from domext_ray.families.readers.examples import (
     SPLITS,
-    AnyExample,
+    Example,
     LabelledSet,
     list_shared,
 )
@@ -84,7 +84,7 @@ def load_set(
 
 def read_split(
     description: SetDescription, data: str, split: str, *, strict: bool = False
-) -> tuple[tuple[AnyExample, ...], tuple[str, ...]]:
+) -> tuple[tuple[Example, ...], tuple[str, ...]]:
     """Read one split of a set, with its notes, to score a model that is there already.
 
     The set needs no other split; one in a single file is cut as `load_set` cuts it.
@@ -106,7 +106,7 @@ def read_split(
 
 def cut_splits(
     splits: Splits, description: SetDescription, data: str, seed: int, found: Sequence[str]
-) -> tuple[dict[str, tuple[AnyExample, ...]], list[str]]:
+) -> tuple[dict[str, tuple[Example, ...]], list[str]]:
     """Cut the splits that are missing or empty from the one that is there.
 
     What is cut is train (dev where there is no train). Test is cut only from a set of a single file: one that has
@@ -139,8 +139,8 @@ def cut_splits(
     return made, [f"{whole} of {data} was cut by a hash of each {by}: {counts}{ending}"]
 
 
-def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int) -> dict[str, tuple[AnyExample, ...]]:
-    parts: dict[str, list[AnyExample]] = {split: [] for split in shares}
+def _cut(examples: Sequence[Example], shares: Mapping[str, float], seed: int) -> dict[str, tuple[Example, ...]]:
+    parts: dict[str, list[Example]] = {split: [] for split in shares}
     total = sum(shares.values())
     for example in examples:
         place = _hash_unit(example, seed) / 2**64 * total
@@ -150,7 +150,7 @@ def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int)
     return {split: tuple(part) for split, part in parts.items()}
 
 
-def _hash_unit(example: AnyExample, seed: int) -> int:
+def _hash_unit(example: Example, seed: int) -> int:
     """Return a place in an order that a seed gives, below 2^64; examples of one unit have the same."""
     return int.from_bytes(hashlib.sha256(f"{seed}\n{example.unit}".encode()).digest()[:8], "big")
 
@@ -174,7 +174,7 @@ def take_examples(data: LabelledSet, number: int, seed: int, option: str = "--la
     return taken
 
 
-def _take_units(examples: tuple[AnyExample, ...], number: int, seed: int) -> tuple[AnyExample, ...]:
+def _take_units(examples: tuple[Example, ...], number: int, seed: int) -> tuple[Example, ...]:
     """Return the units that come first in a seed's order, as many as have `number` examples; in the set's own order."""
     places = np.array([_hash_unit(example, seed) for example in examples], np.uint64)
     last = np.sort(places)[min(number, len(places)) - 1]

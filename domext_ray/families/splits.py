@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from domext_ray.errors import CorpusError, find_storage_error
 from domext_ray.families.readers.annotation_tools import complete_exports, take_choices
 from domext_ray.families.readers.columns import GROUP, select_columns
-from domext_ray.families.readers.examples import SPLITS, AnyExample
+from domext_ray.families.readers.examples import SPLITS, Example
 from domext_ray.families.readers.issues import DataIssues, LeftOut, Record, SetRow
 from domext_ray.families.readers.records import list_brat, read_brat, read_conll, read_records, read_squad
 from domext_ray.families.readers.set_description import BRAT_FILES, SetDescription
@@ -35,7 +35,7 @@ _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.
 
 def read_splits(
     description: SetDescription, data: str, issues: DataIssues, side: Any = None
-) -> dict[str, tuple[AnyExample, ...]]:
+) -> dict[str, tuple[Example, ...]]:
     """Read the splits that a set has: one that it has not is missing, one that holds no example is empty.
 
     Nothing there, two files that claim one split, and a file of another layout are a CorpusError.
@@ -145,11 +145,11 @@ def _decode_tags(records: Iterator[Record], path: Path, description: SetDescript
 
 
 def _make(
-    rows: Sequence[SetRow], read: Callable[[SetRow], AnyExample], description: SetDescription
-) -> tuple[AnyExample, ...]:
+    rows: Sequence[SetRow], read: Callable[[SetRow], Example], description: SetDescription
+) -> tuple[Example, ...]:
     """Make the examples of a split."""
     option = f"group_field in {description.yaml}"
-    made: list[AnyExample] = []
+    made: list[Example] = []
     taken: set[str] = set()
     for row in rows:
         group, field = "", description.group_field

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from scipy.special import softmax
@@ -25,7 +25,7 @@ from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, P
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.examples import AnyExample, RawSentence, TaggedSentence, read_tags
+from domext_ray.families.readers.examples import RawSentence, TaggedSentence, read_tags
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.offsets import Unit
 from domext_ray.families.readers.spans import place_annotations, read_annotations, sort_entities
@@ -85,8 +85,7 @@ class TokenClassificationTask(ClassTask):
 
     def learn(self) -> dict[str, Any]:
         """Learn which marks are part of words."""
-        sentences = cast("Sequence[TaggedSentence]", self.data.train)
-        marks = learn_marks([sentence.words for sentence in sentences if not isinstance(sentence, RawSentence)])
+        marks = learn_marks([sentence.words for sentence in self.data.train if not isinstance(sentence, RawSentence)])
         return marks.to_json() if marks else {}
 
     def load_state_dict(self, state: State) -> None:
@@ -111,7 +110,7 @@ class TokenClassificationTask(ClassTask):
         is_kept = functools.cache(lambda word: cut_words(word, marks)[0] == (word,))
         cut: list[tuple[TaggedSentence, str]] = []
         total = 0
-        for sentence in cast("Sequence[TaggedSentence]", getattr(self.data, split)):
+        for sentence in getattr(self.data, split):
             for entity in () if isinstance(sentence, RawSentence) else read_tags(sentence.tags):
                 total += 1
                 words = sentence.words[entity.start : entity.end]
@@ -155,7 +154,6 @@ class TokenClassificationTask(ClassTask):
     def begin_split(
         cls, rows: Sequence[SetRow], side: Any
     ) -> tuple[Sequence[SetRow], Callable[[SetRow], TaggedSentence]]:
-        """Find the scheme of a split's tags, or what its offsets count; see `Family.begin_split`."""
         if rows and not _has_words(rows[0]):
             rows, unit = read_annotations(rows)
             return rows, partial(cls.read, unit=unit)
@@ -164,17 +162,14 @@ class TokenClassificationTask(ClassTask):
 
     @classmethod
     def compare(cls, example: TaggedSentence, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
-        """Compare entities; see `Family.compare`."""
         return compare_spans(example, example.text, example.place(prediction["tags"]))
 
-    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
-        """Make the rows of sentences: one each, or several windows of a long one; see `Task.encode`."""
-        sentences = cast("Sequence[TaggedSentence]", examples)
-        encoded = encode_words(self.backend, [example.words for example in sentences])
-        self._note_oddities(sentences, encoded)
+    def encode(self, examples: Sequence[TaggedSentence], *, is_training: bool) -> list[Row]:
+        encoded = encode_words(self.backend, [example.words for example in examples])
+        self._note_oddities(examples, encoded)
         rows: list[Row] = []
-        for first, last in self._list_documents(sentences):
-            own = sentences[first:last]
+        for first, last in self._list_documents(examples):
+            own = examples[first:last]
             starts = [0, *itertools.accumulate(len(example.words) for example in own)]
             ids, bounds = join_words(encoded[first:last], starts, self._room)
             for i, sentence in enumerate(own):
@@ -235,27 +230,23 @@ class TokenClassificationTask(ClassTask):
             yield Row(number, row_ids, types, {"labels": labels}, TaggedWords(words, positions))
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-        """Return the summed cross-entropy of the tagged words; see `Task.compute_loss_sum`."""
         return self.sum_cross_entropy(outputs.logits.float().flatten(0, 1), targets["labels"].flatten())
 
     def balance_classes(self) -> np.ndarray:
         """Return the weights of the tags, O among them; see `losses.balance`."""
-        sentences = cast("Sequence[TaggedSentence]", self.data.train)
-        return balance(itertools.chain.from_iterable(sentence.tags for sentence in sentences), self._tags)
+        return balance(itertools.chain.from_iterable(sentence.tags for sentence in self.data.train), self._tags)
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return the tagged words."""
         return int((targets["labels"] != NO_TARGET).count_nonzero())
 
-    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
-        """Return the tags of every sentence's words and their entities; see `Task.decode`."""
-        sentences = cast("Sequence[TaggedSentence]", examples)
-        scores = [np.full((len(sentence.words), len(self._tags)), -np.inf) for sentence in sentences]
+    def decode(self, examples: Sequence[TaggedSentence], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
+        scores = [np.full((len(sentence.words), len(self._tags)), -np.inf) for sentence in examples]
         for matrix in scores:
             matrix[:, 0] = 0.0  # what no row is asked about is O
         for row, (logits,) in zip(rows, outputs, strict=True):
             scores[row.example][row.place.words] = logits[row.place.positions]
-        return [self._read_entities(*pair) for pair in zip(sentences, scores, strict=True)]
+        return [self._read_entities(*pair) for pair in zip(examples, scores, strict=True)]
 
     def _read_entities(self, sentence: TaggedSentence, scores: np.ndarray) -> Prediction:
         """Choose the tags of a sentence by their logits, float64 [W, tags]."""
@@ -268,25 +259,23 @@ class TokenClassificationTask(ClassTask):
                 found.append(describe_entity(sentence.text, entity, probabilities[span.start : span.end].mean()))
         return {"entities": found, "tags": tags}
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[TaggedSentence], predictions: Sequence[Prediction]) -> Score:
         """Score entities by boundaries and type (seqeval's strict mode); what no tags can say is a miss."""
-        sentences = cast("Sequence[TaggedSentence]", examples)
-        gold = [sentence.gold for sentence in sentences]
-        found = [own.place(prediction["tags"]) for own, prediction in zip(sentences, predictions, strict=True)]
+        gold = [sentence.gold for sentence in examples]
+        found = [own.place(prediction["tags"]) for own, prediction in zip(examples, predictions, strict=True)]
         return replace(score_entities(gold, found, self.data.labels), primary=self.metric)
 
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[TaggedSentence]) -> list[Prediction]:
         """Give every word its most frequent tag in training, O if it is new; I- that continues nothing becomes B-.
 
         All O, the most frequent tag, would find no entity at all.
         """
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for sentence in cast("Sequence[TaggedSentence]", self.data.train):
+        for sentence in self.data.train:
             for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 counts[word][tag] += 1
         usual = {word: max(sorted(tags), key=tags.__getitem__) for word, tags in counts.items()}
-        sentences = cast("Sequence[TaggedSentence]", examples)
-        return [{"tags": [*repair_tags([usual.get(word, "O") for word in example.words])]} for example in sentences]
+        return [{"tags": [*repair_tags([usual.get(word, "O") for word in example.words])]} for example in examples]
 
 
 def encode_words(backend: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[Pieces]:

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from domext_ray.errors import ConfigError
 from domext_ray.families.family import Family, Prediction
 from domext_ray.families.metrics.scores import Score, flatten
-from domext_ray.families.readers.examples import AnyExample, LabelledSet
+from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.state import Rule, State, check_state
 from domext_ray.text.corpus.batching import find_sequences
 from domext_ray.text.vocabulary.tokenizer import make_backend
@@ -159,7 +159,7 @@ class StagedTask(Family):
         return self.stages.get(ONLY_STAGE) is not self
 
     @abstractmethod
-    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[Any]) -> list[Prediction]:
         """Return a prediction an example, with a predictor for each of `stages` and the thresholds as they are."""
 
     def show(self, prediction: Prediction) -> Prediction:
@@ -167,14 +167,14 @@ class StagedTask(Family):
         return {name: _round(prediction[name]) for name in self.list_shown()}
 
     @abstractmethod
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[Any], predictions: Sequence[Prediction]) -> Score:
         """Score predictions against the examples' labels."""
 
-    def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
+    def score_steps(self, examples: Sequence[Any], predictions: Sequence[Prediction]) -> dict[str, Score]:
         """Score what single steps found: where a chain loses. Default: there is one step, which is the whole."""
         return {}
 
-    def fit_thresholds(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def fit_thresholds(self, examples: Sequence[Any], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose `thresholds` on dev (SQuAD v2.0's tau, say), and return them. Default: none."""
         return self.thresholds
 
@@ -183,19 +183,19 @@ class StagedTask(Family):
         assert thresholds.keys() == self.thresholds.keys(), thresholds
         self.thresholds = dict(thresholds)
 
-    def decide(self, example: AnyExample, prediction: Prediction) -> Prediction:
+    def decide(self, example: Any, prediction: Prediction) -> Prediction:
         """Return a prediction as the thresholds have it now. Default: as it is."""
         return prediction
 
-    def decide_all(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> list[Prediction]:
+    def decide_all(self, examples: Sequence[Any], predictions: Sequence[Prediction]) -> list[Prediction]:
         """Return all predictions as the thresholds have them now."""
         return [self.decide(*pair) for pair in zip(examples, predictions, strict=True)]
 
     @abstractmethod
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[Any]) -> list[Prediction]:
         """Return the predictions of the trivial baseline (most frequent label of `data.train`, best constant, ...)."""
 
-    def predict_baselines(self, examples: Sequence[AnyExample]) -> dict[str, list[Prediction]]:
+    def predict_baselines(self, examples: Sequence[Any]) -> dict[str, list[Prediction]]:
         """Return the predictions of all trivial baselines, by name."""
         return {"majority": self.predict_baseline(examples)}
 
@@ -227,8 +227,7 @@ class Task(StagedTask):
         """The task itself."""
         return {ONLY_STAGE: self}
 
-    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
-        """Predict; see `StagedTask.run`."""
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[Any]) -> list[Prediction]:
         return predictors[ONLY_STAGE](examples)
 
     @cached_property
@@ -259,7 +258,7 @@ class Task(StagedTask):
         return {}
 
     @abstractmethod
-    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+    def encode(self, examples: Sequence[Any], *, is_training: bool) -> list[Row]:
         """Make the rows of examples, in their order.
 
         Rows for training may differ (negative windows left out, say) but have all targets: a label there that the head
@@ -274,7 +273,7 @@ class Task(StagedTask):
         """Return the tensors of the head's outputs that `decode` needs, first dimension B (fp32). Default: logits."""
         return (outputs.logits.float(),)
 
-    def decode(self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
+    def decode(self, examples: Sequence[Any], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         """Return one prediction an example, from the outputs of the rows that `encode` made of them."""
         return [self.decode_row(example, *output) for example, output in zip(examples, outputs, strict=True)]
 

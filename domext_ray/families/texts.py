@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from domext_ray.families.family import Prediction, Splits
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.examples import AnyExample, LabelledText, MarkedText, MultiLabelText
+from domext_ray.families.readers.examples import LabelledText, MarkedText
 from domext_ray.families.readers.issues import DataIssues, SetRow, as_whole
 from domext_ray.families.task import Row, Task
 from domext_ray.families.windows import make_cutting_backend
@@ -74,14 +74,11 @@ class SingleLabelTask(ClassTask):
         return {"labels": np.array(self._label_ids.get(example.label, NO_TARGET), dtype=np.int64)}
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-        """Return the summed cross-entropy; see `Task.compute_loss_sum`."""
         return self.sum_cross_entropy(outputs.logits.float(), targets["labels"])
 
     def balance_classes(self) -> np.ndarray:
         """Return the weights of the classes; see `losses.balance`."""
-        return balance(
-            (cast("LabelledText | MarkedText", example).label for example in self.data.train), self.data.labels
-        )
+        return balance((example.label for example in self.data.train), self.data.labels)
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return the rows whose label the head has."""
@@ -95,10 +92,10 @@ class SingleLabelTask(ClassTask):
         ranked = {labels[i]: float(probabilities[i]) for i in np.argsort(-probabilities, kind="stable")}
         return {"label": labels[int(output.argmax())], "probabilities": ranked}
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[Any], predictions: Sequence[Prediction]) -> Score:
         """Score classes; see `metrics.score_classes`."""
         return score_classes(
-            [cast("LabelledText | MarkedText", example).label for example in examples],
+            [example.label for example in examples],
             [prediction["label"] for prediction in predictions],
             self.data.labels,
             negative=self.data.negative_label,
@@ -106,9 +103,9 @@ class SingleLabelTask(ClassTask):
             primary=self.metric,
         )
 
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[Any]) -> list[Prediction]:
         """Return the most frequent class of training for every example."""
-        counts = Counter(cast("LabelledText | MarkedText", example).label for example in self.data.train)
+        counts = Counter(example.label for example in self.data.train)
         return [{"label": max(self.data.labels, key=counts.__getitem__)}] * len(examples)
 
 
@@ -120,20 +117,18 @@ class TextRows(Task):
         """One that cuts."""
         return make_cutting_backend(self.tokenizer, self.options.max_length)
 
-    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
-        """Make one row an example; see `Task.encode`."""
-        texts = cast("Sequence[LabelledText | MultiLabelText]", examples)
-        pairs = [text.text if text.pair is None else (text.text, text.pair) for text in texts]
+    def encode(self, examples: Sequence[Any], *, is_training: bool) -> list[Row]:
+        pairs = [text.text if text.pair is None else (text.text, text.pair) for text in examples]
         encodings = self.backend.encode_batch(pairs)
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         rows: list[Row] = []
-        for i, (example, encoding) in enumerate(zip(texts, encodings, strict=True)):
+        for i, (example, encoding) in enumerate(zip(examples, encodings, strict=True)):
             types = np.array(encoding.type_ids, dtype=np.int64) if has_types and example.pair is not None else None
             ids = np.array(encoding.ids, dtype=np.int64)
             rows.append(Row(i, ids, types, self.make_targets(example, is_training)))
-        overlong = [text.source for text, encoding in zip(texts, encodings, strict=True) if encoding.overflowing]
+        overlong = [text.source for text, encoding in zip(examples, encodings, strict=True) if encoding.overflowing]
         what = f"texts have more than {self.options.max_length} tokens and are cut, of a pair the longer one first"
-        self.note_cases(overlong, len(texts), what)
+        self.note_cases(overlong, len(examples), what)
         return rows
 
     @abstractmethod

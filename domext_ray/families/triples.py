@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from domext_ray.families.metrics.metrics import score_triples
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.nested import SpanTask
 from domext_ray.families.readers.columns import get_value
-from domext_ray.families.readers.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText, Relation
+from domext_ray.families.readers.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.records import read_json_records
 from domext_ray.families.readers.spans import sort_entities
@@ -90,7 +90,7 @@ class ExtractionTask(StagedTask):
 
     def learn(self) -> dict[str, Any]:
         """Find the types and the predicates of training and dev."""
-        train, dev = _texts(self.data.train), _texts(self.data.dev)
+        train, dev = self.data.train, self.data.dev
         predicates = _find_predicates(self.data)
         related = {(relation.head.label, relation.tail.label) for text in train for relation in text.relations}
         return {
@@ -108,9 +108,9 @@ class ExtractionTask(StagedTask):
         entity_data = replace(data, labels=tuple(self.state["entity_types"]), notes=())
         relation_data = LabelledSet(
             f"{data.name} pairs",
-            train=self._label_pairs(_texts(data.train), is_training=True),
-            dev=self._label_pairs(_texts(data.dev), is_training=False),
-            test=self._label_pairs(_texts(data.test), is_training=False),
+            train=self._label_pairs(data.train, is_training=True),
+            dev=self._label_pairs(data.dev, is_training=False),
+            test=self._label_pairs(data.test, is_training=False),
             labels=(NO_RELATION, *self.state["predicates"]),
             negative_label=NO_RELATION,
         )
@@ -143,10 +143,10 @@ class ExtractionTask(StagedTask):
             self.keep_note(f"{num_left} {what}.")
         return [[_mark(text, pair, NO_RELATION) for pair in own[:most]] for text, own in zip(texts, pairs, strict=True)]
 
-    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> list[Prediction]:
+    def run(self, predictors: Mapping[str, Predict], examples: Sequence[AnnotatedText]) -> list[Prediction]:
         """Find entities, then the relation of every pair; predictors are those of "entities" and "relations"."""
         found = predictors[ENTITIES](examples)
-        pairs = self.make_pairs(_texts(examples), [[*map(read_entity, prediction["entities"])] for prediction in found])
+        pairs = self.make_pairs(examples, [[*map(read_entity, prediction["entities"])] for prediction in found])
         asked = [pair for own in pairs for pair in own]
         answers = iter(predictors[RELATIONS](asked) if asked else ())
         return [
@@ -154,16 +154,16 @@ class ExtractionTask(StagedTask):
             for prediction, own in zip(found, pairs, strict=True)
         ]
 
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> Score:
+    def score(self, examples: Sequence[AnnotatedText], predictions: Sequence[Prediction]) -> Score:
         """Score triples by their strings; see `score_triples`."""
         found = [_read_predicted(prediction) for prediction in predictions]
-        return score_triples([_read_gold(text) for text in _texts(examples)], found, self.relation_task.data.labels[1:])
+        return score_triples([_read_gold(text) for text in examples], found, self.relation_task.data.labels[1:])
 
-    def score_steps(self, examples: Sequence[AnyExample], predictions: Sequence[Prediction]) -> dict[str, Score]:
+    def score_steps(self, examples: Sequence[AnnotatedText], predictions: Sequence[Prediction]) -> dict[str, Score]:
         """Score step 1 by its entities, and as "pairs" what a perfect step 2 would reach on its pairs."""
-        gold = [_read_gold(example) for example in _texts(examples)]
+        gold = [_read_gold(example) for example in examples]
         reachable = []
-        for text, own, prediction in zip(_texts(examples), gold, predictions, strict=True):
+        for text, own, prediction in zip(examples, gold, predictions, strict=True):
             pairs = self._pair_up([*map(read_entity, prediction["entities"])])[: self.step_options.max_pairs]
             asked = {(_cut(text, head), _cut(text, tail)) for head, tail in pairs}
             reachable.append({triple for triple in own if (triple[0], triple[2]) in asked})
@@ -198,7 +198,6 @@ class ExtractionTask(StagedTask):
     def begin_split(
         cls, rows: Sequence[SetRow], side: Any
     ) -> tuple[Sequence[SetRow], Callable[[SetRow], AnnotatedText]]:
-        """Read triples by the schema; see `Family.begin_split`."""
         return rows, partial(cls.read, schema=side)
 
     @classmethod
@@ -213,17 +212,16 @@ class ExtractionTask(StagedTask):
 
     @classmethod
     def compare(cls, example: AnnotatedText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
-        """Compare triples by their strings; see `Family.compare`."""
         sides = (_read_gold(example), _read_predicted(prediction))
         return compare_sets(example, example.text, *({(" – ".join(own), own[1]) for own in side} for side in sides))
 
-    def predict_baseline(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict_baseline(self, examples: Sequence[AnnotatedText]) -> list[Prediction]:
         """Predict every training triple whose two strings both occur in the text."""
         known: dict[str, list[Triple]] = defaultdict(list)
-        for triple in sorted({fact for text in _texts(self.data.train) for fact in _read_triples(text)}):
+        for triple in sorted({fact for text in self.data.train for fact in _read_triples(text)}):
             known[triple[0]].append(triple)
         predictions = []
-        for text in (example.text for example in _texts(examples)):
+        for text in (example.text for example in examples):
             triples = [fact for subject in known if subject in text for fact in known[subject] if fact[2] in text]
             relations = [
                 {"head": {"text": head}, "label": label, "tail": {"text": tail}} for head, label, tail in triples
@@ -273,8 +271,8 @@ class ExtractionTask(StagedTask):
 
 
 def _find_predicates(data: LabelledSet) -> tuple[str, ...]:
-    texts = _texts((*data.train, *data.dev))
-    if not any(example.relations for example in _texts(data.train)):
+    texts = (*data.train, *data.dev)
+    if not any(example.relations for example in data.train):
         raise CorpusError(f"the training texts of {data.name} have no relation; relation extraction needs some.")
     predicates = data.labels or tuple(sorted({found.label for text in texts for found in text.relations}))
     for text in texts:
@@ -285,10 +283,6 @@ def _find_predicates(data: LabelledSet) -> tuple[str, ...]:
                     f"{NO_RELATION!r}, which stands for none."
                 )
     return tuple(predicate for predicate in predicates if predicate != NO_RELATION)
-
-
-def _texts(examples: Sequence[AnyExample]) -> Sequence[AnnotatedText]:
-    return cast("Sequence[AnnotatedText]", examples)
 
 
 def _relate(pairs: Sequence[MarkedText], answers: Iterator[Prediction]) -> Iterator[Prediction]:

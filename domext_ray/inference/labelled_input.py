@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.described_sets import find_set
 from domext_ray.families.loading import hash_by_file
-from domext_ray.families.readers.examples import AnyExample, RawSentence
+from domext_ray.families.readers.examples import Example, RawSentence
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
 from domext_ray.families.sets import read_split
 from domext_ray.families.tagging import cut_again
@@ -34,7 +34,7 @@ class LabelledInput(BlockInput):
     notes: tuple[str, ...]  # one sentence for every thing that was counted instead of refused
     marks: WordMarks  # by which the model cuts running text
 
-    def read(self) -> tuple[AnyExample, ...]:
+    def read(self) -> tuple[Example, ...]:
         """Return the examples, with the words that the model cuts; refuse them if others were counted."""
         description, place = find_set(self.task, self.data)
         examples = read_split(description, place, self.split, strict=self.strict)[0]
@@ -77,19 +77,19 @@ def plan_labelled(
     return LabelledInput(blocks, sha256, task, data, split, strict, description.task, notes, marks)
 
 
-def _hash_examples(examples: Iterable[AnyExample]) -> str:
+def _hash_examples(examples: Iterable[Example]) -> str:
     digest = hashlib.sha256()
     for _, line in _list_lines(examples):
         digest.update(f"{line}\n".encode())
     return digest.hexdigest()
 
 
-def _list_lines(examples: Iterable[AnyExample]) -> Iterator[tuple[str, str]]:
+def _list_lines(examples: Iterable[Example]) -> Iterator[tuple[str, str]]:
     """Where each example was read, which does not make it another one, and what it is."""
     for example in examples:
         values = asdict(example)
         yield values.pop("source"), str(values)
 
 
-def _make_row(example: AnyExample) -> InputRow:
+def _make_row(example: Example) -> InputRow:
     return InputRow(example.id, example.source, 0, {TEXT_FIELD: example.shown}, example=example)

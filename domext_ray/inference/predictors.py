@@ -33,7 +33,7 @@ from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.export.onnx_graph import POSITIONS, OnnxModel, is_graph
 from domext_ray.families.raw import list_fields, list_needed, make_example
-from domext_ray.families.readers.examples import AnyExample
+from domext_ray.families.readers.examples import Example
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task_description import make_described_task
@@ -80,7 +80,7 @@ class TaskPredictor:
             self.schema = {**self.schema, "probabilities": by_label}
         self.predict, self.take_cases = model.predict, model.take_cases
 
-    def make_example(self, values: Mapping[str, Any], shown: str) -> AnyExample:
+    def make_example(self, values: Mapping[str, Any], shown: str) -> Example:
         """Make an example of the family; see `inference.examples`."""
         try:
             return make_example(self.family.family, values, _WORD, self.state)

@@ -10,7 +10,7 @@ import torch
 from conftest import SHAPE
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.families.readers.examples import AnyExample
+from domext_ray.families.readers.examples import Example
 from domext_ray.families.task import Row, Task
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -21,7 +21,7 @@ def make_one_hot(targets: np.ndarray, num_labels: int) -> np.ndarray:
     return 5.0 * np.eye(num_labels, dtype=np.float32)[np.where(targets < 0, num_labels - 1, targets)]
 
 
-def decode_oracle(task: Task, examples: Sequence[AnyExample]) -> list[Any]:
+def decode_oracle(task: Task, examples: Sequence[Example]) -> list[Any]:
     """Predictions from logits that are the rows' own targets."""
     rows = task.encode(examples, is_training=False)
     outputs = [(make_one_hot(row.targets["labels"], len(task.head_labels)),) for row in rows]
@@ -63,7 +63,7 @@ def train_briefly(task: Task, model: Any, *, steps: int, lr: float = 3e-3) -> li
 
 
 @torch.no_grad()
-def predict(task: Task, model: Any, examples: Sequence[AnyExample]) -> list[Any]:
+def predict(task: Task, model: Any, examples: Sequence[Example]) -> list[Any]:
     """Predict row by row, so that nothing is padded."""
     rows = task.encode(examples, is_training=False)
     outputs = [run_row(task, model, row) for row in rows]

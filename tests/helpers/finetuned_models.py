@@ -24,9 +24,9 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.families.raw import NOTHING_LEARNED, RawRecord, make_example
 from domext_ray.families.readers.examples import (
     AnnotatedText,
-    AnyExample,
     Choice,
     Entity,
+    Example,
     LabelledSet,
     LabelledText,
     MarkedText,
@@ -62,7 +62,7 @@ LABELS = {
 }
 
 
-def make_raw(family: str, records: Sequence[RawRecord], state: State = NOTHING_LEARNED) -> list[AnyExample]:
+def make_raw(family: str, records: Sequence[RawRecord], state: State = NOTHING_LEARNED) -> list[Example]:
     """Unlabelled examples of a family."""
     return [make_example(family, each, f"record {i}", state) for i, each in enumerate(records, 1)]
 
@@ -71,7 +71,7 @@ def _make_words(generator: np.random.Generator) -> list[str]:
     return [str(each) for each in generator.choice(WORDS[:40], int(generator.integers(4, 9)))]
 
 
-def draw_example(family: str, i: int, generator: np.random.Generator) -> AnyExample:
+def draw_example(family: str, i: int, generator: np.random.Generator) -> Example:
     """A labelled example of a family."""
     words = _make_words(generator)
     text, own = " ".join(words), (str(i), f"t:{i}")

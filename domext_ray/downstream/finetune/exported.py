@@ -26,7 +26,7 @@ from domext_ray.errors import RunError
 from domext_ray.export.folder import check_whole
 from domext_ray.export.onnx_graph import INT8, OnnxModel, is_graph
 from domext_ray.families.family import Prediction
-from domext_ray.families.readers.examples import AnyExample
+from domext_ray.families.readers.examples import Example
 from domext_ray.families.task import StagedTask, Task
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.families.task_file import TASK_FILE, read_task_file
@@ -56,7 +56,7 @@ class ExportedModel:
     tokenizer: PreTrainedTokenizerBase
     batch_tokens: int = PREDICTION_TOKENS  # of a batch, padding counted
 
-    def predict(self, examples: Sequence[AnyExample]) -> Predicted:
+    def predict(self, examples: Sequence[Example]) -> Predicted:
         """Predict examples of the task's family, with or without labels."""
         if not examples:
             return Predicted([], [])

@@ -27,7 +27,7 @@ from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
 from domext_ray.errors import TrainingError
 from domext_ray.families.family import Prediction
-from domext_ray.families.readers.examples import AnyExample
+from domext_ray.families.readers.examples import Example
 from domext_ray.families.task import Row, StagedTask, Task, TaskBatch
 from domext_ray.model.build import merge_extensions, prepare_for_device
 from domext_ray.training.engine import checkpoint_activations
@@ -113,7 +113,7 @@ class Fitted:
         with torch.no_grad():
             return cast("tuple[Tensor, ...]", self.objective.eval()(batch))
 
-    def predict(self, examples: Sequence[AnyExample]) -> list[Prediction]:
+    def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Return a prediction an example, with the thresholds as they are."""
         if examples is self.task.data.dev and self.dev_predictions is not None:
             return self.dev_predictions
@@ -303,14 +303,14 @@ def restore_task(
 
 
 def predict_examples(
-    fitted: Fitted, examples: Sequence[AnyExample], max_tokens: int = PREDICTION_TOKENS
+    fitted: Fitted, examples: Sequence[Example], max_tokens: int = PREDICTION_TOKENS
 ) -> list[Prediction]:
     """Return a prediction an example, from batches of so many tokens at most, padding counted."""
     return predict_rows(fitted, examples, fitted.task.encode(examples, is_training=False), max_tokens)
 
 
 def predict_rows(
-    fitted: Fitted, examples: Sequence[AnyExample], rows: Sequence[Row], max_tokens: int = PREDICTION_TOKENS
+    fitted: Fitted, examples: Sequence[Example], rows: Sequence[Row], max_tokens: int = PREDICTION_TOKENS
 ) -> list[Prediction]:
     """Return a prediction an example, from the rows that the task has made of them."""
     return fitted.task.decode(examples, rows, run_rows(fitted, rows, max_tokens))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -349,10 +349,6 @@ class Mention(Example):
         return ("(one term)" if len(self.terms) == 1 else "(several terms)",)
 
 
-AnyExample: TypeAlias = (
-    TaggedSentence | AnnotatedText | MarkedText | LabelledText | MultiLabelText | Question | Choice | Mention
-)
-
 SPLITS = ("train", "dev", "test")
 
 
@@ -361,9 +357,9 @@ class LabelledSet:
     """A labelled set in memory."""
 
     name: str
-    train: tuple[AnyExample, ...]  # one or more
-    dev: tuple[AnyExample, ...]  # one or more, which choose hyperparameters and thresholds
-    test: tuple[AnyExample, ...]  # scored once; may be empty
+    train: tuple[Any, ...]  # one or more
+    dev: tuple[Any, ...]  # one or more, which choose hyperparameters and thresholds
+    test: tuple[Any, ...]  # scored once; may be empty
     labels: tuple[str, ...] = ()  # classes, entity types or predicates in the order of a model's head
     negative_label: str | None = None  # the relation that is none
     catalogue: tuple[str, ...] = ()  # standard terms (normalization only)
@@ -374,12 +370,12 @@ class LabelledSet:
     warnings: tuple[str, ...] = ()  # those of `notes` that must be heard before training
 
     @property
-    def splits(self) -> dict[str, tuple[AnyExample, ...]]:
+    def splits(self) -> dict[str, tuple[Any, ...]]:
         """The examples of each split."""
         return {split: getattr(self, split) for split in SPLITS}
 
 
-def list_shared(splits: Mapping[str, Sequence[AnyExample]], held_out: str, seen: str) -> list[str]:
+def list_shared(splits: Mapping[str, Sequence[Example]], held_out: str, seen: str) -> list[str]:
     """Return where the examples of one split stand that another one has, too."""
     known = {example.seen for example in splits[seen]}
     return [example.source for example in splits[held_out] if example.seen in known]
