@@ -321,7 +321,8 @@ def pad_masked(
 def _find_bounds(shown: np.ndarray, document_ids: np.ndarray | None, sizes: Sizes | None = None) -> Arrays:
     """Return which tokens of padded rows are computed, and where their sequences are; see `MaskedBatch`."""
     if sizes is None:
-        token_indices = _find_token_indices(shown)
+        num_indices = _round_up(int(shown.sum()), TOKENS_MULTIPLE)
+        token_indices = None if num_indices > MAX_TOKEN_FRAC * shown.size else _take_tokens(shown, num_indices)
         return {"token_indices": token_indices, **find_sequences(shown, document_ids, token_indices)}
     token_indices = None
     if int(shown.sum()) <= sizes.num_tokens < shown.size:
@@ -358,12 +359,6 @@ def round_up(num_predicted: int) -> int:
     """
     multiple = 1 << max(0, (num_predicted // 16).bit_length() - 1)
     return num_predicted + -num_predicted % multiple
-
-
-def _find_token_indices(is_token: np.ndarray) -> np.ndarray | None:
-    """Return `MaskedBatch.token_indices` of padded rows; None where leaving padding out saves too little."""
-    num_indices = _round_up(int(is_token.sum()), TOKENS_MULTIPLE)
-    return None if num_indices > MAX_TOKEN_FRAC * is_token.size else _take_tokens(is_token, num_indices)
 
 
 def _take_tokens(is_token: np.ndarray, num_indices: int) -> np.ndarray:

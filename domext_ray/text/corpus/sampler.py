@@ -88,7 +88,6 @@ class Sampler:
     stages: tuple[Stage, ...] = (Stage(0, (Fraction(1),)),)
 
     def __post_init__(self) -> None:
-        assert all(sum(stage.shares) == 1 and len(stage.shares) == len(self.parts) for stage in self.stages)
         for part in self.parts:
             num_rows = sum(part.shard_rows)
             if num_rows < self.num_lanes or (len(self.parts) == 1 and num_rows < self.global_batch_size):

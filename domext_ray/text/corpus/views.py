@@ -37,8 +37,7 @@ class ViewedRows:
     are_parts: bool = False
 
     def count_tokens(self, num_parts: int) -> list[int]:
-        """Return the tokens of the second views, or of both parts, as those of the one part of a mixture."""
-        assert num_parts == 1, "vectors are made of one text"
+        """Return the tokens of the second views, or of both parts, as those of one text: vectors have no mixture."""
         return [sum(map(len, [*self.first, *self.second] if self.are_parts else self.second))]
 
     def __len__(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.errors import CorpusError
-from domext_ray.storage import Place, write_json
+from domext_ray.storage import Place, hash_text, write_json
 from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.vocabulary.extension import (
     RECORD_FILE,
@@ -46,7 +45,7 @@ def learn_extension(
         "min_frequency": vocab.min_frequency,
         "min_groups": min_groups,
         "whole_words": vocab.whole_words,
-        "given": _hash_words(given),
+        "given": hash_text("\n".join(given)),
     }
     made = find_made(folder, made_from, known)
     if made:
@@ -64,7 +63,7 @@ def import_words(vocab: VocabConfig, known: BaseVocabulary, folder: Path) -> Ext
     A folder of the same words and base is kept.
     """
     words = read_given(vocab, known)
-    made_from = {"given": _hash_words(words)}
+    made_from = {"given": hash_text("\n".join(words))}
     return find_made(folder, made_from, known) or save_extension(folder, known, words, made_from)
 
 
@@ -178,7 +177,3 @@ def _read_made(folder: str, option: str, known: BaseVocabulary) -> list[str]:
             f"{known.name}; give the same base, or make a vocabulary for this one."
         )
     return list(extension.words)
-
-
-def _hash_words(words: list[str]) -> str:
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()

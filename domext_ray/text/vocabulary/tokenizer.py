@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
-import hashlib
 import json
 import re
 from collections import Counter
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, identify_documents, resolve_min_groups
 from domext_ray.errors import CorpusError, find_storage_error, to_line
 from domext_ray.progress import quiet_libraries
-from domext_ray.storage import Place, parse_json, require_readable, write_json
+from domext_ray.storage import Place, hash_values, parse_json, require_readable, write_json
 from domext_ray.text.data.documents import read_grouped
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.groups import PEOPLE, tell_groups
@@ -188,7 +187,7 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     record = json.loads(tokenizer.backend_tokenizer.to_str())
     kept: dict[str, Any] = {name: record.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
     kept["special"] = {name: getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "mask", "pad", "unk")}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return hash_values(kept)
 
 
 def learn_wordpiece(

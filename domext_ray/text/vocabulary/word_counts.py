@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import sys
 from collections import Counter
@@ -26,7 +25,7 @@ from domext_ray.config.pretrain import PrepareConfig, identify_documents
 from domext_ray.errors import CorpusError
 from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.tasks import Records
-from domext_ray.storage import Place
+from domext_ray.storage import Place, hash_text
 from domext_ray.text.data.documents import read_grouped
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.groups import PEOPLE, tell_groups
@@ -59,7 +58,7 @@ def keep_counts(
     """
     splitter_json = tokenizer_family(tokenizer_json).rules_json
     identity = [sources.fingerprint, identify_documents(prepare), splitter_json, min_groups]
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    key = hash_text(json.dumps(identity, sort_keys=True))
     folder = cache_dir / f"words-{key[:16]}"
     with lock_work(folder, f"counting the words of --corpus {sources.spec!r}") as work:
         counts = _count_words(sources, prepare, splitter_json, Records(work / "parts", key), min_groups, learned)
