@@ -51,7 +51,7 @@ SYSTEMS = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 HUB, _HUB_NAME = "hf", r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_ENTRY = re.compile(rf"({_HUB_NAME}|[\w-][\w.-]*)(?::([^@:/]+))?(?:@(.+))?")
 _COMMIT = "[0-9a-f]{40}"
-"""Alone it stays what it is; it follows the branch or tag that it was found by."""
+"""A revision that cannot move. Behind a branch or tag and another @, it is what that was when work began."""
 _DOCS_ENTRY = rf"{PACKAGE_DOCS}(:(all|[1-9]\d*))?"
 LISTING_THREADS = 16
 _CARD_BYTES = 2**20
