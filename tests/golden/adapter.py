@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 
 from domext_ray import pipeline
@@ -30,6 +31,7 @@ from domext_ray.families.loading import load_labelled
 from domext_ray.inference import predict as predicting
 from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.plan import load_run_base
+from domext_ray.report import report
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
 from domext_ray.storage import Place
 from domext_ray.text.corpus import stream
@@ -171,14 +173,11 @@ def train(command: str) -> Ended:
         worker.run()
         worker.close()
 
-    instead: dict[str, Any] = {"pretrain": train_here}
-    instead |= dict.fromkeys(("write_report", "write_index"), lambda *args, **kwargs: None)  # pictures take a second
-    before = {name: getattr(pipeline, name) for name in instead}
-    vars(pipeline).update(instead)
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pipeline, "pretrain", train_here)
+        for name in ("write_report", "write_index"):  # pictures take a second
+            patched.setattr(report, name, lambda *args, **kwargs: None)
         return call(command)
-    finally:
-        vars(pipeline).update(before)
 
 
 def read_figures(run: Path) -> dict[str, list[float]]:
