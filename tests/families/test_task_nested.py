@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from brief_training import make_head, predict
 from conftest import WORDS
 from transformers import PreTrainedTokenizerBase
 
@@ -146,22 +145,6 @@ def test_the_loss_is_over_rows_and_types(bert: PreTrainedTokenizerBase) -> None:
     empty = task.collate(task.encode([replace(texts[0], entities=())], is_training=True))
     assert empty.targets["spans"].shape == (1, 0, 3)
     assert task.compute_loss_sum(SimpleNamespace(logits=torch.full((1, 3, 4, 4), -50.0)), empty.targets) < 1e-6
-
-
-def test_padding_changes_no_prediction(bert: PreTrainedTokenizerBase) -> None:
-    draw = random.Random(6)
-    texts = tuple(draw_text(draw, draw.randint(1, 30), i) for i in range(8))
-    task = SpanTask(make_set(*texts), bert, TaskOptions())
-    model = make_head(task, bert).eval()
-    rows = task.encode(texts, is_training=False)
-    with torch.no_grad():
-        (spans,) = task.read_outputs(model(**task.collate(rows).inputs))
-    assert spans.shape[2] == 4 and spans.shape[1] > max(row.length for row in rows)
-    together = task.decode(texts, rows, [(each.numpy(),) for each in spans])
-    alone = predict(task, model, texts)
-    for one, other in zip(together, alone, strict=True):
-        assert read_entities(one) == read_entities(other)
-        np.testing.assert_allclose(*([each[3] for each in side["candidates"]] for side in (one, other)), atol=1e-4)
 
 
 def test_the_threshold_is_the_best_of_dev(bert: PreTrainedTokenizerBase) -> None:

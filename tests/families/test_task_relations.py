@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from brief_training import decode_oracle
+from brief_training import answer_by_targets
 from conftest import WORDS
 from transformers import BertTokenizer, PreTrainedTokenizerBase
 
@@ -155,13 +155,13 @@ def test_both_marks_stay_in_a_row(name: str, request: pytest.FixtureRequest) -> 
         counted = [int(note.split(" of 30 texts ")[0]) for note in task.notes]
         assert sum(counted) == sum(row.length > max_length for row in uncut) > 0
         assert len(task.notes) <= 2 and all("made.jsonl:" in note for note in task.notes)
-        assert [each["label"] for each in decode_oracle(task, data.train)] == [each.label for each in data.train]
+        assert [each["label"] for each in answer_by_targets(task, data.train)] == [each.label for each in data.train]
 
 
 def test_scores_leave_the_negative_label_out(bert: PreTrainedTokenizerBase) -> None:
     task = RelationTask(THREE, bert, TaskOptions())
     assert task.head_labels == LABELS
-    predictions = decode_oracle(task, THREE.test)
+    predictions = answer_by_targets(task, THREE.test)
     assert [each["label"] for each in predictions] == ["likes", "none", "none"]
     score = task.score(THREE.test, predictions)
     assert score.primary == "f1.micro" and score.get("f1.micro") == 1.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brief_training import decode_oracle
+from brief_training import answer_by_targets
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -163,7 +163,7 @@ def test_every_word_is_asked_about_exactly_once(name: str, request: pytest.Fixtu
         assert sorted(asked) == [
             (i, w) for i, (_, bounds) in enumerate(pieces) for w in np.flatnonzero(np.diff(bounds))
         ]
-        predictions = decode_oracle(task, sentences)
+        predictions = answer_by_targets(task, sentences)
         assert [tuple(each["tags"]) for each in predictions] == [each.tags for each in sentences], seed
         assert task.score(sentences, predictions).get("f1.micro") == 1.0, seed
 
@@ -196,7 +196,7 @@ def test_what_no_piece_or_no_room_is_left_for_is_counted(bert: PreTrainedTokeniz
     data = make_set("the dog/B-Person", f"{DROPPED}/B-Person the {DROPPED}", "the " + "z" * 30 + "/B-Place")
     task = TokenClassificationTask(data, bert, TaskOptions(max_length=12, stride=4))
     for _ in range(2):
-        assert [each["tags"] for each in decode_oracle(task, data.train)[1:]] == [["O", "O", "O"], ["O", "B-Place"]]
+        assert [each["tags"] for each in answer_by_targets(task, data.train)[1:]] == [["O", "O", "O"], ["O", "B-Place"]]
     assert task.notes == [
         "2 of 7 words are dropped by the tokenizer and taken as O; the first is at made.txt:2.",
         "1 of 7 words have more than 10 pieces and are read by their first ones; the first is at made.txt:3.",
@@ -204,7 +204,7 @@ def test_what_no_piece_or_no_room_is_left_for_is_counted(bert: PreTrainedTokeniz
     # A sentence that the tokenizer drops as a whole still has a row and a prediction.
     nothing = [make_sentence(DROPPED)]
     assert [row.length for row in task.encode(nothing, is_training=False)] == [2]
-    assert decode_oracle(task, nothing) == [{"entities": [], "tags": ["O"]}]
+    assert answer_by_targets(task, nothing) == [{"entities": [], "tags": ["O"]}]
 
 
 def test_words_that_running_text_has_not_are_counted_in_each_split(bert: PreTrainedTokenizerBase) -> None:

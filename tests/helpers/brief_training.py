@@ -21,11 +21,23 @@ def make_one_hot(targets: np.ndarray, num_labels: int) -> np.ndarray:
     return 5.0 * np.eye(num_labels, dtype=np.float32)[np.where(targets < 0, num_labels - 1, targets)]
 
 
-def decode_oracle(task: Task, examples: Sequence[Example]) -> list[Any]:
-    """Predictions from logits that are the rows' own targets."""
-    rows = task.encode(examples, is_training=False)
-    outputs = [(make_one_hot(row.targets["labels"], len(task.head_labels)),) for row in rows]
-    return task.decode(examples, rows, outputs)
+def answer_by_targets(task: Task, examples: Sequence[Example]) -> list[Any]:
+    """Predictions from outputs that are the rows' own targets."""
+    rows = task.encode(examples, is_training=True)
+    return task.decode(examples, rows, [(_answer(task, row),) for row in rows])
+
+
+def _answer(task: Task, row: Row) -> np.ndarray:
+    targets = row.targets
+    if "values" in targets:
+        return targets["values"][None]
+    if "spans" in targets:
+        return np.concatenate([targets["spans"], np.full((len(targets["spans"]), 1), 5)], axis=1).astype(np.float32)
+    if "starts" in targets:
+        return 5.0 * np.eye(row.length, dtype=np.float32)[[targets["starts"], targets["ends"]]].T
+    if targets["labels"].dtype == np.float32:
+        return 10.0 * targets["labels"] - 5.0
+    return make_one_hot(targets["labels"], row.input_ids.shape[0] if row.input_ids.ndim > 1 else len(task.head_labels))
 
 
 def make_head(task: Task, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> Any:
