@@ -38,7 +38,7 @@ def test_methods_differ_in_method_words_and_rate_only(arms: dict[str, PretrainCo
     plain, shared = PretrainConfig(), {}
     for name, config in arms.items():
         if keeps(BASE_SIZE[name]):  # what it keeps to on general text is part of the method
-            own = {each: getattr(plain.objective, each) for each in ("keep", "keep_weight", "mask_prob")}
+            own = {field: getattr(plain.objective, field) for field in ("keep", "keep_weight", "mask_prob")}
             config = replace(config, objective=replace(config.objective, **own), replay=plain.replay)
         optim = replace(config.optim, lr=plain.optim.lr)
         shared[name] = replace(config, method=plain.method, vocab=plain.vocab, optim=optim)

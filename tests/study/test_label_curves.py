@@ -30,18 +30,18 @@ def sample(*values: float, noise: float = 0.002) -> Resampled:
     return Resampled(np.array(values), np.array(values)[:, None] + hard, 50)
 
 
-BASE = [sample(each - 0.01, each, each + 0.01) for each in (0.3, 0.5, 0.6, 0.7)]
+BASE = [sample(value - 0.01, value, value + 0.01) for value in (0.3, 0.5, 0.6, 0.7)]
 
 
 def test_the_base_needs_what_its_curve_says() -> None:
     needed = count_needed(NUMBERS, BASE, [*BASE, sample(0.39, 0.4, 0.41), sample(0.2, 0.2, 0.2), sample(0.9, 0.9, 0.9)])
-    assert [each.value for each in needed[:4]] == pytest.approx(NUMBERS)
-    assert all(each.low < each.value < each.high for each in needed[1:3])
+    assert [estimate.value for estimate in needed[:4]] == pytest.approx(NUMBERS)
+    assert all(estimate.low < estimate.value < estimate.high for estimate in needed[1:3])
     assert (needed[0].low, needed[3].high) == (0.0, math.inf), "a curve says nothing beyond its ends"
     assert 150 < needed[4].value < 170, "a little below the middle of 100 and 300, for the curve flattens"
-    for each in needed[1:3]:
-        assert each.low < each.value < each.high and 1.1 < each.high / each.low < 2.0
-    assert [(each.value, each.low, each.high) for each in needed[5:]] == [(0.0,) * 3, (math.inf,) * 3]
+    for inner in needed[1:3]:
+        assert inner.low < inner.value < inner.high and 1.1 < inner.high / inner.low < 2.0
+    assert [(estimate.value, estimate.low, estimate.high) for estimate in needed[5:]] == [(0.0,) * 3, (math.inf,) * 3]
 
 
 def test_an_interval_leaves_out_the_own_number_where_the_table_has_a_difference() -> None:
@@ -77,7 +77,7 @@ def test_numbers_beyond_the_curve_are_said_to_be() -> None:
 
 
 def make_curve() -> LabelCurve:
-    better = [sample(*(each.values + 0.1 - 0.02 * i)) for i, each in enumerate(BASE)]
+    better = [sample(*(figure.values + 0.1 - 0.02 * i)) for i, figure in enumerate(BASE)]
     return LabelCurve("set", "f1.micro", "test", NUMBERS, {"base": tuple(BASE), "new": tuple(better)})
 
 
@@ -90,10 +90,10 @@ def test_what_is_said_of_a_curve(tmp_path: Path) -> None:
     assert len(rows) == 8 and "| new | 4,560 | more than 4,560 | " in rows[7]
     assert said["verdict"].startswith("Labels saved, where the interval is above 0: new 60 (42 to 80) with 100; new ")
     results = json.loads(json.dumps(describe_curve(curve), allow_nan=False))
-    assert results["numbers"] == [*NUMBERS] and [each["split"] for each in results["scores"]] == ["test"] * 4
+    assert results["numbers"] == [*NUMBERS] and [score["split"] for score in results["scores"]] == ["test"] * 4
     last = results["base_needs"]["new"][-1]
     assert last["labels"] is None and last["shown"].startswith("more than 4,560 (")
-    same = replace(curve, samples={"base": curve.base, "twin": tuple(sample(*each.values) for each in BASE)})
+    same = replace(curve, samples={"base": curve.base, "twin": tuple(sample(*figure.values) for figure in BASE)})
     assert tabulate_curve(same)["verdict"] == "No interval is above 0 labels saved."
     draw_curves([curve, curve], Place(tmp_path / "labels.png"))
     picture = imread(tmp_path / "labels.png")
@@ -125,7 +125,7 @@ def simulate(
         wrong = generator.binomial(gold + 1, 0.35 * (1 - chance))
         values = 2 * right.sum(-1) / (right + wrong + gold).sum(-1)
         drawn = 2 * right @ counts.T / ((right + wrong + gold) @ counts.T)
-        made.append([Resampled(*each, num_documents) for each in zip(values, drawn, strict=True)])
+        made.append([Resampled(*pair, num_documents) for pair in zip(values, drawn, strict=True)])
     return made[0], made[1]
 
 
@@ -156,7 +156,10 @@ def count_hits(num_draws: int, num_documents: int, count: Count = count_needed) 
 def count_without_models(numbers: Sequence[float], *samples: Sequence[Resampled]) -> list[Estimate]:
     """As if models did not differ: only documents are resampled."""
     base, own = (
-        [Resampled(np.array([each.mean]), each.drawn.mean(axis=0, keepdims=True), each.num_clusters) for each in models]
+        [
+            Resampled(np.array([model.mean]), model.drawn.mean(axis=0, keepdims=True), model.num_clusters)
+            for model in models
+        ]
         for models in samples
     )
     return count_needed(numbers, base, own)

@@ -61,7 +61,7 @@ def configure(*flags: str) -> StudyConfig:
 
 def plan(config: StudyConfig) -> dict[str, PretrainConfig]:
     presets = choose_presets(config)
-    return {arm: each for name, preset in presets.items() for arm, each in make_configs(config, name, preset).items()}
+    return {arm: made for name, preset in presets.items() for arm, made in make_configs(config, name, preset).items()}
 
 
 def test_presets_take_the_budget_where_they_have_a_size() -> None:
@@ -69,7 +69,7 @@ def test_presets_take_the_budget_where_they_have_a_size() -> None:
     assert [methods[name].method.trainable_budget for name in EXTENSIONS] == [0.1] * len(EXTENSIONS)
     assert [methods[name].method.trainable_budget for name in FIXED] == [0.0] * len(FIXED)
     assert [methods[name].optim.lr for name in ("full", "top_layers", "biases", "lora")] == [1e-3, 3e-4, 1e-3, 1e-3]
-    assert all(each.method.name == name and each.train.global_batch_size == 16 for name, each in methods.items())
+    assert all(config.method.name == name and config.train.global_batch_size == 16 for name, config in methods.items())
     assert methods["exbert"].vocab.size == 2000 and not methods["exbert_no_vocab"].vocab.size
 
 
@@ -94,7 +94,7 @@ def test_a_rate_is_chosen_on_other_text_than_is_reported(tmp_path: Path) -> None
 def test_every_sized_method_runs_at_each_budget() -> None:
     flags = ("--methods", "full,af,af_words_unkept", "--budgets", "0.05,0.2")
     methods = plan(configure("--seconds", "9", *flags))
-    assert {name: each.method.trainable_budget for name, each in methods.items()} == {
+    assert {name: config.method.trainable_budget for name, config in methods.items()} == {
         **{"full": 0.0, "af@0.05": 0.05, "af@0.2": 0.2},
         "af_words_unkept": 0.0,
     }
@@ -113,7 +113,7 @@ def test_only_methods_that_keep_read_general_text() -> None:
     assert [methods[name].objective.mask_prob for name in KEPT] == [0.15, 0.15, 0.15, 0.3]
     own = "{full: {replay: {frac: 0.5}}, af: {objective: {keep: replay}}}"
     methods = plan(configure(*flags, "--methods", "full,af", "--presets", own))
-    assert [(each.replay.frac, each.objective.keep) for each in methods.values()] == [(0.5, "kl"), (0.2, "replay")]
+    assert [(made.replay.frac, made.objective.keep) for made in methods.values()] == [(0.5, "kl"), (0.2, "replay")]
 
 
 def test_a_mistake_is_one_sentence() -> None:
@@ -140,10 +140,10 @@ def test_a_mistake_is_one_sentence() -> None:
         (("--seconds", "1", "--methods", "af_words"), "the method 'af_words' reads general text beside the domain's"),
         *(
             (
-                ("--seconds", "1", "--labels", each),
-                f"--labels is '{each}'; it must be two or more different numbers",
+                ("--seconds", "1", "--labels", labels),
+                f"--labels is '{labels}'; it must be two or more different numbers",
             )
-            for each in ("all", "100", "100,100", "0,100", "100.5,200", "100,al", "-5,all")
+            for labels in ("all", "100", "100,100", "0,100", "100.5,200", "100,al", "-5,all")
         ),
         (("--seconds", "1", "--budgets", "0.1,0.1"), "--budgets is '0.1,0.1'"),
         (("--seconds", "1", "--budgets", "0.1,1"), "--budgets is 1.0; it must be below 1"),
@@ -195,7 +195,7 @@ class FakeRuns:
 
     @property
     def names(self) -> list[str]:
-        return [each.run.name for each in self.made]
+        return [config.run.name for config in self.made]
 
 
 @pytest.fixture
@@ -219,11 +219,11 @@ def small(tiny_base_folder: Path, text_file: Path, tmp_path: Path) -> Make:
 def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(runs: FakeRuns, small: Make, tmp_path: Path) -> None:
     folder = run_study(small())
     assert runs.names == ["base", "full-seed0", "af-seed0", "full-seed1", "af-seed1"]
-    for each in runs.made[1:]:
-        assert (each.train.max_seconds, each.train.max_tokens, each.optim.schedule) == (20.0, 0, "wsd")
-        assert each.train.max_steps == each.optim.decay_steps >= 10**6, "out of reach"
-        assert Path(each.prepare.cache_dir) == tmp_path / ".corpora"
-    assert [each.seed for each in runs.made[1:]] == [0, 0, 1, 1]
+    for config in runs.made[1:]:
+        assert (config.train.max_seconds, config.train.max_tokens, config.optim.schedule) == (20.0, 0, "wsd")
+        assert config.train.max_steps == config.optim.decay_steps >= 10**6, "out of reach"
+        assert Path(config.prepare.cache_dir) == tmp_path / ".corpora"
+    assert [made.seed for made in runs.made[1:]] == [0, 0, 1, 1]
     assert "| af | " in (folder / "comparison.md").read_text()
     results = json.loads((folder / "results.json").read_text())
     assert results["seeds"] == [0, 1] and set(results["methods"]) == {"full", "af"}
@@ -233,14 +233,14 @@ def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(runs: FakeRuns, sm
 def test_all_runs_read_as_much_of_the_documentation(runs: FakeRuns, small: Make) -> None:
     """The run of one step that scores the base, too."""
     run_study(small("--corpus", "package-docs", "--tokens", "300000"))
-    assert {each.corpus for each in runs.made} == {"package-docs:2"} and len(runs.made) == 5
+    assert {config.corpus for config in runs.made} == {"package-docs:2"} and len(runs.made) == 5
 
 
 def test_a_method_may_read_another_number_of_tokens(runs: FakeRuns, small: Make) -> None:
     flags = ("--tokens", "1001", "--tokens_by_method", "{full: 1.2e3}")
     folder = run_study(small(*flags, "--seeds", "1"))
-    assert {(each.train.max_seconds, each.optim.schedule) for each in runs.made[1:]} == {(0.0, "wsd")}
-    assert {each.method.name: each.train.max_tokens for each in runs.made[1:]} == {"full": 1200, "af": 1001}
+    assert {(config.train.max_seconds, config.optim.schedule) for config in runs.made[1:]} == {(0.0, "wsd")}
+    assert {config.method.name: config.train.max_tokens for config in runs.made[1:]} == {"full": 1200, "af": 1001}
     assert "1,001 tokens (full 1,200) per run" in (folder / "comparison.md").read_text()
     with pytest.raises(RunError, match=r"presets\.full\.tokens was 1200 and is 1300 now"):
         run_study(small(*flags[:3], "{full: 1300}"))
@@ -270,8 +270,8 @@ def test_each_method_takes_its_best_rate(runs: FakeRuns, small: Make, capsys: py
     folder = run_study(config)
     tried = [f"rate-{name}-{rate}" for name in ("full", "af") for rate in ("0.0001", "0.001", "0.1")]
     assert runs.names == ["base", *tried, "full-seed0", "af-seed0"], "what was tried is not tried again"
-    assert {each.train.max_seconds for each in runs.made[1:7]} == {10.0}
-    assert [each.optim.lr for each in runs.made[7:]] == [1e-3, 1e-3]
+    assert {made.train.max_seconds for made in runs.made[1:7]} == {10.0}
+    assert [made.optim.lr for made in runs.made[7:]] == [1e-3, 1e-3]
     assert not (folder / "rate-af-0.001" / "export").exists()
     results = json.loads((folder / "results.json").read_text())
     assert results["methods"]["full"]["bits_per_character_by_rate"] == {
@@ -345,7 +345,10 @@ class FakeFinetunings:
 
     def list_new(self) -> list[str]:
         """What was made since it was last asked, by set, with rates and restarts."""
-        names = [f"{Path(each.run.dir).name}/{each.run.name} {each.grid.lr} {each.grid.restarts}" for each in self.made]
+        names = [
+            f"{Path(config.run.dir).name}/{config.run.name} {config.grid.lr} {config.grid.restarts}"
+            for config in self.made
+        ]
         self.made.clear()
         return names
 
@@ -370,7 +373,7 @@ def test_models_are_fine_tuned_where_dev_chose_once(
     once = ["base (0.0001, 0.001) 1", "base (0.001,) 4"]
     first = [f"{name}-seed0 {point}" for name in ("full", "af") for point in ("(0.0001, 0.001) 1", "(0.001,) 2")]
     second = [f"{name}-seed1 (0.001,) 2" for name in ("full", "af")]
-    by_set = [[f"ner-{i}/{each}" for each in own] for own in ([*once, *first], second) for i in (0, 1)]
+    by_set = [[f"ner-{i}/{name}" for name in own] for own in ([*once, *first], second) for i in (0, 1)]
     assert tuned.list_new() == list(itertools.chain(*by_set))
     results = json.loads((folder / "results.json").read_text())
     assert list(results["tasks"]) == ["ner-0", "ner-1", "mean of 2 sets"]
@@ -382,7 +385,7 @@ def test_models_are_fine_tuned_where_dev_chose_once(
     assert "f1.micro on test after fine-tuning" in text and "against full" in text
     assert (folder / "tasks.png").read_bytes()[:4] == b"\x89PNG"
     run_study(replace(config, seeds=3))
-    assert sorted({each.partition("/")[2] for each in tuned.list_new() if "seed2" in each or "base" in each}) == [
+    assert sorted({name.partition("/")[2] for name in tuned.list_new() if "seed2" in name or "base" in name}) == [
         *("af-seed2 (0.001,) 2", "base (0.001,) 6", "full-seed2 (0.001,) 2")
     ], "the point is known"
 
@@ -394,21 +397,21 @@ def test_each_seed_has_its_own_few_labels_and_steps_stay_the_same(
     grid = ("--finetune.grid.lr", "1e-4,1e-3", "--finetune.grid.batch_size", "8", "--finetune.grid.restarts", "2")
     folder = run_study(config := small(*sets, *grid, "--methods", "af", "--seed", "5"))
     asked = [
-        (str(Path(each.run.dir, each.run.name).relative_to(folder / "tasks" / "ner")), each.grid.epochs, each.seed)
-        for each in tuned.made
-        if each.grid.lr == (1e-3,)
+        (str(Path(made.run.dir, made.run.name).relative_to(folder / "tasks" / "ner")), made.grid.epochs, made.seed)
+        for made in tuned.made
+        if made.grid.lr == (1e-3,)
     ]
     first = [(f"{n}/{name}-seed5", (epochs,), 0) for n, epochs in ((20, 10.0), (40, 6.0)) for name in ("base", "af")]
     second = [(name.replace("seed5", "seed6"), epochs, 2) for name, epochs, _ in first]
     assert asked == [*first, ("base", (3.0,), 0), ("af-seed5", (3.0,), 0), *second, ("af-seed6", (3.0,), 0)]
-    few = [(each.labelled.num_examples, each.labelled.examples_seed) for each in tuned.made if "seed6" in each.run.name]
+    few = [(made.labelled.num_examples, made.labelled.examples_seed) for made in tuned.made if "seed6" in made.run.name]
     assert few == [(20, 6)] * 2 + [(40, 6)] * 2 + [(0, 0)]
-    assert {each.model for each in tuned.made if each.run.name.startswith("base")} == {config.base}
+    assert {made.model for made in tuned.made if made.run.name.startswith("base")} == {config.base}
     assert tuned.list_new().count("ner/base (0.001,) 4") == 1, "with all labels one run for all seeds"
     assert "seed 6: 20, 40, 80 labels are taken" in capsys.readouterr().out
     found = json.loads((folder / "results.json").read_text())["labels"]["ner"]
-    values = [each["methods"]["base"]["values"] for each in found["scores"]]
-    assert found["numbers"] == [20, 40, 80] and [len(each) for each in values] == [2, 2, 2]
+    values = [score["methods"]["base"]["values"] for score in found["scores"]]
+    assert found["numbers"] == [20, 40, 80] and [len(own) for own in values] == [2, 2, 2]
     assert values[2] == pytest.approx([0.505, 0.525]), "two restarts of the only run for each seed"
     text = (folder / "comparison.md").read_text()
     assert "## f1.micro on test by labels, ner" in text and "- Numbers of labels: whole documents" in text
@@ -416,7 +419,7 @@ def test_each_seed_has_its_own_few_labels_and_steps_stay_the_same(
     few = replace(config, labels=(10, 20))
     place = study_runs.Workplace(few, resolve_paths(PretrainConfig(run=few.run)), num_examples=(80,))
     study_tasks.finetune_seed(place, ["af"], 0)
-    assert [each.numbers for each in study_tasks.read_curves(place, ["af"], [5])] == [(10, 20)]
+    assert [curve.numbers for curve in study_tasks.read_curves(place, ["af"], [5])] == [(10, 20)]
     assert not study_tasks.read_scores(place, ["af"], [5]), "no model has all labels"
 
 
@@ -471,7 +474,7 @@ def test_intervals_of_fine_tuned_models_hold_the_true_difference() -> None:
         base = draw(0.0)
         found = compare(base, study_tasks.over_models(models))
         hits += found.low <= 0.02 <= found.high
-        values, drawn = (np.concatenate([getattr(each, name) for each in models]) for name in ("values", "drawn"))
+        values, drawn = (np.concatenate([getattr(model, name) for model in models]) for name in ("values", "drawn"))
         found = compare(base, Resampled(values, drawn, 60))
         pooled += found.low <= 0.02 <= found.high
     assert hits / 300 > 0.92 > pooled / 300, (hits, pooled)
@@ -528,7 +531,9 @@ def build_command(base: Path, corpus: Path, folder: Path) -> list[str]:
 def read_losses(folder: Path) -> dict[str, list[float]]:
     return {
         run.parent.name: [
-            each["train/mlm_loss"] for each in map(json.loads, run.open()) if each.get("train/mlm_loss") is not None
+            record["train/mlm_loss"]
+            for record in map(json.loads, run.open())
+            if record.get("train/mlm_loss") is not None
         ]
         for run in sorted(folder.glob("*-seed*/metrics.jsonl"))
     }
@@ -573,7 +578,7 @@ def check_found(folder: Path, found: list[dict[str, Any]]) -> None:
         assert min(own["tokens"]) >= 4000, "a run ends with the step that reaches its tokens"
         assert own["learning_rate"] in (1e-3, 3e-3) and len(own["bits_per_character_by_rate"]) == 2
         records = [json.loads(line) for line in (folder / f"{name}-seed0" / "metrics.jsonl").open()]
-        rates = [each["train/lr"] for each in records if "train/lr" in each]
+        rates = [record["train/lr"] for record in records if "train/lr" in record]
         assert max(rates) == pytest.approx(own["learning_rate"]), "its own rate"
         assert rates[-1] < max(rates) / 3, "of twenty steps, and a fall over the last fifth, the last has a quarter"
     assert found[0]["tasks"] == found[1]["tasks"] and set(found[0]["tasks"]["ner"]["methods"]) == {

@@ -54,7 +54,7 @@ def make_method(
     name: str, figures: list[tuple[float, float]], trains: str = "extensions", **changes: Any
 ) -> MethodRuns:
     """A method from (bits, accuracy) of each seed; of general text it keeps half of that accuracy."""
-    summaries = {seed: make_summary(*each, **changes) for seed, each in enumerate(figures)}
+    summaries = {seed: make_summary(*pair, **changes) for seed, pair in enumerate(figures)}
     retained = {seed: accuracy / 2 for seed, (_, accuracy) in enumerate(figures)}
     return MethodRuns(name, trains, 0.17 if trains == "extensions" else None, 1e-3, summaries, retained)
 
@@ -129,13 +129,13 @@ def test_verdicts_claim_no_more_than_the_seeds_bear() -> None:
 def test_word_bits_have_a_column_and_a_sentence_where_they_were_measured() -> None:
     def measure(method: MethodRuns, *after: float) -> MethodRuns:
         summaries = copy.deepcopy(method.summaries)
-        for each, bits in zip(summaries.values(), after, strict=True):
-            each["domain"]["word_bits_per_character"] = {"before": 2.5, "after": bits}
+        for record, bits in zip(summaries.values(), after, strict=True):
+            record["domain"]["word_bits_per_character"] = {"before": 2.5, "after": bits}
         return replace(method, summaries=summaries)
 
     base, full = replace(BASE, word_bits=2.5), measure(FULL, 2.0, 2.1, 2.2)
     study = make_study(base, (full, measure(ADAPTER, 1.9, 1.9, 1.9)), "Setting.", 90.0)
-    assert [each.word_gained.mean for each in study.results if each.word_gained] == pytest.approx([0.4, 0.6])
+    assert [result.word_gained.mean for result in study.results if result.word_gained] == pytest.approx([0.4, 0.6])
     words = list_measures(study)[1]
     assert words["title"].endswith("which decide between vocabularies") and "| 0.600 ± 0.000 |" in words["table"]
     assert words["table"].index("| full |") < words["table"].index("| adapter |")
@@ -187,9 +187,11 @@ def test_rates_at_the_edge_are_named() -> None:
 
 
 def test_few_seeds_support_nothing() -> None:
-    two = [make_method(each.name, [(1.7, 0.3 + i / 20)] * 2, each.trains) for i, each in enumerate((FULL, ADAPTER))]
+    two = [
+        make_method(method.name, [(1.7, 0.3 + i / 20)] * 2, method.trains) for i, method in enumerate((FULL, ADAPTER))
+    ]
     study = compare(*two)
-    assert {each["verdict"] for each in list_measures(study)} == {""}
+    assert {measure["verdict"] for measure in list_measures(study)} == {""}
     assert "Fewer than 3 seeds say nothing about chance." in format_study(study)
     difference = to_results(study)["paired_differences"]["full - adapter"]["points_lost"]
     assert difference["interval"] is None and difference["p_value"] is None
@@ -204,20 +206,20 @@ def test_reservations_are_named() -> None:
     assert "90 seconds were wanted, and these took apart 120" in text
     assert "scored on 2,000 words of it, but apart on 2,010" in text
     assert "Tokens of the domain text that a method's tokenizer does not know: apart 3.12%." in text
-    assert [each["title"] for each in list_measures(compare(apart))] == ["Points lost of the general probe"]
+    assert [measure["title"] for measure in list_measures(compare(apart))] == ["Points lost of the general probe"]
     assert to_results(study)["pareto_front"] == ["adapter", "full"]
     results = compare(
         FULL, ADAPTER, make_method("bad", [(1.9, 0.32)] * 3), make_method("twin", [(1.9, 0.32)] * 3)
     ).results
-    assert [each.name for each in find_front(results)] == ["adapter", "full"]
-    assert [each.name for each in find_front(results[2:])] == ["bad", "twin"], "equal ones dominate none"
+    assert [result.name for result in find_front(results)] == ["adapter", "full"]
+    assert [result.name for result in find_front(results[2:])] == ["bad", "twin"], "equal ones dominate none"
 
 
 def test_results_are_json_and_the_picture_is_one(tmp_path: Path) -> None:
     crowd = [make_method(f"method_{i}", [(1.80 + i / 500, 0.33 + i / 900)] * 3) for i in range(9)]
     for name, study in (("many", compare(FULL, UNSURE, *crowd)), ("one", compare(make_method("a", [(2.0, 0.3)])))):
         results = json.loads(json.dumps(to_results(study), allow_nan=False))
-        assert results["methods"].keys() == {each.name for each in study.results}
+        assert results["methods"].keys() == {result.name for result in study.results}
         draw_study(study, Place(tmp_path / f"{name}.png"))
         assert imread(tmp_path / f"{name}.png").std() > 0.01
     assert len(list(tmp_path.iterdir())) == 2, "no temporary file stays"
