@@ -31,36 +31,36 @@ def make_trial(name: str, f1: float | None, trainable: int = 10, rungs: int = 2,
 def test_those_of_the_whole_budget_come_first() -> None:
     trials = [make_trial("a", 0.9, rungs=1), make_trial("b", 0.5), make_trial("c", 0.7), make_trial("d", None)]
     trials.append(TrialResult("e", {}, (), 2, "no size meets the budget"))
-    assert [each.id for each in rank_trials(trials, ("f1",))] == ["c", "b", "a"]
-    assert [each.status for each in trials] == ["pruned", "complete", "complete", "complete", "failed"]
+    assert [trial.id for trial in rank_trials(trials, ("f1",))] == ["c", "b", "a"]
+    assert [trial.status for trial in trials] == ["pruned", "complete", "complete", "complete", "failed"]
     small = [make_trial("a", 0.5, 30), make_trial("b", 0.5, 20)]
-    assert [each.id for each in rank_trials(small, ("trainable",))] == ["b", "a"], "fewer parameters are better"
+    assert [trial.id for trial in rank_trials(small, ("trainable",))] == ["b", "a"], "fewer parameters are better"
 
 
 def test_the_front_has_what_nothing_beats_in_both() -> None:
     random = np.random.default_rng(0)
     trials = [make_trial(str(i), float(random.random()), int(random.integers(100))) for i in range(60)]
-    front = {each.id for each in find_front(trials, ("f1", "trainable"))}
-    for each in trials:
+    front = {best.id for best in find_front(trials, ("f1", "trainable"))}
+    for trial in trials:
         beaten = any(
-            other.get("f1") >= each.get("f1")
-            and other.get("trainable") <= each.get("trainable")
-            and (other.get("f1"), other.get("trainable")) != (each.get("f1"), each.get("trainable"))
+            other.get("f1") >= trial.get("f1")
+            and other.get("trainable") <= trial.get("trainable")
+            and (other.get("f1"), other.get("trainable")) != (trial.get("f1"), trial.get("trainable"))
             for other in trials
         )
-        assert beaten == (each.id not in front)
+        assert beaten == (trial.id not in front)
 
 
 def test_importance_finds_the_dimension_that_matters() -> None:
     space = read_space({"method.heads": {"choice": [0, 1, 2]}, "optim.lr": {"log": [1e-4, 1e-2]}})
     points = list(islice(space.sample(0), 60))
-    trials = [make_trial(str(i), 0.1 * each["method.heads"], **each) for i, each in enumerate(points)]
+    trials = [make_trial(str(i), 0.1 * point["method.heads"], **point) for i, point in enumerate(points)]
     found = measure_importance(space, trials, "f1")
     assert found["method.heads"] > 0.9 and sum(found.values()) == pytest.approx(1.0)
     assert measure_importance(space, trials[:3], "f1") == {}, "too few"
-    stopped = [TrialResult(each.id, each.point, each.rungs[:1], 2) for each in trials[2:]]
+    stopped = [TrialResult(trial.id, trial.point, trial.rungs[:1], 2) for trial in trials[2:]]
     assert measure_importance(space, [*trials[:2], *stopped], "f1")["method.heads"] > 0.9, "at the first rung"
-    assert measure_importance(space, [make_trial(each.id, 0.5, **each.point) for each in trials], "f1") == {}
+    assert measure_importance(space, [make_trial(trial.id, 0.5, **trial.point) for trial in trials], "f1") == {}
 
 
 def test_overhead_is_what_is_neither_training_nor_scoring() -> None:
@@ -89,15 +89,15 @@ def test_the_objective_is_drawn_along_a_dimension() -> None:
     axes = Figure().subplots()
     base = {"f1": 0.4, "f1_interval": [0.3, 0.5]}
     draw_sizes(axes, SearchConfig(axis="size", curves="words"), space, trials, base)
-    lines = {str(each.get_label()): each for each in axes.get_lines()}
+    lines = {str(line.get_label()): line for line in axes.get_lines()}
     assert lines["words with"].get_xydata().tolist() == [[0.0, 0.5], [33.0, pytest.approx(0.515)], [100.0, 0.53]]
     assert lines["words without"].get_xydata()[1].tolist() == [33.0, pytest.approx(0.555)], "a mean over seeds"
-    assert [each.get_text() for each in axes.get_xticklabels()] == ["0", "33", "100"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "33", "100"]
     assert lines["base, not adapted"].get_ydata()[0] == 0.4
     named = Figure().subplots()
     draw_sizes(named, SearchConfig(axis="words"), space, trials, None)
-    assert [each.get_text() for each in named.get_xticklabels()] == ["with", "without"]
-    assert {each.get_xdata()[0] for each in named.get_lines() if len(each.get_xdata()) == 1} == {0.0, 1.0}
+    assert [label.get_text() for label in named.get_xticklabels()] == ["with", "without"]
+    assert {line.get_xdata()[0] for line in named.get_lines() if len(line.get_xdata()) == 1} == {0.0, 1.0}
 
 
 def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path) -> None:
@@ -117,7 +117,8 @@ def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path) -> None:
     assert page.count("<svg") == 5 and 'src="http' not in page and 'href="http' not in page
     summary = json.loads((tmp_path / "summary.json").read_text())
     best = max(
-        (each for each in summary["trials"] if each["status"] == "complete"), key=lambda each: each["rungs"][-1]["f1"]
+        (ended for ended in summary["trials"] if ended["status"] == "complete"),
+        key=lambda ended: ended["rungs"][-1]["f1"],
     )
     assert summary["best"]["id"] == best["id"] and best["id"] in table.splitlines()[1]
     assert (tmp_path / "sweep.png").stat().st_size > 10_000 and not list(tmp_path.glob(".*.tmp"))

@@ -46,12 +46,12 @@ def test_points_hold_to_ranges_and_conditions() -> None:
     space = read_space(yaml.safe_load(TEXT))
     points, again, others = (list(islice(space.sample(seed), 300)) for seed in (0, 0, 1))
     assert points == again != others
-    assert {("vocab.min_frequency" in each) == (each["kind"] == "words") for each in points} == {True}
-    assert {each["method.bottleneck_size"] for each in points} == {4, 8, 12, 16}
-    assert all(1e-4 <= each["optim.lr"] <= 1e-2 and 0.0 <= each["train.dropout"] <= 0.3 for each in points)
-    below = sum(each["optim.lr"] < 1e-3 for each in points)
+    assert {("vocab.min_frequency" in point) == (point["kind"] == "words") for point in points} == {True}
+    assert {point["method.bottleneck_size"] for point in points} == {4, 8, 12, 16}
+    assert all(1e-4 <= point["optim.lr"] <= 1e-2 and 0.0 <= point["train.dropout"] <= 0.3 for point in points)
+    below = sum(point["optim.lr"] < 1e-3 for point in points)
     assert 110 < below < 190, "log-uniform: half of them are below the geometric mean"
-    assert 110 < Counter(each["finetune.grid.lr"] for each in points)["1e-4"] < 190
+    assert 110 < Counter(point["finetune.grid.lr"] for point in points)["1e-4"] < 190
 
 
 def test_optuna_suggests_the_same_space() -> None:
@@ -76,7 +76,7 @@ def test_a_grid_has_every_point_once_and_conditions_cut_it() -> None:
         )
     )
     points = space.list_grid()
-    assert len(points) == 3 + 1 + 3 and len({str(each) for each in points}) == 7
+    assert len(points) == 3 + 1 + 3 and len({str(point) for point in points}) == 7
     assert {"size": "one"} in points
     with pytest.raises(ConfigError, match=r"space\.optim\.lr is a range; it must be a choice"):
         read_space({"optim.lr": {"log": [1e-4, 1e-3]}}).list_grid()
@@ -105,10 +105,10 @@ def test_what_is_prepared_is_counted_once() -> None:
     )
     space = read_space(config.space)
     points = space.list_preparations()
-    assert len(points) == 4 and all("optim.lr" not in each for each in points)
-    names = {name_preparation(configure(config, space, each).pretrain) for each in points}
+    assert len(points) == 4 and all("optim.lr" not in point for point in points)
+    names = {name_preparation(configure(config, space, point).pretrain) for point in points}
     assert len(names) == 4
-    drawn = {name_preparation(configure(config, space, each).pretrain) for each in islice(space.sample(0), 200)}
+    drawn = {name_preparation(configure(config, space, point).pretrain) for point in islice(space.sample(0), 200)}
     assert drawn == names, "whatever a searcher draws was prepared"
 
 

@@ -100,20 +100,20 @@ def read_json(path: Path) -> Any:
 def test_trials_are_scored_at_rungs_and_the_best_is_found(sweep: Path) -> None:
     summary = read_json(sweep / "summary.json")
     assert len(summary["trials"]) == 6
-    scored = [each for each in summary["trials"] if each["rungs"]]
-    assert {len(each["rungs"]) for each in scored} <= {1, 2, 3} and any(len(each["rungs"]) == 3 for each in scored)
-    for each in scored:
-        assert [rung["step"] for rung in each["rungs"]] == [2, 6, 18][: len(each["rungs"])]
-        assert each["rungs"][0]["steps"] == 18, "the schedule's horizon is the whole budget from the start"
-        assert all(rung["f1"] == rung["by_task"]["ner"] and rung["figure"] == "F1" for rung in each["rungs"])
-        assert all(0 <= rung["f1_interval"][0] <= rung["f1"] <= rung["f1_interval"][1] <= 1 for rung in each["rungs"])
-    complete = [each for each in scored if each["status"] == "complete"]
-    assert summary["best"]["rungs"][-1]["f1"] == max(each["rungs"][-1]["f1"] for each in complete) > 0.3
+    scored = [trial for trial in summary["trials"] if trial["rungs"]]
+    assert {len(trial["rungs"]) for trial in scored} <= {1, 2, 3} and any(len(trial["rungs"]) == 3 for trial in scored)
+    for record in scored:
+        assert [rung["step"] for rung in record["rungs"]] == [2, 6, 18][: len(record["rungs"])]
+        assert record["rungs"][0]["steps"] == 18, "the schedule's horizon is the whole budget from the start"
+        assert all(rung["f1"] == rung["by_task"]["ner"] and rung["figure"] == "F1" for rung in record["rungs"])
+        assert all(0 <= rung["f1_interval"][0] <= rung["f1"] <= rung["f1_interval"][1] <= 1 for rung in record["rungs"])
+    complete = [trial for trial in scored if trial["status"] == "complete"]
+    assert summary["best"]["rungs"][-1]["f1"] == max(trial["rungs"][-1]["f1"] for trial in complete) > 0.3
     assert summary["time"]["total"] > summary["time"]["train"] > 0 and summary["base"] > 0.3
     assert (sweep / "sweep.html").exists() and (sweep / "sweep.png").exists()
-    failed = [each for each in summary["trials"] if each["status"] == "failed"]
-    assert failed == [each for each in summary["trials"] if each["point"]["train.global_batch_size"] == TOO_LARGE] != []
-    assert all("lower --train.global_batch_size" in each["failure"] for each in failed), "which ends nothing"
+    failed = [trial for trial in summary["trials"] if trial["status"] == "failed"]
+    assert failed == [run for run in summary["trials"] if run["point"]["train.global_batch_size"] == TOO_LARGE] != []
+    assert all("lower --train.global_batch_size" in trial["failure"] for trial in failed), "which ends nothing"
 
 
 def test_points_are_valid_ones_each_once(config: SweepConfig) -> None:
@@ -136,7 +136,7 @@ def test_the_best_configuration_is_a_training_jobs(sweep: Path, tmp_path: Path) 
     start = load_start_model(str(trial))
     assert start.kind == "run" and start.config.has_extension, "a trial is a run that jobs take as a model"
     records = read_metrics(trial / "metrics.jsonl")
-    assert [each["step"] for each in records] == list(range(1, 19)), "a rung goes on where the one before it stopped"
+    assert [line["step"] for line in records] == list(range(1, 19)), "a rung goes on where the one before it stopped"
 
 
 @pytest.mark.jobs
@@ -213,13 +213,13 @@ def test_a_trial_whose_process_dies_too_often_is_recorded(config: SweepConfig) -
     config = replace(config, space={"method.heads": {"choice": [0, 1]}, "optim.lr": {"choice": [1e-3]}})
     config = replace(config, method=replace(config.method, ffn_units=8))
     folder = Path(run_sweep(make_stub(config, "dying", searcher="grid", max_failures=1), DyingTrials))
-    status = {each["point"]["method.heads"]: each for each in read_json(folder / "summary.json")["trials"]}
+    status = {trial["point"]["method.heads"]: trial for trial in read_json(folder / "summary.json")["trials"]}
     assert status[1]["status"] == "complete" and status[0]["status"] == "failed"
     assert "its process died 2 times" in status[0]["failure"]
     (folder / "summary.json").unlink()
     run_sweep(make_stub(config, "dying", searcher="grid", max_failures=2), StubTrials)
     trials = read_json(folder / "summary.json")["trials"]
-    assert len(trials) == 2 and all(each["status"] == "complete" for each in trials), "more deaths are allowed now"
+    assert len(trials) == 2 and all(trial["status"] == "complete" for trial in trials), "more deaths are allowed now"
 
 
 @pytest.mark.jobs
@@ -262,7 +262,7 @@ def test_optuna_is_told_of_stopped_trials_as_pruned(config: SweepConfig) -> None
         make_outcome("failed").fail("too large"),
     ]
     search = Search(config.search, read_space(config.space), [], outcomes)
-    states = [(each.state.name, each.intermediate_values) for each in search.study.trials]
+    states = [(trial.state.name, trial.intermediate_values) for trial in search.study.trials]
     assert states == [("COMPLETE", {1: 0.5, 3: 0.6}), ("PRUNED", {1: 0.4}), ("FAIL", {})]
     assert search.study.best_value == 0.7 and search.num_ended == 3
 
@@ -277,8 +277,8 @@ def test_a_trial_that_ray_tune_stops_is_pruned_for_optuna(config: SweepConfig, t
     )
     pool, rules = Pool(partial(StubTrials, work), 1, 0.1), Rules("searching", lambda trial, n: "it died", num_steps=2)
     run_trials(pool, search.list_trials(), ledger, SweepWatch(Place(tmp_path), search, []), rules)
-    states = [each.state.name for each in search.study.trials]
-    assert states == [{"complete": "COMPLETE", "pruned": "PRUNED"}[each.status] for each in ledger.list()]
+    states = [trial.state.name for trial in search.study.trials]
+    assert states == [{"complete": "COMPLETE", "pruned": "PRUNED"}[outcome.status] for outcome in ledger.list()]
     assert {"COMPLETE", "PRUNED"} == {*states} and search.num_ended == 0
 
 
@@ -294,11 +294,11 @@ def test_trackers_have_each_score_once(config: SweepConfig, tmp_path: Path) -> N
         time.sleep(1.1)  # event files are read by the seconds in their names
     events = EventAccumulator(str(tmp_path / TUNE / "one" / "tensorboard")).Reload()
     assert events.Tags()["scalars"] == ["f1"]
-    assert [(each.step, each.value) for each in events.Scalars("f1")] == [(1, 0.5), (3, pytest.approx(0.6))]
+    assert [(event.step, event.value) for event in events.Scalars("f1")] == [(1, 0.5), (3, pytest.approx(0.6))]
 
 
 def read_points(folder: Path) -> dict[str, dict[str, Any]]:
-    return {each.stem: read_json(each)["config"] for each in sorted(folder.glob("trials/*.json"))}
+    return {path.stem: read_json(path)["config"] for path in sorted(folder.glob("trials/*.json"))}
 
 
 @pytest.mark.jobs
@@ -319,12 +319,12 @@ def test_a_sweep_grows_shrinks_and_moves(
     assert run_sweep(larger, StubTrials) == moved
     after = read_points(moved)
     assert len(after) == 5 and before.items() <= after.items()
-    assert len({json.dumps(each) for each in after.values()}) == 5
+    assert len({json.dumps(point) for point in after.values()}) == 5
     for path, time_ns in times.items():
         is_kept = (moved / path.relative_to(folder)).stat().st_mtime_ns == time_ns
         assert is_kept == (path.stem != begun), path
     summary = read_json(moved / "summary.json")
-    assert {each["id"]: each["status"] for each in summary["trials"]} == dict.fromkeys(after, "complete")
+    assert {trial["id"]: trial["status"] for trial in summary["trials"]} == dict.fromkeys(after, "complete")
     run_sweep(larger, StubTrials)
     run_sweep(replace(larger, search=replace(larger.search, trials=2)), StubTrials)
     assert capsys.readouterr().out.count("nothing is left to do") == 2
@@ -336,9 +336,9 @@ def test_several_objectives_make_a_front(config: SweepConfig) -> None:
     options = {"searcher": "optuna", "objectives": "f1,trainable", "trials": 12}
     folder = Path(run_sweep(make_stub(config, "front", **options), StubTrials))
     summary = read_json(folder / "summary.json")
-    by_id = {each["id"]: each for each in summary["trials"]}
-    sizes = sorted(by_id[each]["rungs"][-1]["trainable"] for each in summary["front"])
-    assert sizes and sizes[0] == min(each["rungs"][-1]["trainable"] for each in summary["trials"])
+    by_id = {trial["id"]: trial for trial in summary["trials"]}
+    sizes = sorted(by_id[trial_id]["rungs"][-1]["trainable"] for trial_id in summary["front"])
+    assert sizes and sizes[0] == min(trial["rungs"][-1]["trainable"] for trial in summary["trials"])
 
 
 @pytest.mark.jobs
@@ -350,7 +350,7 @@ def test_mlflow_has_what_trials_scored(config: SweepConfig) -> None:
     (experiment,) = client.search_experiments(filter_string="name = 'logged'")
     logged = {run.info.run_name: run.data.metrics["f1"] for run in client.search_runs([experiment.experiment_id])}
     summary = read_json(folder / "summary.json")
-    assert logged == {each["id"]: pytest.approx(each["rungs"][-1]["f1"]) for each in summary["trials"]}
+    assert logged == {trial["id"]: pytest.approx(trial["rungs"][-1]["f1"]) for trial in summary["trials"]}
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -415,7 +415,7 @@ def wait_for(condition: Any, process: subprocess.Popen[bytes], seconds: float = 
 
 
 def list_scored(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    return {each.id: list(each.rungs) for each in read_trials(Place(folder / "trials"), 3) if each.rungs}
+    return {trial.id: list(trial.rungs) for trial in read_trials(Place(folder / "trials"), 3) if trial.rungs}
 
 
 @pytest.mark.jobs
@@ -429,8 +429,8 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
     first = next(iter(list_scored(folder)))
     workers = find_workers(process, "ResourceTrainable")  # the name that Ray Tune gives a class with resources
     assert workers
-    for each in workers:
-        each.kill()
+    for worker in workers:
+        worker.kill()
     wait_for(lambda: len(list_scored(folder)[first]) == 3, process)
     wait_for(lambda: len(list_scored(folder)) >= 3, process)
     kept = list_scored(folder)
@@ -438,7 +438,7 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
     again = start_sweep(config, tmp_path / "sweep.yaml")
     assert again.wait(timeout=900) == 0
     trials = read_json(folder / "summary.json")["trials"]
-    assert len(trials) == 6 and all(each["status"] in ("complete", "failed") for each in trials)
+    assert len(trials) == 6 and all(trial["status"] in ("complete", "failed") for trial in trials)
     found = list_scored(folder)
     assert all(found[name][: len(rungs)] == rungs for name, rungs in kept.items()), "no rung is scored twice"
 
