@@ -20,7 +20,7 @@ from domext_ray.storage import Place
 
 
 def make_compared(folder: Path, name: str, num_characters: int = 9000) -> Path:
-    records = [{**each, "time/seconds": 1.5 * each["step"]} for each in make_records()]
+    records = [{**record, "time/seconds": 1.5 * record["step"]} for record in make_records()]
     summary = {**copy.deepcopy(SUMMARY), "evaluation": {"domain_characters": num_characters}}
     return make_run(folder / name, records, summary)
 
@@ -75,19 +75,19 @@ def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
 
 def test_other_texts_do_not_compare(tmp_path: Path) -> None:
     table = tabulate_runs(
-        [read_run(Place(make_compared(tmp_path, *each))) for each in (("a", 9000), ("b", 8990))]
+        [read_run(Place(make_compared(tmp_path, *pair))) for pair in (("a", 9000), ("b", 8990))]
     ).show()
     assert "Bits a character do not compare" in table and "a 9,000, b 8,990" in table
 
 
 def test_evaluations_stand_at_their_seconds(tmp_path: Path) -> None:
     run = read_run(Place(make_compared(tmp_path, "a")))
-    assert list_points(run, GENERAL) == ([0.0, 30.0, 60.0, 90.0], [each[GENERAL] for each in run.evaluations])
+    assert list_points(run, GENERAL) == ([0.0, 30.0, 60.0, 90.0], [record[GENERAL] for record in run.evaluations])
 
 
 def test_a_run_without_general_words_is_drawn(tmp_path: Path) -> None:
     run = read_run(Place(make_compared(tmp_path, "a")))
-    blind = replace(run, evaluations=tuple({**each, GENERAL: None} for each in run.evaluations))
+    blind = replace(run, evaluations=tuple({**record, GENERAL: None} for record in run.evaluations))
     draw_comparison([run, blind], Place(tmp_path / "both.png"))
     assert imread(tmp_path / "both.png").std() > 0.01
 

@@ -28,7 +28,7 @@ SENTENCES = [f"This is the {i} sentence about a model that reads tokens in a fil
 
 def write_texts(folder: Path, documents: list[str]) -> Manifest:
     folder.mkdir(exist_ok=True)
-    (folder / "text-000000.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
+    (folder / "text-000000.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     record = FileRecord("text-000000.jsonl", "a" * 64, len(documents))
     return Manifest(Place(folder), "f", 64, "t", {}, (), (), 1, {}, texts=(record,))
 
@@ -64,11 +64,11 @@ def test_sentences_are_drawn_by_their_text_alone(tiny_base_folder: Path, tmp_pat
     chosen = choose_sentences(write_texts(tmp_path / "a", SENTENCES), tokenizer, max_length=64)
     again = choose_sentences(write_texts(tmp_path / "b", SENTENCES[::-1]), tokenizer, max_length=64)
     assert chosen == again and len(chosen) == NUM_EXAMPLES
-    assert {each.left + each.word + each.right for each in chosen} <= set(SENTENCES)
-    for each in chosen:
-        assert each.ids[each.place] == tokenizer.mask_token_id and each.ids.count(tokenizer.mask_token_id) == 1
-        assert tokenizer.decode([each.answer]).strip() == each.word.lower() and len(each.word) >= 4
-    assert len({each.word for each in chosen}) > 1, "the word is drawn, too"
+    assert {sentence.left + sentence.word + sentence.right for sentence in chosen} <= set(SENTENCES)
+    for masked in chosen:
+        assert masked.ids[masked.place] == tokenizer.mask_token_id and masked.ids.count(tokenizer.mask_token_id) == 1
+        assert tokenizer.decode([masked.answer]).strip() == masked.word.lower() and len(masked.word) >= 4
+    assert len({sentence.word for sentence in chosen}) > 1, "the word is drawn, too"
 
 
 def test_what_cannot_be_masked_is_left_out(tiny_base_folder: Path, tmp_path: Path) -> None:
@@ -82,14 +82,14 @@ def test_what_cannot_be_masked_is_left_out(tiny_base_folder: Path, tmp_path: Pat
 def test_before_is_the_base_and_after_is_the_run(run_dir: Path, config: PretrainConfig, tmp_path: Path) -> None:
     examples = make_examples(Place(run_dir), write_texts(tmp_path / "corpus", SENTENCES))
     assert len(examples) == NUM_EXAMPLES
-    assert any(each.before != each.after for each in examples)
+    assert any(made.before != made.after for made in examples)
     plain = build(config, MethodConfig(trains="all", heads=0, ffn_units=0))
     tokenizer = load_tokenizer(Path(config.base))
-    expected = predict(plain, tokenizer, [each.masked for each in examples])
-    for each, guesses in zip(examples, expected, strict=True):
-        assert [guess.word for guess in each.before] == [guess.word for guess in guesses]
-        assert [guess.share for guess in each.before] == pytest.approx([guess.share for guess in guesses], abs=1e-6)
-        assert len(each.after) == NUM_GUESSES and each.after[0].share >= each.after[1].share > 0
+    expected = predict(plain, tokenizer, [made.masked for made in examples])
+    for example, guesses in zip(examples, expected, strict=True):
+        assert [guess.word for guess in example.before] == [guess.word for guess in guesses]
+        assert [guess.share for guess in example.before] == pytest.approx([guess.share for guess in guesses], abs=1e-6)
+        assert len(example.after) == NUM_GUESSES and example.after[0].share >= example.after[1].share > 0
 
 
 def test_the_right_word_is_known(config: PretrainConfig, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_right_word_is_known(config: PretrainConfig, tmp_path: Path) -> None
     masked = choose_sentences(write_texts(tmp_path / "a", SENTENCES), tokenizer, max_length=64)[0]
     (first, *others) = predict(model, tokenizer, [masked])[0]
     (moved,) = predict(model, tokenizer, [replace(masked, answer=tokenizer.convert_tokens_to_ids(first.word))])
-    assert moved[0].is_right and not any(each.is_right for each in moved[1:])
+    assert moved[0].is_right and not any(guess.is_right for guess in moved[1:])
 
 
 def test_a_start_that_has_gone_or_trained_on_is_left_out(run_dir: Path, config: PretrainConfig, tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_a_start_that_has_gone_or_trained_on_is_left_out(run_dir: Path, config: 
     (run_dir / "config.yaml").write_text(dump_yaml(replace(config, init_from=str(start))))
     write_run(Place(run_dir), identity={"init_sha256": found.tensors_sha256})
     same = make_examples(Place(run_dir), manifest)
-    assert all(each.before == each.after for each in same), "the start's tensors are the run's here"
+    assert all(example.before == example.after for example in same), "the start's tensors are the run's here"
     write_run(Place(run_dir), identity={"init_sha256": "0" * 64})
-    assert all(each.before == () and each.after for each in make_examples(Place(run_dir), manifest))
+    assert all(example.before == () and example.after for example in make_examples(Place(run_dir), manifest))
     shutil.rmtree(start)
-    assert all(each.before == () and each.after for each in make_examples(Place(run_dir), manifest))
+    assert all(example.before == () and example.after for example in make_examples(Place(run_dir), manifest))
 
 
 def test_a_model_that_reads_from_left_to_right_has_no_masks(

@@ -80,7 +80,7 @@ def test_rows_are_estimated_as_they_are_prepared(tiny_base_folder: Path, tmp_pat
         if manifest is not None:
             assert estimate.num_rows == pytest.approx(manifest.num_rows("train"), rel=0.05)
             assert estimate.num_tokens == pytest.approx(manifest.num_tokens("train"), rel=0.05)
-            size = sum(Path(manifest.folder, each.path).stat().st_size for each in manifest.records("train"))
+            size = sum(Path(manifest.folder, record.path).stat().st_size for record in manifest.records("train"))
             assert estimate.num_bytes == pytest.approx(size, rel=0.2)
 
 
@@ -117,22 +117,22 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
         train=TrainConfig(max_steps=100, global_batch_size=8, seq_length=32, tokens_per_second=100),
     )
     spec = describe_model(config)
-    samples = [check_corpus(each, config.prepare, to_end=True) for each in texts.values()]
+    samples = [check_corpus(path, config.prepare, to_end=True) for path in texts.values()]
     forecast = make_forecast(config, spec, samples, lambda: StepCost(0.0, 0.0))
     estimate = forecast.estimates[0]
     assert estimate is not None
-    assert [(each.title, each.num_rows) for each in forecast.texts] == [
+    assert [(text.title, text.num_rows) for text in forecast.texts] == [
         ("domain text", 300 + 100),
         ("general text", 200),
         ("web", 200),
     ]
     assert forecast.texts[0].num_epochs == 400 / estimate.num_rows
-    assert [each.num_bytes for each in forecast.texts] == 3 * [estimate.num_bytes]
+    assert [text.num_bytes for text in forecast.texts] == 3 * [estimate.num_bytes]
     printed = describe_forecast(forecast, config)
     assert f"  web                   200 rows, {forecast.texts[2].num_tokens:,} tokens, " in printed
     half = replace(config, train=replace(config.train, max_seconds=forecast.seconds / 2))
     shorter = make_forecast(half, spec, samples, lambda: StepCost(0.0, 0.0))
-    assert [each.num_rows for each in shorter.texts] == [300, 100, 0]
+    assert [text.num_rows for text in shorter.texts] == [300, 100, 0]
 
 
 def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:

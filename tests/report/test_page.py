@@ -79,7 +79,7 @@ def test_text_of_a_picture_has_11_pixels_on_a_narrow_screen() -> None:
     for is_wide in [False, True]:
         page = format_pictures([Picture(draw, "", "", is_wide)])
         width = float(re.findall(r'viewBox="0 0 ([\d.]+) ', page)[0])
-        smallest = min(float(each) for each in re.findall(r"font-size: ([\d.]+)px", page))
+        smallest = min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", page))
         least = float(re.findall(r"figure\.full svg \{ min-width: (\d+)px", STYLE)[0])  # it scrolls
         assert smallest * min(1.0, (least if is_wide else 368) / width) >= 10.99  # 400 less the page's margins
         assert ('class="full"' in page) == is_wide

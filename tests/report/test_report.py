@@ -93,7 +93,7 @@ def test_the_page_needs_no_network_and_shows_everything(written: Path) -> None:
     content = (written / "curves.png").read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(content[16:20], "big") >= 1200, "for a README"
     files = {"run.json", "metrics.jsonl", "summary.json", "config.yaml", "report.html", "curves.png"}
-    assert {each.name for each in written.iterdir()} == files
+    assert {path.name for path in written.iterdir()} == files
 
 
 def test_the_page_names_no_place_of_this_machine(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_run_of_one_step_and_one_of_which_no_figure_was_measured_are_reported(
     page = read_page(Path(write_report(Place(make_run(tmp_path / "short", records)))))
     assert len(page.pictures) == 6
     assert "general sentences fell" not in page.text and "general-probe accuracy–––" in page.text
-    records = [{name: None if "eval/" in name else each for name, each in line.items()} for line in make_records()]
+    records = [{name: None if "eval/" in name else value for name, value in line.items()} for line in make_records()]
     page = read_page(Path(write_report(Place(make_run(tmp_path / "blind", records)))))
     assert len(page.pictures) == 6 and page.text.count("not measured") > 4
 
@@ -219,7 +219,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 
 def test_general_text_and_what_it_is_for_are_said() -> None:
-    records = [{**each, "train/replay_epochs": each["step"] / 100} for each in make_records()]
+    records = [{**record, "train/replay_epochs": record["step"] / 100} for record in make_records()]
     config = PretrainConfig(replay=ReplayConfig(corpus="/data/general.txt", frac=0.1))
     facts = dict(list_facts(config, ABOUT, records))
     assert facts["general text"] == "general.txt: 10% of all rows, keeps to the base's predictions, 0.60 epochs read"
@@ -261,12 +261,12 @@ def test_the_page_says_what_the_router_keeps_and_takes() -> None:
 
 def test_parts_of_a_mixture_have_a_table_and_say_what_they_share(tmp_path: Path) -> None:
     records = make_records()
-    for each in records:
+    for record in records:
         for name, loss in (("domain", 3.0), ("web", 4.0)):
-            if "eval/domain_mlm_loss" in each:
-                each[f"parts/{name}/held_out_loss"] = loss - each["step"] / 1000
-            if each["step"]:
-                each |= {f"parts/{name}/tokens": 2048 * each["step"], f"parts/{name}/epochs": each["step"] / 40}
+            if "eval/domain_mlm_loss" in record:
+                record[f"parts/{name}/held_out_loss"] = loss - record["step"] / 1000
+            if record["step"]:
+                record |= {f"parts/{name}/tokens": 2048 * record["step"], f"parts/{name}/epochs": record["step"] / 40}
     records[-1]["parts/web/train_loss"] = 3.5
     run_dir = make_run(tmp_path / "run", records)
     parts = {"web": {"corpus": "/data/web.txt", "weight": {0: 2, 0.5: 0.5}, "keep": True}}

@@ -52,7 +52,7 @@ def test_word_bits_stand_below_the_bits_where_they_were_measured() -> None:
     bits = {"before": 2.0, "after": 1.5}
     summary = {**SUMMARY, "domain": {**SUMMARY["domain"], "word_bits_per_character": bits}}
     row = ("word bits per character", "2.000", "1.500", "-25.0%")
-    assert [each[0] for each in list_rows(summary)][2:4] == [
+    assert [cells[0] for cells in list_rows(summary)][2:4] == [
         "bits per character",
         "word bits per character",
     ]
@@ -79,7 +79,7 @@ def test_a_router_has_a_column_of_its_own() -> None:
 
 
 def test_accuracies_have_intervals_and_losses_none() -> None:
-    assert [tuple(each.replace(NO_BREAK, "~") for each in row) for row in list_rows(SUMMARY)] == [
+    assert [tuple(cell.replace(NO_BREAK, "~") for cell in row) for row in list_rows(SUMMARY)] == [
         ("held-out domain loss", "4.800", "3.600", "-25.0%"),
         (
             "held-out domain accuracy",
@@ -107,7 +107,7 @@ def test_accuracies_have_intervals_and_losses_none() -> None:
 def test_an_interval_covers_the_truth_in_19_of_20_draws() -> None:
     for share, number in [(0.3, 3940), (0.05, 400), (0.99, 3000)]:
         drawn = np.random.default_rng(1).binomial(number, share, size=4000) / number
-        bounds = [find_bounds(each, number) for each in drawn]
+        bounds = [find_bounds(estimate, number) for estimate in drawn]
         assert np.mean([low <= share <= high for low, high in bounds]) == pytest.approx(0.95, abs=0.02)
         assert find_bounds(0.0, number)[0] == 0.0 and find_bounds(1.0, number)[1] == pytest.approx(1.0)
 
@@ -115,5 +115,5 @@ def test_an_interval_covers_the_truth_in_19_of_20_draws() -> None:
 def test_the_interval_of_a_change_covers_the_truth() -> None:
     generator = np.random.default_rng(2)
     before, after = (generator.binomial(1000, share, size=4000) / 1000 for share in (0.35, 0.31))
-    bounds = [find_change_bounds(*each, 1000) for each in zip(before, after, strict=True)]
+    bounds = [find_change_bounds(*pair, 1000) for pair in zip(before, after, strict=True)]
     assert np.mean([low <= -0.04 <= high for low, high in bounds]) == pytest.approx(0.95, abs=0.015)

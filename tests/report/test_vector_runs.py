@@ -32,8 +32,8 @@ TITLE, SHARE = "InfoNCE loss", "rows matched"
 def make_vector_records() -> list[dict[str, Any]]:
     """What a worker writes for such a run."""
     records = []
-    for each in make_records():
-        named = {name.replace("train/mlm", "train/infonce"): value for name, value in each.items()}
+    for record in make_records():
+        named = {name.replace("train/mlm", "train/infonce"): value for name, value in record.items()}
         named = {name.replace("domain_mlm", "domain_infonce"): value for name, value in named.items()}
         nothing = {name: None for name in named if "bits" in name or "general_mlm" in name}
         records.append({**named, **nothing, "time/step_seconds": 1.5, "eval/general_words": 0})
@@ -71,7 +71,7 @@ def test_page_and_index_name_the_loss(tmp_path: Path) -> None:
 def test_progress_names_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress(Place(tmp_path / "metrics.jsonl"), TrainConfig(max_steps=60)):
         lines = map(json.dumps, make_vector_records()[:21])
-        (tmp_path / "metrics.jsonl").write_text("".join(f"{each}\n" for each in lines))
+        (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     shown, title, share = capsys.readouterr().err, TITLE, SHARE
     assert f"step 20/60  {title} 4." in shown
     assert f"step 20  held-out {title} 4.400, {share} 33.0%" in shown and "bits" not in shown
