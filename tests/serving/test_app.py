@@ -59,15 +59,15 @@ def wait_for_rows(served: Served, number: int) -> None:
 def test_fills_are_the_adapters_own(shared: Served) -> None:
     text = "the [MASK] was given a [MASK]"
     answers = shared.ask("fill-mask", [text, text, text], ["fills1", "fills2", "__base__"], top_k=3)
-    assert [each["adapter"] for each in answers] == ["fills1", "fills2", "__base__"]
+    assert [reply["adapter"] for reply in answers] == ["fills1", "fills2", "__base__"]
     tokenizer = shared.service.catalogue.tokenizer
     batch = tokenizer(text, return_tensors="pt")
-    for each in answers[:2]:
-        model = shared.bank.load(each["adapter"])
+    for answer in answers[:2]:
+        model = shared.bank.load(answer["adapter"])
         with torch.no_grad():
             logits = model(batch["input_ids"]).logits[0][batch["input_ids"][0] == tokenizer.mask_token_id]
         expected = logits.softmax(-1).topk(3)
-        for mask, values, ids in zip(each["masks"], expected.values, expected.indices, strict=True):
+        for mask, values, ids in zip(answer["masks"], expected.values, expected.indices, strict=True):
             assert text[mask["start"] : mask["end"]] == "[MASK]"
             assert [fill["token"] for fill in mask["fills"]] == tokenizer.convert_ids_to_tokens(ids)
             assert [fill["probability"] for fill in mask["fills"]] == pytest.approx(values.tolist(), abs=1e-5)
@@ -88,7 +88,7 @@ def test_vectors_are_the_encoders(shared: Served) -> None:
 
 def test_routers_choose_per_text_among_adapters_that_can_answer(shared: Served) -> None:
     texts = ["the gene [MASK]", "the river [MASK]"]
-    names = [each["adapter"] for each in shared.ask("fill-mask", texts, "auto")]
+    names = [answer["adapter"] for answer in shared.ask("fill-mask", texts, "auto")]
     assert names == ["fills1", "__base__"]
     known, unknown = shared.ask("classify", texts, "auto")
     assert known["adapter"] == "sorts1" and known["label"] in CLASSES
@@ -114,7 +114,7 @@ def test_what_no_router_knows_is_answered_with_the_fields_of_those_that_chose(
             known, unknown = served.ask("classify", ["the gene", "the river"], "auto")
             fields = {field for name in names for field in served.ask("classify", TEXT, name)[0]}
         assert known["adapter"] in names
-        assert unknown == {"adapter": "__base__", **{each: empty[each] for each in empty if each in fields}}
+        assert unknown == {"adapter": "__base__", **{field: empty[field] for field in empty if field in fields}}
 
 
 def test_a_base_without_words_fills_no_masks_of_text_that_no_router_knows(own: Served) -> None:
@@ -136,8 +136,8 @@ def test_vectors_are_pooled_as_the_adapter_learned_it(own: Served) -> None:
 def test_texts_of_different_adapters_and_endpoints_share_a_pass(own: Served) -> None:
     own.replica.gate.clear()
     threads = [
-        threading.Thread(target=own.ask, args=each)
-        for each in (
+        threading.Thread(target=own.ask, args=arguments)
+        for arguments in (
             ("embed", TEXT, "__base__"),
             ("classify", TEXT, "sorts1"),
             ("classify", [TEXT, TEXT], ["sorts2", "sorts1"]),
@@ -145,12 +145,12 @@ def test_texts_of_different_adapters_and_endpoints_share_a_pass(own: Served) -> 
             ("embed", TEXT, "tags1"),
         )
     ]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     wait_for_rows(own, 6)
     own.replica.gate.set()
-    for each in threads:
-        each.join(120)
+    for thread in threads:
+        thread.join(120)
     assert sum(map(len, own.replica.passes)) == 6 and len(own.replica.passes) <= 2
     assert max(len(set(names)) for names in own.replica.passes) >= 3
 
@@ -242,7 +242,7 @@ def test_requests_show_the_token(shared: Served) -> None:
 def test_head_is_answered_as_get_without_a_body(shared: Served) -> None:
     for path in ("/", "/healthz", "/readyz", "/openapi.json", "/metrics", "/v1/adapters", "/v1/embed", "/nowhere"):
         for headers in ({}, {"Authorization": ""}):
-            head, got = (getattr(shared.client, each)(path, headers=headers) for each in ("head", "get"))
+            head, got = (getattr(shared.client, method)(path, headers=headers) for method in ("head", "get"))
             assert (head.status_code, head.content) == (got.status_code, b""), path
             assert head.headers["Content-Type"] == got.headers["Content-Type"], path
             if path != "/metrics":  # it counts these requests, too
@@ -265,14 +265,14 @@ def test_a_full_queue_is_429_and_what_is_in_it_is_answered(own: Served) -> None:
         answers.append(own.post("classify", texts, "sorts1").status_code)
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     wait_for_rows(own, 16)
     refused = own.post("classify", TEXT, "sorts1")
     assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
     own.replica.gate.set()
-    for each in threads:
-        each.join(120)
+    for thread in threads:
+        thread.join(120)
     assert answers == [200, 200] and own.post("classify", TEXT, "sorts1").status_code == 200
 
 
@@ -318,7 +318,7 @@ def bank(folder: Path, tmp_path: Path) -> AdapterBank:
 
 
 def list_names(served: Served) -> list[str]:
-    return [each["name"] for each in served.client.get("/v1/adapters").json()["adapters"]]
+    return [adapter["name"] for adapter in served.client.get("/v1/adapters").json()["adapters"]]
 
 
 def test_adapters_come_and_go_with_the_bank(bank: AdapterBank) -> None:
@@ -345,7 +345,7 @@ def test_adapters_that_were_not_asked_for_are_not_served(bank: AdapterBank) -> N
     served = Served(bank, names=["sorts1", "tags1"])
     with served.client:
         add_drawn(bank, "sorts3", "sequence_classification", 33, CLASSES)
-        assert [served.post("classify", TEXT, f"sorts{each}").status_code for each in (1, 2, 3)] == [200, 404, 404]
+        assert [served.post("classify", TEXT, f"sorts{number}").status_code for number in (1, 2, 3)] == [200, 404, 404]
         assert list_names(served) == ["sorts1", "tags1"]
 
 
@@ -364,7 +364,7 @@ def test_a_look_at_a_bank_is_one_listing(
     def count(look: Callable[[], object]) -> tuple[int, int]:
         proxy.requests.clear()
         look()
-        listings = [each for each in proxy.requests if "list-type=2" in each]
+        listings = [request for request in proxy.requests if "list-type=2" in request]
         return len(listings), len(proxy.requests) - len(listings)
 
     assert count(catalogue.refresh) == (1, 0) and catalogue.names() == names
@@ -394,8 +394,8 @@ def test_a_damaged_adapter_is_not_served_at_all(bank: AdapterBank) -> None:
 
 def test_a_row_made_for_an_adapter_that_was_replaced_is_refused(bank: AdapterBank) -> None:
     catalogue, engine = Catalogue(ServedBank(bank)), Engine(ServedBank(bank), torch.device("cpu"))
-    adapters = [each for each in catalogue.list() if each.name in ("sorts1", "sorts2")]
-    rows = [Classify(catalogue).ask(TEXT, each, ClassifyRequest(inputs=TEXT)).rows[0] for each in adapters]
+    adapters = [adapter for adapter in catalogue.list() if adapter.name in ("sorts1", "sorts2")]
+    rows = [Classify(catalogue).ask(TEXT, adapter, ClassifyRequest(inputs=TEXT)).rows[0] for adapter in adapters]
     bank.remove("sorts2")
     add_drawn(bank, "sorts2", "sequence_classification", 99, ("else", "other"))
     kept, refused = engine.run(rows)

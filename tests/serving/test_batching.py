@@ -67,7 +67,7 @@ async def test_requests_share_a_pass_and_get_their_own_results() -> None:
         batcher.submit([Words("a", 9), Words("b", 3)]), batcher.submit([Words("c", 5)])
     )
     assert (first, second) == (["a", "b"], ["c"])
-    assert [[row.length for row in each] for each in run.passes] == [[3, 5, 9]]
+    assert [[row.length for row in rows] for rows in run.passes] == [[3, 5, 9]]
     assert batcher.num_queued == 0
 
 
@@ -91,7 +91,7 @@ async def test_rows_that_arrive_while_a_pass_runs_are_one_pass_afterwards() -> N
         await asyncio.sleep(0.001)
     gate.set()
     await asyncio.gather(*tasks)
-    assert [len(each) for each in run.passes] == [1, 5]
+    assert [len(rows) for rows in run.passes] == [1, 5]
 
 
 @in_loop
@@ -130,7 +130,7 @@ async def test_a_full_queue_refuses_whole_requests_and_takes_others_later() -> N
         await batcher.submit([Words("c", 1), Words("d", 1)])
     gate.set()
     assert await first == ["a", "b"]
-    assert await batcher.submit([Words(each, 1) for each in "cde"]) == ["c", "d", "e"]
+    assert await batcher.submit([Words(name, 1) for name in "cde"]) == ["c", "d", "e"]
 
 
 @in_loop
@@ -147,7 +147,7 @@ async def test_rows_of_a_client_that_is_gone_are_not_computed() -> None:
     gone.cancel()
     gate.set()
     assert (await first, await kept) == (["a"], ["kept"])
-    assert [row.name for each in run.passes for row in each] == ["a", "kept"]
+    assert [row.name for rows in run.passes for row in rows] == ["a", "kept"]
     assert batcher.num_queued == 0
 
 

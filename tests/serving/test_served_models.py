@@ -48,20 +48,20 @@ def start(tiny_base_folder: Path) -> StartModel:
 def check_answers(served: Served, name: str, family: str, model: str) -> None:
     """Compare a model's answers with its predictions, all but the last digits of probabilities."""
     predictor = load_task_model(model, CPU)
-    expected = predictor.predict(make_raw(family, [{"text": each} for each in TEXTS])).records
+    expected = predictor.predict(make_raw(family, [{"text": text} for text in TEXTS])).records
     answers = served.ask(ENDPOINTS[family], TEXTS, name, **({} if family == "ner" else {"truncate": True}))
     for answer, record in zip(answers, expected, strict=True):
         answer.pop("truncated", None)
         assert answer.pop("adapter") == name and answer.keys() == record.keys()
         for field, value in record.items():
             if field == "entities":
-                scores = [[each.pop("score") for each in found] for found in (answer[field], value)]
+                scores = [[entity.pop("score") for entity in found] for found in (answer[field], value)]
                 assert scores[0] == pytest.approx(scores[1], abs=1e-5) and answer[field] == value
             elif field in ("probabilities", "value"):
                 assert answer[field] == pytest.approx(value, abs=1e-5)
             else:
                 assert answer[field] == value
-    found = (each.get(name) for each in expected for name in ("labels", "entities", "label", "value"))
+    found = (prediction.get(name) for prediction in expected for name in ("labels", "entities", "label", "value"))
     assert any(found)
 
 
@@ -114,13 +114,13 @@ def test_an_export_fills_masks_as_predict_does(
     save_model(model, folder)
     special = tokenizer.sep_token  # in a text it is text
     texts = [
-        *(f"[MASK] {each} [MASK]" for each in TEXTS[1:]),
+        *(f"[MASK] {text} [MASK]" for text in TEXTS[1:]),
         f"a {special} b [MASK]",
         f"{tokenizer.mask_token}{special}",
     ]
     config = PredictConfig(model=str(folder), input="texts", output="filled")
     predictor = load_predictor(find_model(config), config, CPU)
-    expected = predictor.predict([predictor.make_example({"text": each}, "text") for each in texts]).records
+    expected = predictor.predict([predictor.make_example({"text": text}, "text") for text in texts]).records
     with place_bank(ServeConfig(model=config.model)) as placed:
         assert bool(placed.bank) == (method is FULL), "an export without extension is a base"
         name = "__base__" if placed.bank else "clinic"
@@ -128,8 +128,8 @@ def test_an_export_fills_masks_as_predict_does(
         with served.client:
             for answer, record in zip(served.ask("fill-mask", texts, name), expected, strict=True):
                 for mask, other in zip(answer["masks"], record["masks"], strict=True):
-                    assert [each["token"] for each in mask["fills"]] == [each["token"] for each in other["fills"]]
-                    scores = [[each["probability"] for each in own["fills"]] for own in (mask, other)]
+                    assert [fill["token"] for fill in mask["fills"]] == [fill["token"] for fill in other["fills"]]
+                    scores = [[fill["probability"] for fill in own["fills"]] for own in (mask, other)]
                     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
@@ -137,7 +137,7 @@ def test_a_whole_model_is_alone(start: StartModel, tmp_path: Path) -> None:
     served = Served(find_single_model(str(export_fitted(start, "classification", tmp_path / "tuned"))))
     with served.client:
         listed = served.client.get("/v1/adapters").json()
-        assert [each["labels"] for each in listed["adapters"]] == [["weather", "animal"]] and listed["base"] is None
+        assert [row["labels"] for row in listed["adapters"]] == [["weather", "animal"]] and listed["base"] is None
         for name in ("__base__", "other"):
             answer = served.post("classify", "cat", name)
             assert answer.status_code == 404 and answer.json()["error"].endswith("give one of tuned.")
@@ -157,11 +157,11 @@ def test_adapters_of_one_bank_cut_a_text_as_their_own_sets_do(start: StartModel,
     with served.client:
         answers = served.ask("entities", [text] * 4, ["whole", "parts", "parts", "whole"])
     for answer in answers:
-        assert [each["text"] for each in answer["entities"]] == words[answer["adapter"]]
+        assert [entity["text"] for entity in answer["entities"]] == words[answer["adapter"]]
     for name, own in words.items():
         predictor = TaskPredictor(load_task_model(f"{tmp_path / 'bank'}:{name}", CPU))
         (record,) = predictor.predict([predictor.make_example({"text": text}, "text")]).records
-        assert [each["text"] for each in record["entities"]] == own
+        assert [entity["text"] for entity in record["entities"]] == own
 
 
 def test_vectors_and_labels_share_a_pass(start: StartModel, tmp_path: Path) -> None:
