@@ -135,7 +135,7 @@ def make_run_of(
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
-    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def check_shared(folder: Path, tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def score(run: RebuiltRun, model: Any = None) -> torch.Tensor:
 def test_exports_load_alone_and_give_equal_logits(base: Base, tiny_roberta_folder: Path, tmp_path: Path) -> None:
     """One of heads and units, and one of new words beside byte-level BPE."""
     plain = make_rebuilt(base)
-    before = {name: each.clone() for name, each in plain.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in plain.model.state_dict().items()}
     export_model(plain, Place(tmp_path / "plain"))
     assert getattr(plain.model.config, "auto_map", None) is None, "exporting leaves the model as it was"
-    assert all(torch.equal(each, before[name]) for name, each in plain.model.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in plain.model.state_dict().items())
     with pytest.raises(KeyError, match="give trust_remote_code=True"):
         AutoModelForMaskedLM.from_pretrained(tmp_path / "plain")
 
@@ -175,12 +175,12 @@ def test_exports_load_alone_and_give_equal_logits(base: Base, tiny_roberta_folde
 
     (tmp_path / "elsewhere").mkdir()
     loaded = load_alone([tmp_path / "plain", tmp_path / "words"], tmp_path / "elsewhere")
-    for each, run in zip(loaded, (plain, words), strict=True):
+    for found, run in zip(loaded, (plain, words), strict=True):
         expected = score(run)
-        torch.testing.assert_close(torch.tensor(each["logits"]), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(found["logits"]), expected, atol=1e-5, rtol=0)
         rows, length, _ = expected.shape
         heads = {"ForTokenClassification": [rows, length, 2], "ForSequenceClassification": [rows, 2]}
-        assert each["shapes"] == {"": [rows, length, 32], "ForQuestionAnswering": [rows, length], **heads}
+        assert found["shapes"] == {"": [rows, length, 32], "ForQuestionAnswering": [rows, length], **heads}
     assert expected.shape[-1] == size + 2
 
 
@@ -207,16 +207,16 @@ def test_an_exports_tokenizer_and_model_load_without_a_word(
 def test_an_export_has_every_file_and_says_what_it_is(base: Base, tmp_path: Path) -> None:
     run, folder = make_rebuilt(base), tmp_path / "export"
     export_model(run, Place(folder))
-    names = {each.name for each in folder.iterdir()}
+    names = {path.name for path in folder.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert names >= {"modules.json", "sentence_bert_config.json"}
     assert {name for name in names if name.endswith((".py", ".bin"))} == {*CODE_FILES}
-    modes = {each.stat().st_mode for each in folder.rglob("*") if each.is_file()}
+    modes = {path.stat().st_mode for path in folder.rglob("*") if path.is_file()}
     assert len(modes) == 1, "every file is readable by the same people"
     with safe_open(folder / "model.safetensors", framework="pt") as tensors:
         assert tensors.metadata()["format"] == "pt"
     heads = "MaskedLM MultipleChoice PreTraining QuestionAnswering SequenceClassification TokenClassification".split()
-    expected = ["AutoConfig", "AutoModel", *(f"AutoModelFor{each}" for each in heads)]
+    expected = ["AutoConfig", "AutoModel", *(f"AutoModelFor{head}" for head in heads)]
     assert sorted(json.loads((folder / "config.json").read_text())["auto_map"]) == expected
     own = REPOSITORY / "domext_ray" / "model" / "domext" / "modeling_domext.py"
     assert (folder / "modeling_domext.py").read_bytes() == own.read_bytes()
@@ -225,7 +225,7 @@ def test_an_export_has_every_file_and_says_what_it_is(base: Base, tmp_path: Path
     assert (header["license"], header["library_name"], header["pipeline_tag"]) == ("mit", "transformers", "fill-mask")
     card = (folder / "README.md").read_text()
     assert base.sha256 in card and "read its `*_domext.py` files first" in card
-    assert f"{sum(each.numel() for each in run.model.parameters()):,}" in card
+    assert f"{sum(param.numel() for param in run.model.parameters()):,}" in card
     check_shared(folder, tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_an_export_is_replaced_only_by_a_complete_one(
     assert "# first" in (folder / "README.md").read_text()
     export_model(make_rebuilt(base, name="third"), Place(folder))
     assert "# third" in (folder / "README.md").read_text()
-    left = {each.name for each in tmp_path.iterdir()} - {"huggingface"}
+    left = {path.name for path in tmp_path.iterdir()} - {"huggingface"}
     assert left == {"export"}, "a temporary folder was left behind"
 
 
@@ -317,7 +317,7 @@ def test_an_export_that_was_killed_half_way_is_no_export_and_is_replaced(
         list_exported(Place(folder))
     export("3")
     assert list_exported(Place(folder)) == ["a", "b3", "domext_export.json"]
-    assert sorted(each.name for each in folder.iterdir()) == ["a", "b3", "domext_export.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "b3", "domext_export.json"]
     (folder / "mine").touch()
     monkeypatch.setattr(Place, "put", put)
     with pytest.raises(RunError, match="mine: no part of the export"):
@@ -513,7 +513,7 @@ def test_the_hub_reads_a_card(base: Base, tmp_path: Path) -> None:
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.data.base_model, card.data.base_model_relation) == ("someone/tiny-bert", "finetune")
     assert card.data.datasets == ["someone/notes"] and card.data.license == "mit"
-    found = [(each.dataset_type, each.metric_type, each.metric_value) for each in card.data.eval_results]
+    found = [(result.dataset_type, result.metric_type, result.metric_value) for result in card.data.eval_results]
     assert found == [("domain", "loss", 4.25), ("domain", "accuracy", 0.2)]
     for shipped in ("general-mini", str(tmp_path)):
         assert "base_model" not in build_card(replace(run, config=replace(config, base=shipped)), summary)

@@ -197,7 +197,9 @@ def test_a_bottleneck_folder_has_the_names_that_adapterhubs_library_reads(
     assert {"README.md", "adapter/adapter.safetensors", "adapter/adapter_config.json", "base/config.json"} <= files
     assert {path.name for path in (folder / "adapter").iterdir()} == {"adapter.safetensors", "adapter_config.json"}
     assert len({(folder / name).stat().st_mode for name in files}) == 1, "every file is readable by the same people"
-    shapes = {name: tuple(each.shape) for name, each in load_file(folder / "adapter" / "adapter.safetensors").items()}
+    shapes = {
+        name: tuple(tensor.shape) for name, tensor in load_file(folder / "adapter" / "adapter.safetensors").items()
+    }
     expected = {}
     for place in ("attention.output", "output"):
         start = f"{prefix}.encoder.layer.1.{place}.adapters.task"
@@ -222,12 +224,14 @@ def test_a_bottleneck_folder_has_the_names_that_adapterhubs_library_reads(
 
 def test_only_the_layer_norms_of_adapted_layers_differ_from_the_base(tiny_base_folder: Path, tmp_path: Path) -> None:
     model = make_model(tiny_base_folder, layers="1", **BOTTLENECK)
-    before = {name: each.clone() for name, each in model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     folder = export_bottlenecks(model, tiny_base_folder, tmp_path / "export")
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items()), "the model has changed"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), (
+        "the model has changed"
+    )
     written, base = load_file(folder / "base" / "model.safetensors"), load_base(str(tiny_base_folder)).tensors
     assert written.keys() == base.keys()
-    changed = {name for name, each in written.items() if not torch.equal(each, base[name])}
+    changed = {name for name, tensor in written.items() if not torch.equal(tensor, base[name])}
     norms = {f"bert.encoder.layer.1.{place}.LayerNorm" for place in ("attention.output", "output")}
     assert changed == {f"{norm}.{kind}" for norm in norms for kind in ("weight", "bias")}
     assert AutoTokenizer.from_pretrained(folder / "base")(TEXTS) == AutoTokenizer.from_pretrained(tiny_base_folder)(
@@ -282,7 +286,7 @@ def test_only_an_earlier_export_of_the_kind_is_replaced(tiny_base_folder: Path, 
     model = make_model(tiny_base_folder, bottleneck_norms=False, **BOTTLENECK)
     folder = export_bottlenecks(model, tiny_base_folder, tmp_path / "export")
     export_bottlenecks(model, tiny_base_folder, folder)
-    assert {each.name for each in folder.iterdir()} == {"README.md", "adapter", MARKER}
+    assert {path.name for path in folder.iterdir()} == {"README.md", "adapter", MARKER}
     with pytest.raises(RunError, match="an export of another kind \\(adapterhub\\)"):
         export_lora(tiny_base_folder, folder, **LORA)
     with pytest.raises(RunError, match="is a file"):
@@ -325,17 +329,17 @@ def test_a_lora_folder_is_what_peft_itself_would_save(
     PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(base_folder), folder).save_pretrained(
         tmp_path / "own"
     )
-    ours, theirs = (load_file(each / "adapter_model.safetensors") for each in (folder, tmp_path / "own"))
-    assert ours.keys() == theirs.keys() and all(torch.equal(each, theirs[name]) for name, each in ours.items())
+    ours, theirs = (load_file(saved / "adapter_model.safetensors") for saved in (folder, tmp_path / "own"))
+    assert ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as tensors:
         assert tensors.metadata() == {"format": "pt"}
-    configs = [json.loads((each / "adapter_config.json").read_text()) for each in (folder, tmp_path / "own")]
+    configs = [json.loads((saved / "adapter_config.json").read_text()) for saved in (folder, tmp_path / "own")]
     assert configs[0] == configs[1]
     assert (configs[0]["r"], configs[0]["lora_alpha"]) == (3, 7.0)
     assert configs[0]["base_model_name_or_path"] == base_folder.name
     files = {"adapter_config.json", "adapter_model.safetensors", "README.md", MARKER}
-    assert {each.name for each in folder.iterdir()} == files
-    assert len({each.stat().st_mode for each in folder.iterdir()}) == 1, "every file is readable by the same people"
+    assert {file.name for file in folder.iterdir()} == files
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1, "every file is readable by the same people"
     for path in folder.iterdir():
         assert str(base_folder.parent).encode() not in path.read_bytes(), "it tells where things lie on this machine"
 

@@ -39,7 +39,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallHub]:
 
 def write_export(folder: Path, parts: tuple[str, ...] = (".",)) -> Path:
     with new_export(Place(folder), ExportRecord(FINE_TUNED)) as temporary:
-        for path, content in ((temporary / part / name, each) for part in parts for name, each in FILES.items()):
+        for path, content in ((temporary / part / name, data) for part in parts for name, data in FILES.items()):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
     return folder

@@ -97,7 +97,7 @@ def test_an_export_is_the_run_at_that_scale(
     for scale, found in scores.items():  # as other jobs have it, whose adapters have no scales
         start = load_masked_lm(str(folders[scale]))[0]
         torch.testing.assert_close(score(start, tokenizer), found, atol=1e-5, rtol=0)
-        assert {each.scale for each in cast(Any, start.config).adapters.values()} <= {1.0}
+        assert {adapter.scale for adapter in cast(Any, start.config).adapters.values()} <= {1.0}
     ordinary = export(run, tmp_path / "ordinary")
     assert (folders["1"] / "README.md").read_text() == (ordinary / "README.md").read_text()
     assert load_file(folders["1"] / "model.safetensors").keys() == load_file(ordinary / "model.safetensors").keys()
@@ -108,7 +108,7 @@ def test_a_card_says_the_scale_and_no_figures_of_another_one(make: Make, tmp_pat
     figures = {"mlm_loss": pair, "mlm_accuracy": pair, "bits_per_character": pair}
     summary = {"domain": figures, "general": {"mlm_accuracy": pair}, "train": {"steps": 3, "tokens": 1000}}
     (run / "summary.json").write_text(json.dumps(summary))
-    cards = [(export(run, tmp_path / each, "--scale", each) / "README.md").read_text() for each in ("0.7", "1")]
+    cards = [(export(run, tmp_path / scale, "--scale", scale) / "README.md").read_text() for scale in ("0.7", "1")]
     assert "| Scale | 0.7 (1: as it was trained, 0: the base) |" in cards[0] and "Before and after" not in cards[0]
     assert "Scale" not in cards[1] and "Before and after" in cards[1]
     assert json.loads((tmp_path / "0.7" / "config.json").read_text())["adapters"]["domain"]["scale"] == 0.7
@@ -150,7 +150,7 @@ def test_a_bottleneck_folder_has_the_scale_in_its_description_and_in_the_layer_n
     ("method", "scale"),
     [
         ("AF and shifts of some words", "0.5"),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("AF", "0"), ("LoRA", "0.5"), ("LoRA", "0"))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("AF", "0"), ("LoRA", "0.5"), ("LoRA", "0"))),
     ],
 )
 def test_a_graph_is_of_the_scale(method: str, scale: str, make: Make, tmp_path: Path) -> None:
@@ -197,4 +197,4 @@ def test_lora_at_a_scale_is_merged(make: Make) -> None:
     assert rebuilt.spec.base is not None
     tensors = dict(model.named_parameters())
     assert not any(map(is_extension, tensors))
-    assert all(torch.equal(tensors[name], each) for name, each in rebuilt.spec.base.tensors.items())
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in rebuilt.spec.base.tensors.items())

@@ -53,10 +53,10 @@ def test_an_export_says_how_a_text_becomes_a_vector(tiny_base_folder: Path, tmp_
     for pooling, name in poolings:
         folder = export(tiny_base_folder, METHODS["heads"], pooling, tmp_path / "export")
         modules = json.loads((folder / "modules.json").read_text())
-        assert [each["path"] for each in modules] == ["", "1_Pooling"]
+        assert [module["path"] for module in modules] == ["", "1_Pooling"]
         values = json.loads((folder / "1_Pooling" / "config.json").read_text())
         assert values["word_embedding_dimension"] == 32
-        assert [each for each, value in values.items() if value is True] == [name]
+        assert [key for key, value in values.items() if value is True] == [name]
 
 
 def test_the_card_of_a_model_of_vectors_says_how_to_get_them(tiny_base_folder: Path) -> None:
