@@ -168,7 +168,7 @@ def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> N
     assert bank.names() == AdapterBank.open(bank.folder).names() == ["art", "law", "zoo"]
     assert len({path.stat().st_mode for path in Path(bank.folder).rglob("*") if path.is_file()}) == 1
     bank.remove("law")
-    assert read_state(Path(bank.folder)) == {path: each for path, each in seen.items() if "/law/" not in path}
+    assert read_state(Path(bank.folder)) == {path: state for path, state in seen.items() if "/law/" not in path}
     assert bank.names() == ["art", "zoo"] and not bank.verify()
 
 
@@ -178,7 +178,7 @@ def test_a_loaded_adapter_is_the_model_that_was_added(
 ) -> None:
     base = load_base(str(request.getfixturevalue(base_name)))
     bank = AdapterBank.create(tmp_path / "bank", base.id)
-    cases = [(MASKED_LM, SHIFTS), *((each, EVERYTHING) for each in ARCHITECTURES)]
+    cases = [(MASKED_LM, SHIFTS), *((kind, EVERYTHING) for kind in ARCHITECTURES)]
     if base_name == BASES[0]:
         cases += [*product(ARCHITECTURES, (BOTTLENECK, VARIANT)), (TOKENS, SHIFTS), (SEQUENCES, SHIFTS)]
         cases.append((MASKED_LM, {**SHIFTS, "scale": 0.5}))
@@ -193,7 +193,7 @@ def test_a_loaded_adapter_is_the_model_that_was_added(
         assert type(loaded) is type(model) and not loaded.training
         assert loaded.config.id2label == model.config.id2label
         assert bank.describe(f"law{i}") == entry and entry.origin == {"paper": "1902.00751"}
-        own = [each.numel() for name, each in model.named_parameters() if name not in base.tensors]
+        own = [param.numel() for name, param in model.named_parameters() if name not in base.tensors]
         assert entry.num_parameters == sum(own) and entry.num_bytes < 4 * sum(own) + 20_000
 
 
@@ -211,7 +211,7 @@ def test_files_do_not_name_the_adapter(bank: AdapterBank, base: Base) -> None:
 
 def test_adapters_come_switch_and_go_at_run_time(bank: AdapterBank, base: Base) -> None:
     sizes = {"law": BOTTLENECK, "art": BOTTLENECK, "some": SHIFTS, "all": {"word_rows": base.config.vocab_size}}
-    models = {name: make_model(base, seed=seed, sizes=each) for seed, (name, each) in enumerate(sizes.items())}
+    models = {name: make_model(base, seed=seed, sizes=own) for seed, (name, own) in enumerate(sizes.items())}
     for name, model in models.items():
         bank.add(name, model, "own")
     served, batch = make_plain(base), make_batch(base, 3)
@@ -295,7 +295,7 @@ def test_a_mixed_batch_is_each_row_through_its_own_model(
         found = server(**batch, adapter_names=names)
         assert len(passes) == 1 and not found[0].requires_grad
         for row, name in enumerate(names):
-            alone = score(models[name], {key: each[row : row + 1] for key, each in batch.items()})[0]
+            alone = score(models[name], {key: tensor[row : row + 1] for key, tensor in batch.items()})[0]
             torch.testing.assert_close(found[row], alone, atol=1e-5, rtol=0)
         assert found[0].shape == (4,) and found[1].shape[-1] == base.config.vocab_size
         assert found[names.index("art")].shape == (9, 3)
@@ -345,7 +345,7 @@ def test_a_server_changes_while_it_serves(bank: AdapterBank, base: Base) -> None
     server.attach("sky")
     states, scores = server.encode(**batch, adapter_names=["sky"] * 4), server(**batch, adapter_names=["sky"] * 4)
     server.drop("sky")
-    assert all(torch.equal(each, scores[row]) for row, each in states.score().items()), "a batch keeps its adapters"
+    assert all(torch.equal(logits, scores[row]) for row, logits in states.score().items()), "a batch keeps its adapters"
     server.drop("law")
     plain = torch.stack(server(**batch, adapter_names=["__base__"] * 4))
     assert torch.equal(plain, score(make_plain(base), batch)), "what was dropped has left nothing behind"
@@ -413,7 +413,7 @@ def test_a_model_that_is_not_base_and_adapter_is_refused(bank: AdapterBank, base
 
 
 def test_another_base_is_refused(bank: AdapterBank, base: Base, headless_folder: Path, tmp_path: Path) -> None:
-    moved = replace(base.files, tensors={name: each + 0.01 for name, each in base.tensors.items()})
+    moved = replace(base.files, tensors={name: tensor + 0.01 for name, tensor in base.tensors.items()})
     other = replace(base, read=moved)
     bank.add("law", make_model(base), "own")
     with pytest.raises(RunError, match="is not as in the bank's base"):
@@ -602,7 +602,7 @@ def test_a_run_is_added(bank: AdapterBank, base: Base, tmp_path: Path) -> None:
     model = make_run(base, tmp_path / "clinic", method)
     entry = bank.add_run("law", tmp_path / "clinic")
     assert entry.origin == {"run": "clinic", "method": "houlsby", "step": 7} and entry.architecture == MASKED_LM
-    assert entry.num_parameters == sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert entry.num_parameters == sum(param.numel() for param in model.parameters() if param.requires_grad)
     batch = make_batch(base, 3)
     assert torch.equal(score(bank.load("law"), batch), score(model, batch))
     poolings: tuple[Pooling, ...] = ("mean", "cls")

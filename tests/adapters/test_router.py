@@ -115,7 +115,7 @@ def test_the_seed_draws_rows_and_the_domain_has_four_times_the_general_ones(
     ]
     every, few, same, other, most = drawn
     assert len({*few}) == len({*other}) == 50 and few == same != other and most == every
-    assert [each for each in every if each in few] == few, "they stay in their order"
+    assert [row for row in every if row in few] == few, "they stay in their order"
     numbers, fit_table = list[tuple[int, int]](), router_room._fit_table
 
     def look(domain: router_room.Rows, general: router_room.Rows, counts: np.ndarray) -> torch.Tensor:
@@ -227,7 +227,7 @@ def test_a_fit_is_broken_off_with_its_run(
     monkeypatch.setattr(router_room, "fit_router", fit_on)
     with pytest.raises(KeyboardInterrupt), fit_beside(run):
         raise KeyboardInterrupt
-    assert "router" not in [each.name for each in threading.enumerate()] and not read_routers(Place(tmp_path))
+    assert "router" not in [thread.name for thread in threading.enumerate()] and not read_routers(Place(tmp_path))
     monkeypatch.undo()
     asked = list[str]()
 
@@ -246,7 +246,7 @@ def test_an_export_has_the_run_s_router(base: Base, texts: tuple[Manifest, Manif
     make_run(base, run_dir, METHOD)
     get_or_train_routers(plan_fit(base, run_dir, texts))
     table, record = read_routers(Place(run_dir))["clinic"]
-    said = [each.text for each in EventReader(Place(run_dir), from_start=True).read()]
+    said = [event.text for event in EventReader(Place(run_dir), from_start=True).read()]
     assert said == [f"router: {describe_router(PretrainConfig(method=METHOD), asdict(record))}"]
     ids, names = torch.tensor([[2, *OWN[:8], 3], [2, *OTHER[:8], 3]]), ["clinic", "__base__"]
     assert rebuild_run(Place(run_dir)).model.bert.route(ids) == names

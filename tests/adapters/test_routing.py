@@ -84,8 +84,8 @@ def test_auto_is_naming_the_adapters_by_hand(both: Any, base: Base) -> None:
     masked = torch.tensor([2, 9, 18])
     with torch.no_grad():
         chosen = [
-            both(ROWS, masked_positions=masked, adapter_names=each, output_hidden_states=True)
-            for each in ("auto", NAMES)
+            both(ROWS, masked_positions=masked, adapter_names=names, output_hidden_states=True)
+            for names in ("auto", NAMES)
         ]
     assert torch.equal(chosen[0].logits, chosen[1].logits)
     with pytest.raises(ValueError, match="routers read input_ids"):
@@ -165,7 +165,7 @@ def test_masked_words_are_predicted_by_what_the_router_chooses(base: Base) -> No
     model, plain = make_routed(base, "law", LAW), make_model(base, MASKED_LM)
     plain.bert.set_active_adapters([])
     places = np.array([3])
-    rows = [MaskedText(np.array([2, each[0], each[1], 4, each[2], 3]), places, each[:1].numpy()) for each in ROWS[:4]]
+    rows = [MaskedText(np.array([2, row[0], row[1], 4, row[2], 3]), places, row[:1].numpy()) for row in ROWS[:4]]
 
     def find_best(which: Any, adapter_names: str | None) -> list[int]:
         words = range(base.config.vocab_size)
