@@ -109,7 +109,7 @@ def step_row(
     if precision == "bf16":
         store_base(built.model, torch.bfloat16)
     engine = make_engine(row, places, built, stage, precision=precision, device=device, **options)
-    return [each.loss for each in train(engine, row, places, 0, CUT)]
+    return [result.loss for result in train(engine, row, places, 0, CUT)]
 
 
 def step_packed(places: Places, device: torch.device) -> list[float]:
@@ -122,7 +122,7 @@ def step_packed(places: Places, device: torch.device) -> list[float]:
     engine, losses = make_engine(row, places, Built(spec.build(), spec, {}), device=device), []
     for step in range(CUT):
         rows = masker.mask(draw_rows(row, places, step), epoch=0)
-        batches = [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)]
+        batches = [to_batch(collated) for collated in masker.collate(rows, MICRO_BATCH)]
         share, rank = NUM_ROWS // MICRO_BATCH // dist.get_world_size(), dist.get_rank()
         counts = {LOSS: sum(batch.num_masked for batch in batches)}
         losses.append(engine.train_step(batches[rank * share :][:share], counts, step).loss)
@@ -135,10 +135,10 @@ def step_evaluating(places: Places, device: torch.device) -> list[float]:
     engine = make_engine(row, places, build(row, places), 3, device=device)
     masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), row.make_objective(), 3)
     rows = masker.mask(draw_rows(row, places, STEPS), epoch=0)
-    held_out = EvalSet(rows, lambda own: [to_batch(each) for each in masker.collate(own, MICRO_BATCH)])
+    held_out = EvalSet(rows, lambda own: [to_batch(collated) for collated in masker.collate(own, MICRO_BATCH)])
     losses = []
     for step in range(CUT):
-        losses += [each.loss for each in train(engine, row, places, step, step + 1)]
+        losses += [result.loss for result in train(engine, row, places, step, step + 1)]
         evaluate(engine, held_out)
     return losses
 
@@ -150,19 +150,21 @@ def step_again(row: Row, places: Places, device: torch.device) -> dict[str, Any]
     train(engine, row, places, 0, CUT)
     save(row, places, built, CUT, engine)
     dist.barrier()
-    straight = [each.loss for each in train(engine, row, places, CUT, STEPS)]
-    return {"straight": straight, "resumed": [each.loss for each in resume(row, places, device)[0]]}
+    straight = [result.loss for result in train(engine, row, places, CUT, STEPS)]
+    return {"straight": straight, "resumed": [result.loss for result in resume(row, places, device)[0]]}
 
 
 def step_as_trial(places: Places, device: torch.device) -> dict[str, Any]:
     """Steps of a sweep's trial: what its collectives send through which backend, and its memory."""
-    met, backends = set[tuple[str, str]](), dict(each.split(":") for each in dist.get_backend_config().split(","))
+    met, backends = set[tuple[str, str]](), dict(pair.split(":") for pair in dist.get_backend_config().split(","))
 
     def watch(name: str) -> None:
         plain = getattr(dist, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            kinds = {each.device.type for each in (*arguments, *named.values()) if isinstance(each, torch.Tensor)}
+            kinds = {
+                argument.device.type for argument in (*arguments, *named.values()) if isinstance(argument, torch.Tensor)
+            }
             met.update((kind, backends[kind]) for kind in kinds)
             return plain(*arguments, **named)
 
@@ -172,7 +174,7 @@ def step_as_trial(places: Places, device: torch.device) -> dict[str, Any]:
         watch(name)
     losses = step_row(find_row("AF"), places, device)
     blocks = torch.cuda.memory_snapshot() if device.type == "cuda" else []
-    return {"losses": losses, "met": met, "expandable": [each["is_expandable"] for each in blocks]}
+    return {"losses": losses, "met": met, "expandable": [block["is_expandable"] for block in blocks]}
 
 
 def step_captured(places: Places, device: torch.device) -> dict[str, list[float]]:
@@ -182,7 +184,7 @@ def step_captured(places: Places, device: torch.device) -> dict[str, list[float]
         patch.setattr(engine, "record_graph", record)
         pairs = {"launched": False, "captured": True}
         return {
-            name: [each.loss for each in train_captured("af", device, capture=captures)[0]]
+            name: [result.loss for result in train_captured("af", device, capture=captures)[0]]
             for name, captures in pairs.items()
         }
 
@@ -252,8 +254,8 @@ def places(tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path_factory: 
 @pytest.fixture(scope="module")
 def results(places: Places, device: torch.device, request: pytest.FixtureRequest) -> dict[str, Any]:
     """What the device computes, of the runs that are asked for, on two cards where there are two."""
-    own = [each for each in request.session.items if each.path == request.path and isinstance(each, pytest.Function)]
-    asked = {each.callspec.params["name"] for each in own if "name" in each.callspec.params}
+    own = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    asked = {item.callspec.params["name"] for item in own if "name" in item.callspec.params}
     runs = {name: run for name, (_, run) in RUNS.items() if name in asked | {*REFERENCES}}
     size = min(2, torch.cuda.device_count()) if device.type == "cuda" else 1
     return launch(f"device-{device.type}", runs, places, device.type, size)
@@ -299,11 +301,11 @@ def test_gradients_of_many_tokens_are_compiled_rightly(method: str, places: Plac
         prepare()
         model.zero_grad()
         MaskedLoss(model, device, bf16=False)(move_batch(batch, device))[LOSS].backward()
-        gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+        gradients.append({name: param.grad for name, param in model.named_parameters() if param.grad is not None})
     expected, found = gradients
     assert expected.keys() == found.keys()
-    for name, each in expected.items():
-        assert (found[name] - each).norm() <= TOLERANCE[device.type] * each.norm() + 1e-4, name
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= TOLERANCE[device.type] * gradient.norm() + 1e-4, name
 
 
 @pytest.fixture(scope="module")
@@ -350,13 +352,15 @@ def test_a_fine_tuning_and_its_predictions_are_the_cpus(
     start = load_start_model(str(places.bert))
     task, expected = fit(start, family, BOTTLENECK, head_bilstm=head_bilstm)
     _, found = fit(start, family, BOTTLENECK, head_bilstm=head_bilstm, device=device)
-    for name, each in expected.items():
-        apart = [(found[name].tensors[key] - value).abs().flatten() for key, value in each.tensors.items()]
+    for name, fitted in expected.items():
+        apart = [(found[name].tensors[key] - value).abs().flatten() for key, value in fitted.tensors.items()]
         assert torch.cat(apart).quantile(0.99) < 1e-3  # AdamW makes whole steps of gradients that are almost zero
     scores = []
     for where in (CPU, device):  # the same model
-        placed = {name: Fitted.place(each.task, each.model, where, bf16=False) for name, each in expected.items()}
-        found_there = task.run({name: each.predict for name, each in placed.items()}, task.data.test)
+        placed = {
+            name: Fitted.place(trained.task, trained.model, where, bf16=False) for name, trained in expected.items()
+        }
+        found_there = task.run({name: model.predict for name, model in placed.items()}, task.data.test)
         score = task.score(task.data.test, found_there)
         scores.append(score.get(score.primary))
     assert scores[1] == pytest.approx(scores[0], abs=0.0 if device == CPU else 0.15)  # texts on the edge, of eight
@@ -373,8 +377,8 @@ def test_a_bilstm_never_computes_in_fp16(device: torch.device) -> None:
         lambda module, inputs, outputs: seen.append(getattr(outputs[0], "data", outputs[0]).dtype)
     )
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        for each in (mask, None):
-            lstm([states], each).float().sum().backward()
+        for given in (mask, None):
+            lstm([states], given).float().sum().backward()
     assert len(seen) == 2 and {*seen} <= {torch.bfloat16, torch.float32}
 
 
@@ -388,13 +392,13 @@ def test_a_training_in_bf16_predicts_what_one_in_fp32_does(places: Places, devic
 def test_filled_masks_and_vectors_are_the_cpus(places: Places, device: torch.device) -> None:
     texts = ["the [MASK] is", "[MASK] [MASK] of a cell"]
     filled, vectors = [], []
-    for each in (CPU, device):
+    for where in (CPU, device):
         model, tokenizer = load_masked_lm(str(places.bert), "--model")
-        fill: Any = FillMask(model.to(each), tokenizer, top_k=3, batch_tokens=512)  # type: ignore[arg-type]
+        fill: Any = FillMask(model.to(where), tokenizer, top_k=3, batch_tokens=512)  # type: ignore[arg-type]
         filled.append(fill.predict([fill.make_example({"text": text}, "text") for text in texts]).records)
-        embed = TextEmbedding(load_start_model(str(places.bert)), layers=(1, 2), normalize=True, device=each.type)
+        embed = TextEmbedding(load_start_model(str(places.bert)), layers=(1, 2), normalize=True, device=where.type)
         vectors.append(np.asarray(embed(["the drug", "a heart disease of the patient"])))
-    first, second = ([mask for record in each for mask in record["masks"]] for each in filled)
+    first, second = ([mask for record in records for mask in record["masks"]] for records in filled)
     assert len(first) == len(second) == 3
     for here, there in zip(first, second, strict=True):
         assert here["fills"][0]["token"] == there["fills"][0]["token"]
@@ -410,10 +414,12 @@ def test_a_kernel_rotates_as_the_formula(
     states, gradients = (torch.randn(2, rows, tokens, heads, size).to(dtype).transpose(2, 3) for _ in range(2))
     cos_sin, outcomes = compute_cos_sin(torch.randint(0, 500, (num_own, tokens)), size, 10_000.0), []
     for where, rotate in ((CPU, apply_rotary_pos_emb), (device, fused.rotate)):
-        pair = [each.to(where).requires_grad_() for each in states]
+        pair = [tensor.to(where).requires_grad_() for tensor in states]
         rotated = rotate(pair[0], pair[1], cos_sin.to(where))
-        torch.autograd.backward(rotated, [each.to(where) for each in gradients])
-        outcomes.append([each.detach().cpu() for each in (*rotated, *(leaf.grad for leaf in pair)) if each is not None])
+        torch.autograd.backward(rotated, [gradient.to(where) for gradient in gradients])
+        outcomes.append(
+            [tensor.detach().cpu() for tensor in (*rotated, *(leaf.grad for leaf in pair)) if tensor is not None]
+        )
     for expected, found in zip(*outcomes, strict=True):
         torch.testing.assert_close(found, expected)
 
@@ -446,9 +452,9 @@ def test_batches_that_wait_for_a_busy_card_arrive_as_they_are(device: torch.devi
     batches = [{"ids": torch.full((64, 512), i), "weights": torch.full((7,), i / 2)} for i in range(50)]
     if device != CPU:
         torch.cuda._sleep(10**9)
-    sent = [move_batch(each, device) for each in batches]
-    for each, found in zip(batches, sent, strict=True):
-        assert torch.equal(found["ids"].cpu(), each["ids"]) and torch.equal(found["weights"].cpu(), each["weights"])
+    sent = [move_batch(waiting, device) for waiting in batches]
+    for batch, found in zip(batches, sent, strict=True):
+        assert torch.equal(found["ids"].cpu(), batch["ids"]) and torch.equal(found["weights"].cpu(), batch["weights"])
 
 
 def test_a_banks_mixed_pass_is_the_cpus(places: Places, device: torch.device, tmp_path: Path) -> None:
@@ -456,9 +462,9 @@ def test_a_banks_mixed_pass_is_the_cpus(places: Places, device: torch.device, tm
     ids, mask = torch.randint(5, 200, (4, 9), generator=torch.Generator().manual_seed(0)), torch.ones(4, 9).long()
     mask[2, 5:] = 0
     outputs: list[Any] = []
-    for each in (CPU, device):
-        server = serve_adapters(bank).to(each)
-        batch = move_batch({"input_ids": ids, "attention_mask": mask}, each)
+    for where in (CPU, device):
+        server = serve_adapters(bank).to(where)
+        batch = move_batch({"input_ids": ids, "attention_mask": mask}, where)
         with torch.no_grad():
             outputs.append(
                 [server(**batch, adapter_names=names) for names in (["tags1", "sorts2", "fills1", "__base__"], "auto")]
@@ -479,7 +485,7 @@ def test_a_servers_engine_answers_as_the_cpu(places: Places, device: torch.devic
             ("tags2", 5, "mean", None),
         )
     ]
-    expected, found = (ServingEngine(ServedBank(bank), each).run(rows) for each in (CPU, device))  # type: ignore[arg-type]
+    expected, found = (ServingEngine(ServedBank(bank), where).run(rows) for where in (CPU, device))  # type: ignore[arg-type]
     for here, there in zip(expected, found, strict=True):
         assert isinstance(here, tuple) and isinstance(there, tuple), (here, there)
         np.testing.assert_allclose(there[0], here[0], atol=SCORE_TOLERANCE[device.type])
@@ -503,8 +509,8 @@ SMALL = "--lengths 16 --tokens 32 --repeats 2 --steps 1 --warmup 0 --threads 1".
 
 
 def run_without_ray(code: str) -> None:
-    folders = [REPOSITORY, *(REPOSITORY / each for each in ("jobs", "tests", "tests/gpu"))]
-    folders += [REPOSITORY / "tests" / each for each in ("helpers", "methods")]
+    folders = [REPOSITORY, *(REPOSITORY / name for name in ("jobs", "tests", "tests/gpu"))]
+    folders += [REPOSITORY / "tests" / name for name in ("helpers", "methods")]
     found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), *found])}
     subprocess.run([sys.executable, "-c", WITHOUT_RAY + code], env=environment, check=True)
@@ -523,9 +529,9 @@ def test_the_benchmark_of_a_card_needs_no_ray(
     words = ["step", "--device", device.type, "--bases", "tiny-bert", "tiny-modernbert", "--output", str(tmp_path)]
     words += ["--methods", "full", "af", "lora", "--against", "transformers"]
     run_without_ray(f"import benchmark; sys.argv[1:] = {[*words, *SMALL]}; benchmark.main()")
-    records = {(each["case"]["layout"], each["case"]["method"]): each for each in read_records(tmp_path)}
+    records = {(record["case"]["layout"], record["case"]["method"]): record for record in read_records(tmp_path)}
     assert len(records) == 2 * 3
-    assert all(len(result["values"]) == 2 for each in records.values() for result in each["results"])
+    assert all(len(result["values"]) == 2 for record in records.values() for result in record["results"])
 
 
 def test_what_a_card_does_is_measured_without_ray(device: torch.device, tmp_path: Path) -> None:
@@ -533,6 +539,6 @@ def test_what_a_card_does_is_measured_without_ray(device: torch.device, tmp_path
     words = ["card", "--device", device.type, "--quick", "--only", *blocks, "--output", str(tmp_path)]
     run_without_ray(f"import benchmark; sys.argv[1:] = {words}; benchmark.main()")
     _, *lines, end = map(json.loads, (tmp_path / "card.jsonl").read_text(encoding="utf-8").splitlines())
-    assert end["num_errors"] == 0 and {each["block"] for each in lines} == {*blocks}
+    assert end["num_errors"] == 0 and {line["block"] for line in lines} == {*blocks}
     if device.type == "cuda":
-        assert end["num_left_out"] == 0 and all(each["peak_bytes"] > 0 for each in lines if each["block"] == "steps")
+        assert end["num_left_out"] == 0 and all(line["peak_bytes"] > 0 for line in lines if line["block"] == "steps")
