@@ -37,16 +37,18 @@ def test_it_is_the_disks_and_what_is_damaged_there_is_told(
 ) -> None:
     text = write_corpus(tmp_path / "text.txt", 200)
     places = (tmp_path / "corpora", f"{BUCKET}/{tmp_path.name}/corpora")
-    on_disk, in_bucket = (prepare(text, tiny_base_folder, each) for each in places)
+    on_disk, in_bucket = (prepare(text, tiny_base_folder, place) for place in places)
     assert len(on_disk.train) > 2 and in_bucket.train == on_disk.train and in_bucket.held_out == on_disk.held_out
     names, others = (
         # What a disk knows of its own shards is written once they have been there for a while.
-        [name for name in each.folder.list_files() if not name.startswith("attempts/") and name != manifests.HASHES]
-        for each in (on_disk, in_bucket)
+        [name for name in manifest.folder.list_files() if not name.startswith("attempts/") and name != manifests.HASHES]
+        for manifest in (on_disk, in_bucket)
     )
     assert names == others
     assert all((on_disk.folder / name).read_bytes() == (in_bucket.folder / name).read_bytes() for name in names)
-    for own, other in zip(*(vars(read_hashes(each.folder)).values() for each in (on_disk, in_bucket)), strict=True):
+    for own, other in zip(
+        *(vars(read_hashes(manifest.folder)).values() for manifest in (on_disk, in_bucket)), strict=True
+    ):
         np.testing.assert_array_equal(own, other)
 
     before = {name: (in_bucket.folder / name).info() for name in names}
@@ -73,7 +75,7 @@ def test_a_learned_vocabulary_lies_in_the_bucket(
 ) -> None:
     """Its words are counted in parts that lie there, too, until it is learned."""
     text = tmp_path / "text.txt"
-    text.write_text("".join(f"the amygdala and the thalamus of a zebra and the {each}.\n" for each in WORDS))
+    text.write_text("".join(f"the amygdala and the thalamus of a zebra and the {word}.\n" for word in WORDS))
     run = f"{BUCKET}/{tmp_path.name}/runs"
 
     def learn(folder: str) -> Place:
@@ -91,4 +93,4 @@ def test_a_learned_vocabulary_lies_in_the_bucket(
     assert on_disk.list_files() == in_bucket.list_files() and "extension.json" in in_bucket.list_names()
     for name in on_disk.list_files():
         assert (on_disk / name).read_bytes() == (in_bucket / name).read_bytes()
-    assert not [each for each in (Place(run) / ".corpora").list_names() if not each.startswith(".hashes-")]
+    assert not [entry for entry in (Place(run) / ".corpora").list_names() if not entry.startswith(".hashes-")]

@@ -120,7 +120,7 @@ def test_a_text_that_changes_while_it_is_prepared_leaves_nothing(
     with pytest.raises(CorpusError, match=rf"changed while it was read \({text} has changed\)"):
         prepare(text, tiny_base_folder, tmp_path / "corpora")
     left = (tmp_path / "corpora").iterdir() if (tmp_path / "corpora").exists() else ()
-    assert not [each for each in left if each.is_dir()], "rows of it would be taken for those of the text put back"
+    assert not [path for path in left if path.is_dir()], "rows of it would be taken for those of the text put back"
     REPLACED["cp -p"](text, content)
     monkeypatch.setattr(shards, "_build", build)
     assert "doctor" in read_text(prepare(text, tiny_base_folder, tmp_path / "corpora"), tiny_base_folder)
@@ -182,13 +182,13 @@ def test_a_run_names_the_file_that_changed(config: PretrainConfig, tmp_path: Pat
     REPLACED["tar -x"](general, read_general)
     assert begin(config) == identity
 
-    for each in (tmp_path / "runs" / ".corpora").glob("*/" + SOURCES):
-        each.unlink()  # as 0.1.0 left it
+    for path in (tmp_path / "runs" / ".corpora").glob("*/" + SOURCES):
+        path.unlink()  # as 0.1.0 left it
     assert begin(config) == identity and list((tmp_path / "runs" / ".corpora").glob("*/" + SOURCES)), (
         "known from now on"
     )
-    for each in (tmp_path / "runs" / ".corpora").glob("*/" + SOURCES):
-        each.unlink()
+    for path in (tmp_path / "runs" / ".corpora").glob("*/" + SOURCES):
+        path.unlink()
     REPLACED["cp -p"](own, swap(kept))
     with pytest.raises(RunError) as error:
         begin(config)

@@ -10,7 +10,7 @@ from domext_ray.text.data.draws import Purpose
 
 
 def test_no_two_draws_share_their_counters() -> None:
-    numbers = [each.value for each in Purpose.__members__.values()]
+    numbers = [purpose.value for purpose in Purpose.__members__.values()]
     assert len(set(numbers)) == len(numbers)
     users: dict[str, list[str]] = {name: [] for name in Purpose.__members__}
     unnamed = []

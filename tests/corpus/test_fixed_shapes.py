@@ -31,8 +31,8 @@ def pack(length: int, num_rows: int, words: int, epochs: int = 1) -> tuple[BertT
     ids = (tokenizer.cls_token_id, tokenizer.sep_token_id)
     rows = [*build_rows(documents, RowSettings(backend, *ids, length, False, True, packed=True))][:num_rows]
     columns: dict[str, Any] = {
-        "input_ids": [each.tolist() for each, _ in rows],
-        "word_starts": [each.tolist() for _, each in rows],
+        "input_ids": [tokens.tolist() for tokens, _ in rows],
+        "word_starts": [starts.tolist() for _, starts in rows],
         "row_id": range(len(rows)),
     }
     masker = Masker(tokenizer, ObjectiveConfig(), seed=1, packed=True)
@@ -41,7 +41,7 @@ def pack(length: int, num_rows: int, words: int, epochs: int = 1) -> tuple[BertT
 
 def describe(batch: dict[str, Any]) -> tuple[Any, ...]:
     """The shapes of a forward pass, and whatever else is no tensor."""
-    return tuple((name, each.shape if isinstance(each, np.ndarray) else each) for name, each in batch.items())
+    return tuple((name, value.shape if isinstance(value, np.ndarray) else value) for name, value in batch.items())
 
 
 def measure(rows: MaskedRows, full: int) -> RowLengths:
@@ -87,10 +87,12 @@ def test_losses_are_those_of_batches_as_they_are(position_rule: str) -> None:
         loss = MaskedLoss(model, CPU, bf16=False).train()(to_batch(batch))[LOSS]
         loss.backward()
         losses.append(loss.item())
-        gradients.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
+        gradients.append(
+            torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+        )
         model.zero_grad()
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
-    assert all((each - gradients[0]).norm() < 1e-5 * gradients[0].norm() for each in gradients)
+    assert all((gradient - gradients[0]).norm() < 1e-5 * gradients[0].norm() for gradient in gradients)
 
 
 def test_what_has_no_room_has_a_shape_of_its_own() -> None:
@@ -98,9 +100,9 @@ def test_what_has_no_room_has_a_shape_of_its_own() -> None:
     tokenizer, (rows,) = pack(64, 8, 1)
     everything = replace(rows, selected=np.ones_like(rows.selected))
     masker = Masker(tokenizer, ObjectiveConfig(), 1, packed=True, lengths=measure(rows, 64))
-    usual, full = (masker.collate(each, 8)[0] for each in (rows, everything))
+    usual, full = (masker.collate(masked, 8)[0] for masked in (rows, everything))
     num_sequences = np.diff(usual["cu_seq_lens"])
     assert (num_sequences > 0).sum() > 2 * 8 + 8 and len(num_sequences) % (2 * 8 + 8) == 0
     assert full["weights"].sum() == rows.lengths.sum() and len(full["weights"]) > len(usual["weights"])
     small, large = masker.collate(rows, 5)[0], masker.collate(rows, 5)[1]
-    assert [len(each["input_ids"]) for each in (small, large)] == [5, 3]
+    assert [len(batch["input_ids"]) for batch in (small, large)] == [5, 3]

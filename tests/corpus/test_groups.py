@@ -31,7 +31,7 @@ from domext_ray.text.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
 from domext_ray.text.vocabulary.word_counts import Groups, add_groups, add_packed, keep_counts, pack_groups
 
 PREPARE = PrepareConfig(group_field="patient_id", held_out_frac=0.2, shard_bytes=8192, cross_documents=False)
-ROWS = [{"patient_id": each, "text": f"a note of some length, number {each}"} for each in ("a", "b")]
+ROWS = [{"patient_id": patient, "text": f"a note of some length, number {patient}"} for patient in ("a", "b")]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Path:
     """A tokenizer that has every word of the notes whole, so that rows can be read back."""
-    words = sorted({each.strip(".") for each in notes.read_text().replace('"', " ").split()})
+    words = sorted({word.strip(".") for word in notes.read_text().replace('"', " ").split()})
     entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
     folder = tmp_path_factory.mktemp("tokenizer")
     BertTokenizer(vocab={token: i for i, token in enumerate(entries)}).save_pretrained(folder)
@@ -55,7 +55,7 @@ def list_patients(manifest: Manifest, tokenizer_dir: Path) -> list[set[int]]:
     found = []
     for split in SPLITS:
         rows = [
-            pa.ipc.open_file(each.path).read_all().column("input_ids").to_pylist() for each in manifest.shards(split)
+            pa.ipc.open_file(shard.path).read_all().column("input_ids").to_pylist() for shard in manifest.shards(split)
         ]
         texts = [tokenizer.decode(ids, skip_special_tokens=True) for own in rows for ids in own]
         found.append({number_of(text[text.index("patient ") :]) for text in texts})
@@ -102,7 +102,7 @@ def test_few_patients_are_divided(
         prepare = replace(PREPARE, held_out_frac=0.0001, unknown="allow")
         prepare_corpus(str(few), prepare, tokenizer_dir, 64, Place(tmp_path / "cache"))
         assert f"held out: all rows of {expected} of {number} different 'patient_id'" in capsys.readouterr().err
-    write_rows(few, [{**each, "patient_id": 0} for each in rows])
+    write_rows(few, [{**row, "patient_id": 0} for row in rows])
     with pytest.raises(CorpusError, match="has rows of 1 different 'patient_id', .* so one of the two has none; give"):
         prepare_corpus(str(few), prepare, tokenizer_dir, 64, Place(tmp_path / "cache"))
 
@@ -118,25 +118,25 @@ def test_a_share_is_raised_where_few_are_there() -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def read_groups(path: Path) -> list[tuple[str, int]]:
     return [
-        each for task in resolve_sources(str(path), PREPARE).tasks for each in read_grouped(task, PREPARE, Dropped())
+        pair for task in resolve_sources(str(path), PREPARE).tasks for pair in read_grouped(task, PREPARE, Dropped())
     ]
 
 
 def test_a_group_is_one_in_every_kind_of_file(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(ROWS)
     pc.write_csv(table, tmp_path / "x.csv")
-    lines = ["patient_id\ttext", *("\t".join(each.values()) for each in ROWS)]
+    lines = ["patient_id\ttext", *("\t".join(row.values()) for row in ROWS)]
     (tmp_path / "x.tsv").write_text("\n".join(lines) + "\n")
     pq.write_table(table, tmp_path / "x.parquet")
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "x")
     expected = read_groups(write_rows(tmp_path / "x.jsonl", ROWS))
-    assert [text for text, _ in expected] == [each["text"] for each in ROWS] and expected[0][1] != expected[1][1]
+    assert [text for text, _ in expected] == [row["text"] for row in ROWS] and expected[0][1] != expected[1][1]
     for name in ("x.csv", "x.tsv", "x.parquet", "x"):
         assert read_groups(tmp_path / name) == expected, name
 
@@ -161,7 +161,7 @@ def test_a_row_without_a_group_is_a_mistake(tmp_path: Path) -> None:
 def test_numbers_are_what_they_say(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     names = ["7", "7.0", '"7"', '" 7 "', "9" * 5000]
-    path.write_text("".join(f'{{"patient_id": {each}, "text": "a note of some length"}}\n' for each in names))
+    path.write_text("".join(f'{{"patient_id": {name}, "text": "a note of some length"}}\n' for name in names))
     groups = [group for _, group in read_groups(path)]
     assert len({*groups[:4]}) == 1 and len({*groups}) == 2
 

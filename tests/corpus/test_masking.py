@@ -48,7 +48,7 @@ def make_rows(num_rows: int, length: int = 62, seed: int = 0) -> pa.Table:
 
 
 def collate(masker: Masker, rows: MaskedRows, micro_batch_size: int) -> list[MaskedBatch]:
-    return [to_batch(each) for each in masker.collate(rows, micro_batch_size)]
+    return [to_batch(arrays) for arrays in masker.collate(rows, micro_batch_size)]
 
 
 def test_rates(tokenizer: BertTokenizer) -> None:
@@ -138,7 +138,7 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if save := TOKENIZERS[request.param]:
         loaded = AutoTokenizer.from_pretrained(save(tmp_path_factory.mktemp("tokenizer")))
     else:
-        pieces = [*"acgt", *(f"##{each}" for each in "acgt"), "the", "cat"]
+        pieces = [*"acgt", *(f"##{letter}" for letter in "acgt"), "the", "cat"]
         loaded = BertTokenizer(vocab={token: i for i, token in enumerate([*SPECIALS, *pieces])})
     made = RowSettings(loaded.backend_tokenizer.to_str(), loaded.cls_token_id, loaded.sep_token_id, 128, True, False)
     return loaded, made
@@ -160,7 +160,7 @@ def test_rows_that_are_one_word_are_masked_in_spans(kind: str, settings: Any) ->
         ordinary, selected = np.bincount(spans, is_ordinary), np.bincount(spans, masked.selected)
         assert sizes.max() <= SPAN_TOKENS and ((selected == 0) | (selected == ordinary)).all()
         rows = np.split(masked.selected, np.cumsum(masked.lengths)[:-1])
-        shares += [each.mean() for each in rows if len(each) > 60]
+        shares += [row.mean() for row in rows if len(row) > 60]
     assert np.mean(shares) == pytest.approx(0.15, abs=0.04) and np.mean(np.array(shares) > 0.7) < 0.01
 
 
@@ -203,7 +203,7 @@ def test_collate_cuts_and_pads(tokenizer: BertTokenizer) -> None:
     assert second.input_ids.shape == (2, 64)
     assert second.attention_mask is not None and second.attention_mask.sum(1).tolist() == [64, 22]
     assert third.input_ids.shape == (1, 24)
-    total = sum(each.num_masked for each in (first, second, third))
+    total = sum(batch.num_masked for batch in (first, second, third))
     assert total == masked.selected.sum()
     flat = first.input_ids.reshape(-1)
     assert (flat[first.masked_positions] != first.labels).float().mean() > 0.8
@@ -265,14 +265,14 @@ def make_pairs(num_rows: int) -> pa.Table:
     rows = pa.concat_tables([make_rows(1, length=30 + i % 7, seed=i) for i in range(num_rows)]).combine_chunks()
     splits = [10 + 10 * (i % 2) for i in range(num_rows)]
     ids = rows.column("input_ids").to_pylist()
-    for each, split in zip(ids, splits, strict=True):
-        each[split + 1] = 3
+    for row, split in zip(ids, splits, strict=True):
+        row[split + 1] = 3
     return pa.table(
         {
             "input_ids": pa.array(ids, type=pa.list_(pa.int32())),
             "word_starts": rows.column("word_starts"),
             "row_id": pa.array(np.arange(num_rows)),
-            "second_start": pa.array([each + 2 for each in splits], type=pa.int32()),
+            "second_start": pa.array([position + 2 for position in splits], type=pa.int32()),
             "next_sentence": pa.array([int(i % 3 == 0) for i in range(num_rows)], type=pa.int8()),
         }
     )
@@ -282,16 +282,16 @@ def test_pairs_keep_segments_and_labels(tokenizer: BertTokenizer) -> None:
     rows = make_pairs(7)
     masker = Masker(tokenizer, ObjectiveConfig(next_sentence=True), seed=1)
     batches = collate(masker, masker.mask(rows, epoch=0), micro_batch_size=3)
-    labels = [label for each in batches for label in each.next_sentence_labels.tolist()]  # type: ignore[union-attr]
-    assert labels == [1, 0, 0, 1, 0, 0, 1] and [each.num_pairs for each in batches] == [3, 3, 1]
+    labels = [label for batch in batches for label in batch.next_sentence_labels.tolist()]  # type: ignore[union-attr]
+    assert labels == [1, 0, 0, 1, 0, 0, 1] and [batch.num_pairs for batch in batches] == [3, 3, 1]
     filler = replace(batches[0], next_sentence_labels=torch.tensor([NO_LABEL, 1, NO_LABEL]))
     assert filler.num_pairs == 1 and pad_batch([np.zeros(3)], [np.zeros(3)], [np.zeros(3, bool)], 0).num_pairs == 0
-    lengths = [len(each) for each in rows.column("input_ids").to_pylist()]
+    lengths = [len(ids) for ids in rows.column("input_ids").to_pylist()]
     starts = rows.column("second_start").to_pylist()
-    segments = [row for each in batches for row in each.token_type_ids.tolist()]  # type: ignore[union-attr]
+    segments = [row for batch in batches for row in batch.token_type_ids.tolist()]  # type: ignore[union-attr]
     for row, length, start in zip(segments, lengths, starts, strict=True):
         assert row == [0] * start + [1] * (length - start) + [0] * (len(row) - length)
-    assert all(each.token_type_ids.shape == each.input_ids.shape for each in batches)  # type: ignore[union-attr]
+    assert all(batch.token_type_ids.shape == batch.input_ids.shape for batch in batches)  # type: ignore[union-attr]
 
 
 def test_pairs_are_masked_as_any_row(tokenizer: BertTokenizer) -> None:

@@ -54,8 +54,8 @@ def count(path: Path, prepare: PrepareConfig) -> NearDuplicates | None:
 
 def test_similar_documents_are_those_of_the_definition() -> None:
     made = make_documents(40, 200)
-    documents = [" ".join(each) for each in made]
-    others = [mend(each, i % 8) for i, each in enumerate(made)]
+    documents = [" ".join(words) for words in made]
+    others = [mend(words, i % 8) for i, words in enumerate(made)]
     expected = {i for i, pair in enumerate(zip(documents, others, strict=True)) if resemble(*pair) >= RESEMBLANCE}
     assert 0 < len(expected) < 40
     assert find_similar(documents, reversed(others)) == expected
@@ -72,9 +72,9 @@ def test_short_documents_resemble_only_themselves_and_chinese_is_read_by_charact
 def test_a_planted_copy_is_counted_and_other_text_is_not(tmp_path: Path) -> None:
     path, clean = tmp_path / "notes.jsonl", tmp_path / "clean.jsonl"
     made = make_documents(1000, 100)
-    lines = [json.dumps({"text": " ".join(each)}) for each in made]
+    lines = [json.dumps({"text": " ".join(words)}) for words in made]
     clean.write_text("\n".join(lines), encoding="utf-8")
-    copies = [json.dumps({"text": mend(each, 2)}) for each in made]
+    copies = [json.dumps({"text": mend(words, 2)}) for words in made]
     path.write_text("\n".join(lines + copies), encoding="utf-8")
     prepare = PrepareConfig(held_out_frac=0.1)
     found = count(path, prepare)

@@ -16,7 +16,7 @@ from domext_ray.text.corpus.overlap import DocumentHashes, count_common, find_ov
 
 
 def make_hashes(train: list[int], held_out: list[int]) -> DocumentHashes:
-    return DocumentHashes(*(np.array(each, dtype=np.uint64) for each in (train, held_out)))
+    return DocumentHashes(*(np.array(numbers, dtype=np.uint64) for numbers in (train, held_out)))
 
 
 def test_common_values_are_counted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,18 +47,18 @@ def test_a_prepared_corpus_keeps_the_hashes_of_its_documents(local_ray: None, tm
     second = write_lines(tmp_path / "second.txt", [*range(200, 400)])
     for held_out_by in ("document", "block"):
         prepare = replace(PREPARE, held_out_by=held_out_by)
-        manifests = [prepare_lines(each, tokenizer_dir, tmp_path / "cache", prepare) for each in (first, second)]
-        hashes = [read_hashes(each.folder) for each in manifests]
+        manifests = [prepare_lines(text, tokenizer_dir, tmp_path / "cache", prepare) for text in (first, second)]
+        hashes = [read_hashes(manifest.folder) for manifest in manifests]
         own, other = hashes
         assert (len(own), len(other)) == (300, 200)
-        lines = [{split: {*read_numbers(each, split)} for split in ("train", "held_out")} for each in manifests]
+        lines = [{split: {*read_numbers(manifest, split)} for split in ("train", "held_out")} for manifest in manifests]
         for split in ("train", "held_out"):
             assert len(getattr(own, split)) == len(lines[0][split])
             for another in ("train", "held_out"):
                 common = lines[0][split] & lines[1][another]
                 assert count_common(getattr(own, split), getattr(other, another)) == len(common)
-        for each in Path(manifests[0].folder).glob("documents-*.npy"):
-            each.unlink()
+        for path in Path(manifests[0].folder).glob("documents-*.npy"):
+            path.unlink()
         prepare_lines(first, tokenizer_dir, tmp_path / "cache", prepare)  # which finds the corpus not whole
         again = read_hashes(manifests[0].folder)
         assert np.array_equal(again.train, own.train) and np.array_equal(again.held_out, own.held_out)

@@ -85,7 +85,7 @@ def split_texts(row: PairRow) -> tuple[list[int], list[int]]:
 
 def find_documents(ids: Sequence[int]) -> set[int]:
     """The documents that a text's sentences name."""
-    return {each - FIRST_DOCUMENT_ID for each in ids if each >= FIRST_DOCUMENT_ID}
+    return {token - FIRST_DOCUMENT_ID for token in ids if token >= FIRST_DOCUMENT_ID}
 
 
 def test_texts_of_a_document_hold_every_sentence_in_order(tokenizer: BertTokenizer) -> None:
@@ -97,12 +97,12 @@ def test_texts_of_a_document_hold_every_sentence_in_order(tokenizer: BertTokeniz
     num_missing = 0
     for i, document in enumerate(documents):
         own = [row for row in rows if find_documents(split_texts(row)[0]) == {i}]
-        found = [each for row in own for text in split_texts(row)[: 2 - row.next_sentence] for each in text]
+        found = [token for row in own for text in split_texts(row)[: 2 - row.next_sentence] for token in text]
         expected = tokenizer.encode(document, add_special_tokens=False)
         # Only a last sentence that finds no partner may be missing, or one that was to follow and gave way.
         assert found == expected[: len(found)] and TOKENS[found[-1]] == "."
         num_missing += len(expected) - len(found)
-    assert num_missing < 0.1 * sum(len(tokenizer.encode(each, add_special_tokens=False)) for each in documents)
+    assert num_missing < 0.1 * sum(len(tokenizer.encode(whole, add_special_tokens=False)) for whole in documents)
 
 
 def test_layout_labels_and_documents(drawn: list[PairRow]) -> None:
@@ -112,7 +112,7 @@ def test_layout_labels_and_documents(drawn: list[PairRow]) -> None:
     for row in drawn:
         ids = row.ids.tolist()
         assert len(ids) <= SEQ_LENGTH and len(row.word_starts) == len(ids)
-        assert [i for i, each in enumerate(ids) if each in (cls, sep)] == [0, row.second_start - 1, len(ids) - 1]
+        assert [i for i, token in enumerate(ids) if token in (cls, sep)] == [0, row.second_start - 1, len(ids) - 1]
         assert row.word_starts.tolist() == [not TOKENS[i].startswith("##") for i in ids]
         first, second = split_texts(row)
         own, other = find_documents(first), find_documents(second)
@@ -182,8 +182,8 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
 
 
 def read_pairs(manifest: Manifest, split: Split = "train") -> list[PairRow]:
-    tables = [pa.ipc.open_file(each.path).read_all() for each in manifest.shards(split)]
-    assert all(each.schema == PAIR_SCHEMA for each in tables)
+    tables = [pa.ipc.open_file(shard.path).read_all() for shard in manifest.shards(split)]
+    assert all(table.schema == PAIR_SCHEMA for table in tables)
     rows = [row for table in tables for row in table.to_pylist()]
     return [
         PairRow(*map(np.array, (r["input_ids"], r["word_starts"])), r["second_start"], r["next_sentence"]) for r in rows
@@ -199,7 +199,7 @@ def test_preparation_writes_pairs(prepared: Manifest, tokenizer_dir: Path) -> No
     found: dict[Split, set[int]] = {}
     for split in shards.SPLITS:
         rows = read_pairs(prepared, split)
-        found[split] = {each for row in rows for each in find_documents(row.ids.tolist())}
+        found[split] = {document for row in rows for document in find_documents(row.ids.tolist())}
         assert prepared.num_rows(split) == len(rows)
         assert prepared.num_tokens(split) == sum(len(row.ids) for row in rows)
     assert not found["train"] & found["held_out"]
@@ -212,7 +212,7 @@ def test_preparation_writes_pairs(prepared: Manifest, tokenizer_dir: Path) -> No
 
 
 def test_batches_hold_pairs_of_every_epoch(prepared: Manifest) -> None:
-    sampler = Sampler((Part("--corpus", tuple(each.num_rows for each in prepared.train), seed=5),), 16)
+    sampler = Sampler((Part("--corpus", tuple(shard.num_rows for shard in prepared.train), seed=5),), 16)
     reader = BatchReader((prepared.shards("train"),), sampler, (), (), slice(0, 16), 16)
     batches = range(prepared.num_rows("train") // 16 + 2)
     rows = [row for batch in batches for row in reader.read(0, sampler.draw(batch)[1]).to_pylist()]

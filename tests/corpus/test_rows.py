@@ -97,7 +97,7 @@ def test_packed_documents_have_a_first_token_of_their_own(wordpiece: BertTokeniz
 def test_rows_keep_every_token_in_order(wordpiece: BertTokenizer) -> None:
     rng = np.random.default_rng(0)
     documents = [" ".join(rng.choice(["the", "cat", "faster", ".", "very"], size=n)) for n in rng.integers(1, 60, 200)]
-    expected = [i for each in documents for i in wordpiece.encode(each, add_special_tokens=False)]
+    expected = [i for document in documents for i in wordpiece.encode(document, add_special_tokens=False)]
     for cross_documents in (True, False):
         settings = make_settings(wordpiece, seq_length=12, cross_documents=cross_documents)
         rows = list(build_rows(documents, settings))
@@ -164,7 +164,7 @@ def group_words(tokenizer: PreTrainedTokenizerBase, sentence: str, chinese_words
     ids, starts = next(tokenize_sentences([sentence], make_settings(tokenizer, chinese_words=chinese_words)))
     firsts = np.flatnonzero(starts)
     assert firsts[0] == 0
-    return [tokenizer.decode(each.tolist()).replace(" ", "") for each in np.split(ids, firsts[1:])]
+    return [tokenizer.decode(word.tolist()).replace(" ", "") for word in np.split(ids, firsts[1:])]
 
 
 def test_chinese_words_are_jiebas(wordpiece: BertTokenizer, byte_level: RobertaTokenizer) -> None:
@@ -193,9 +193,9 @@ def test_remembered_chunks_give_the_tokenizers_ids(chinese_words: bool, monkeypa
     if chinese_words:
         pytest.importorskip("jieba")
     characters = [*LETTERS, *"0123456789'.,;:!?()$%+[]#_，。？", *sorted({*CHINESE} - {*"，。？"})]
-    tokens = [*SPECIALS, *characters, *(f"##{each}" for each in characters)]
+    tokens = [*SPECIALS, *characters, *(f"##{character}" for character in characters)]
     tokens += ["token", "##ise", "the", "cafe", "##ing", "words", "word"]
-    record = BertTokenizer(vocab={each: i for i, each in enumerate(tokens)}).backend_tokenizer.to_str()
+    record = BertTokenizer(vocab={token: i for i, token in enumerate(tokens)}).backend_tokenizer.to_str()
     direct = Tokenizer.from_str(record)
     direct.encode_special_tokens = True
     random = np.random.default_rng(0)
@@ -206,8 +206,8 @@ def test_remembered_chunks_give_the_tokenizers_ids(chinese_words: bool, monkeypa
         tokenizer = SentenceTokenizer(record, chinese_words)
         assert tokenizer.splits_at_spaces
         for _ in range(2):  # the second time everything is remembered
-            found = [[each >> 1 for each in tokens] for tokens in tokenizer.encode(texts)]
-            assert found == [direct.encode(each, add_special_tokens=False).ids for each in texts]
+            found = [[token >> 1 for token in tokens] for tokens in tokenizer.encode(texts)]
+            assert found == [direct.encode(text, add_special_tokens=False).ids for text in texts]
     for number in range(100):
         tokenizer.encode([f"word{number} the"])
     assert sum(map(len, tokenizer._cache)) < 70

@@ -39,7 +39,7 @@ def make_curriculum(batch_size: int = 24) -> Sampler:
     shares = [("0.75", "0.25", "0"), ("0.5", "0.2", "0.3"), ("0.125", "0", "0.875")]
     texts = zip(("--corpus", "--replay.corpus", "third"), (DOMAIN, GENERAL, FURTHER), (3, 4, 5), strict=True)
     stages = (Stage(batch, tuple(map(Fraction, own))) for batch, own in zip((0, 7, 31), shares, strict=True))
-    return Sampler(tuple(Part(*each) for each in texts), batch_size, tuple(stages))
+    return Sampler(tuple(Part(*fields) for fields in texts), batch_size, tuple(stages))
 
 
 SAMPLERS: dict[str, Callable[[], Sampler]] = {
@@ -51,7 +51,7 @@ SAMPLERS: dict[str, Callable[[], Sampler]] = {
 
 def list_rows(sampler: Sampler, batch: int, rows: slice = slice(None)) -> list[Row]:
     """A share of a global batch."""
-    parts, numbers = (each[rows] for each in sampler.draw(batch))
+    parts, numbers = (column[rows] for column in sampler.draw(batch))
     found: list[Row] = [(-1, -1, -1)] * len(parts)
     for part, text in enumerate(sampler.parts):
         starts = np.concatenate([[0], np.cumsum(text.shard_rows)])
@@ -73,17 +73,17 @@ def test_any_number_of_ranks_reads_the_same_rows() -> None:
         sampler = make(size)
         for batch, world_size in itertools.product((0, 6, 7, 40), (1, 3, 5, 7, size)):
             shares = [share_rows(size, rank, world_size) for rank in range(world_size)]
-            rows = [row for each in shares for row in list_rows(sampler, batch, each)]
+            rows = [row for share in shares for row in list_rows(sampler, batch, share)]
             assert rows == list_rows(sampler, batch), (size, batch, world_size)
-            sizes = [each.stop - each.start for each in shares]
+            sizes = [share.stop - share.start for share in shares]
             assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1 and max(sizes) == sizes[-1]
 
 
 def test_groups_of_rows_stay_whole() -> None:
     for world_size in range(1, 8):
         shares = [share_rows(28, rank, world_size, group=4) for rank in range(world_size)]
-        assert [row for each in shares for row in range(28)[each]] == [*range(28)]
-        assert all(each.start % 4 == each.stop % 4 == 0 and each.stop > each.start for each in shares)
+        assert [row for share in shares for row in range(28)[share]] == [*range(28)]
+        assert all(share.start % 4 == share.stop % 4 == 0 and share.stop > share.start for share in shares)
 
 
 def test_a_rank_reads_near_a_few_places_of_a_text() -> None:
@@ -119,8 +119,8 @@ def test_golden_order() -> None:
     assert list_alone(make_alone(6, 42, (7, 11)), range(3)).tolist() == GOLDEN_ALONE
     sampler = Sampler((Part("", (2 * BLOCK_ROWS + 37, 101), seed=1),), global_batch_size=96)
     numbers = np.concatenate([sampler.draw(batch)[1] for batch in range(0, 300, 9)])
-    located = [each for *_, shards, rows in sampler.locate(0, numbers) for each in (shards, rows)]
-    digest = hashlib.sha256(b"".join(each.astype("<i8").tobytes() for each in located)).hexdigest()
+    located = [column for *_, shards, rows in sampler.locate(0, numbers) for column in (shards, rows)]
+    digest = hashlib.sha256(b"".join(column.astype("<i8").tobytes() for column in located)).hexdigest()
     assert digest[:16] == "ed5257e3cd0811e1", "another order needs another version in training.phases.ORDER"
 
 
@@ -157,8 +157,8 @@ def test_no_batch_takes_back_rows_however_shares_and_sizes_fall() -> None:
     random = np.random.default_rng(5)
     for _ in range(60):
         num_parts = int(random.integers(2, 7))
-        weights = [Fraction(int(each)) for each in random.integers(0, 10, num_parts) + np.eye(num_parts, dtype=int)[0]]
-        shares = tuple(each / sum(weights) for each in weights)
+        weights = [Fraction(int(draw)) for draw in random.integers(0, 10, num_parts) + np.eye(num_parts, dtype=int)[0]]
+        shares = tuple(weight / sum(weights) for weight in weights)
         size, stages = int(random.integers(1, 12)), (Stage(0, shares), Stage(17, shares[::-1]))
         totals = np.array([count_rows(stages, batch, size) for batch in range(60)])
         assert (np.diff(totals, axis=0) >= 0).all() and (np.diff(totals.sum(axis=1)) == size).all()
@@ -173,7 +173,7 @@ def test_every_row_of_a_part_comes_once_per_epoch_but_for_the_tail(name: str) ->
     for part, corpus in enumerate(sampler.parts):
         length = sampler.rows_per_epoch(part)
         assert 0 <= sum(corpus.shard_rows) - length < sampler.num_lanes
-        epochs = [[row for each, epoch, row in read if (each, epoch) == (part, number)] for number in range(2)]
+        epochs = [[row for owner, epoch, row in read if (owner, epoch) == (part, number)] for number in range(2)]
         if part == 0 and not epochs[1]:  # the curriculum's 60 batches read less than it
             assert len(epochs[0]) == len(set(epochs[0]))
             continue

@@ -58,14 +58,14 @@ def prepare_lines(
 
 
 def read_rows(manifest: Manifest, split: Split) -> list[list[int]]:
-    tables = [pa.ipc.open_file(str(manifest.folder / each.path)).read_all() for each in manifest.records(split)]
+    tables = [pa.ipc.open_file(str(manifest.folder / record.path)).read_all() for record in manifest.records(split)]
     return [row for table in tables for row in table.column("input_ids").to_pylist()]
 
 
 def read_numbers(manifest: Manifest, split: Split) -> list[int]:
     """The numbers of the lines that a split holds, in order."""
     text = " ".join(VOCABULARY[i] for row in read_rows(manifest, split) for i in row).replace(" ##", "")
-    return [int(each.split()[1]) for each in text.replace("[SEP]", "").replace("[CLS]", "").split(".") if each.split()]
+    return [int(line.split()[1]) for line in text.replace("[SEP]", "").replace("[CLS]", "").split(".") if line.split()]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_the_manifest_counts_what_the_shards_hold(prepared: tuple[Path, Path, Ma
         assert manifest.token_counts(size).tolist() == expected[:size].tolist()
     starts = pa.ipc.open_file(str(manifest.folder / manifest.train[0].path)).read_all().column("word_starts")
     continues = [VOCABULARY[i].startswith("##") for i in read_rows(manifest, "train")[0]]
-    assert starts[0].as_py() == [not each for each in continues]
+    assert starts[0].as_py() == [not is_continued for is_continued in continues]
     assert manifest.settings["held_out_frac"] == 0.1 and "cache_dir" not in manifest.settings
 
 
@@ -131,7 +131,7 @@ def test_the_second_time_it_is_found(
     assert prepare_lines(path, tokenizer_dir, cache) == manifest
     moved = replace(PREPARE, cache_dir="/somewhere/else")
     assert prepare_lines(path, tokenizer_dir, cache, moved) == manifest
-    assert [each.name for each in cache.glob("[!.]*")] == [manifest.folder.name]
+    assert [entry.name for entry in cache.glob("[!.]*")] == [manifest.folder.name]
 
 
 def test_rows_depend_on_content_and_settings_alone(
@@ -144,7 +144,7 @@ def test_rows_depend_on_content_and_settings_alone(
     again = prepare_lines(copy, tokenizer_dir, tmp_path / "cache")
     assert again.folder.name == manifest.folder.name
     assert (again.train, again.held_out) == (manifest.train, manifest.held_out)
-    BertTokenizer(vocab={each: i for i, each in enumerate([*VOCABULARY, "extra"])}).save_pretrained(other_dir)
+    BertTokenizer(vocab={token: i for i, token in enumerate([*VOCABULARY, "extra"])}).save_pretrained(other_dir)
     for folder, seq_length in ((tokenizer_dir, 48), (other_dir, 32)):
         other = prepare_lines(copy, folder, tmp_path / "cache", seq_length=seq_length)
         assert other.folder != again.folder and other.fingerprint != manifest.fingerprint
@@ -199,13 +199,13 @@ def test_any_number_of_documents_at_a_time_are_chosen_alike(
         index.choose(files, prepare)
         index.write_hashes(Place(folder))
         found.append(
-            [index.uses.tobytes(), *((folder / f"documents-{each}.npy").read_bytes() for each in shards.SPLITS)]
+            [index.uses.tobytes(), *((folder / f"documents-{part}.npy").read_bytes() for part in shards.SPLITS)]
         )
         assert (
-            sum(each.name.startswith("near-") for each in folder.iterdir())
+            sum(path.name.startswith("near-") for path in folder.iterdir())
             == {2**20: 0, 100: 32, 2999: 2, 1: 256}[bucket]
         )
-    assert all(each == found[0] for each in found)
+    assert all(made == found[0] for made in found)
     firsts = np.zeros(3000, dtype=bool)
     firsts[np.unique(drawn, return_index=True)[1]] = True
     np.testing.assert_array_equal(index.keep, firsts)
@@ -267,9 +267,9 @@ def test_the_manifest_of_another_corpus_is_not_taken_for_this_ones(
 def read_files(folder: Path) -> dict[str, tuple[bytes, int]]:
     """The content and the inode of every file below a folder, but for what says who worked there."""
     # A task of an interrupted job may still be writing: its temporary file is about to have another name.
-    paths = [each for each in sorted(folder.rglob("*")) if each.is_file() and not each.name.startswith(".")]
-    paths = [each for each in paths if each.parent.name != "attempts"]
-    return {str(each.relative_to(folder)): (each.read_bytes(), each.stat().st_ino) for each in paths}
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    paths = [path for path in paths if path.parent.name != "attempts"]
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_ino) for path in paths}
 
 
 def test_an_interrupted_preparation_goes_on_with_its_finished_parts(
@@ -299,13 +299,15 @@ def test_an_interrupted_preparation_goes_on_with_its_finished_parts(
 
     again = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
     after, whole = read_files(Path(again.folder)), read_files(Path(manifest.folder))
-    assert {name: content for name, (content, _) in after.items()} == {name: each for name, (each, _) in whole.items()}
+    assert {name: content for name, (content, _) in after.items()} == {
+        name: content for name, (content, _) in whole.items()
+    }
     finished = [f"{name}-{number:06d}.arrow" for name in ("train", "held_out") for number in range(3)]
     assert all(after[name] == before[name] for name in finished if name in before)  # the very files
     told = capsys.readouterr().err
     assert re.search(r"^reading: (\d+) parts were finished before$", told, re.MULTILINE)
     assert re.search(r"^tokenising: ([3-9]|\d\d) parts were finished before$", told, re.MULTILINE)
-    assert [each.name for each in (tmp_path / "cache").glob("[!.]*")] == [manifest.folder.name]
+    assert [entry.name for entry in (tmp_path / "cache").glob("[!.]*")] == [manifest.folder.name]
 
 
 def test_a_damaged_corpus_is_made_anew_where_it_is_not_whole(
@@ -331,18 +333,18 @@ def test_a_damaged_corpus_is_made_anew_where_it_is_not_whole(
             (folder / whole).unlink()
         assert prepare_lines(path, tokenizer_dir, folder.parent).folder == folder
         after = read_files(folder)
-        assert {each: content for each, (content, _) in after.items()} == {
-            each: content for each, (content, _) in before.items()
+        assert {file: content for file, (content, _) in after.items()} == {
+            file: content for file, (content, _) in before.items()
         }
         assert before[manifest.train[2].path] == after[manifest.train[2].path], "the very file"
         said = capsys.readouterr().err
-        assert all(each.format(folder / name) in said for each in told.split("|"))
+        assert all(sentence.format(folder / name) in said for sentence in told.split("|"))
 
 
 def test_held_out_text_is_for_its_owner_only(prepared: tuple[Path, Path, Manifest]) -> None:
     _, _, manifest = prepared
     assert Path(manifest.folder).stat().st_mode & 0o777 == 0o700
-    assert {Path(manifest.folder, each.path).stat().st_mode & 0o777 for each in manifest.texts} == {0o600}
+    assert {Path(manifest.folder, text.path).stat().st_mode & 0o777 for text in manifest.texts} == {0o600}
 
 
 def test_another_users_corpus_is_refused_in_a_sentence(prepared: tuple[Path, Path, Manifest]) -> None:
@@ -406,14 +408,14 @@ def test_what_has_not_changed_is_not_read_again(
 
 
 def read_texts(manifest: Manifest) -> list[str]:
-    paths = [manifest.folder / each.path for each in manifest.texts]
+    paths = [manifest.folder / text.path for text in manifest.texts]
     return [json.loads(line)["text"] for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_held_out_documents_are_kept_as_text(prepared: tuple[Path, Path, Manifest]) -> None:
     manifest = prepared[2]
     texts = read_texts(manifest)
-    assert [int(each.split()[1]) for each in texts] == read_numbers(manifest, "held_out")
+    assert [int(text.split()[1]) for text in texts] == read_numbers(manifest, "held_out")
     assert texts[0].startswith("line ") and texts[0].endswith(".")
     for record in manifest.texts:
         content = (manifest.folder / record.path).read_bytes()

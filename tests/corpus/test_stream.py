@@ -41,7 +41,7 @@ def write_corpus(folder: Path, shard_rows: tuple[int, ...]) -> Manifest:
         table = pa.table(
             {
                 "input_ids": pa.array(ids, type=pa.list_(pa.int32())),
-                "word_starts": pa.array([[True] * len(each) for each in ids], type=pa.list_(pa.bool_())),
+                "word_starts": pa.array([[True] * len(row) for row in ids], type=pa.list_(pa.bool_())),
             }
         )
         with pa.OSFile(str(folder / f"train-{i}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -59,24 +59,26 @@ def open_reader(folder: Path, sampler: Sampler, rank: int = 0, world_size: int =
     maskers = [Masker(tokenizer, ObjectiveConfig(mask_prob=0.4), part.seed) for part in sampler.parts]
     is_kept = (False, True, False)[: len(corpora)] if len(corpora) > 1 else ()
     rows = share_rows(sampler.global_batch_size, rank, world_size)
-    return BatchReader(tuple(each.shards("train") for each in corpora), sampler, tuple(maskers), is_kept, rows, size)
+    return BatchReader(
+        tuple(corpus.shards("train") for corpus in corpora), sampler, tuple(maskers), is_kept, rows, size
+    )
 
 
 def take_apart(batch: RankBatch) -> list[tuple[list[int], list[int], bool]]:
     """The rows of micro batches without padding: as they were, what the model sees, and whether a row is kept."""
     found = []
-    for each in batch[0]:
-        ids = each["input_ids"].copy()
-        counts = each["weights"] > 0
+    for micro_batch in batch[0]:
+        ids = micro_batch["input_ids"].copy()
+        counts = micro_batch["weights"] > 0
         kept: set[int] = set()
-        if each["kept_rows"] is not None:
-            own = each["kept_rows"]["weights"] > 0
-            counts[each["kept_rows"]["prediction_indices"][own]] = True
-            kept = {*each["kept_rows"]["rows"].tolist()} if own.any() else kept
-        ids.reshape(-1)[each["masked_positions"][counts]] = each["labels"][counts]
+        if micro_batch["kept_rows"] is not None:
+            own = micro_batch["kept_rows"]["weights"] > 0
+            counts[micro_batch["kept_rows"]["prediction_indices"][own]] = True
+            kept = {*micro_batch["kept_rows"]["rows"].tolist()} if own.any() else kept
+        ids.reshape(-1)[micro_batch["masked_positions"][counts]] = micro_batch["labels"][counts]
         for i, row in enumerate(ids):
             length = int((row > 0).sum())
-            found.append((row[:length].tolist(), each["input_ids"][i, :length].tolist(), i in kept))
+            found.append((row[:length].tolist(), micro_batch["input_ids"][i, :length].tolist(), i in kept))
     return found
 
 
@@ -84,7 +86,7 @@ def take_apart(batch: RankBatch) -> list[tuple[list[int], list[int], bool]]:
 def test_any_number_of_ranks_reads_and_masks_the_same_rows(name: str, tmp_path: Path) -> None:
     sampler = SAMPLERS[name]()
     batches = np.array([0, 7, 8, 41])
-    whole = [take_apart(each) for each in open_reader(tmp_path, sampler)(batches)]
+    whole = [take_apart(rank_batch) for rank_batch in open_reader(tmp_path, sampler)(batches)]
     for batch, rows in zip(batches, whole, strict=True):
         drawn = list_rows(sampler, int(batch))
         assert [ids[1] - 5 for ids, _, _ in rows] == [row for _, _, row in drawn]
@@ -92,9 +94,9 @@ def test_any_number_of_ranks_reads_and_masks_the_same_rows(name: str, tmp_path: 
         assert any(ids != seen for ids, seen, _ in rows)
     for world_size in (3, 5, 7):
         readers = [open_reader(tmp_path, sampler, rank, world_size, size=2) for rank in range(world_size)]
-        shares = [[take_apart(each) for each in reader(batches)] for reader in readers]
-        assert [[row[:2] for share in each for row in share] for each in zip(*shares, strict=True)] == [
-            [row[:2] for row in each] for each in whole
+        shares = [[take_apart(rank_batch) for rank_batch in reader(batches)] for reader in readers]
+        assert [[row[:2] for share in parts for row in share] for parts in zip(*shares, strict=True)] == [
+            [row[:2] for row in own] for own in whole
         ]
 
 
@@ -106,8 +108,8 @@ def test_masks_of_an_epoch_are_those_of_the_epoch_in_a_batch_that_ends_one(tmp_p
     ((batch, tokens),) = reader(np.array([0]))
     table = pa.concat_tables([reader.read(0, sampler.draw(0)[1][i : i + 1]) for i in range(80)])
     alone = [reader.maskers[0].mask(table.slice(i, 1), epoch) for i, (_, epoch, _) in enumerate(drawn)]
-    assert [seen for _, seen, _ in take_apart((batch, tokens))] == [each.inputs.tolist() for each in alone]
-    assert tokens == [sum(len(each.inputs) for each in alone)]
+    assert [seen for _, seen, _ in take_apart((batch, tokens))] == [masked.inputs.tolist() for masked in alone]
+    assert tokens == [sum(len(masked.inputs) for masked in alone)]
 
 
 def test_ray_data_makes_the_batches_in_order_from_any_on(
@@ -116,8 +118,8 @@ def test_ray_data_makes_the_batches_in_order_from_any_on(
     monkeypatch.setattr(stream, "ROWS_PER_TASK", 52)
     sampler = make_mixture("0.3", 26)
     reader = open_reader(tmp_path, sampler)
-    expected = [take_apart(each) for each in reader(np.arange(60))]
-    assert [take_apart(each) for each in itertools.islice(stream_batches(reader), 60)] == expected
+    expected = [take_apart(rank_batch) for rank_batch in reader(np.arange(60))]
+    assert [take_apart(rank_batch) for rank_batch in itertools.islice(stream_batches(reader), 60)] == expected
     second = open_reader(tmp_path, sampler, 1, 3)
     found = next(stream_batches(second, 47))
     assert take_apart(found) == take_apart(second(np.array([47]))[0])

@@ -55,10 +55,10 @@ def write_records(path: Path, records: list[Any]) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(records), path)
     elif path.suffix == ".csv":
-        rows = ["body,title", *(f'"{each["body"]}","{each["title"]}"' for each in records)]
+        rows = ["body,title", *(f'"{record["body"]}","{record["title"]}"' for record in records)]
         path.write_text("\n".join(rows) + "\n")
     else:
-        path.write_text("".join(json.dumps(each) + "\n" for each in records))
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
@@ -128,7 +128,7 @@ def test_a_document_is_one_row_of_two_texts(tokenizer_dir: Path) -> None:
     documents = ["title 12\na. body. a", "title\n\u0301", "title [SEP] [CLS]\na", "a" + " 12345" * 4 + "\n" + "a " * 20]
     rows = list(build_two_text_rows(documents, make_settings(tokenizer, PAIR, 10), counts))
     assert counts == {"used": 3, NO_TOKEN: 1}
-    texts = [[decode(each) for each in np.split(row.ids, [row.second_start])] for row in rows]
+    texts = [[decode(ids) for ids in np.split(row.ids, [row.second_start])] for row in rows]
     assert texts[0] == ["[CLS] title 12 [SEP]", "[CLS] a [UNK] body [UNK] a [SEP]"]
     assert texts[1][1] == "[CLS] a [SEP]" and texts[1][0].startswith("[CLS] title ")
     assert texts[2] == ["[CLS] a 12345 [SEP]", "[CLS] " + "a " * 8 + "[SEP]"], "cut before a word"
@@ -146,7 +146,7 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
 
 
 def open_reader(manifest: Manifest, tokenizer_dir: Path, rank: int, world_size: int, group: int = 1) -> BatchReader:
-    sampler = Sampler((Part("--corpus", tuple(each.num_rows for each in manifest.train), seed=5),), 16)
+    sampler = Sampler((Part("--corpus", tuple(shard.num_rows for shard in manifest.train), seed=5),), 16)
     masker, corpora = make_masker(load_tokenizer(tokenizer_dir), CONTRAST, seed=5), (manifest.shards("train"),)
     return BatchReader(corpora, sampler, (masker,), (), share_rows(16, rank, world_size, group), 16)
 
@@ -170,21 +170,21 @@ def test_batches_hold_pairs_whatever_the_workers_and_go_on_anywhere(prepared: Ma
     read = {}
     for world_size, group in ((1, 1), (2, 1), (3, 4), (4, 4), (5, 1), (7, 1)):
         readers = [open_reader(prepared, tokenizer_dir, rank, world_size, group) for rank in range(world_size)]
-        shares = [[list_rows(each) for each in reader(batches)] for reader in readers]
+        shares = [[list_rows(batch) for batch in reader(batches)] for reader in readers]
         assert all(len(rows) % group == 0 for share in shares for rows in share), "groups that are compared stay whole"
         read[world_size] = [list(itertools.chain(*batch)) for batch in zip(*shares, strict=True)]
-    assert all(each == read[1] for each in read.values())
+    assert all(found == read[1] for found in read.values())
     seen = [row for batch in read[1][: prepared.num_rows("train") // 16] for row in batch]
     assert len(set(seen)) == len(seen) > 500
     resumed = stream_batches(open_reader(prepared, tokenizer_dir, 1, 2), 20)
-    assert [list_rows(next(resumed)) for _ in range(2)] == [each[8:] for each in read[1][20:22]]
+    assert [list_rows(next(resumed)) for _ in range(2)] == [batch[8:] for batch in read[1][20:22]]
 
 
 def test_held_out_pairs_are_scored(prepared: Manifest, tokenizer_dir: Path) -> None:
     batches = build_domain_set(prepared, load_tokenizer(tokenizer_dir), CONTRAST, num_rows=22, batch_size=4).batches
-    assert [[*each.counts.values()] for each in batches] == [[4]] * 5
-    for each in batches:
-        titles, bodies = each.input_ids.numpy().reshape(2, 4, -1)
+    assert [[*pairs.counts.values()] for pairs in batches] == [[4]] * 5
+    for batch in batches:
+        titles, bodies = batch.input_ids.numpy().reshape(2, 4, -1)
         for pair in zip(titles, bodies, strict=True):
             require_one_row(*(ids[ids != 0] for ids in pair))
 

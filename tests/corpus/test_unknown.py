@@ -65,7 +65,7 @@ def test_tokens_and_the_characters_they_stand_for_are_counted(folder: Path, tmp_
     ]
     for sentences, numbers, words in cases:
         found = count(folder, *sentences)
-        assert tuple(found[each] for each in ("num_tokens", "num_unknown", "num_chars", "unknown_chars")) == numbers
+        assert tuple(found[name] for name in ("num_tokens", "num_unknown", "num_chars", "unknown_chars")) == numbers
         assert sorted(found["words"]) == sorted(words), sentences
     assert count(folder, "Kidney → Kidney")["words"] == {"Kidney": 2, "→": 1}, "the most frequent comes first"
     assert not count(save_roberta(tmp_path / "bytes"), GREEK, LONG)["num_unknown"], "all is bytes"
@@ -141,7 +141,7 @@ def test_all_of_a_text_is_counted_as_it_is_prepared(
     """A sample sees the beginnings of 32 places: what it does not see is refused by the count, or allowed."""
     path = tmp_path / "text.txt"
     lines = [[f"{text} {i} ." for i in range(number)] for text, number in ((KNOWN, 400), (GREEK, 500))] * 30
-    path.write_text("\n".join(line for each in lines for line in each), encoding="utf-8")
+    path.write_text("\n".join(line for block in lines for line in block), encoding="utf-8")
     cache = tmp_path / "cache"
     unseen = replace(PREPARE, shard_bytes=2**16)
     with pytest.raises(
@@ -150,7 +150,7 @@ def test_all_of_a_text_is_counted_as_it_is_prepared(
         prepare_corpus(str(path), unseen, folder, 32, Place(cache))
     assert not list(cache.glob("*/manifest.json"))
     manifest = prepare_corpus(str(path), replace(unseen, unknown="allow"), folder, 32, Place(cache))
-    distinct = dict.fromkeys(line for each in lines for line in each)
+    distinct = dict.fromkeys(line for block in lines for line in block)
     assert manifest.unknown == count(folder, *distinct) == read_manifest(manifest.folder).unknown
     assert "% of the tokens" in capsys.readouterr().err
     with pytest.raises(CorpusError, match="are unknown"):  # found prepared, without leave
