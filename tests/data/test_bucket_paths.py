@@ -22,7 +22,7 @@ from domext_ray.text.data.sources import resolve_sources
 ODD = ["[x].txt", "a b.txt", "a*b.txt", "c#d.txt", "c,d.txt", "e?f.txt", "end ", "g%20h.txt", "i+j.txt", "ünï 漢.txt"]
 TEXTS = ["t/a.txt", "t/b.jsonl", "t/sub/c.txt", "both/x", "both/x/y.txt", "marked/a.txt", "marked/sub/b.txt"]
 TEXTS += [
-    *(f"odd/{each}" for each in ODD),
+    *(f"odd/{name}" for name in ODD),
     "bad/slash//e.txt",
     "bad/dots/../f.txt",
     "bad/control/\x01.txt",
@@ -36,14 +36,14 @@ NAMED = {
     "paths/t/": ["t/a.txt", "t/b.jsonl", "t/sub/c.txt"],
     "paths/t/a.txt": ["t/a.txt"],
     "paths/t/*.jsonl": ["t/b.jsonl"],
-    "paths/*/*.txt": ["bad/g.txt", "marked/a.txt", *(f"odd/{each}" for each in ODD if each != "end "), "t/a.txt"],
+    "paths/*/*.txt": ["bad/g.txt", "marked/a.txt", *(f"odd/{name}" for name in ODD if name != "end "), "t/a.txt"],
     "paths/t/**/c.txt": ["t/sub/c.txt"],
     "paths/both/x/": ["both/x/y.txt"],
     "paths/both/[x]": ["both/x"],
     "paths/both": ["both/x", "both/x/y.txt"],
     "paths/marked": ["marked/a.txt", "marked/sub/b.txt"],
     "paths/marked/": ["marked/a.txt", "marked/sub/b.txt"],
-    "paths/odd/": [f"odd/{each}" for each in ODD],
+    "paths/odd/": [f"odd/{name}" for name in ODD],
     "paths/odd/e?f.txt": ["odd/e?f.txt"],
     "paths/odd/[x].txt": ["odd/[x].txt"],
     "paths/odd/g%20h.txt": ["odd/g%20h.txt"],
@@ -87,17 +87,17 @@ NOT_THERE = {
 def texts(object_server: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         use_objects(object_server, patched)
-        for each in [*TEXTS, LONG]:
-            put_object(object_server, f"paths/{each}")
-        for each in MARKERS:
-            put_object(object_server, f"paths/{each}", b"")
+        for name in [*TEXTS, LONG]:
+            put_object(object_server, f"paths/{name}")
+        for name in MARKERS:
+            put_object(object_server, f"paths/{name}", b"")
         yield
 
 
 def test_an_address_names_objects(texts: None) -> None:
     for spec, names in NAMED.items():
         found = find_files(f"s3://runs/{spec}")[0]
-        assert [each.path.removeprefix("runs/paths/") for each in found] == sorted(names), spec
+        assert [file.path.removeprefix("runs/paths/") for file in found] == sorted(names), spec
     prepare = PrepareConfig(min_document_chars=1)
     tasks = resolve_sources("s3://runs/paths/odd", prepare).tasks
     read = [text for task in tasks for text in read_documents(task, prepare, Dropped())]
@@ -137,8 +137,8 @@ def test_what_jobs_have_made_is_no_text(objects: str, capsys: pytest.CaptureFixt
         "bank/bank.json",
         "bank/adapters/x/adapter.json",
     ]
-    for each in made:
-        put_object(objects, f"own/{each}")
+    for name in made:
+        put_object(objects, f"own/{name}")
     folders.say.cache_clear()
     for spec in ("own", "own/", "own/**"):
         assert resolve_sources(f"{BUCKET}/{spec}", PrepareConfig()).fingerprint == before
@@ -150,7 +150,7 @@ def test_what_jobs_have_made_is_no_text(objects: str, capsys: pytest.CaptureFixt
     )
     with pytest.raises(CorpusError, match="names s3://runs/own/runs/af, which a job of this package has made"):
         find_files(f"{BUCKET}/own/runs/af")
-    assert [each.path for each in find_files(f"{BUCKET}/own/old/*.json")[0]] == ["runs/own/old/run.json"]
+    assert [file.path for file in find_files(f"{BUCKET}/own/old/*.json")[0]] == ["runs/own/old/run.json"]
 
 
 def test_a_consoles_folder_is_none_of_a_folders_files(texts: None) -> None:

@@ -31,7 +31,7 @@ def make_card(*configs: str) -> dict[str, bytes]:
     return {"README.md": "---\nlicense: mit\nconfigs:\n{}\n---\n# Notes\n".format("\n".join(configs)).encode()}
 
 
-SHARDS = list_files(*(f"data/{each}-00000-of-00001.parquet" for each in ("train", "validation", "test", "extra")))
+SHARDS = list_files(*(f"data/{name}-00000-of-00001.parquet" for name in ("train", "validation", "test", "extra")))
 SPLIT = "- {{config_name: {0}, data_files: [{{split: train, path: {0}/*.txt}}, {{split: test, path: {0}/held/*}}]}}"
 BY_CARD = list_files("a/1.txt", "a/2.txt", "a/held/1.txt", "b/1.txt")
 ALL_READ = "of several kinds, of which none is most of it, and all are read: "
@@ -212,17 +212,17 @@ def said(capsys: pytest.CaptureFixture[str]) -> Say:
 def check_folders(
     make: Callable[[str, Mapping[str, bytes]], str], said: Say, names: Collection[str] = (*KEPT, *REFUSED)
 ) -> None:
-    for name, (files, kept, note) in ((each, KEPT[each]) for each in names if each in KEPT):
+    for name, (files, kept, note) in ((key, KEPT[key]) for key in names if key in KEPT):
         folder = make(name.replace(" ", "-"), files)
-        paths = [each.address for each in find_files(folder)[0]]
+        paths = [file.address for file in find_files(folder)[0]]
         told = said()
-        assert paths == [f"{folder}/{each}" for each in kept.split()], name
+        assert paths == [f"{folder}/{path}" for path in kept.split()], name
         assert re.search(note.replace("FOLDER", folder), told.replace("\n", " ")) and (note or not told), (name, told)
         if name != "a PDF":  # which a glob may not name
-            assert [each.address for each in find_files(f"{folder}/**")[0]] == sorted(
-                f"{folder}/{each}" for each in files
+            assert [file.address for file in find_files(f"{folder}/**")[0]] == sorted(
+                f"{folder}/{path}" for path in files
             )
-    for name, (files, message) in ((each, REFUSED[each]) for each in names if each in REFUSED):
+    for name, (files, message) in ((key, REFUSED[key]) for key in names if key in REFUSED):
         folder = make(name.replace(" ", "-"), files)
         with pytest.raises(CorpusError, match=message.replace("FOLDER", re.escape(folder))) as caught:
             find_files(folder)
@@ -231,23 +231,23 @@ def check_folders(
 
 def test_a_folder_of_a_disk(tmp_path: Path, said: Say) -> None:
     def make(name: str, files: Mapping[str, bytes]) -> str:
-        for each, content in files.items():
-            path = tmp_path / name / each
+        for file, content in files.items():
+            path = tmp_path / name / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         return str(tmp_path / name)
 
     check_folders(make, said)
     predicted = [
-        find_files(f"{tmp_path}/{each}", by_names=False)[0] for each in ("names", "test-alone", "shards", "card")
+        find_files(f"{tmp_path}/{folder}", by_names=False)[0] for folder in ("names", "test-alone", "shards", "card")
     ]
-    assert [len(each) for each in predicted] == [4, 2, 4, 2], "names alone count for nothing where a model is tried"
+    assert [len(found) for found in predicted] == [4, 2, 4, 2], "names alone count for nothing where a model is tried"
 
 
 def test_a_folder_of_a_bucket(objects: str, said: Say) -> None:
     def make(name: str, files: Mapping[str, bytes]) -> str:
-        for each, content in files.items():
-            put_object(objects, f"folders/{name}/{each}", content)
+        for file, content in files.items():
+            put_object(objects, f"folders/{name}/{file}", content)
         return f"{BUCKET}/folders/{name}"
 
     check_folders(make, said, ("card", "names", "a cache", "Spark", "few strangers", "test alone", "two"))
@@ -297,7 +297,7 @@ def test_every_folder_is_entered_once_whatever_links_lead_to_it(tmp_path: Path) 
     make_links(tmp_path)
     for spec, names in LINKED.items():
         found, repeated = find_files(f"{tmp_path}/{spec}")
-        assert [each.path.removeprefix(f"{tmp_path}/c/") for each in found] == names.split(), spec
+        assert [file.path.removeprefix(f"{tmp_path}/c/") for file in found] == names.split(), spec
         assert not repeated
     nothing = f"{tmp_path}/c/**/*.nothing"
     assert split_paths(f"{nothing},{tmp_path}/c") == [nothing, f"{tmp_path}/c"]

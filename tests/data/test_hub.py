@@ -70,12 +70,12 @@ class _Hub(BaseHTTPRequestHandler):
         if "/resolve/" in path:
             status, body = (200, files[name]) if name in files else (404, b"")
         elif "/tree/" in path:
-            inside = [each for each in files if each.startswith(name)]
-            entries = [{"type": "file", "oid": "0", "size": len(files[each]), "path": each} for each in inside]
-            folders = [{"type": "directory", "oid": "0", "path": each} for each in ("notes", "other")]
+            inside = [file for file in files if file.startswith(name)]
+            entries = [{"type": "file", "oid": "0", "size": len(files[file]), "path": file} for file in inside]
+            folders = [{"type": "directory", "oid": "0", "path": folder} for folder in ("notes", "other")]
             body = json.dumps(entries if name else folders).encode()
         else:
-            listed = [{"rfilename": each, "size": len(content)} for each, content in files.items()]
+            listed = [{"rfilename": file, "size": len(content)} for file, content in files.items()]
             body = json.dumps({"id": "org/set", "sha": commit, "siblings": listed}).encode()
         self.send_response(status)
         error = {"X-Error-Code": "EntryNotFound"} if status == 404 else {}
@@ -123,11 +123,11 @@ def test_a_dataset_is_read_at_one_commit(hub: dict[str, str]) -> None:
     assert newest[:3] == [pinned, [f"org/set@{NEW}/notes/a.jsonl"], ["a note of 2"]]
     assert old[:3] == [f"hf://org/set:notes@{OLD}", [f"org/set@{OLD}/notes/a.jsonl"], ["a note of 1"]]
     assert other[:3] == [by_branch, [f"org/set@{NEW}/other/b.jsonl"], ["another of 2"]]
-    assert len({str(each[3]) for each in (newest, old, other)}) == 3
+    assert len({str(answer[3]) for answer in (newest, old, other)}) == 3
     assert "'notes', 'other'" in unnamed and "'x' not found" in missing
     told = "note: of {} (splits: train, test) the split train alone is text; to read another, download its "
     told += "files and name them."
-    assert notes == [told.format(each) for each in ("hf://org/set:notes", f"hf://org/set:notes@{OLD}")]
+    assert notes == [told.format(spec) for spec in ("hf://org/set:notes", f"hf://org/set:notes@{OLD}")]
     assert ask({**hub, "HF_HUB_OFFLINE": "1"}, pinned, by_branch) == ([newest, other], [told.format(pinned)])
     (refused,), _ = ask({**hub, "HF_HUB_OFFLINE": "1"}, "hf://org/set:notes")
     assert refused.startswith("--corpus 'hf://org/set:notes' could not be fetched")

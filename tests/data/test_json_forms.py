@@ -17,7 +17,7 @@ from domext_ray.text.data.files import find_files
 from domext_ray.text.data.readers import read_rows
 
 ROWS = [{"id": i, "text": f"Größe {i}"} for i in range(12)]
-TEXTS = [each["text"] for each in ROWS]
+TEXTS = [row["text"] for row in ROWS]
 TABLE = pd.DataFrame(ROWS)
 COLUMNS = "jq -c '(.[keys_unsorted[0]] | keys_unsorted[]) as $i | map_values(.[$i])'"
 SPLIT = ".columns as $c | .data[] | . as $row | [range($c | length) | {key: $c[.], value: $row[.]}] | from_entries"
@@ -36,15 +36,15 @@ FORMS: dict[str, tuple[str, str, str]] = {
     ),
     "index": (TABLE.to_json(orient="index"), "an object of objects", "jq -c '.[]'"),
     "long": (TABLE.to_json(orient="index", indent=1), "an object of objects by number", "jq -c '.[]'"),
-    "ids": (json.dumps({f"n{each['id']}": each for each in ROWS}), "an object of objects", "jq -c '.[]'"),
+    "ids": (json.dumps({f"n{row['id']}": row for row in ROWS}), "an object of objects", "jq -c '.[]'"),
     "records": (TABLE.to_json(orient="records"), "an array", "jq -c '.[]'"),
     "values": (TABLE.to_json(orient="values"), "an array of arrays", "jq -c '.[] | {\"text\": .[1]}'"),
     "texts": (json.dumps(TEXTS, indent=1), "an array of texts", "jq -c '.[] | {\"text\": .}'"),
     "line": (f"\ufeff \n{json.dumps(TEXTS)}", "an array of texts", "jq -c '.[] | {\"text\": .}'"),
     "text_lines": ("\n".join(map(json.dumps, TEXTS)), "a text a line", "jq -c '{\"text\": .}'"),
-    "rows": ("\n".join(json.dumps([*each.values()]) for each in ROWS), "an array a line", "jq -c '{\"text\": .[1]}'"),
-    "labels": ("\n".join(json.dumps([each, "x"]) for each in TEXTS), "an array a line", "jq -c '{\"text\": .[0]}'"),
-    "objects": ("\n".join(json.dumps(each, indent=1) for each in ROWS), "an object over several lines", "jq -c ."),
+    "rows": ("\n".join(json.dumps([*row.values()]) for row in ROWS), "an array a line", "jq -c '{\"text\": .[1]}'"),
+    "labels": ("\n".join(json.dumps([text, "x"]) for text in TEXTS), "an array a line", "jq -c '{\"text\": .[0]}'"),
+    "objects": ("\n".join(json.dumps(row, indent=1) for row in ROWS), "an object over several lines", "jq -c ."),
 }
 LONG = "z" * 70_000
 TAKEN = {  # first rows that look like another form

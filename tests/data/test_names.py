@@ -53,8 +53,8 @@ def test_a_name_that_is_near_or_a_path_never_leaves_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_hub: ModelHub
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for each in ("runs/clinic-ner", "notes-base", "lab/cardiology"):
-        (tmp_path / each).mkdir(parents=True)
+    for folder in ("runs/clinic-ner", "notes-base", "lab/cardiology"):
+        (tmp_path / folder).mkdir(parents=True)
     near = "which is not here; did you mean {}? To use the hub's {}, fetch it first: hf download {}."
     for name, meant in (
         ("general-mni", "general-mini"),

@@ -215,7 +215,7 @@ def test_numbers_of_thousands_of_digits_and_deep_nesting(tmp_path: Path) -> None
 def test_a_json_row_above_the_bound_is_one_loss(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     for long in ("y" * 1000, 10**1000, "x" + " " * 1000, "\xe9" * 500):
-        rows = [json.dumps({"text": each}, ensure_ascii=False) for each in ("first", long, "last")]
+        rows = [json.dumps({"text": text}, ensure_ascii=False) for text in ("first", long, "last")]
         path.write_text("\n".join(rows), encoding="utf-8")
         documents, dropped = read_spec(path, max_document_chars=50)
         assert documents == ["first", "last"] and dropped.counts == {"too_long": 1}
@@ -332,7 +332,7 @@ def test_commas_of_paths_that_are_there(tmp_path: Path, monkeypatch: pytest.Monk
         "": [],
     }.items():
         assert split_paths(text) == paths, text
-    assert [Path(each.path).name for each in find_files("b.txt,x,y/*.txt")[0]] == ["b.txt", "c.txt", "d.txt"]
+    assert [Path(file.path).name for file in find_files("b.txt,x,y/*.txt")[0]] == ["b.txt", "c.txt", "d.txt"]
 
 
 def test_a_list_of_globs_is_looked_for_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,16 +350,16 @@ def test_a_list_of_globs_is_looked_for_once_each(tmp_path: Path, monkeypatch: py
     assert split_paths(",".join(mixed)) == mixed
     found.clear()
     names = [f"{tmp_path}/{'x,' * 40}y.txt", f"{tmp_path}/a[0],1.txt", f"{tmp_path}/a[0,b.txt"]
-    for each in names:
-        Path(each).write_text(SENTENCE)
+    for path in names:
+        Path(path).write_text(SENTENCE)
     assert split_paths(",".join([*names, *entries])) == [*names, *entries]
     assert len(found) <= 2 * 75  # a glob or two for each comma, however many of them are of one name
 
 
 def test_entries_are_looked_for_side_by_side_and_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"{tmp_path}/{i:02}.txt" for i in reversed(range(40))]
-    for each in names:
-        Path(each).write_text(SENTENCE)
+    for name in names:
+        Path(name).write_text(SENTENCE)
     together, original = threading.Barrier(4), files._find_files
 
     def find(entry: str, *, by_names: bool) -> list[SourceFile]:
@@ -368,9 +368,9 @@ def test_entries_are_looked_for_side_by_side_and_told_in_order(tmp_path: Path, m
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "_find_files", find)
-        assert [each.path for each in find_files(",".join(names))[0]] == names
-    for each in (names[7], names[30]):
-        Path(each).unlink()
+        assert [file.path for file in find_files(",".join(names))[0]] == names
+    for name in (names[7], names[30]):
+        Path(name).unlink()
     with pytest.raises(CorpusError, match=f"{names[7]}' names no file"):
         find_files(",".join(names))
 
@@ -380,5 +380,5 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"{SENTENCE} {name}\n")
     (tmp_path / "same.txt").symlink_to("a.txt")
     files, repeated = find_files(f"{tmp_path}/a.txt,{tmp_path}/*.txt")
-    assert [Path(each.path).name for each in files] == ["a.txt", "b.txt"]
+    assert [Path(file.path).name for file in files] == ["a.txt", "b.txt"]
     assert repeated == [str(tmp_path / "a.txt"), str(tmp_path / "same.txt")]

@@ -35,7 +35,7 @@ def make_rows(number: int = 120, **fields: Values) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    content = "".join(json.dumps(each) + "\n" for each in rows).encode()
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
 
@@ -172,8 +172,8 @@ def test_other_names_are_only_told(tmp_path: Path, look: Callable[..., str]) -> 
 def test_fields_within_objects(tmp_path: Path, look: Callable[..., str]) -> None:
     rows = make_rows(meta=lambda i: {"who is": {"mrn": three_each(i)}, "bytes": b""})
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
-    for each in rows:
-        del each["meta"]["bytes"]
+    for row in rows:
+        del row["meta"]["bytes"]
     cure = """take 'mrn' out of 'meta.who is' (of JSONL: jq -c '. + ."meta"."who is"' FILE > NEW.jsonl) and"""
     for path in (write_rows(tmp_path / "x.jsonl", rows), tmp_path / "x.parquet"):
         assert cure in look(path) and cure in look(path, words=50)
@@ -209,7 +209,7 @@ def test_none(tmp_path: Path, look: Callable[..., str]) -> None:
     said, silent = PrepareConfig(group_field=NO_GROUPS), PrepareConfig()
     assert identity_of(said) != identity_of(silent) and identify_documents(said) == identify_documents(silent)
     assert said.grouped_by == "" and replace(said, held_out_by="block", field="none")
-    write_rows(tmp_path / "x.jsonl", [{"none": None, **each} for each in make_rows()])
+    write_rows(tmp_path / "x.jsonl", [{"none": None, **row} for row in make_rows()])
     pc.write_csv(pa.Table.from_pylist(make_rows(none=int)), tmp_path / "x.csv")
     for name in ("x.jsonl", "x.csv"):
         refusal = (

@@ -143,7 +143,7 @@ def test_what_is_installed_here_is_read_as_far_as_it_is_used() -> None:
     sources = resolve_sources("package-docs:1", PrepareConfig(shard_bytes=2**19))
     assert 1_000_000 <= sources.num_bytes < 1_100_000 and len(sources.tasks) == 2
     texts = [text for task in sources.tasks for text in read_documents(task, PrepareConfig(), Dropped())]
-    assert texts == [" ".join(each.split()) for each in itertools.islice(read_paragraphs(), len(texts))]
+    assert texts == [" ".join(paragraph.split()) for paragraph in itertools.islice(read_paragraphs(), len(texts))]
     index = package_docs._index_distributions()
     assert "numpy" in index and "domext_ray" not in index and "domext-ray" not in index
 

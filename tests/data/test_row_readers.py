@@ -71,7 +71,7 @@ def test_a_bad_row_is_one_bad_row(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
         for path in (tmp_path / name, tmp_path / f"{name}.gz"):
-            assert [shorten(each) for each in read(path)] == rows, path.name
+            assert [shorten(row) for row in read(path)] == rows, path.name
 
 
 def test_a_text_of_a_column_that_is_not_utf8_costs_its_row(tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_a_text_of_a_column_that_is_not_utf8_costs_its_row(tmp_path: Path) -> No
             writer.write_table(table)
         for name in ("a.parquet", "a.arrow"):
             rows = read(tmp_path / name)
-            assert [each.value["text"] for each in rows if not each.reason] == ["first", None, "third"]
-            assert [(each.number, each.fault) for each in rows if each.reason] == [(3, "is not UTF-8 (byte 0xff)")]
+            assert [row.value["text"] for row in rows if not row.reason] == ["first", None, "third"]
+            assert [(row.number, row.fault) for row in rows if row.reason] == [(3, "is not UTF-8 (byte 0xff)")]
 
 
 def test_of_columns_only_those_that_are_wanted_are_read(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [1, 2], "text": ["a", "b"]}), tmp_path / "a.parquet")
-    assert [each.value for each in read(tmp_path / "a.parquet", ("text", "no"))] == [{"text": "a"}, {"text": "b"}]
-    assert [each.value for each in read(tmp_path / "a.parquet", ("no",))] == [{}, {}]
+    assert [row.value for row in read(tmp_path / "a.parquet", ("text", "no"))] == [{"text": "a"}, {"text": "b"}]
+    assert [row.value for row in read(tmp_path / "a.parquet", ("no",))] == [{}, {}]
 
 
 def test_a_cell_without_end_is_one_sentence(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_range_begins_at_the_first_line_in_it(tmp_path: Path) -> None:
     file = SourceFile(str(path), "text", path.stat().st_size)
     for start, texts in ((0, ["one", "two", "", "four"]), (1, ["two", "", "four"]), (5, ["two", "", "four"]), (11, [])):
         rows = list(read_rows(file, (), accept, start=start, max_bytes=99))
-        assert [(each.number, each.value["text"]) for each in rows] == list(enumerate(texts, 1))
+        assert [(row.number, row.value["text"]) for row in rows] == list(enumerate(texts, 1))
 
 
 @pytest.mark.parametrize("dictionary", [True, False])
@@ -140,9 +140,9 @@ def test_ranges_of_a_table_read_each_row_group_once(dictionary: bool, tmp_path: 
     for step in (97, 1000, 8192, file.size):
         ranges = [(start, min(start + step, file.size)) for start in range(0, file.size, step)]
         found = [[*read_rows(file, ("text",), accept, start=start, end=end, max_bytes=99)] for start, end in ranges]
-        assert [each.value["text"] for own in found for each in own] == texts
-        assert all([each.number for each in own] == [*range(1, len(own) + 1)] for own in found)
+        assert [row.value["text"] for own in found for row in own] == texts
+        assert all([row.number for row in own] == [*range(1, len(own) + 1)] for own in found)
     assert sum(map(bool, found)) == 1
     tasks = [*cut_tasks([file], PrepareConfig(shard_bytes=4096), ("parquet",))]
-    assert len(tasks) == -(-file.size // 4096) and [each.end for each in tasks][-1] == file.size
-    assert [each.end for each in cut_tasks([file], PrepareConfig(shard_bytes=4096))] == [-1], "not of a sample"
+    assert len(tasks) == -(-file.size // 4096) and [task.end for task in tasks][-1] == file.size
+    assert [task.end for task in cut_tasks([file], PrepareConfig(shard_bytes=4096))] == [-1], "not of a sample"

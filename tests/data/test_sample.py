@@ -57,11 +57,11 @@ def test_a_file_that_is_named_twice_is_said(tmp_path: Path, capsys: pytest.Captu
 def test_few_rows_of_many_files_are_read(tmp_path: Path) -> None:
     """The first and the last file are among those that are looked at, and of a long one only the beginning is."""
     for i in range(100):
-        (tmp_path / f"{i:03d}.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in LINES))
+        (tmp_path / f"{i:03d}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     check_corpus(str(tmp_path), PREPARE)
     for name in ("000.jsonl", "099.jsonl"):
         content = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(json.dumps([{"text": each} for each in LINES], indent=1))
+        (tmp_path / name).write_text(json.dumps([{"text": line} for line in LINES], indent=1))
         with pytest.raises(CorpusError, match=f"{name} is not JSON Lines"):
             check_corpus(str(tmp_path), PREPARE)
         (tmp_path / name).write_text(content)
@@ -76,13 +76,13 @@ def test_a_sample_is_of_places_all_over_a_corpus_and_says_its_share(tmp_path: Pa
         stream.write("\n".join(lines[:20_000]))
     files = find_files(str(tmp_path))[0]
     sample = read_sample(files, PREPARE, to_end=True)
-    found = [each for place in sample.places for each in place.documents]
+    found = [document for place in sample.places for document in place.documents]
     assert len(sample.places) == PLACES and found[0] == lines[0] and len(found) < 140_000
-    numbers = [int(each[5:12]) for each in found]
+    numbers = [int(document[5:12]) for document in found]
     assert max(numbers) > 195_000 and len({number // 10_000 for number in numbers}) == 20
     packed = sample.places[-1]  # it cannot be cut: read to its end for its share, and kept in part
     assert packed.num_bytes == files[-1].size and packed.num_chars > 1.2e6 > 2 * sum(map(len, packed.documents))
-    assert sample.frac == pytest.approx(PLACE_BYTES * (PLACES - 1) / sum(each.size for each in files), rel=0.05)
+    assert sample.frac == pytest.approx(PLACE_BYTES * (PLACES - 1) / sum(file.size for file in files), rel=0.05)
     glance = read_sample(files, PREPARE)
     assert len(glance.places) == PLACES and glance.frac < sample.frac / 7 and not glance.places[-1].num_bytes
     whole = check_corpus(str(tmp_path / "packed.txt.gz"), PREPARE, to_end=True)

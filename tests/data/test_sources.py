@@ -29,7 +29,7 @@ from domext_ray.text.data.sources import ReadTask, Sources, cut_tasks, resolve_s
 
 def read_all(resolved: Sources, prepare: PrepareConfig) -> tuple[list[str], Counter[str]]:
     dropped = Dropped()
-    return [each for task in resolved.tasks for each in read_documents(task, prepare, dropped)], dropped.counts
+    return [document for task in resolved.tasks for document in read_documents(task, prepare, dropped)], dropped.counts
 
 
 def read_spec(spec: str | Path, prepare: PrepareConfig | None = None) -> tuple[list[str], Counter[str]]:
@@ -108,12 +108,12 @@ def test_tasks_grow_with_a_corpus_and_small_ones_stay_as_they_are(
     assert read_all(few, prepare)[0] == read_all(many, prepare)[0] == lines
     large = PrepareConfig(shard_bytes=16_384)
     assert resolve_sources(str(tmp_path), large) == resolve_sources(str(tmp_path), large)
-    assert max(each.num_bytes for each in resolve_sources(str(tmp_path), large).tasks) == 16_384
+    assert max(task.num_bytes for task in resolve_sources(str(tmp_path), large).tasks) == 16_384
 
 
 def test_a_terabyte_has_a_few_thousand_tasks_of_bounded_size() -> None:
     tasks = [*cut_tasks([SourceFile("terabyte.txt", "text", 10**12)], PrepareConfig())]
-    assert len(tasks) == sources.MOST_TASKS and max(each.num_bytes for each in tasks) < 250 * 10**6
+    assert len(tasks) == sources.MOST_TASKS and max(task.num_bytes for task in tasks) < 250 * 10**6
 
 
 @pytest.mark.parametrize("document", ["line", "blank_line"])
@@ -146,9 +146,9 @@ def test_a_range_without_a_blank_line_stops_at_its_end(tmp_path: Path, monkeypat
 
     def count_lines(*args: Any, **options: Any) -> Iterator[tuple[int, int, bytes]]:
         nonlocal reads
-        for each in original(*args, **options):
+        for line in original(*args, **options):
             reads += 1
-            yield each
+            yield line
 
     monkeypatch.setattr(reading, "read_lines", count_lines)
     documents = read_ranges(path, PrepareConfig(document="blank_line", min_document_chars=1), 500)
