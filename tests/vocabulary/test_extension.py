@@ -39,8 +39,8 @@ ENDINGS = "genic genesis toxic toxin trophic pathy pathic plasty ectomy scopy tr
 
 def make_base(folder: Path, *more: str, letters: str = LETTERS, num_unused: int = 0, **options: bool) -> Path:
     entries = [*SPECIALS, *(f"[unused{i}]" for i in range(num_unused)), *".,;:!?'\"()-", *letters]
-    entries = dict.fromkeys([*entries, *(f"##{each}" for each in letters), *KNOWN, *more])
-    BertTokenizer(vocab={each: i for i, each in enumerate(entries)}, model_max_length=64, **options).save_pretrained(
+    entries = dict.fromkeys([*entries, *(f"##{letter}" for letter in letters), *KNOWN, *more])
+    BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)}, model_max_length=64, **options).save_pretrained(
         folder
     )
     return folder
@@ -57,7 +57,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compounds = [f"{first}{last}" for first in "neuro dopa sero hippo corti".split() for last in ENDINGS]
     draw.shuffle(compounds)
     terms = [*["thalamus", "Thalamus", "Zoë"] * 20, *TERMS * 4, *compounds[:40] * 2, *compounds[40:]]
-    known = [each for each in KNOWN if not each.startswith("##")]
+    known = [word for word in KNOWN if not word.startswith("##")]
     lines = [
         " ".join(draw.choice(terms if draw.random() < 0.4 else known) for _ in range(draw.randrange(5, 25))) + "."
         for _ in range(400)
@@ -97,7 +97,7 @@ def test_new_words_complement_the_base(learned: ExtensionVocabulary, base_folder
     old, new = base.get_vocab(), union.get_vocab()
     assert {word: i for word, i in new.items() if i < learned.first_id} == old
     assert learned.first_id == len(old) == max(old.values()) + 1
-    assert [new[each] for each in learned.words] == list(range(learned.first_id, learned.first_id + 40))
+    assert [new[word] for word in learned.words] == list(range(learned.first_id, learned.first_id + 40))
     assert set(learned.words).isdisjoint(old) and len(new) == len(old) + 40
     assert {"thalamus", "neuron", "α", "µ"} <= set(learned.words)
 
@@ -154,7 +154,7 @@ def test_vocabularies_are_the_same_each_time(
     many = replace(PREPARE, shard_bytes=4096)
     assert learn(text, base_folder, tmp_path / "many", size=40, prepare=many).words == learned.words
     assert learn(text, base_folder, tmp_path / "few", size=25).words == learned.words[:25], "a smaller one is the start"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["again", "few", "many"]
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["again", "few", "many"]
 
 
 def test_a_folder_is_kept_while_its_record_matches(text: Path, base_folder: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_folder_is_kept_while_its_record_matches(text: Path, base_folder: Path
     assert (folder / "extension.json").stat().st_mtime_ns == before
     assert len(learn(text, base_folder, folder, size=15).words) == 15
     whole = learn(text, base_folder, folder, size=15, whole_words=True)
-    assert not any(each.startswith("##") for each in whole.words) and "thalamus" in whole.words
+    assert not any(word.startswith("##") for word in whole.words) and "thalamus" in whole.words
     assert learn(text, base_folder, folder, size=15, whole_words=True, min_frequency=400).words != whole.words
 
 
@@ -189,7 +189,7 @@ def test_a_chinese_base(tmp_path: Path, local_ray: None) -> None:
     made = learn(path, base, tmp_path / "vocab", size=20)
     union = load_tokenizer(made.folder)
     assert set(made.words) >= {*"多巴胺血清素", "pcr", "ct", "thalamus"}
-    assert not any(each.startswith("##") and not each.isascii() for each in made.words), "each Han character is a word"
+    assert not any(word.startswith("##") and not word.isascii() for word in made.words), "each Han character is a word"
     assert union.tokenize("丘脑的多巴胺，PCR") == [*"丘脑的多巴胺，", "pcr"]
     assert load_tokenizer(base).tokenize("多巴胺") == ["[UNK]"] * 3
 
@@ -258,7 +258,7 @@ def test_only_appended_words_are_accepted(learned: ExtensionVocabulary) -> None:
 def test_new_entries_in_the_bases_pieces(base_folder: Path) -> None:
     base = load_tokenizer(base_folder)
     pieces = base_token_ids(base, ["thalamus", "##lamus", "##ings", "δ", "##aδ"])
-    tokens = [base.convert_ids_to_tokens(each) for each in pieces]
+    tokens = [base.convert_ids_to_tokens(ids) for ids in pieces]
     assert tokens == [["tha", "##lam", "##us"], ["##lam", "##us"], ["##ing", "##s"], ["[UNK]"], ["[UNK]"]]
 
 
@@ -286,7 +286,7 @@ def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path, local_ra
     assert [row["num_new"] for row in record["sizes"]] == [0, 3]
     assert record["num_unused"] == 0 and "never has" not in format_statistics(Place(made.folder))
     assert record["sizes"][1]["split_frac"] < record["sizes"][0]["split_frac"]
-    assert not [each for each in made.folder.iterdir() if each.name.startswith(".")]
+    assert not [path for path in made.folder.iterdir() if path.name.startswith(".")]
 
 
 def test_a_list_with_a_mistake_makes_nothing(base_folder: Path, tmp_path: Path) -> None:

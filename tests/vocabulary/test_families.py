@@ -119,7 +119,7 @@ def test_words_of_the_prose_as_new_words_change_nothing_else(base_folder: Path, 
 def test_a_new_word_is_one_token_with_its_place_and_its_text(made: ExtensionVocabulary, base_folder: Path) -> None:
     union, base = load_tokenizer(made.folder), load_tokenizer(base_folder)
     text = "the thalamus, epithalamus; Naïveté (thalamus) thal-x thalamuses _thal 中脑"
-    after, before = (make_backend(each).encode(text, add_special_tokens=False) for each in (union, base))
+    after, before = (make_backend(tokenizer).encode(text, add_special_tokens=False) for tokenizer in (union, base))
     new = [place for place, i in enumerate(after.ids) if i >= made.first_id]
     assert [text[slice(*after.offsets[place])].strip() for place in new] == [
         "thalamus", "epithalamus", "Naïveté", "thalamus", "thal", "中脑"
@@ -132,7 +132,7 @@ def test_a_new_word_is_one_token_with_its_place_and_its_text(made: ExtensionVoca
         assert union.decode([after.ids[place]]).strip() == text[first:end].strip()
     assert max(after.word_ids) == max(before.word_ids)
     plain = "the thalamus, epithalamus thalamuses thal, thal."
-    back = [each.decode(each(plain).input_ids, skip_special_tokens=True) for each in (union, base)]
+    back = [tokenizer.decode(tokenizer(plain).input_ids, skip_special_tokens=True) for tokenizer in (union, base)]
     assert back[0] == back[1] and back[0].strip() == plain
 
 
@@ -152,7 +152,7 @@ def test_a_new_word_is_masked_as_one_word(made: ExtensionVocabulary, base_folder
 def test_one_tokenizer_that_loads_everywhere(made: ExtensionVocabulary, base_folder: Path, tmp_path: Path) -> None:
     base, union = load_tokenizer(base_folder), AutoTokenizer.from_pretrained(made.folder)
     assert load_extension(made.folder) == made
-    assert not {"vocab.json", "merges.txt"} & {each.name for each in made.folder.iterdir()}
+    assert not {"vocab.json", "merges.txt"} & {file.name for file in made.folder.iterdir()}
     union.save_pretrained(tmp_path / "again")
     RobertaConfig().save_pretrained(tmp_path / "again")
     again = AutoTokenizer.from_pretrained(tmp_path / "again")
@@ -194,7 +194,7 @@ def test_lists_with_a_mistake(bases: dict[str, Path], tmp_path: Path) -> None:
         ("", "is empty"),
         ("x" * 101, "more than 100 characters"),
     ]
-    cases = [(name, *each) for name in bases for each in mistakes]
+    cases = [(name, *mistake) for name in bases for mistake in mistakes]
     cases += [
         ("roberta", "thalamus2", "is 2 words"),
         ("roberta with a space first", "##co-opt", "is 3 words"),
@@ -235,7 +235,7 @@ def test_words_are_learned_in_the_bases_notion_of_them(
     assert learn(text, base_folder, tmp_path / "fewer", size=12).words == learned.words[:12]
     union = load_tokenizer(learned.folder)
     family, backend = tokenizer_family(union), make_backend(union)
-    sentences = [each for line in text.read_text(encoding="utf-8").split("\n") for each in split_sentences(line)]
+    sentences = [part for line in text.read_text(encoding="utf-8").split("\n") for part in split_sentences(line)]
     usage = np.zeros(len(union), dtype=np.int64)
     for sentence in sentences:
         np.add.at(usage, backend.encode(sentence, add_special_tokens=False).ids, 1)

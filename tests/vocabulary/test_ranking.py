@@ -23,7 +23,7 @@ from domext_ray.text.vocabulary.ranking import (
     rank_new_entries,
 )
 
-LETTERS = [*string.ascii_lowercase, *(f"##{each}" for each in string.ascii_lowercase)]
+LETTERS = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
 
 
 def make_words(seed: int, num_words: int) -> dict[str, int]:
@@ -36,7 +36,7 @@ def make_words(seed: int, num_words: int) -> dict[str, int]:
 
 
 def make_family(entries: Iterable[str]) -> TokenizerFamily:
-    vocabulary = {each: i for i, each in enumerate(dict.fromkeys(["[UNK]", *entries]))}
+    vocabulary = {entry: i for i, entry in enumerate(dict.fromkeys(["[UNK]", *entries]))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     return tokenizer_family(tokenizer.to_str())
@@ -59,12 +59,12 @@ def test_words_are_split_as_by_wordpiece() -> None:
         draw = random.Random(seed)
         entries = {"".join(draw.choices("abc", k=draw.randrange(1, 4))) for _ in range(12)}
         entries |= {"##" + "".join(draw.choices("abc", k=draw.randrange(1, 4))) for _ in range(12)}
-        vocabulary = {each: i for i, each in enumerate(["[UNK]", *sorted(entries)])}
+        vocabulary = {entry: i for i, entry in enumerate(["[UNK]", *sorted(entries)])}
         oracle = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
         letters = ["abcd" if draw.random() < 0.1 else "abc" for _ in range(400)]
-        words = ["".join(draw.choices(each, k=draw.randrange(1, 12))) for each in letters]
-        results = [SPLIT(each, entries) for each in words]
-        assert [each or ["[UNK]"] for each in results] == [oracle.encode(each).tokens for each in words], seed
+        words = ["".join(draw.choices(alphabet, k=draw.randrange(1, 12))) for alphabet in letters]
+        results = [SPLIT(word, entries) for word in words]
+        assert [pieces or ["[UNK]"] for pieces in results] == [oracle.encode(word).tokens for word in words], seed
         assert any(results) and not all(results)
 
 
@@ -80,8 +80,8 @@ def rank_one_by_one(words: dict[str, int], known: set[str], candidates: set[str]
     """Remove what costs the fewest tokens, count the words of the text anew, and so on."""
     left, removed = set(candidates), []
     while left:
-        total = {each: count_tokens(words, (known | left) - {each}) for each in sorted(left)}
-        removed.append(min(total, key=lambda each: total[each]))
+        total = {entry: count_tokens(words, (known | left) - {entry}) for entry in sorted(left)}
+        removed.append(min(total, key=lambda entry: total[entry]))
         left.remove(removed[-1])
     return removed[::-1]
 
@@ -124,7 +124,7 @@ def test_the_frequency_bound_holds() -> None:
     words = {"abab": 50, "cdcd": 4}
     for whole_words in (False, True):
         ranking = rank(words, set(LETTERS), 5, whole_words)
-        assert "abab" in ranking.entries and not any("c" in each for each in ranking.entries)
+        assert "abab" in ranking.entries and not any("c" in entry for entry in ranking.entries)
 
 
 def test_unreachable_pieces_are_dropped() -> None:

@@ -102,7 +102,7 @@ def test_learned_vocabularies(text: Path, tmp_path: Path) -> None:
     assert tokenizer.convert_tokens_to_ids(SPECIALS) == [0, 1, 2, 3, 4]
     assert tokenizer.tokenize("The walking") == tokenizer.tokenize("the walking")
     assert "[UNK]" not in tokenizer.tokenize(text.read_text(encoding="utf-8"))
-    assert [each.name for each in tmp_path.iterdir()] == ["first"]
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
 
     again = load_tokenizer(learn_wordpiece(str(text), PREPARE, vocab, tmp_path / "second", 64))
     assert fingerprint_tokenizer(again) == fingerprint_tokenizer(tokenizer)
@@ -159,7 +159,7 @@ def test_texts_that_make_no_vocabulary(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(CorpusError, match=message):
             learn_wordpiece(str(path), PREPARE, VocabConfig(size=64), tmp_path / "learned", 64)
-        assert [each.name for each in tmp_path.iterdir()] == ["text.txt"]
+        assert [entry.name for entry in tmp_path.iterdir()] == ["text.txt"]
 
 
 def test_a_tokenizer_of_other_things_than_words() -> None:
@@ -181,11 +181,11 @@ def test_a_folder_is_made_anew_as_a_whole(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), replace_folder(Place(folder)) as temporary:
         (temporary / "vocab.txt").write_text("new")
         raise KeyboardInterrupt
-    assert [each.name for each in tmp_path.iterdir()] == ["tokenizer"]
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
     assert (folder / "vocab.txt").read_text() == "old"
     with replace_folder(Place(folder)) as temporary:
         (temporary / LAST_FILE).write_text("{}")
-    assert [each.name for each in folder.iterdir()] == [LAST_FILE] and [each.name for each in tmp_path.iterdir()] == [
+    assert [path.name for path in folder.iterdir()] == [LAST_FILE] and [path.name for path in tmp_path.iterdir()] == [
         "tokenizer"
     ]
     (folder / "notes.md").write_text("mine")

@@ -18,10 +18,10 @@ from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-SMALL = [*"abcdefghijklmnopqrstuvwxyz", *"0123456789.,-", *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz")]
+SMALL = [*"abcdefghijklmnopqrstuvwxyz", *"0123456789.,-", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
 CAPITALS = ["A", "S", "Smith", "Berlin", "##NA", "Noted"]
 ACCENTS = ["é", "für", "##ère", "größe", "ça"]
-CHINESE = [*"丘脑是大的", *(f"##{each}" for each in "丘脑是大的")]
+CHINESE = [*"丘脑是大的", *(f"##{character}" for character in "丘脑是大的")]
 
 
 def save(folder: Path, *entries: str, **options: bool | None) -> Path:
@@ -135,8 +135,8 @@ def test_other_models_have_their_own_rules(tmp_path: Path) -> None:
 
 def test_rules_that_only_tokenizer_json_has(tmp_path: Path) -> None:
     """Classes other than BERT's do not read those of tokenizer_config.json."""
-    made = BertTokenizer(vocab={each: i for i, each in enumerate([*SPECIALS, *SMALL, *CAPITALS])})
-    names = {f"{each}_token": getattr(made, f"{each}_token") for each in ("unk", "sep", "pad", "cls", "mask")}
+    made = BertTokenizer(vocab={entry: i for i, entry in enumerate([*SPECIALS, *SMALL, *CAPITALS])})
+    names = {f"{name}_token": getattr(made, f"{name}_token") for name in ("unk", "sep", "pad", "cls", "mask")}
     PreTrainedTokenizerFast(tokenizer_object=made.backend_tokenizer, **names).save_pretrained(tmp_path)
     assert f'set "lowercase": false in the normalizer of {tmp_path / "tokenizer.json"} ' in tell(tmp_path)
     record = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -148,6 +148,6 @@ def test_rules_that_only_tokenizer_json_has(tmp_path: Path) -> None:
 def test_a_large_vocabulary_is_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_rules, "SAMPLE_ENTRIES", 100)
     entries = [*SPECIALS, *(f"{'W' if i % 4 else 'w'}ord{i}" for i in range(295))]
-    tokenizer = BertTokenizer(vocab={each: i for i, each in enumerate(entries)})
+    tokenizer = BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)})
     found = find_wrong_rules(tokenizer, "large", Path("large"))
     assert "lowercases text: about 219 of its 294 entries have capitals" in found

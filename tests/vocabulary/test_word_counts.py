@@ -42,7 +42,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serialise(**options: bool) -> str:
-    vocabulary = {each: i for i, each in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])}
+    vocabulary = {entry: i for i, entry in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])}
     return BertTokenizer(vocab=vocabulary, **options).backend_tokenizer.to_str()
 
 
@@ -54,7 +54,7 @@ def count(spec: Path | str, tokenizer_json: str, prepare: PrepareConfig = PREPAR
 
 def test_counts_are_those_of_the_text(local_ray: None, text: Path) -> None:
     sources = resolve_sources(str(text), PREPARE)
-    documents = [each for task in sources.tasks for each in read_documents(task, PREPARE, Dropped())]
+    documents = [content for task in sources.tasks for content in read_documents(task, PREPARE, Dropped())]
     for options in ({}, {"do_lower_case": False}, {"tokenize_chinese_chars": False}):
         tokenizer = Tokenizer.from_str(serialise(**options))
         expected: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def test_the_driver_keeps_a_bounded_number_of_words(
     monkeypatch.setattr(word_counts, "MAX_WORDS", 100)
     found = count(path, serialise(), small)
     assert len(found) <= 100 and [*found.items()][:2] == [("twice", 800), ("often", 400 + 399)]
-    num_forgotten = sum(len(each.split()) for each in lines) - sum(found.values())
+    num_forgotten = sum(len(line.split()) for line in lines) - sum(found.values())
     assert f"{num_forgotten:,} occurrences of rare words were forgotten" in capsys.readouterr().err
 
 

@@ -24,8 +24,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def make_known(folder: Path, **options: bool) -> BaseVocabulary:
-    entries = [*SPECIALS, *LETTERS, *LETTERS.upper(), *(f"##{each}" for each in LETTERS), "brain", "##us", "[unused1]"]
-    BertTokenizer(vocab={each: i for i, each in enumerate(entries)}, **options).save_pretrained(folder)
+    entries = [*SPECIALS, *LETTERS, *LETTERS.upper(), *(f"##{char}" for char in LETTERS), "brain", "##us", "[unused1]"]
+    BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)}, **options).save_pretrained(folder)
     return read_base_vocabulary("tiny", folder, len(entries))
 
 
@@ -118,7 +118,7 @@ def test_kinds_of_faults(line: str, kind: str, fault: str, known: BaseVocabulary
 
 def test_a_vocabulary_file_is_a_list(known: BaseVocabulary, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """That of exBERT begins with special tokens, and has letters and words of the base."""
-    path = write(tmp_path, *SPECIALS, *LETTERS, *(f"##{each}" for each in LETTERS), "brain", "thalamus", "##genic", "")
+    path = write(tmp_path, *SPECIALS, *LETTERS, *(f"##{char}" for char in LETTERS), "brain", "thalamus", "##genic", "")
     everything = VocabConfig(words=path, skip=("known", "doublets", "special", "malformed"))
     assert count_new_words(everything, known) == 2
     told = capsys.readouterr().out
