@@ -158,7 +158,7 @@ def test_a_broken_rule_is_one_sentence() -> None:
             with pytest.raises(ConfigError) as raised:
                 configure(JOBS[verb], read_flags(JOBS[verb].config_class, shlex.split(args)))
             message = str(raised.value)
-            assert all(each in message for each in says) and "\n" not in message, (verb, args, message)
+            assert all(part in message for part in says) and "\n" not in message, (verb, args, message)
 
 
 def test_an_option_that_is_gone_says_what_to_do_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

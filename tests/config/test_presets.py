@@ -112,7 +112,7 @@ def test_masking_mixes_are_those_of_their_names() -> None:
         objective = parse_config(PretrainConfig, "", ["--config", str(path)]).objective
         masked, replaced = objective.mask_token_frac, objective.random_token_frac
         shares = [masked, 1 - masked - replaced, replaced]
-        assert [round(100 * each) for each in shares] == [int(each) for each in name.split("_")]
+        assert [round(100 * share) for share in shares] == [int(number) for number in name.split("_")]
 
 
 def test_ablations_of_one_table_differ_in_one_thing() -> None:
@@ -120,18 +120,18 @@ def test_ablations_of_one_table_differ_in_one_thing() -> None:
 
     def read(pattern: str, *left_out: str) -> list[dict[str, Any]]:
         found = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob(pattern))]
-        return [{name: value for name, value in each.items() if name not in (*left_out, "run")} for each in found]
+        return [{name: value for name, value in preset.items() if name not in (*left_out, "run")} for preset in found]
 
     tasks = [read(f"{name}.yaml", "objective")[0] for name in ("next_sentence", "no_next_sentence", "causal")]
     for table in (read("masks_*.yaml", "objective"), read("size_*.yaml", "shape"), tasks):
-        assert len(table) >= 3 and all(each == table[0] for each in table)
+        assert len(table) >= 3 and all(preset == table[0] for preset in table)
     left_to_right = parse_config(PretrainConfig, "", ["--config", str(folder / "causal.yaml")])
     assert left_to_right.objective == ObjectiveConfig(kind="causal")
 
 
 def test_presets_at_base_size_differ_in_method_words_and_rate_only() -> None:
     configs = {path.stem: parse_config(PretrainConfig, path.stem) for path in BASE_SIZE}
-    assert len(configs) == 6 and all(each.optim.lr_width == 768 for each in configs.values())
+    assert len(configs) == 6 and all(preset.optim.lr_width == 768 for preset in configs.values())
     plain, shared = PretrainConfig(), {}
     for name, config in configs.items():
         if name == "af_routed_base":  # what it keeps to on general text is part of the method
@@ -186,7 +186,7 @@ def test_a_presets_rate_beside_a_base_of_another_size_is_a_warning(
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(each, marks=() if each.stem == "af_mini" else pytest.mark.slow, id=each.stem) for each in SWEEPS],
+    [pytest.param(path, marks=() if path.stem == "af_mini" else pytest.mark.slow, id=path.stem) for path in SWEEPS],
 )
 def test_a_sweeps_space_makes_trials(path: Path) -> None:
     config = parse_config(SweepConfig, "", ["--config", str(path)])
