@@ -42,9 +42,9 @@ def test_a_line_is_read_once_and_whole(tmp_path: Path) -> None:
     with (tmp_path / EVENTS).open("a") as file:
         file.write('{"seconds": 1.0, "note"')
         file.flush()
-        assert [each.text for each in reader.read()] == ["one"]
+        assert [event.text for event in reader.read()] == ["one"]
         file.write(': "two"}\nno JSON\n')
-    assert [(each.text, each.is_phase) for each in reader.read()] == [("two", False)]
+    assert [(event.text, event.is_phase) for event in reader.read()] == [("two", False)]
     assert reader.read() == []
 
 

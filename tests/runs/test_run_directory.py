@@ -102,7 +102,7 @@ def test_a_fine_tuned_run_is_no_run_of_pre_training(tmp_path: Path) -> None:
         find_start(Place(run), "b" * 64)
     with pytest.raises(RunError, match=f"^the run directory {run} belongs to a fine-tuned run; give another"):
         resolve_schedule(CONFIG, Place(run))
-    assert sorted(each.name for each in run.iterdir()) == ["config.yaml", "run.json", TRAININGS]
+    assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "run.json", TRAININGS]
     (lay_out(tmp_path / "clinic") / "checkpoints").mkdir()
     with pytest.raises(RunError, match="clinic is a run of pre-training; give the directory of a fine-tuning run"):
         rebuild_finetuned(Place(tmp_path / "clinic"), torch.device("cpu"))
@@ -142,7 +142,7 @@ def test_what_changed_is_said_in_words(tmp_path: Path) -> None:
         "base_shape": {"act": "relu"},
         "corpus": "",
     }
-    near = [{"optim": {"lr": each}} for each in (0.0012345678, 0.0012345679)]
+    near = [{"optim": {"lr": rate}} for rate in (0.0012345678, 0.0012345679)]
     assert describe_other(*near) == ["--optim.lr was 0.0012345678 and is 0.0012345679 now"], "not twice the same"
     assert describe_other(old, new) == [
         "the base's act was gelu and is relu now",
