@@ -176,10 +176,10 @@ def test_predictions_are_made_in_bf16_where_the_card_has_it(
     rows = [ServedRow("__base__", "", ids, None, "mean"), ServedRow("__base__", "", ids, None, "words", ids[:1] - 4, 3)]
 
     def compute() -> list[np.ndarray]:
-        examples = [fill_mask.make_example({"text": each}, "text") for each in texts]
+        examples = [fill_mask.make_example({"text": text}, "text") for text in texts]
         fills = fill_mask.predict(examples).records[0]["masks"][0]["fills"]
-        outcomes = [each for outcome in served.run(rows) for each in outcome]  # type: ignore[union-attr]
-        return [np.array([each["probability"] for each in fills]), embed(texts), outcomes[0], outcomes[1]]
+        outcomes = [array for outcome in served.run(rows) for array in outcome]  # type: ignore[union-attr]
+        return [np.array([fill["probability"] for fill in fills]), embed(texts), outcomes[0], outcomes[1]]
 
     exact = compute()
     monkeypatch.setattr(device, "has_bf16", lambda of: True)

@@ -85,7 +85,7 @@ def test_every_listener_is_on_localhost_and_asks_for_the_token() -> None:
         status, page = get(port)
         if name == "ray::IDLE" and status == 0 and call(port, CALLS[3], {}) in SILENCE:
             continue  # a worker of an earlier test that is ending, and tells nobody anything
-        codes = {each: call(port, each, {}) for each in CALLS}
+        codes = {rpc: call(port, rpc, {}) for rpc in CALLS}
         assert "OK" not in codes.values(), (name, codes)
         assert pid != busy or codes[CALLS[3]] == "UNAUTHENTICATED", codes
         assert "UNAUTHENTICATED" in codes.values() or status in (401, 403) or (status, page) == (200, METRICS), (
@@ -93,9 +93,9 @@ def test_every_listener_is_on_localhost_and_asks_for_the_token() -> None:
             codes,
             status,
         )
-        for each, code in codes.items():
+        for method, code in codes.items():
             if code == "UNAUTHENTICATED":
-                assert call(port, each, {"authorization": "Bearer wrong"}) == code, name
+                assert call(port, method, {"authorization": "Bearer wrong"}) == code, name
     (gcs,) = {port for _, port, name in places if name == "gcs_server"}
     assert call(gcs, CALLS[0], make_token_header()) == "OK", "the same call, with the token"
 
@@ -103,7 +103,7 @@ def test_every_listener_is_on_localhost_and_asks_for_the_token() -> None:
 @pytest.mark.usefixtures("local_ray")
 def test_files_and_sockets_are_their_owner_s() -> None:
     sockets = Path(ray._private.worker._global_node.get_sockets_dir_path())
-    private = next(each for each in sockets.parents if each.name == f"ray-{os.getuid()}")
+    private = next(folder for folder in sockets.parents if folder.name == f"ray-{os.getuid()}")
     assert stat.S_IMODE(private.stat().st_mode) == 0o700 and private.stat().st_uid == os.getuid()
 
 
@@ -118,7 +118,7 @@ def test_a_full_folder_for_ray_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     with limit_files(1000), pytest.raises(StorageError, match=rf"^{tmp_path}/ray-\d+ cannot be .*File too large"):
         ray_cluster._make_private_folder()
     assert ray_cluster._make_private_folder().parent == tmp_path
-    assert [each.name for each in tmp_path.rglob("*")] == [f"ray-{os.getuid()}"]
+    assert [path.name for path in tmp_path.rglob("*")] == [f"ray-{os.getuid()}"]
 
 
 @pytest.mark.slow

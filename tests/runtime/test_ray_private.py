@@ -39,4 +39,4 @@ def test_nothing_else_reaches_into_ray() -> None:
     for path in [*REPOSITORY.glob("domext_ray/**/*.py"), *REPOSITORY.glob("jobs/**/*.py")]:
         if path.name != "ray_private.py":
             source = path.read_text(encoding="utf-8")
-            assert not [each for each in PRIVATE if each in source], path
+            assert not [name for name in PRIVATE if name in source], path

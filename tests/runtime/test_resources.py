@@ -108,7 +108,7 @@ def test_the_machine_decides_the_precision(without_bf16: None) -> None:
         ({"use_gpu": "false", "precision": "bf16"}, "bf16"),
         ({"use_gpu": "true", "precision": "fp32"}, "fp32"),
     ):
-        flags = [each for name, value in options.items() for each in (f"--{rooms[name]}.{name}", value)]
+        flags = [argument for name, value in options.items() for argument in (f"--{rooms[name]}.{name}", value)]
         for config_class in (PretrainConfig, FinetuneConfig):
             assert resolve_precision(parse_config(config_class, "", flags)).engine.precision == expected, options
     for unit in device.BF16_UNITS:

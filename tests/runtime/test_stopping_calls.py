@@ -21,14 +21,14 @@ def _handlers_come_back() -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         raise AssertionError("the program's own handler")
 
-    before = {each: signal.signal(each, handle) for each in NAMES}
+    before = {signum: signal.signal(signum, handle) for signum in NAMES}
     try:
         yield
-        assert [signal.getsignal(each) for each in NAMES] == [handle] * len(NAMES)
+        assert [signal.getsignal(signum) for signum in NAMES] == [handle] * len(NAMES)
         assert not is_stopped()
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
 
 
 def test_a_signal_is_raised_and_the_program_goes_on() -> None:

@@ -153,7 +153,7 @@ def test_files_reach_the_disk_before_they_have_their_name(tmp_path: Path, monkey
         path.write_text("2")
     *before, flushed, named, folder = told
     assert flushed.startswith(".record.") and (named, folder) == ("named record", tmp_path.name)
-    assert all(each.startswith("named .record.") for each in before), "from one temporary name to another"
+    assert all(event.startswith("named .record.") for event in before), "from one temporary name to another"
 
 
 def test_errors_of_libraries_are_known(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_errors_of_libraries_are_known(tmp_path: Path) -> None:
     table = pyarrow.table({"x": os.urandom(4 * SIZE).hex().split("0")})
     with limit_files(SIZE), pytest.raises(OSError) as parquet:
         pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-    for each in (tensors, parquet):
-        assert "(File too large)" in str(find_user_error(each.value))
+    for raised in (tensors, parquet):
+        assert "(File too large)" in str(find_user_error(raised.value))
 
 
 def test_a_task_that_meets_one_is_a_sentence_too(local_ray: None) -> None:

@@ -66,7 +66,7 @@ def test_results_come_in_order_and_are_taken_over(
         return {"square": item * item, "pid": os.getpid()}
 
     first = run(work, place)
-    assert [each["square"] for each in first] == [i * i for i in range(8)]
+    assert [result["square"] for result in first] == [i * i for i in range(8)]
     (place / "000003.json").delete()
     again = run(work, place)
     assert [i for i in range(8) if again[i] != first[i]] in ([], [3]) and again[3]["square"] == 9
@@ -122,8 +122,8 @@ def test_a_pool_makes_its_function_once_in_each_worker(local_ray: None, tmp_path
         return lambda item: {"i": item, "pid": os.getpid()}
 
     found = run(Pool(make, 2, 0.5), Place(tmp_path / "records"), 40)
-    assert [each["i"] for each in found] == list(range(40))
-    assert len({each["pid"] for each in found}) == len((tmp_path / "made").read_text()) <= 2
+    assert [result["i"] for result in found] == list(range(40))
+    assert len({result["pid"] for result in found}) == len((tmp_path / "made").read_text()) <= 2
 
 
 def test_an_error_of_a_task_comes_back_as_itself(local_ray: None, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_full_disk_keeps_the_finished_records_and_no_half_one(tmp_path: Path) 
     with pytest.raises(StorageError, match="File too large"), limit_files(64 * 1024):
         records.write(0, {"hashes": bytes(1000)})
         records.write(1, {"hashes": bytes(100_000)})
-    assert [each.name for each in (tmp_path / "records").iterdir()] == ["000000.json"]
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["000000.json"]
     with (
         pytest.raises(StorageError, match="File too large"),
         new_file(Place(tmp_path / "shard"), is_flushed=False) as temporary,
@@ -167,7 +167,7 @@ def test_a_full_disk_keeps_the_finished_records_and_no_half_one(tmp_path: Path) 
         limit_files(64 * 1024),
     ):
         sink.write(bytes(100_000))
-    assert [each.name for each in tmp_path.iterdir()] == ["records"]
+    assert [path.name for path in tmp_path.iterdir()] == ["records"]
 
 
 def test_a_task_that_kills_its_workers_is_named(
@@ -188,7 +188,7 @@ def test_a_task_that_kills_its_workers_is_named(
         assert "a worker died (" in capsys.readouterr().err
     (tmp_path / "mended").touch()
     for name, work in works.items():
-        assert [each["number"] for each in run(work, Place(tmp_path / name))] == list(range(8))
+        assert [result["number"] for result in run(work, Place(tmp_path / name))] == list(range(8))
 
 
 def test_what_still_runs_is_ended(local_ray: None, tmp_path: Path) -> None:

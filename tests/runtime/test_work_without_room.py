@@ -110,7 +110,7 @@ def test_work_that_has_no_room_ends(short_wait: None, tmp_path: Path) -> None:
             )
     assert len(ways["counting"]()) == 3, "once there is room, the same goes on"
     ways["searching"]()
-    assert [each.status for each in ledger.list()] == ["complete", "complete"]
+    assert [record.status for record in ledger.list()] == ["complete", "complete"]
 
 
 @pytest.mark.slow  # it waits, too
