@@ -72,7 +72,7 @@ def test_what_is_made_for_a_bucket_is_its_owner_s(place: Place, own_temporary: P
         with new_file(place / "rows") as file:
             file.parent.mkdir(exist_ok=True, parents=True)
             file.write_bytes(b"rows")
-            modes = {each.stat().st_mode & 0o777 for each in own_temporary.iterdir()}
+            modes = {path.stat().st_mode & 0o777 for path in own_temporary.iterdir()}
         with place.scratch() as folder:
             modes |= {folder.stat().st_mode & 0o777}
     finally:
@@ -87,8 +87,8 @@ def test_a_folder_for_temporary_files_that_is_cleaned_is_told(place: Place, own_
         pytest.skip("its files are made beside it")
 
     def clean() -> None:
-        for each in own_temporary.iterdir():  # and nothing above it
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        for path in own_temporary.iterdir():  # and nothing above it
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     told = r"^s3://.* cannot be written: its files were made in .*, which somebody has deleted; .* TMPDIR"
     with pytest.raises(StorageError, match=told), new_file(place / "rows") as file:
@@ -151,10 +151,10 @@ def test_only_one_makes_a_file(any_place: Place) -> None:
         made.append(number)
 
     threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(made) == 1 and (any_place / "lock").read_bytes() == b"%d" % made[0]
     assert any_place.list_names() == ["lock"]
 
@@ -248,10 +248,10 @@ for number in range(10):
 
 def test_several_add_to_one_log(place: Place) -> None:
     commands = [[sys.executable, "-c", ADD_LINES, str(place / "log"), name] for name in "ab"]
-    processes = [subprocess.Popen(each) for each in commands]
+    processes = [subprocess.Popen(command) for command in commands]
     for number in range(10):
         Log(place / "log").add(f"c {number}\n")
-    assert [each.wait(timeout=120) for each in processes] == [0, 0]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
     lines = (place / "log").read_text().splitlines()
     assert sorted(lines) == [f"{name} {number}" for name in "abc" for number in range(10)]
 
