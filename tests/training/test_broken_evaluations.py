@@ -66,12 +66,12 @@ def read_figures(folder: Path) -> list[dict[str, Any]]:
     """All lines of a run, less what a clock and the machine's memory have to do with."""
     measured = ("time/", "throughput/", "data/", "memory/")
     records = read_metrics(Place(folder / "metrics.jsonl"))
-    return [{name: each for name, each in record.items() if not name.startswith(measured)} for record in records]
+    return [{name: value for name, value in record.items() if not name.startswith(measured)} for record in records]
 
 
 def check_as_if_undisturbed(folder: Path, straight: Path) -> None:
     assert read_figures(folder) == read_figures(straight)
-    own, other = (find_latest(Place(each / "checkpoints")) for each in (folder, straight))
+    own, other = (find_latest(Place(run_dir / "checkpoints")) for run_dir in (folder, straight))
     assert own is not None and own == other and own.trainer_state.keys() == other.trainer_state.keys()
     assert list_steps(Place(folder / "checkpoints")) == list_steps(Place(straight / "checkpoints")) == [LAST]
 
@@ -165,7 +165,7 @@ def test_a_larger_limit_before_the_last_evaluation_makes_a_middle_one_of_it(task
             worker.run()
         longer = replace(task.config.train, max_steps=LAST + 2)
         begin(task, tmp_path, train=longer).run()
-    figures = {each["step"]: each for each in read_figures(tmp_path)}
+    figures = {record["step"]: record for record in read_figures(tmp_path)}
     name = "eval/domain_word_bits_per_character"
     assert [*figures] == [*range(LAST + 3)] and name in figures[LAST + 2] and name not in figures[LAST]
     assert "eval/domain_mlm_loss" in figures[LAST]

@@ -37,9 +37,9 @@ def test_captured_steps_are_those_that_python_launches(method: str, way: str, mo
     assert num_calls == 2 * STEPS
     figures, own, num_calls = train_captured(method, CPU, capture=True, **WAYS[way])
     assert num_calls == 2 * (WARM_PASSES + 1), "of each of two shapes: the first passes, and the one that is captured"
-    assert [each.finite for each in figures] == [step != BROKEN for step in range(STEPS)]
+    assert [taken.finite for taken in figures] == [step != BROKEN for step in range(STEPS)]
     assert repr(figures) == repr(launched)  # a loss that is no number equals no other
-    assert own.keys() == trained.keys() and all(torch.equal(own[name], each) for name, each in trained.items())
+    assert own.keys() == trained.keys() and all(torch.equal(own[name], tensor) for name, tensor in trained.items())
 
 
 def test_a_pass_that_waits_for_its_own_result_is_refused() -> None:

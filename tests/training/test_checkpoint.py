@@ -90,9 +90,9 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     assert found.trainer_state == {"epoch": 1, "batch": 7} and found.run_info == {"base_sha256": "a" * 64}
     assert list(found.fixed) == ["head.bias"] and torch.equal(found.fixed["head.bias"], torch.arange(3.0))
     assert found.state.tensors.keys() == expected.tensors.keys()
-    for name, each in expected.tensors.items():
+    for name, tensor in expected.tensors.items():
         for moment in ("param", "exp_avg", "exp_avg_sq"):
-            assert torch.equal(getattr(found.state.tensors[name], moment), getattr(each, moment)), (name, moment)
+            assert torch.equal(getattr(found.state.tensors[name], moment), getattr(tensor, moment)), (name, moment)
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
@@ -103,7 +103,7 @@ def test_who_may_read_a_checkpoint_is_the_umask_s(tmp_path: Path, mask: int) -> 
         made = save(tmp_path, 3)
     finally:
         os.umask(before)
-    assert {each.stat().st_mode & 0o777 for each in made.iterdir()} == {0o666 & ~mask}
+    assert {path.stat().st_mode & 0o777 for path in made.iterdir()} == {0o666 & ~mask}
 
 
 def test_keeps_the_newest_and_cleans_what_crashes_left(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert find_path(folder) == older, (name, damage)
-        said = " ".join(str(each.message) for each in caught)
+        said = " ".join(str(warning.message) for warning in caught)
         if (name, damage) != ("manifest.json", "delete"):
             assert str(newer) in said and (damage == "flip" or name in said), (name, damage)
 
@@ -268,7 +268,7 @@ def _agree(rank: int, questions: list[tuple[tuple[Path, Path], Checkpoint | None
 
 def test_ranks_go_on_from_one_checkpoint_however_old_their_listing_is(tmp_path: Path) -> None:
     """And from what was saved since the driver chose."""
-    fresh, stale, damaged, ranks = (tmp_path / each for each in ("fresh", "stale", "damaged", "ranks"))
+    fresh, stale, damaged, ranks = (tmp_path / name for name in ("fresh", "stale", "damaged", "ranks"))
     ranks.mkdir()
     chosen = identify(save(fresh, 2))
     shutil.copytree(fresh, stale)
@@ -296,7 +296,7 @@ def test_ranks_go_on_from_one_checkpoint_however_old_their_listing_is(tmp_path: 
     assert first == newest.name and f"does not see the checkpoint {late[1]}" in unseen
     assert older == ("step-00000002",) * 2
     assert refused == also and f"does not see the checkpoint {late[1]}" in refused
-    assert others == [(each,) * 2 for each in (newest.name, "step-00000002", None, newest.name)]
+    assert others == [(name,) * 2 for name in (newest.name, "step-00000002", None, newest.name)]
 
 
 def test_what_an_older_attempt_saves_late_replaces_nothing(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_checkpoint_that_cannot_be_looked_at_is_not_deleted(monkeypatch: pytes
         with contextlib.nullcontext() if not number else pytest.raises(StorageError, match="has not answered"):
             save(folder, 3, keep=2)
         del made._ask
-        return asked, [each.step for _, each in check_all(folder) if isinstance(each, Checkpoint)]
+        return asked, [checkpoint.step for _, checkpoint in check_all(folder) if isinstance(checkpoint, Checkpoint)]
 
     num_asked, steps = save_with_a_gap(0)
     assert num_asked > 10 and steps == [3, 2]

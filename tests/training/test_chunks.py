@@ -67,7 +67,7 @@ def measure(row: Row, places: Places) -> tuple[int, list[tuple[Tensor, ...]], di
     sum(sums[name] for sums in outputs for name in sums.keys() & loss.loss_weights.keys()).backward()
     with torch.no_grad():
         scored = [loss.eval()(batch) for batch in batches]
-    gradients = {name: None if each.grad is None else each.grad for name, each in network.named_parameters()}
+    gradients = {name: None if tensor.grad is None else tensor.grad for name, tensor in network.named_parameters()}
     return loss.num_chunks, [*outputs, *scored], gradients
 
 
@@ -93,7 +93,10 @@ def test_kinds_are_kept_in_chunks(places: Places, monkeypatch: pytest.MonkeyPatc
     model = build(row, places).model
     batch = draw_batches(row, places, 0)[0][0]
     batch = replace(batch, kinds=(torch.arange(model.config.vocab_size) % 3).to(torch.uint8))
-    found = [losses.MaskedLoss(cast(nn.Module, model), CPU, bf16=False, num_chunks=each).eval() for each in (1, 4)]
+    found = [
+        losses.MaskedLoss(cast(nn.Module, model), CPU, bf16=False, num_chunks=num_chunks).eval()
+        for num_chunks in (1, 4)
+    ]
     with torch.no_grad():
         whole, chunks = (objective(batch) for objective in found)
     torch.testing.assert_close(chunks, whole, rtol=1e-5, atol=1e-5)
@@ -104,7 +107,7 @@ def test_kinds_are_kept_in_chunks(places: Places, monkeypatch: pytest.MonkeyPatc
 def test_chunks_on_two_workers_at_zero_3(places: Places, tmp_path: Path) -> None:
     """Ranks predict different numbers of tokens, and gather the head equally often."""
     for (expected, before), (found, after) in launch(measure_both, (places,), 2, tmp_path)[0]:
-        figures = [[(each.losses, each.grad_norm) for each in steps] for steps in (found, expected)]
+        figures = [[(step.losses, step.grad_norm) for step in steps] for steps in (found, expected)]
         torch.testing.assert_close(*figures, rtol=1e-4, atol=1e-5)
         for name, tensor in before.tensors.items():
             torch.testing.assert_close(after.tensors[name].param, tensor.param, rtol=1e-4, atol=1e-4)

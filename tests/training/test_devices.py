@@ -139,8 +139,10 @@ def list_runs(places: Places, layouts: dict[str, Places], root: Path) -> dict[st
     return {
         **{row.slug: lambda row=row: run_row(row, places) for row in ROWS},
         "af-in-fp32": lambda: run_row(find_row("AF"), places, "fp32"),
-        **{kind: lambda each=each: run_row(find_row("AF"), each) for kind, each in layouts.items()},
-        **{kind: lambda each=each: run_objective(each, places) for kind, each in OBJECTIVES.items()},
+        **{kind: lambda layout=layout: run_row(find_row("AF"), layout) for kind, layout in layouts.items()},
+        **{
+            kind: lambda objective=objective: run_objective(objective, places) for kind, objective in OBJECTIVES.items()
+        },
         "packed": lambda: run_objective(ObjectiveConfig(), places, packed=True),
         "varlen": lambda: run_varlen(lambda: run_row(find_row("AF"), places, dropout=0.0)),
         "varlen-keeping": lambda: run_varlen(
@@ -157,12 +159,12 @@ def list_runs(places: Places, layouts: dict[str, Places], root: Path) -> dict[st
         "bank": lambda: run_bank(base, root),
         "vectors": lambda: run_vectors(base),
         "fill-mask": lambda: run_fill_mask(base),
-        **{f"planted-{name}": lambda each=each: run_with_fault(each[0], places) for name, each in FAULTS.items()},
+        **{f"planted-{name}": lambda fault=fault: run_with_fault(fault[0], places) for name, fault in FAULTS.items()},
     }
 
 
 NAMES = list(list_runs(Places(Path(), Path(), Path()), dict.fromkeys(TINY_LAYOUTS, None), Path()))  # type: ignore[arg-type]
-PLANTED = [each for each in NAMES if each.startswith("planted-")]
+PLANTED = [name for name in NAMES if name.startswith("planted-")]
 
 
 def measure(_: int, names: set[str], places: Places, root: Path) -> dict[str, Any]:
@@ -187,9 +189,9 @@ def results(
     root = tmp_path_factory.mktemp("devices")
     (root / "runs").mkdir()
     places = make_places(root / "runs", tiny_base_folder, tiny_roberta_folder)
-    own = [each for each in request.session.items if each.path == request.path and isinstance(each, pytest.Function)]
-    asked = {each.callspec.params["name"] for each in own if hasattr(each, "callspec")}
-    if any(not hasattr(each, "callspec") for each in own):
+    own = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    asked = {item.callspec.params["name"] for item in own if hasattr(item, "callspec")}
+    if any(not hasattr(item, "callspec") for item in own):
         asked |= {*QUICK, *PLANTED}
     (found,) = launch(measure, (asked, places, root), 1, root)
     return found
@@ -210,7 +212,7 @@ def find_faults(result: dict[str, Waits] | str) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in NAMES if each not in PLANTED],
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES if name not in PLANTED],
 )
 def test_nothing_mixes_devices_and_nothing_else_waits(name: str, results: dict[str, Any]) -> None:
     assert find_faults(results[name]) == []
@@ -230,4 +232,4 @@ def test_every_entry_of_the_table_happens(results: dict[str, Any]) -> None:
         for what, waits in result.items()
         for wait in waits
     }
-    assert [each for what, entries in WAITS.items() for each in entries if (what, each) not in seen] == []
+    assert [entry for what, entries in WAITS.items() for entry in entries if (what, entry) not in seen] == []

@@ -101,12 +101,12 @@ def draw_rows(step: int, *, pairs: bool = False) -> Parts:
 
 def join(rows: Parts) -> MaskedBatch:
     def concatenate(name: str) -> Any:
-        found = [getattr(each, name) for each in rows]
+        found = [getattr(row, name) for row in rows]
         return None if found[0] is None else torch.cat(found)
 
     names = ("input_ids", "token_type_ids", "labels", "weights", "next_sentence_labels")
-    positions = torch.cat([each.masked_positions + i * LENGTH for i, each in enumerate(rows)])
-    return MaskedBatch(attention_mask=None, masked_positions=positions, **{each: concatenate(each) for each in names})
+    positions = torch.cat([row.masked_positions + i * LENGTH for i, row in enumerate(rows)])
+    return MaskedBatch(attention_mask=None, masked_positions=positions, **{name: concatenate(name) for name in names})
 
 
 def split(step: int, rank: int, world_size: int, accumulation_steps: int, *, pairs: bool = False) -> tuple[Parts, Any]:
@@ -134,11 +134,11 @@ class Bare:
 def train_bare(method: str = "af") -> Bare:
     torch.set_num_threads(1)
     model, found, pairs = build_model(method=method), Bare(), method == "exbert"
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     optimizer = torch.optim.AdamW(
         [
-            {"params": [each for each in trained.values() if each.ndim > 1], "weight_decay": 0.1},
-            {"params": [each for each in trained.values() if each.ndim == 1], "weight_decay": 0.0},
+            {"params": [param for param in trained.values() if param.ndim > 1], "weight_decay": 0.1},
+            {"params": [param for param in trained.values() if param.ndim == 1], "weight_decay": 0.0},
         ],
         lr=0.0,
         eps=1e-6,
@@ -159,12 +159,12 @@ def train_bare(method: str = "af") -> Bare:
         optimizer.step()
         found.losses.append(words.item())
         found.pair_losses.append(order.item())
-        moments = {name: optimizer.state[each] for name, each in trained.items()}
+        moments = {name: optimizer.state[param] for name, param in trained.items()}
         tensors = {
             name: TensorState(
-                each.detach().clone(), moments[name]["exp_avg"].clone(), moments[name]["exp_avg_sq"].clone()
+                param.detach().clone(), moments[name]["exp_avg"].clone(), moments[name]["exp_avg_sq"].clone()
             )
-            for name, each in trained.items()
+            for name, param in trained.items()
         }
         found.states.append(TrainState(tensors, step + 1))
     return found
@@ -227,7 +227,7 @@ def measure_pairs(stages: Stages) -> dict[str, Any]:
     for stage in stages:
         engine = build_engine(stage, 2, model=build_model(method="exbert"))
         parts = [split(step, *place, 2 if step < 4 else 4, pairs=True) for step in range(STEPS)]
-        figures = [engine.train_step(*each, step) for step, each in enumerate(parts)]
+        figures = [engine.train_step(*part, step) for step, part in enumerate(parts)]
         scores = engine.evaluate(join(draw_rows(99, pairs=True))).sum(0).tolist()
         results[str(stage)] = figures, gather_whole(engine), scores
     return results
@@ -249,7 +249,7 @@ def measure_saving(_: int, folder: Path, stages: Stages) -> dict[str, Any]:
         engine = build_engine(stage)
         train(engine, 0, START)
         save(engine, folder / str(stage))
-        results[str(stage)] = sum(each.param.numel() for each in engine.gather_state().tensors.values())
+        results[str(stage)] = sum(tensor.param.numel() for tensor in engine.gather_state().tensors.values())
     return results
 
 
@@ -291,7 +291,9 @@ def measure_resume(folder: Path, stages: Stages) -> dict[str, Any]:
         )
         batch, asked = rows[0] if place[0] else join(rows[2:6]), EvalSet(np.arange(1, 6), join_evaluated)
         scores = [engine.evaluate(batch).sum(0).tolist() for _ in range(2)]
-        sets = [evaluate(engine, replace(asked, rows=each)).tolist() for each in (asked.rows, asked.rows[:1])]
+        sets = [
+            evaluate(engine, replace(asked, rows=asked_rows)).tolist() for asked_rows in (asked.rows, asked.rows[:1])
+        ]
         results[f"evaluated/{stage}"] = scores, sets, gather_whole(engine)
         going_on = train(engine, START, STEPS, 2), gather_whole(engine)
         again = build_engine(stage, 2, dropout=0.3, state=saved.state)
@@ -305,7 +307,7 @@ def measure_bad_steps(stages: Stages) -> dict[str, Any]:
     """An infinite loss, then a gradient with one infinite element, both on the last rank only; then good steps."""
     results: dict[str, Any] = {}
     is_last = dist.get_rank() == dist.get_world_size() - 1
-    for stage, offload in [(each, offload) for each in stages for offload in {False, each > 0}]:
+    for stage, offload in [(number, offload) for number in stages for offload in {False, number > 0}]:
         model = build_model()
         engine = build_engine(stage, 2, model=model, offload=offload)
         train(engine, 0, 2, 2)
@@ -313,7 +315,7 @@ def measure_bad_steps(stages: Stages) -> dict[str, Any]:
         parts, counts = split(2, dist.get_rank(), dist.get_world_size(), 2)
         bad_parts = [parts[0], replace(parts[1], weights=torch.full_like(parts[1].weights, math.inf))]
         bad = [engine.train_step(bad_parts if is_last else parts, counts, 2)]
-        bias = next(each for name, each in model.named_parameters() if name.endswith("adapters.domain.output.bias"))
+        bias = next(param for name, param in model.named_parameters() if name.endswith("adapters.domain.output.bias"))
         hook = bias.register_hook(lambda grad: torch.full_like(grad, math.inf)) if is_last else None
         bad.append(engine.train_step(parts, counts, 2))
         if hook is not None:
@@ -345,9 +347,9 @@ def measure_options(stages: Stages) -> dict[str, Any]:
                 activation_checkpointing=name == "recomputed",
             )
             figures = train(engine, 0, START, 2)
-            frozen = [each for each in model.parameters() if not each.requires_grad]
+            frozen = [param for param in model.parameters() if not param.requires_grad]
             with deepspeed.zero.GatheredParameters(frozen, enabled=stage == 3):
-                kept = [each.detach().clone() for each in frozen]
+                kept = [param.detach().clone() for param in frozen]
             results[f"{name}/{stage}"] = figures, gather_whole(engine), kept
     return results
 
@@ -376,14 +378,14 @@ def _measure_padded() -> list[list[float]]:
     batches = []
     for num_rows, most in ((1, 9), (3, 16), (8, 17), (6, 12), (5, 17), (7, 9)):
         rows = [draws.integers(5, VOCAB, size) for size in draws.integers(4, most, num_rows)]
-        batches.append(pad_batch(rows, rows, [np.arange(len(each)) % 4 == 1 for each in rows], pad_id=0))
-    assert any(each.token_indices is not None for each in batches) and any(
-        each.attention_mask is None for each in batches
+        batches.append(pad_batch(rows, rows, [np.arange(len(row)) % 4 == 1 for row in rows], pad_id=0))
+    assert any(batch.token_indices is not None for batch in batches) and any(
+        batch.attention_mask is None for batch in batches
     )
     losses = []
     for compile in (False, True):
         engine = build_engine(compile=compile)
-        losses.append([engine.train_step([each], each.counts, i).loss for i, each in enumerate(batches)])
+        losses.append([engine.train_step([batch], batch.counts, i).loss for i, batch in enumerate(batches)])
     return losses
 
 
@@ -459,12 +461,12 @@ def two_ranks(request: pytest.FixtureRequest, stage: int) -> list[Any]:
 def check_steps(ranks: list[Any], bare: Bare, stage: int, accumulation_steps: int) -> None:
     for result in ranks:
         figures, state = result["losses"][f"{stage}/{accumulation_steps}"]
-        assert [each.loss for each in figures] == pytest.approx(bare.losses, abs=2e-5)
-        assert [each.grad_norm for each in figures] == pytest.approx(bare.norms, rel=1e-4)
-        assert [each.learning_rate for each in figures] == pytest.approx(
+        assert [step.loss for step in figures] == pytest.approx(bare.losses, abs=2e-5)
+        assert [step.grad_norm for step in figures] == pytest.approx(bare.norms, rel=1e-4)
+        assert [step.learning_rate for step in figures] == pytest.approx(
             [0.0025, 0.005, 0.005, 0.005 * 5 / 6, 0.005 * 4 / 6, 0.0025]
         )
-        assert all(each.finite and not each.skipped for each in figures)
+        assert all(step.finite and not step.skipped for step in figures)
         assert measure_distance(state, bare.states[-1]) < 5e-5
 
 
@@ -496,9 +498,9 @@ def test_both_losses_of_pairs_equal_the_bare_loop(two_ranks: list[Any], stage: i
     pairs = train_bare("exbert")
     for result in two_ranks:
         figures, state, scores = result["pairs"][str(stage)]
-        assert [each.loss for each in figures] == pytest.approx(pairs.losses, abs=1e-4)
-        assert [each.losses[NEXT_SENTENCE_LOSS] for each in figures] == pytest.approx(pairs.pair_losses, abs=1e-4)
-        assert [each.grad_norm for each in figures] == pytest.approx(pairs.norms, rel=1e-4)
+        assert [step.loss for step in figures] == pytest.approx(pairs.losses, abs=1e-4)
+        assert [step.losses[NEXT_SENTENCE_LOSS] for step in figures] == pytest.approx(pairs.pair_losses, abs=1e-4)
+        assert [step.grad_norm for step in figures] == pytest.approx(pairs.norms, rel=1e-4)
         assert measure_distance(state, pairs.states[-1]) < 2e-4
         assert scores[0] > 0 and 0 <= scores[3] <= scores[4] == ROWS
 
@@ -508,7 +510,7 @@ def test_state_of_another_topology_goes_on(ranks: list[Any], bare: Bare, stage: 
     for offload in {False, stage > 0}:
         loaded, figures, state = ranks[0]["resume"][f"given/{stage}/{offload}"]
         assert measure_distance(loaded, bare.states[START - 1]) == 0.0
-        assert [each.loss for each in figures] == pytest.approx(bare.losses[START:], abs=1e-5)
+        assert [step.loss for step in figures] == pytest.approx(bare.losses[START:], abs=1e-5)
         assert measure_distance(state, bare.states[-1]) < 5e-5
 
 
@@ -524,7 +526,7 @@ def test_resume_is_exact_with_dropout(ranks: list[Any], stage: int) -> None:
 def test_another_stage_keeps_the_losses(ranks: list[Any], stage: int) -> None:
     """With dropout: products are joined at one of the two stages, and draw the masks that layers draw as written."""
     (going_on, expected), (again, found) = ranks[0]["resume"][f"elsewhere/{stage}"]
-    assert [each.loss for each in again] == pytest.approx([each.loss for each in going_on], rel=1e-5)
+    assert [step.loss for step in again] == pytest.approx([step.loss for step in going_on], rel=1e-5)
     assert measure_distance(found, expected) < 5e-5
 
 
@@ -532,19 +534,19 @@ def test_another_stage_keeps_the_losses(ranks: list[Any], stage: int) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_what_four_ranks_saved_goes_on_with_fewer(bare: Bare, tmp_path: Path, num_ranks: int) -> None:
     stages, places = (0, 2, 3), [tmp_path / "four", tmp_path / "fewer"]
-    for each in places:
-        each.mkdir()
+    for place in places:
+        place.mkdir()
     shares = launch(measure_saving, (tmp_path, stages), 4, places[0])
     ranks = launch(measure_going_on, (tmp_path, stages), num_ranks, places[1])
-    whole = sum(each.param.numel() for each in bare.states[0].tensors.values())
+    whole = sum(tensor.param.numel() for tensor in bare.states[0].tensors.values())
     for stage in map(str, stages):
         assert len([*(tmp_path / stage).glob("step-*/tensors-*-of-00004.safetensors")]) == 4
-        numbers = [each[stage] for each in shares]
+        numbers = [share[stage] for share in shares]
         assert sum(numbers) == whole and max(numbers) < 0.4 * whole, "no rank holds all"
         for result in ranks:
             loaded, figures, state = result[stage]
             assert measure_distance(loaded, bare.states[START - 1]) < 5e-5
-            assert [each.loss for each in figures] == pytest.approx(bare.losses[START:], abs=2e-5)
+            assert [step.loss for step in figures] == pytest.approx(bare.losses[START:], abs=2e-5)
             assert measure_distance(state, bare.states[-1]) < 5e-5
 
 
@@ -553,10 +555,10 @@ def test_a_bad_step_on_one_rank_changes_nothing(ranks: list[Any], bare: Bare, st
     for offload in {False, stage > 0}:
         for result in ranks:
             bad, _, _, going_on = result["bad"][f"{stage}/{offload}"]
-            assert all(each.skipped and not each.finite for each in bad)
-            assert [math.isfinite(each.loss) for each in bad] == [False, True]
-            assert not any(math.isfinite(each.grad_norm) for each in bad)
-            assert [each.loss for each in going_on] == pytest.approx(bare.losses[2:4], abs=2e-5)
+            assert all(step.skipped and not step.finite for step in bad)
+            assert [math.isfinite(step.loss) for step in bad] == [False, True]
+            assert not any(math.isfinite(step.grad_norm) for step in bad)
+            assert [step.loss for step in going_on] == pytest.approx(bare.losses[2:4], abs=2e-5)
         _, before, after, _ = ranks[0]["bad"][f"{stage}/{offload}"]
         assert after.num_updates == 2 and measure_distance(before, after) == 0.0
 
@@ -565,7 +567,7 @@ def test_a_bad_step_on_one_rank_changes_nothing(ranks: list[Any], bare: Bare, st
 def score_with(state: TrainState, batch: MaskedBatch) -> tuple[float, int]:
     """The sum of the losses of a batch, and how many predictions are right, without the engine and without dropout."""
     model = build_model()
-    model.load_state_dict({name: each.param for name, each in state.tensors.items()}, strict=False)
+    model.load_state_dict({name: tensor.param for name, tensor in state.tensors.items()}, strict=False)
     logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits
     loss = nn.functional.cross_entropy(logits, batch.labels, reduction="sum").item()
     return loss, int((logits.argmax(-1) == batch.labels).sum())
@@ -577,31 +579,31 @@ def test_evaluations_are_summed_over_ranks(two_ranks: list[Any], stage: int) -> 
     for rank, result in enumerate(two_ranks):
         scores, sets, state = result["resume"][f"evaluated/{stage}"]
         expected = (0.0, 0) if rank else score_with(state, join(draw_rows(99)[2:6]))
-        assert [each[:2] for each in scores] == [[pytest.approx(expected[0], rel=1e-4), expected[1]]] * 2
+        assert [score[:2] for score in scores] == [[pytest.approx(expected[0], rel=1e-4), expected[1]]] * 2
         for found, last in zip(sets, (6, 2), strict=True):
             rows = draw_rows(99)[1:last]
-            expected = [[*score_with(state, each), each.num_masked] for each in rows]
+            expected = [[*score_with(state, row), row.num_masked] for row in rows]
             assert found == [[pytest.approx(loss, rel=1e-4), *counts] for loss, *counts in expected]
 
 
 @each_stage
 def test_options(two_ranks: list[Any], bare: Bare, stage: int) -> None:
     options, first = two_ranks[0]["options"], bare.losses[:START]
-    losses = {name: [each.loss for each in found[0]] for name, found in options.items()}
+    losses = {name: [step.loss for step in found[0]] for name, found in options.items()}
     assert losses[f"recomputed/{stage}"] == pytest.approx(first, abs=2e-5)
     assert losses[f"bf16/{stage}"] == pytest.approx(first, abs=0.1)
     assert losses[f"bf16/{stage}"] != pytest.approx(first, abs=1e-6)
     for name in ("bf16", "stored"):  # the same behaviour at every stage
         assert losses[f"{name}/{stage}"] == pytest.approx(losses[f"{name}/0"], abs=5e-3)
         for state in options[f"{name}/{stage}"][1].tensors.values():
-            assert {each.dtype for each in vars(state).values()} == {torch.float32}
+            assert {tensor.dtype for tensor in vars(state).values()} == {torch.float32}
     assert options[f"unclipped/{stage}"][0][0].grad_norm == pytest.approx(bare.norms[0], rel=1e-4)
     assert losses[f"unclipped/{stage}"] == pytest.approx(losses["unclipped/0"], abs=1e-4)
     assert losses[f"unclipped/{stage}"][-1] != pytest.approx(first[-1], abs=1e-4)
-    named = {name: each for name, each in build_model().named_parameters() if not each.requires_grad}
+    named = {name: param for name, param in build_model().named_parameters() if not param.requires_grad}
     for name in ("bf16", "recomputed"):
         assert all(torch.equal(*pair) for pair in zip(options[f"{name}/{stage}"][2], named.values(), strict=True))
-    rounded = [each if "LayerNorm" in name else each.bfloat16() for name, each in named.items()]
+    rounded = [param if "LayerNorm" in name else param.bfloat16() for name, param in named.items()]
     assert all(torch.equal(*pair) for pair in zip(options[f"stored/{stage}"][2], rounded, strict=True))
 
 
@@ -612,7 +614,7 @@ def test_compiled_steps_equal_the_bare_loop(bare: Bare, tmp_path: Path) -> None:
     assert results["padded"][1] == pytest.approx(results["padded"][0], abs=1e-4) and not results["breaks"]
     for stage in stages:
         figures, num_graphs = results[str(stage)]
-        assert [each.loss for each in figures] == pytest.approx(bare.losses, abs=1e-4)
+        assert [step.loss for step in figures] == pytest.approx(bare.losses, abs=1e-4)
         assert num_graphs == 2  # a layer, and the last one, which computes the predicted tokens alone
 
 
@@ -631,8 +633,8 @@ def test_compiling_at_stage_3_is_refused() -> None:
 def test_a_frozen_base_is_stored_as_it_computes() -> None:
     narrow = {"auto": [True, False], "fp32": [False, False]}
     for base_dtype, expected in narrow.items():
-        engines = [EngineConfig(base_dtype=base_dtype, precision=each) for each in ("bf16", "fp32")]
-        assert [each.has_narrow_base for each in engines] == expected
+        engines = [EngineConfig(base_dtype=base_dtype, precision=precision) for precision in ("bf16", "fp32")]
+        assert [config.has_narrow_base for config in engines] == expected
 
 
 def test_a_deepspeed_without_the_switch_is_named() -> None:

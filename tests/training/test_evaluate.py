@@ -72,7 +72,7 @@ def write_held_out(folder: Path, tokenizer: PreTrainedTokenizerBase, shard_rows:
 def test_probe_masks_every_word_once(tokenizer: PreTrainedTokenizerBase) -> None:
     sentence = "the old man and the dog walk in the garden by the river, every day."
     batches = build_probe_set([sentence], tokenizer, batch_size=3, max_length=64).batches
-    counted = sum(each.num_masked for each in batches)
+    counted = sum(probe_batch.num_masked for probe_batch in batches)
     encoded = tokenizer(sentence)
     words = [word for word in encoded.word_ids() if word is not None]
     whole = [w for w in set(words) if words.count(w) == 1]
@@ -85,7 +85,7 @@ def test_probe_masks_every_word_once(tokenizer: PreTrainedTokenizerBase) -> None
         places = batch.masked_positions
         assert (batch.input_ids.reshape(-1)[places] == tokenizer.mask_token_id).all()
     assert masks.max() == 1
-    assert sum(each.input_ids.shape[0] for each in batches) <= PROBE_PASSES
+    assert sum(probe_batch.input_ids.shape[0] for probe_batch in batches) <= PROBE_PASSES
 
 
 def test_the_shipped_probe_is_what_the_meter_needs() -> None:
@@ -105,8 +105,8 @@ def test_domain_batches_depend_on_the_corpus_only(tmp_path: Path, tokenizer: Pre
     manifest = write_held_out(tmp_path, tokenizer, (30, 3, 41))
     whole = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=50, batch_size=50).batches[0]
     parts = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=50, batch_size=8).batches
-    assert torch.equal(torch.cat([each.input_ids for each in parts]), whole.input_ids)
-    labels = torch.cat([each.labels[each.weights > 0] for each in parts])
+    assert torch.equal(torch.cat([part.input_ids for part in parts]), whole.input_ids)
+    labels = torch.cat([part.labels[part.weights > 0] for part in parts])
     assert torch.equal(labels, whole.labels[whole.weights > 0])
     assert whole.num_masked / (50 * 20) == pytest.approx(0.15, abs=0.04)
     (every,) = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=500, batch_size=500).batches
@@ -130,8 +130,8 @@ def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTr
     config = SettledConfig(objective=ObjectiveConfig(kind="causal"))
     found = build_evaluations(config, manifest, tokenizer, (), 32)
     assert found.general is found.characters is found.words is NOTHING and NOTHING.batches == []
-    assert sum(each.num_masked for each in found.domain.batches) == 30 * 21
-    assert all((each.input_ids != tokenizer.mask_token_id).all() for each in found.domain.batches)
+    assert sum(batch.num_masked for batch in found.domain.batches) == 30 * 21
+    assert all((batch.input_ids != tokenizer.mask_token_id).all() for batch in found.domain.batches)
 
 
 def make_model(base_folder: Path, next_sentence: bool = False) -> nn.Module:
@@ -182,7 +182,7 @@ def write_texts(folder: Path, num_documents: int = 60, num_files: int = 3) -> Ma
 def extended(tokenizer: PreTrainedTokenizerBase) -> BertTokenizer:
     """The base's tokenizer and four words more, of which it has pieces only."""
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
-    return BertTokenizer(vocab={each: i for i, each in enumerate([*words, "thalamus", "##amus", "brain", "1998"])})
+    return BertTokenizer(vocab={piece: i for i, piece in enumerate([*words, "thalamus", "##amus", "brain", "1998"])})
 
 
 def read_words(characters: EvalSet, tokenizer: PreTrainedTokenizerBase) -> Counter[tuple[str, str]]:
@@ -216,17 +216,17 @@ def test_characters_are_chosen_whatever_the_vocabulary(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, extended: BertTokenizer
 ) -> None:
     manifest = write_texts(tmp_path)
-    sets = [build_characters(manifest, each, 150, 64, batch_size=7) for each in (tokenizer, extended)]
-    rows = [read_words(each, used) for each, used in zip(sets, (tokenizer, extended), strict=True)]
+    sets = [build_characters(manifest, vocabulary, 150, 64, batch_size=7) for vocabulary in (tokenizer, extended)]
+    rows = [read_words(characters, used) for characters, used in zip(sets, (tokenizer, extended), strict=True)]
     assert rows[0] == rows[1]
     assert 120 < sum(rows[0].values()) <= 150
     assert sets[0].num_chars == sets[1].num_chars
-    words = [each.split(":")[1] for _, chosen in rows[0] for each in chosen.split()]
+    words = [choice.split(":")[1] for _, chosen in rows[0] for choice in chosen.split()]
     assert {"thalamus", "brain"} <= set(words)
     assert sets[0].num_chars == sum(map(len, words))
-    total = sum(sum(each not in "." for each in text.split()) for text, _ in rows[0])
+    total = sum(sum(word not in "." for word in text.split()) for text, _ in rows[0])
     assert len(words) / total == pytest.approx(0.15, abs=0.03)
-    pieces = [sum(each.num_masked for each in characters.batches) for characters in sets]
+    pieces = [sum(own_batch.num_masked for own_batch in characters.batches) for characters in sets]
     assert pieces[0] > pieces[1] >= len(words)
     for batch in sets[0].batches:
         assert (batch.input_ids.reshape(-1)[batch.masked_positions] == tokenizer.mask_token_id).all()
@@ -250,20 +250,20 @@ def test_words_that_fall_off_or_are_unknown_are_not_scored(tmp_path: Path, exten
         {*string.ascii_lowercase, *string.digits, "."},
         ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
     )
-    kept = [*specials, *(each for each in sorted(extended.get_vocab()) if each.strip("#") in characters)]
+    kept = [*specials, *(piece for piece in sorted(extended.get_vocab()) if piece.strip("#") in characters)]
     letters, blind = (
-        BertTokenizer(vocab={each: i for i, each in enumerate(each for each in kept if each != left_out)})
+        BertTokenizer(vocab={piece: i for i, piece in enumerate(entry for entry in kept if entry != left_out)})
         for left_out in ("", "##e")
     )
     manifest = write_texts(tmp_path)
     whole, cut, unknown = (
-        build_characters(manifest, each, 100, 40, batch_size=8) for each in (extended, letters, blind)
+        build_characters(manifest, vocabulary, 100, 40, batch_size=8) for vocabulary in (extended, letters, blind)
     )
-    assert all(each.input_ids.shape[1] <= 40 for each in cut.batches)
+    assert all(batch.input_ids.shape[1] <= 40 for batch in cut.batches)
     assert 0.4 * whole.num_chars < cut.num_chars < 0.75 * whole.num_chars
-    assert sum(each.num_masked for each in cut.batches) == cut.num_chars  # a piece a letter, and whole words only
+    assert sum(batch.num_masked for batch in cut.batches) == cut.num_chars  # a piece a letter, and whole words only
     assert unknown.num_chars < cut.num_chars
-    assert all((each.labels != blind.unk_token_id).all() for each in unknown.batches)
+    assert all((batch.labels != blind.unk_token_id).all() for batch in unknown.batches)
 
 
 PASSAGES = {
@@ -286,11 +286,11 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
     characters = build_characters(write_texts(tmp_path), tokenizer, 20, 64, batch_size=4)
     model = make_model(tiny_base_folder)
     with torch.no_grad():
-        for name, each in model.named_parameters():
-            if each.shape[:1] == (len(tokenizer),):  # the word embeddings, tied to the output, and its bias
-                each.zero_()
+        for name, param in model.named_parameters():
+            if param.shape[:1] == (len(tokenizer),):  # the word embeddings, tied to the output, and its bias
+                param.zero_()
                 assert "word_embeddings" in name or "bias" in name
-    pieces = sum(each.num_masked for each in characters.batches)
+    pieces = sum(batch.num_masked for batch in characters.batches)
     expected = math.log2(len(tokenizer)) * pieces / characters.num_chars
     engine = make_lone_engine(model)
     for asked, bits in ((characters, expected), (NOTHING, math.nan)):
@@ -300,7 +300,7 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
 
 def write_pairs(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Manifest:
     """A manifest with held-out pairs."""
-    texts = [folder / each.path for each in write_texts(folder).texts]
+    texts = [folder / text.path for text in write_texts(folder).texts]
     documents = [json.loads(line)["text"] for path in texts for line in path.read_text(encoding="utf-8").splitlines()]
     settings = RowSettings(tokenizer.backend_tokenizer.to_str(), 2, 3, 64, True, False, True)
     rows = build_pairs(documents, settings, (0, 1), Counter())
@@ -320,7 +320,7 @@ def test_domain_batches_of_pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerB
     assert 0.4 < whole.next_sentence_labels.float().mean() < 0.6
     separators = (whole.input_ids == tokenizer.sep_token_id).sum(1)
     assert (separators == 2).all() and (whole.token_type_ids.sum(1) > 1).all()
-    assert torch.equal(torch.cat([each.next_sentence_labels for each in parts]), whole.next_sentence_labels)
+    assert torch.equal(torch.cat([part.next_sentence_labels for part in parts]), whole.next_sentence_labels)
 
 
 def test_scores_of_pairs_are_the_models(
@@ -335,11 +335,11 @@ def test_scores_of_pairs_are_the_models(
     model.eval()
     with torch.no_grad():
         right = [
-            model(each.input_ids, attention_mask=each.attention_mask, token_type_ids=each.token_type_ids)
+            model(batch.input_ids, attention_mask=batch.attention_mask, token_type_ids=batch.token_type_ids)
             .seq_relationship_logits.argmax(-1)
-            .eq(each.next_sentence_labels)
-            for each in batches
+            .eq(batch.next_sentence_labels)
+            for batch in batches
         ]
     assert scores.num_pairs == 60 and 0 < torch.cat(right).sum() < 60
     assert scores.next_sentence_accuracy == pytest.approx(torch.cat(right).float().mean().item())
-    assert scores.num_tokens == sum(each.num_masked for each in batches)
+    assert scores.num_tokens == sum(batch.num_masked for batch in batches)

@@ -31,27 +31,27 @@ def train(method: str, *, joined: bool, layout: str = "bert", dropout: bool = Fa
     """The figures of steps; each has two micro batches."""
     model = make_trainable(method, **LAYOUTS[layout], **(DROPOUT if dropout else {}))
     trainer = make_method_engine(model, EngineConfig(**({"precision": "fp32", "joined": joined} | engine)), STEPS)
-    assert any(isinstance(each, JoinedLinear) for each in model.modules()) == joined
+    assert any(isinstance(module, JoinedLinear) for module in model.modules()) == joined
     figures = []
     for step in range(STEPS):
         batches = [draw_batch(0), draw_batch(1 + step % 2)]
         figures.append(trainer.train_step(batches, {LOSS: sum(batch.num_masked for batch in batches)}, step))
-    assert all(each.finite for each in figures)
-    assert min(each.loss for each in figures[2::2]) < figures[0].loss, "of the same rows"
+    assert all(taken.finite for taken in figures)
+    assert min(taken.loss for taken in figures[2::2]) < figures[0].loss, "of the same rows"
     return figures
 
 
 def check_equal(joined: list[Any], as_written: list[Any], loss: float = 1e-6, norm: float = 1e-4) -> None:
-    assert [each.loss for each in joined] == pytest.approx([each.loss for each in as_written], rel=loss)
-    assert [each.grad_norm for each in joined] == pytest.approx([each.grad_norm for each in as_written], rel=norm)
+    assert [step.loss for step in joined] == pytest.approx([step.loss for step in as_written], rel=loss)
+    assert [step.grad_norm for step in joined] == pytest.approx([step.grad_norm for step in as_written], rel=norm)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_are_those_of_layers_as_written(method: str) -> None:
     """With dropout; in bf16 within its rounding, which every step carries on."""
-    as_written, joined = (train(method, joined=each, dropout=True) for each in (False, True))
+    as_written, joined = (train(method, joined=is_joined, dropout=True) for is_joined in (False, True))
     check_equal(joined, as_written)
-    as_written, joined = (train(method, joined=each, precision="bf16") for each in (False, True))
+    as_written, joined = (train(method, joined=is_joined, precision="bf16") for is_joined in (False, True))
     check_equal(joined, as_written, 0.02, 0.2)
 
 

@@ -245,7 +245,11 @@ def test_layers_below_the_first_adapter_run_once_for_model_and_base(
         words, kept = sums[LOSS], sums[KEEP_LOSS]
         (words + kept).backward()
         assert float(kept) > 1e-3
-        return [words.detach(), kept.detach(), *(each.grad for each in model.parameters() if each.grad is not None)]
+        return [
+            words.detach(),
+            kept.detach(),
+            *(tensor.grad for tensor in model.parameters() if tensor.grad is not None),
+        ]
 
     for first_id, attention, is_checkpointed in ((None, "sdpa", False), (2, "varlen", False), (2, "sdpa", True)):
         batch = to_batch(pad_masked(make_long_rows(KEPT), 0, first_id=first_id))
@@ -262,7 +266,7 @@ def test_layers_below_the_first_adapter_run_once_for_model_and_base(
 
 
 def test_layers_are_shared_where_nothing_below_them_differs() -> None:
-    first, second = ({"heads": 1, "first_layer": each} for each in (1, 0))
+    first, second = ({"heads": 1, "first_layer": layer} for layer in (1, 0))
     alone: dict[str, Any] = {"adapters": {"law": first}}
     cases: dict[int, list[dict[str, Any]]] = {
         1: [alone, alone | MODERN, {"adapters": {"law": first, "art": first}}],
@@ -307,7 +311,7 @@ def count_calls(loss: MaskedLoss, forward: Callable[[], object]) -> int:
 
 def test_rows_of_parts_are_joined_in_the_order_of_the_batch() -> None:
     def make(values: list[list[int]]) -> MaskedRows:
-        flat = np.array([each for row in values for each in row])
+        flat = np.array([value for row in values for value in row])
         return MaskedRows(flat, flat + 100, flat % 2 == 0, np.array([len(row) for row in values]))
 
     joined = join_rows(
@@ -315,7 +319,7 @@ def test_rows_of_parts_are_joined_in_the_order_of_the_batch() -> None:
     )
     assert joined.inputs.tolist() == [1, 2, 4, 5, 6, 7, 8, 3] and joined.lengths.tolist() == [2, 3, 2, 1]
     assert (joined.labels - 100).tolist() == joined.inputs.tolist()
-    assert joined.selected.tolist() == [each % 2 == 0 for each in joined.inputs]
+    assert joined.selected.tolist() == [value % 2 == 0 for value in joined.inputs]
     assert cast(np.ndarray, joined.is_kept).tolist() == [False, True, True, False]
     assert cast(np.ndarray, joined.parts).tolist() == [4, 2, 2, 4] and joined.count_tokens(5) == [0, 0, 5, 0, 3]
     assert join_rows([make([[1]]), make([[2]])], [np.array([1]), np.array([0])], [0, 0], None).is_kept is None

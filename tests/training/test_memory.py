@@ -70,8 +70,8 @@ def test_planning_leaves_the_model_as_it_is() -> None:
     objective = build_objective()
     before = copy.deepcopy(objective.state_dict())
     plan_memory(objective, make_batch(), ALONE, recomputes=True)
-    assert all(each.grad is None and each.dtype == torch.float32 for each in objective.parameters())
-    assert all(torch.equal(each, before[name]) for name, each in objective.state_dict().items())
+    assert all(param.grad is None and param.dtype == torch.float32 for param in objective.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in objective.state_dict().items())
     assert not cast(Any, objective.model).is_gradient_checkpointing
 
 
@@ -94,8 +94,8 @@ def test_recomputed_activations_are_those_of_one_layer() -> None:
     )
     recomputed = replace(config, engine=replace(config.engine, activation_checkpointing=True))
     plain, one = (
-        estimate_memory(make_dry_run_model(each, ModelSpec.of(each, None)))["activations"]
-        for each in (config, recomputed)
+        estimate_memory(make_dry_run_model(variant, ModelSpec.of(variant, None)))["activations"]
+        for variant in (config, recomputed)
     )
     assert one < 0.4 * plain
 
@@ -118,7 +118,7 @@ def test_joined_weights_are_counted_where_they_are_stored_twice() -> None:
 
 def test_zero_shares_what_it_says() -> None:
     objective = build_objective("full")
-    trained = sum(4 * each.numel() for each in objective.parameters())
+    trained = sum(4 * param.numel() for param in objective.parameters())
     for stage in range(4):
         parts = plan_memory(objective, make_batch(), Sharding(stage, world_size=4, accumulates=True))
         assert parts["trainable_weights"] == trained
@@ -135,7 +135,7 @@ def test_a_large_model_is_reduced_bucket_by_bucket() -> None:
     step = StepMemory(before=10, after=5, gradients=3, reducing=4)
     moments = list(list_moments(10 * bucket, 0, step, Sharding(2, 10, accumulates=False)))
     assert {"gradients": bucket, "buffers": 2 * bucket, "activations": 4} in moments
-    assert max(each["buffers"] for each in moments) == 2 * bucket
+    assert max(moment["buffers"] for moment in moments) == 2 * bucket
 
 
 def test_a_dry_run_plans_the_longest_rows_and_a_gpu_without_one(tiny_base_folder: Path) -> None:

@@ -21,7 +21,7 @@ from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics
 
 
 def read_steps(run: Path) -> list[int]:
-    return [each["step"] for each in read_metrics(Place(run / "metrics.jsonl"))]
+    return [record["step"] for record in read_metrics(Place(run / "metrics.jsonl"))]
 
 
 def test_resuming_cuts_the_file_back_to_the_checkpoint(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_of_a_run_in_a_bucket_one_thing_is_asked_at_a_time(
         started = time.monotonic()
         time.sleep(1.5)
         number, seconds = len(proxy.requests), time.monotonic() - started
-    assert 2 <= number <= seconds / 0.25 + 1 and all(each.startswith("GET /") for each in proxy.requests)
+    assert 2 <= number <= seconds / 0.25 + 1 and all(line.startswith("GET /") for line in proxy.requests)
     said = capsys.readouterr().err
     assert said.count("2 workers train.") == 1 and "step 3/9" in said
     proxy.close()

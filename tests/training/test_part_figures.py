@@ -64,11 +64,11 @@ def pick(record: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_run_that_stops_anywhere_says_the_same(task: Run, records: list[dict[str, Any]], tmp_path: Path) -> None:
     train_in_cuts(task, tmp_path, 3, 8, 9, STEPS)  # the further part comes with step 9
-    cut = [pick(each) for each in read_metrics(Place(tmp_path / "metrics.jsonl"))]
-    straight = [pick(each) for each in records]
+    cut = [pick(record) for record in read_metrics(Place(tmp_path / "metrics.jsonl"))]
+    straight = [pick(record) for record in records]
     stops = {3, 8, 9}  # where a run ends it evaluates itself
-    assert [each for each in cut if each["step"] not in stops] == [
-        each for each in straight if each["step"] not in stops
+    assert [record for record in cut if record["step"] not in stops] == [
+        record for record in straight if record["step"] not in stops
     ]
     for step in stops:
         assert cut[step].items() >= straight[step].items()
@@ -94,9 +94,9 @@ def test_tokens_and_epochs_are_those_of_the_rows(task: Run, records: list[dict[s
             assert rows.tolist() == [24, 8, 0]
     assert rows.sum() == 4 * STEPS and rows[1] == 16 and abs(rows[2] - 16) <= 1
     said = measure_run(records)["parts"]
-    assert list(said) == [*NAMES] and [each["tokens"] for each in said.values()] == tokens.tolist()
-    for name, each in said.items():
-        assert each["held_out_loss"] == {
+    assert list(said) == [*NAMES] and [values["tokens"] for values in said.values()] == tokens.tolist()
+    for name, figures in said.items():
+        assert figures["held_out_loss"] == {
             when: records[place][f"parts/{name}/held_out_loss"] for when, place in (("before", 0), ("after", -1))
         }
 
@@ -112,8 +112,8 @@ def test_batches_of_one_shape_where_they_are_asked_for(task: Run) -> None:
             task.config, **{name: replace(getattr(task.config, name), **own) for name, own in values.items()}
         )
         reader = BatchMaker(config, [phase], tokenizer, tokenizer).open(phase, rank=0, world_size=1)
-        batches = [each for arrays, _ in reader(np.arange(STEPS)) for each in arrays]
-        shapes = {tuple(each.shape for each in batch.values() if isinstance(each, np.ndarray)) for batch in batches}
+        batches = [batch for arrays, _ in reader(np.arange(STEPS)) for batch in arrays]
+        shapes = {tuple(array.shape for array in batch.values() if isinstance(array, np.ndarray)) for batch in batches}
         assert (len(shapes) == 1) == is_fixed
         assert not is_fixed or batches[0]["input_ids"].shape[1] == manifests[0].seq_length
 
@@ -126,30 +126,30 @@ def test_training_losses_are_those_of_the_parts_own_tokens(
     maker = BatchMaker(worker.config, worker.phases, worker.tokenizer, worker.tokenizer)
     (micro_batches, _), model = next(maker.make(0, rank=0, world_size=1)), cast(Any, worker.engine._deepspeed).module
     losses: dict[int, list[float]] = {}
-    for each in micro_batches:
+    for batch in micro_batches:
         with torch.no_grad():
             logits = model.model(
-                input_ids=each.input_ids, attention_mask=each.attention_mask, masked_positions=each.masked_positions
+                input_ids=batch.input_ids, attention_mask=batch.attention_mask, masked_positions=batch.masked_positions
             )[0]
-        own = F.cross_entropy(logits, each.labels, reduction="none")
-        for part, loss in zip(cast(torch.Tensor, each.parts).tolist(), own.tolist(), strict=True):
+        own = F.cross_entropy(logits, batch.labels, reduction="none")
+        for part, loss in zip(cast(torch.Tensor, batch.parts).tolist(), own.tolist(), strict=True):
             losses.setdefault(part, []).append(loss)
-    expected = {NAMES[part]: sum(each) / len(each) for part, each in losses.items() if part >= 0}
+    expected = {NAMES[part]: sum(values) / len(values) for part, values in losses.items() if part >= 0}
     assert expected.keys() == {"domain", "general"}
     found = {name: records[1].get(f"parts/{name}/train_loss") for name in NAMES}
-    assert found == {**{name: pytest.approx(each, rel=1e-5) for name, each in expected.items()}, "further": None}
+    assert found == {**{name: pytest.approx(value, rel=1e-5) for name, value in expected.items()}, "further": None}
     for record in records[1:]:  # the term that learns general text is the mean over the same tokens
         assert record["train/keep_loss"] == pytest.approx(record.get("parts/general/train_loss", 0.0), rel=1e-5)
-    assert any("parts/further/train_loss" in each for each in records[STEPS // 2 + 1 :])
+    assert any("parts/further/train_loss" in line for line in records[STEPS // 2 + 1 :])
 
 
 def test_the_held_out_loss_of_a_part_is_that_of_a_run_on_its_text(task: Run, tmp_path: Path) -> None:
     alone = replace(task.config, replay=ReplayConfig(), mixture=MixtureConfig())
-    inputs = [replace(task.inputs, texts=((each,),)) for each in task.inputs.texts[0]]
-    runs = [task, *(replace(task, config=alone, inputs=each) for each in inputs)]
+    inputs = [replace(task.inputs, texts=((text,),)) for text in task.inputs.texts[0]]
+    runs = [task, *(replace(task, config=alone, inputs=source) for source in inputs)]
     with attempts() as begin:
         found = [begin(made, tmp_path / str(number)).measures.evaluate(0) for number, made in enumerate(runs)]
     together, *others = found
-    own = [each["eval/domain_mlm_loss"] for each in others]
+    own = [record["eval/domain_mlm_loss"] for record in others]
     assert [together[f"parts/{name}/held_out_loss"] for name in NAMES] == own and len({*own}) == 3
-    assert not any(name.startswith("parts/") for each in others for name in each)
+    assert not any(name.startswith("parts/") for record in others for name in record)

@@ -33,16 +33,16 @@ from domext_ray.training.passages import (
 
 SHARES = {"heart": 0.35, "head": 0.2, "gene": 0.15, "genome": 0.12, "drug": 0.1, "druse": 0.08}
 """How often the texts have a word, whatever stands around it."""
-WHOLE = {each: (each,) for each in SHARES}
-CUT = {each: (each[:2], f"##{each[2:]}") for each in SHARES}
-MIXED = {each: (WHOLE if i % 2 else CUT)[each] for i, each in enumerate(SHARES)}
+WHOLE = {word: (word,) for word in SHARES}
+CUT = {word: (word[:2], f"##{word[2:]}") for word in SHARES}
+MIXED = {word: (WHOLE if i % 2 else CUT)[word] for i, word in enumerate(SHARES)}
 
 
 def make_tokenizer(cuts: dict[str, tuple[str, ...]]) -> BertTokenizer:
     """A tokenizer that cuts the words so, with spare entries that no text has."""
     entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ",", "spare", "##spare"]
     entries += dict.fromkeys(piece for pieces in cuts.values() for piece in pieces)
-    return BertTokenizer(vocab={each: i for i, each in enumerate(entries)})
+    return BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)})
 
 
 class Head:
@@ -78,7 +78,7 @@ class Knowing(MaskedModel):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
         self.mask, self.kinds, self.waste = tokenizer.mask_token_id, find_kinds(tokenizer), waste
-        self.words = {tuple(tokenizer.convert_tokens_to_ids(list(cuts[each]))): SHARES[each] for each in cuts}
+        self.words = {tuple(tokenizer.convert_tokens_to_ids(list(cuts[word]))): SHARES[word] for word in cuts}
         self.begun = {pieces[:i] for pieces in self.words for i in range(1, len(pieces))}
 
     def forward(self, input_ids: Tensor, masked_positions: Tensor, **_: Any) -> tuple[Tensor]:
@@ -117,7 +117,7 @@ class Ignorant(MaskedModel):
 def write_texts(folder: Path, words: Sequence[str], shares: Sequence[float], separator: str) -> Manifest:
     """A manifest with held-out text only: words drawn by their shares, each on its own."""
     drawn = np.random.default_rng(0).choice(words, (400, 25), p=shares)
-    record = shards._write_texts(Place(folder / "text.jsonl"), [separator.join(each) for each in drawn])
+    record = shards._write_texts(Place(folder / "text.jsonl"), [separator.join(text) for text in drawn])
     assert record is not None
     return Manifest(Place(folder), "f", 64, "t", {}, (), (), 1, {}, texts=(record,))
 
@@ -149,7 +149,7 @@ def test_the_cuts_of_words_do_not_matter(manifest: Manifest) -> None:
     tokenizer = make_tokenizer(WHOLE)
     passages = read_passages(manifest, tokenizer, num_passages=300, max_length=128)
     words = [tokenizer.convert_ids_to_tokens(int(p.ids[at[0]])) for p in passages for _, at in p.scored]
-    expected = -sum(math.log2(SHARES[each]) for each in words) / sum(map(len, words))
+    expected = -sum(math.log2(SHARES[word]) for word in words) / sum(map(len, words))
     assert len(words) > 500
     whole, cut, mixed, wasteful = (bits for bits, _ in found)
     assert whole == pytest.approx(expected, abs=1e-3) and cut == pytest.approx(expected, abs=1e-3)
@@ -177,7 +177,7 @@ def test_a_word_is_masked_alone_and_read_from_left_to_right(manifest: Manifest) 
             assert int(place) % len(row) == masked[0]
             found.append((masked, int(label)))
     assert sorted(found) == sorted((masked, ids[masked[0]]) for ids, masked in wanted)
-    assert words.num_chars == sum(chars for each in passages for chars, _ in each.scored)
+    assert words.num_chars == sum(chars for passage in passages for chars, _ in passage.scored)
 
 
 def test_short_rows_share_a_batch_up_to_its_tokens(manifest: Manifest) -> None:
@@ -187,8 +187,8 @@ def test_short_rows_share_a_batch_up_to_its_tokens(manifest: Manifest) -> None:
     apart, together = (
         build_word_set(passages, tokenizer, batch_size=4, full_length=length).batches for length in (0, 128)
     )
-    assert max(len(each.input_ids) for each in together) > 4 and len(together) < len(apart)
-    assert all(each.input_ids.numel() <= 4 * 128 or len(each.input_ids) == 4 for each in together)
+    assert max(len(batch.input_ids) for batch in together) > 4 and len(together) < len(apart)
+    assert all(batch.input_ids.numel() <= 4 * 128 or len(batch.input_ids) == 4 for batch in together)
     assert list_rows(together) == list_rows(apart)
 
 
@@ -225,14 +225,14 @@ def test_a_piece_competes_with_those_that_can_stand_in_its_place(
 
 def check_competition(tokenizer: PreTrainedTokenizerBase, mark: str, texts: Manifest) -> None:
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    marked = {each: each.startswith(mark) for each in names}
-    ordinary = [each for each in names if each not in tokenizer.all_special_tokens]
-    sizes = {flag: sum(marked[each] == flag for each in ordinary) for flag in (True, False)}
+    marked = {name: name.startswith(mark) for name in names}
+    ordinary = [name for name in names if name not in tokenizer.all_special_tokens]
+    sizes = {flag: sum(marked[name] == flag for name in ordinary) for flag in (True, False)}
     passages = read_passages(texts, tokenizer, num_passages=30, max_length=100)
     words = build_word_set(passages, tokenizer, batch_size=16)
-    labels = [names[each] for batch in words.batches for each in batch.labels.tolist()]
-    assert {marked[each] for each in labels} == {True, False}
-    expected = sum(math.log2(sizes[marked[each]]) for each in labels) + words.price_bits
+    labels = [names[label] for batch in words.batches for label in batch.labels.tolist()]
+    assert {marked[label] for label in labels} == {True, False}
+    expected = sum(math.log2(sizes[marked[label]]) for label in labels) + words.price_bits
     assert measure_set(make_lone_engine(Ignorant(len(names))), words) == pytest.approx(
         expected / words.num_chars, rel=1e-6
     )
@@ -240,7 +240,7 @@ def check_competition(tokenizer: PreTrainedTokenizerBase, mark: str, texts: Mani
 
 def test_a_chinese_word_is_a_character(tmp_path: Path) -> None:
     entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"患者治疗心脏，", "##脏"]
-    tokenizer = BertTokenizer(vocab={each: i for i, each in enumerate(entries)})
+    tokenizer = BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)})
     texts = write_texts(tmp_path, ["患者", "治疗", "心脏"], [0.3, 0.3, 0.4], "，")
     passages = read_passages(texts, tokenizer, num_passages=50, max_length=64)
     words = build_word_set(passages, tokenizer, batch_size=16)

@@ -41,11 +41,14 @@ def test_processes_that_a_job_does_not_need_are_spared(
     """They are there by these names in Ray Train's own; a cluster keeps the one that cleans up."""
     monkeypatch.setenv("RAY_ADDRESS", address)
     own, theirs = (
-        [type(each).__name__ for each in made(lambda: None, scaling_config=ScalingConfig())._create_default_callbacks()]
+        [
+            type(callback).__name__
+            for callback in made(lambda: None, scaling_config=ScalingConfig())._create_default_callbacks()
+        ]
         for made in (_Trainer, TorchTrainer)
     )
     assert set(theirs) - set(own) == spared
-    assert own == [each for each in theirs if each not in spared]
+    assert own == [name for name in theirs if name not in spared]
 
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
@@ -126,7 +129,7 @@ def test_the_process_that_leads_workers_is_counted_like_them(tmp_path: Path) -> 
     own, reader = Interruptions(Place(tmp_path), ScaleConfig(max_failures=1)), EventReader(Place(tmp_path))
     own.note_failure(ActorDiedError())
     what = "the process that leads the workers was killed, as happens where memory is short"
-    assert [each.text for each in reader.read()] == [
+    assert [event.text for event in reader.read()] == [
         f"{what}: failure 1 of at most 1 (--scale.max_failures); all workers start again."
     ]
     with pytest.raises(
@@ -143,7 +146,7 @@ def test_what_ends_workers_is_said_counted_and_limited(tmp_path: Path) -> None:
 
     def fail(failures: dict[int, Exception]) -> list[str]:
         own.note_failure(cast(Any, WorkerGroupError("", failures)))
-        return [each.text for each in reader.read()]
+        return [event.text for event in reader.read()]
 
     death = RayActorError("The actor died.\n\tits pid: 1")
     assert fail({1: RayActorError(preempted=True)}) == [  # which is no failure
@@ -159,19 +162,19 @@ def test_what_ends_workers_is_said_counted_and_limited(tmp_path: Path) -> None:
     said = str(raised.value)
     assert said.startswith("workers died more than --scale.max_failures (1) times, the last time worker 0 (The actor")
     assert said.endswith("; the same command goes on from the newest checkpoint.") and "\n" not in said
-    (second,) = (each.text for each in reader.read())
+    (second,) = (event.text for event in reader.read())
     assert second.startswith("worker 0 failed (") and second.endswith("failure 2 of at most 1; the job gives up.")
     assert not {"\n", "\t"} & set(first + second)
     with pytest.raises(WorkerGroupError):  # a defect keeps its traceback
         fail({0: KeyError("a defect")})
-    assert [each.text for each in reader.read()] == [
+    assert [event.text for event in reader.read()] == [
         "worker 0 failed ('a defect'): failure 3 of at most 1; the job gives up."
     ]
     with pytest.raises(RunError, match="no space"):
         fail({0: death, 1: RunError("no space.")})
     assert reader.read() == []
     own.note_preemption("a worker was sent SIGTERM")
-    assert [each.text for each in reader.read()] == ["a worker was sent SIGTERM; training starts again."]
+    assert [event.text for event in reader.read()] == ["a worker was sent SIGTERM; training starts again."]
     with pytest.raises(TrainingError, match=r"^machines were taken back more than --scale.max_preemptions \(2\)"):
         own.note_preemption("a worker was sent SIGTERM")
 
@@ -194,7 +197,7 @@ def test_as_many_workers_as_there_is_room_for(workers: Any, nodes: list[Node], n
     found, resources = fit_workers(scale, nodes)
     assert (found, resources.get("CPU", 0.0)) == (number, cpus)
     if found < scale.most_workers and found > scale.least_workers:
-        free = [Node(each.cpus - resources["CPU"] * (found / len(nodes)), 0) for each in nodes]
+        free = [Node(node.cpus - resources["CPU"] * (found / len(nodes)), 0) for node in nodes]
         assert count_room(free, max(ENOUGH_CPUS, resources["CPU"]), with_gpu=False) == 0, "it would start anew for ever"
 
 
@@ -212,7 +215,7 @@ def fit_by_trying_all(scale: ScaleConfig, nodes: list[Node]) -> tuple[int, float
     def find_share(number: int) -> float:
         for spare in (2 * READ_CPUS, READ_CPUS):
             for share in (hundredths / 100 for hundredths in range(400 if with_gpu else 100, 0, -1)):
-                if sum(max(0, each.hold(share, with_gpu=with_gpu, spare=spare)) for each in nodes) >= number:
+                if sum(max(0, node.hold(share, with_gpu=with_gpu, spare=spare)) for node in nodes) >= number:
                     return share
         return 0.0
 
@@ -234,7 +237,7 @@ def test_the_number_of_workers_is_found_without_trying_all() -> None:
         found, resources = fit_workers(scale, nodes)
         assert (found, resources.get("CPU", 0.0)) == fit_by_trying_all(scale, nodes), (scale, nodes)
     started = time.monotonic()
-    many = [Node(each % 7 + 0.5, 0) for each in range(1000)]
+    many = [Node(number % 7 + 0.5, 0) for number in range(1000)]
     assert fit_workers(ScaleConfig(num_workers="2-8000", use_gpu=False), many) == (3996, {"CPU": 0.66})
     assert time.monotonic() - started < 5, "a job that waits asks every two seconds"
 

@@ -103,7 +103,7 @@ def test_what_the_base_computes_is_counted(
     base, train = load_base(str(tiny_base_folder)), TrainConfig(seq_length=LENGTH)
     method = replace(PLAIN, trains=trains, ffn_units=0 if trains == "all" else 48, layers=layers)
     keeping = PretrainConfig(base="b", method=method, train=train, objective=ObjectiveConfig(keep="kl"), **general)
-    plain, model = (ModelSpec(base, each).build() for each in (PLAIN, method))
+    plain, model = (ModelSpec(base, chosen).build() for chosen in (PLAIN, method))
     batch = make_full_batch(keeping, base.config.vocab_size, LENGTH)
     asked = count_flops(MaskedLoss(plain.requires_grad_(), CPU, bf16=False), batch).forward
     if layers:
@@ -136,7 +136,7 @@ def test_attention_is_found_from_each_of_its_products() -> None:
             if call.overloadpacket is torch.ops.aten.bmm:
                 gradients = make_attention(inputs, torch.float32, CPU)()
                 found[len(gradients[0]) // ROWS] += number
-                assert all(each.shape[1:] == (1, LENGTH, D // 4) for each in gradients)
+                assert all(gradient.shape[1:] == (1, LENGTH, D // 4) for gradient in gradients)
         assert found == wanted
 
 

@@ -34,9 +34,9 @@ def model(tiny_base_folder: Path) -> nn.Module:
     method = MethodConfig(heads=1, ffn_units=8)
     made = ModelSpec(base, method).build()
     generator = torch.Generator().manual_seed(1)
-    for name, each in made.named_parameters():
+    for name, param in made.named_parameters():
         if ".adapters." in name:
-            each.data.copy_(torch.randn(each.shape, generator=generator) * 0.3)
+            param.data.copy_(torch.randn(param.shape, generator=generator) * 0.3)
     return cast(nn.Module, made)
 
 
@@ -45,12 +45,12 @@ def make_set() -> EvalSet:
     draw = np.random.default_rng(2)
     rows = [np.array([own, *draw.integers(60, 200, size)]) for own, size in zip(FIRST, SIZES, strict=True)]
     selected = [np.isin(np.arange(len(row)), (3, 7) if i != 6 else ()) for i, row in enumerate(rows)]
-    flat = [np.concatenate(each) for each in (rows, [row + 1 for row in rows], selected)]
+    flat = [np.concatenate(column) for column in (rows, [row + 1 for row in rows], selected)]
     lengths = np.array([len(row) for row in rows])
 
     def collate(some: MaskedRows) -> list[Any]:
         cuts = (some.cut(slice(first, first + 4)) for first in range(0, len(some.lengths), 4))
-        return [to_batch(pad_masked(each, 0, with_filler=True)) for each in cuts]
+        return [to_batch(pad_masked(cut, 0, with_filler=True)) for cut in cuts]
 
     return EvalSet(MaskedRows(flat[0], flat[1], flat[2], lengths), collate)
 

@@ -23,10 +23,10 @@ def test_a_batch_is_sent_as_one_and_arrives_as_it_is() -> None:
     }
     sent = _send(fields, CPU)
     assert sent.keys() == fields.keys() and sent["nothing"] is None and sent["count"] == 7
-    expected, found = (each | vars(each["parts"]) | each["inputs"] for each in (fields, sent))
-    tensors = {name: each for name, each in expected.items() if isinstance(each, torch.Tensor)}
-    for name, each in tensors.items():
-        assert found[name].dtype is each.dtype and found[name].shape == each.shape
-        assert torch.equal(found[name], each)
+    expected, found = (batch | vars(batch["parts"]) | batch["inputs"] for batch in (fields, sent))
+    tensors = {name: value for name, value in expected.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
+        assert found[name].dtype is tensor.dtype and found[name].shape == tensor.shape
+        assert torch.equal(found[name], tensor)
     assert len({found[name].untyped_storage().data_ptr() for name in tensors}) == 1
     assert move_batch(fields, CPU)["ids"] is fields["ids"], "nothing is copied where the batch is"

@@ -31,32 +31,32 @@ def write_steps(run: Path | Place, trackers: Sequence[str], step: int, *steps: i
     events = EventReader(Place(run))
     options = {"optim.lr": 1e-3, "corpus": f"{run.parent}/notes.txt"}
     log = MetricsLog(supersede(Place(run)), step, trackers, options)
-    for each in steps:
-        log.write({"step": each, "train/mlm_loss": each + 0.5, "eval/general_mlm_accuracy": None})
+    for number in steps:
+        log.write({"step": number, "train/mlm_loss": number + 0.5, "eval/general_mlm_accuracy": None})
     log.publish()
     log.close()
     time.sleep(1.1 if "tensorboard" in trackers else 0.0)  # event files are read by the seconds in their names
-    return [each.text for each in events.read()]
+    return [event.text for event in events.read()]
 
 
 def read_tensorboard(run: Path) -> Found:
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert events.Tags()["scalars"] == ["train/mlm_loss"]
     shown = b"".join(events.PluginTagToContent("hparams").values())
-    return [(each.step, each.value) for each in events.Scalars("train/mlm_loss")], {""}, shown.decode("latin-1")
+    return [(point.step, point.value) for point in events.Scalars("train/mlm_loss")], {""}, shown.decode("latin-1")
 
 
 def read_mlflow(run: Path) -> Found:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{run.parent / 'mlflow.db'}")
-    (experiment,) = [each for each in client.search_experiments() if each.name == run.parent.name]
+    (experiment,) = [listed for listed in client.search_experiments() if listed.name == run.parent.name]
     runs = client.search_runs([experiment.experiment_id])
-    losses = [each for found in runs for each in client.get_metric_history(found.info.run_id, "train/mlm_loss")]
+    losses = [metric for found in runs for metric in client.get_metric_history(found.info.run_id, "train/mlm_loss")]
     assert all(found.info.run_name == run.name and found.info.status == "FINISHED" for found in runs)
     assert all({*found.data.metrics} == {"train/mlm_loss"} for found in runs)
     shown = str([found.data.params for found in runs])
-    return [(each.step, each.value) for each in losses], {found.info.run_id for found in runs}, shown
+    return [(metric.step, metric.value) for metric in losses], {found.info.run_id for found in runs}, shown
 
 
 def read_trackio(run: Path) -> Found:
@@ -66,7 +66,7 @@ def read_trackio(run: Path) -> Found:
     runs = SQLiteStorage.get_run_records(project)
     for found in runs:
         logs = SQLiteStorage.get_logs(project, str(found["name"]), run_id=str(found["id"]))
-        losses += [(each["step"], each["train/mlm_loss"]) for each in logs]
+        losses += [(entry["step"], entry["train/mlm_loss"]) for entry in logs]
         shown += str(SQLiteStorage.get_run_config(project, str(found["name"]), run_id=str(found["id"])))
     return losses, {str(found["name"]) for found in runs}, shown
 
@@ -80,7 +80,7 @@ def read_wandb(run: Path) -> Found:
         for data in read_records(path):
             written, shown = Written.FromString(data), shown + data.decode("latin-1")
             ids |= {written.run.run_id} - {""}
-            items = {each.key or ".".join(each.nested_key): each.value_json for each in written.history.item}
+            items = {item.key or ".".join(item.nested_key): item.value_json for item in written.history.item}
             losses += [(int(items["_step"]), float(items["train/mlm_loss"]))] if items else []
             assert not written.run.host
     return losses, ids, shown
@@ -159,7 +159,7 @@ def test_a_bucket_has_each_event_once(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "tensorboard").mkdir()
     for name in (run / "tensorboard").list_names():
         (tmp_path / "tensorboard" / name).write_bytes((run / "tensorboard" / name).read_bytes())
-    assert read_tensorboard(tmp_path)[0] == [(each, each + 0.5) for each in range(9)]
+    assert read_tensorboard(tmp_path)[0] == [(step, step + 0.5) for step in range(9)]
     assert not [*scratch.glob("tensorboard-*")]
 
 
@@ -188,7 +188,7 @@ def test_a_tracker_that_fails_is_told_once_and_left(name: str, tmp_path: Path, m
     (told,) = write_steps(run, [name], 0, *range(20))
     assert told.startswith(f"warning: {name} gets no more figures of af (") and said[name] in told
     assert told.endswith("); the job goes on without it.") and "\n" not in told and "secret" not in told
-    assert [each["step"] for each in read_metrics(Place(run / "metrics.jsonl"))] == [*range(20)]
+    assert [record["step"] for record in read_metrics(Place(run / "metrics.jsonl"))] == [*range(20)]
     assert not (run / "trackers").exists()
 
 

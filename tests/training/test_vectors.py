@@ -54,7 +54,7 @@ def make_rows(num_rows: int, first_id: int = 0, seed: int = 0) -> pa.Table:
     """Rows of 8 to 31 tokens, every third of which goes on with the word before it."""
     random = np.random.default_rng(seed)
     ids = [[2, *random.integers(5, 60, length - 2).tolist(), 3] for length in random.integers(8, 32, num_rows)]
-    starts = [[i % 3 != 2 for i in range(len(each))] for each in ids]
+    starts = [[i % 3 != 2 for i in range(len(row))] for row in ids]
     return pa.table(
         {
             "input_ids": pa.array(ids, pa.list_(pa.int32())),
@@ -70,7 +70,7 @@ def make_viewer(folder: Path, objective: ObjectiveConfig) -> Viewer:
 
 def make_batches(folder: Path, objective: ObjectiveConfig, size: int = 8, num_rows: int = 8) -> list[ViewBatch]:
     viewer = make_viewer(folder, objective)
-    return [to_batch(each) for each in viewer.collate(viewer.mask(make_rows(num_rows), epoch=0), size)]
+    return [to_batch(batch) for batch in viewer.collate(viewer.mask(make_rows(num_rows), epoch=0), size)]
 
 
 def make_engine(
@@ -111,18 +111,18 @@ def test_views_move_with_their_row(objective: ObjectiveConfig, tiny_base_folder:
     viewer, rows = make_viewer(tiny_base_folder, objective), make_rows(12)
     whole, part = viewer.mask(rows, epoch=1), viewer.mask(rows.slice(5, 3), epoch=1)
     for views, own in ((whole.first, part.first), (whole.second, part.second)):
-        assert all(np.array_equal(*each) for each in zip(views[5:8], own, strict=True))
+        assert all(np.array_equal(*pair) for pair in zip(views[5:8], own, strict=True))
     if objective is not DROPOUT:
         other = viewer.mask(rows, epoch=2).first
-        assert sum(np.array_equal(*each) for each in zip(whole.first, other, strict=True)) < 4
+        assert sum(np.array_equal(*pair) for pair in zip(whole.first, other, strict=True)) < 4
         seeded = Viewer(load_tokenizer(tiny_base_folder), objective, seed=4).mask(rows, epoch=1).first
-        assert sum(np.array_equal(*each) for each in zip(whole.first, seeded, strict=True)) < 4
+        assert sum(np.array_equal(*pair) for pair in zip(whole.first, seeded, strict=True)) < 4
 
 
 def test_crops_are_stretches_of_whole_words(tiny_base_folder: Path) -> None:
     rows = make_rows(50)
     viewed = make_viewer(tiny_base_folder, CROP).mask(rows, epoch=0)
-    assert any(not np.array_equal(*each) for each in zip(viewed.first, viewed.second, strict=True))
+    assert any(not np.array_equal(*pair) for pair in zip(viewed.first, viewed.second, strict=True))
     columns = rows.select([0, 1]).to_pydict().values()
     for before, starts, *views in zip(*columns, viewed.first, viewed.second, strict=True):
         for view in views:
@@ -166,7 +166,7 @@ def test_contrast_is_infonce_within_groups(tiny_base_folder: Path) -> None:
     with torch.no_grad():
         states = model.bert(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
     assert batch.attention_mask is not None
-    rows = [each[mask.bool()].mean(0) for each, mask in zip(states, batch.attention_mask, strict=True)]
+    rows = [row_states[mask.bool()].mean(0) for row_states, mask in zip(states, batch.attention_mask, strict=True)]
     expected, right = list[float](), list[bool]()
     for first in (0, 4):
         scores = torch.stack(
@@ -190,7 +190,7 @@ def test_what_trains_has_a_gradient_and_is_counted(tiny_base_folder: Path) -> No
         for name, param in model.named_parameters():
             assert (param.grad is not None) == param.requires_grad, (name, method)
         counts = ModelSpec(base, method, reads_words=CROP.reads_words).counts
-        assert counts.trainable == sum(each.numel() for each in engine._trainables.values()), method
+        assert counts.trainable == sum(tensor.numel() for tensor in engine._trainables.values()), method
 
 
 @each_objective

@@ -65,13 +65,14 @@ def start(task: Run, tmp_path: Path) -> Iterator[Start]:
 
 
 def read_steps(run: Path) -> list[int]:
-    return [each["step"] for each in read_metrics(Place(run / "metrics.jsonl"))]
+    return [record["step"] for record in read_metrics(Place(run / "metrics.jsonl"))]
 
 
 def read_progress(run: Path) -> list[tuple[float | None, int | None]]:
     """Loss and tokens so far of every step."""
     return [
-        (each.get("train/mlm_loss"), each.get("train/tokens")) for each in read_metrics(Place(run / "metrics.jsonl"))
+        (record.get("train/mlm_loss"), record.get("train/tokens"))
+        for record in read_metrics(Place(run / "metrics.jsonl"))
     ]
 
 
@@ -105,7 +106,7 @@ def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(
     worker.records.reads_late = reads_late
     with pytest.raises(TrainingError, match=r"as have the 10 steps before it.* a lower --optim\.lr under another"):
         worker.run()
-    skipped = [each["train/skipped"] for each in read_metrics(Place(tmp_path / "metrics.jsonl"))[1:]]
+    skipped = [record["train/skipped"] for record in read_metrics(Place(tmp_path / "metrics.jsonl"))[1:]]
     assert skipped == [0] + [1] * MAX_SKIPPED_STEPS
     assert list_steps(Place(tmp_path / "checkpoints")) == []
 
@@ -132,7 +133,7 @@ def test_a_skipped_step_puts_its_checkpoint_off(start: Start, tmp_path: Path, re
     embeddings = cast(Any, worker.engine._deepspeed).module.model.bert.embeddings
     embeddings.register_forward_hook(lambda _, __, output: output * (math.nan if worker.step in (4, 5) else 1.0))
     worker.run(8)
-    assert [each.get("train/skipped") for each in read_metrics(Place(tmp_path / "metrics.jsonl"))][5:8] == [1, 1, 0]
+    assert [record.get("train/skipped") for record in read_metrics(Place(tmp_path / "metrics.jsonl"))][5:8] == [1, 1, 0]
     assert list_steps(Place(tmp_path / "checkpoints")) == [
         7,
         8,
@@ -154,10 +155,10 @@ def hold_files(monkeypatch: pytest.MonkeyPatch, hold: Callable[[Path], None]) ->
     flush, taken = storage.flush_files, list[tuple[int, str]]()
 
     def flush_slowly(*paths: Path) -> None:
-        for each in paths:
-            if each.is_file() and (step := re.match(r"step-(\d+)", each.parent.name)):
-                hold(each)
-                taken.append((int(step[1]), each.name.split(".")[1]))
+        for path in paths:
+            if path.is_file() and (step := re.match(r"step-(\d+)", path.parent.name)):
+                hold(path)
+                taken.append((int(step[1]), path.name.split(".")[1]))
         flush(*paths)
 
     monkeypatch.setattr(storage, "flush_files", flush_slowly)
@@ -194,8 +195,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     worker.run(9)
     assert steps == [5, 9] and list_steps(Place(tmp_path / "checkpoints")) == [5, 9]
     saved = tmp_path / "checkpoints" / "step-00000005-0002"
-    for each in ("tensors", "moments"):
-        assert (saved / f"{each}.safetensors").read_bytes() == (straight / f"{each}.safetensors").read_bytes()
+    for name in ("tensors", "moments"):
+        assert (saved / f"{name}.safetensors").read_bytes() == (straight / f"{name}.safetensors").read_bytes()
 
 
 def test_a_save_waits_for_the_one_before_it_and_says_so(
@@ -208,11 +209,11 @@ def test_a_save_waits_for_the_one_before_it_and_says_so(
     evaluated = (6, "manifest")  # the end's, which no longer says that an evaluation is to come
     assert taken == [*((step, name) for step in (2, 4, 6) for name in files), evaluated]
     assert find_latest(Place(tmp_path / "checkpoints")).step == 6
-    said = [each.text for each in EventReader(Place(tmp_path), from_start=True).read()]
-    waited = [re.fullmatch(r"waited (\d+\.\d) s for the checkpoint of step (\d) to be written", each) for each in said]
-    assert [int(each[2]) for each in waited if each] == [2, 4, 6]
-    assert all(float(each[1]) >= 0.1 for each in waited if each)
-    assert [each for each in said if each.startswith("writing")] == [
+    said = [event.text for event in EventReader(Place(tmp_path), from_start=True).read()]
+    waited = [re.fullmatch(r"waited (\d+\.\d) s for the checkpoint of step (\d) to be written", text) for text in said]
+    assert [int(match[2]) for match in waited if match] == [2, 4, 6]
+    assert all(float(match[1]) >= 0.1 for match in waited if match)
+    assert [text for text in said if text.startswith("writing")] == [
         f"writing the checkpoint of step {step}" for step in (2, 4, 6)
     ]
 
@@ -255,11 +256,11 @@ def test_one_that_dies_while_it_writes_leaves_the_checkpoint_before(
     second = start()
     assert second.step == 3
     second.run()
-    checkpoints = sorted(each.parent.name for each in (tmp_path / "checkpoints").glob("*/manifest.json"))
+    checkpoints = sorted(path.parent.name for path in (tmp_path / "checkpoints").glob("*/manifest.json"))
     ended.set()
     with pytest.raises(RunError):
         first.saver.finish()
-    assert sorted(each.parent.name for each in (tmp_path / "checkpoints").glob("*/manifest.json")) == checkpoints
+    assert sorted(path.parent.name for path in (tmp_path / "checkpoints").glob("*/manifest.json")) == checkpoints
     assert find_latest(Place(tmp_path / "checkpoints")).step == 16 and read_steps(tmp_path) == list(range(17))
 
 
@@ -276,8 +277,8 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(
     start().run()
     undisturbed = read_progress(tmp_path)
     kept = load_file(tmp_path / "checkpoints" / "step-00000016-0001" / "tensors.safetensors")
-    for each in (tmp_path / "checkpoints").iterdir():
-        each.rename(tmp_path / each.name)
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.rename(tmp_path / path.name)
     worker = start()
     worker.records.reads_late = True  # as on a GPU; what is written is the same
     worker.run(6)
@@ -355,8 +356,8 @@ def mixed(task: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def read_figures(run_dir: Path, *names: str) -> list[list[Any]]:
-    records = [each for each in read_metrics(Place(run_dir / "metrics.jsonl")) if names[0] in each]
-    return [[each[name] for name in names] for each in records]
+    records = [record for record in read_metrics(Place(run_dir / "metrics.jsonl")) if names[0] in record]
+    return [[record[name] for name in names] for record in records]
 
 
 @pytest.mark.parametrize(("threshold", "step"), [(-math.inf, 16), (math.inf, 0)])
@@ -366,14 +367,14 @@ def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed:
     table = torch.zeros(words + ROUTER_PAIRS, dtype=torch.int32)
     save_routers(Place(tmp_path), {mixed.config.method.adapter: (table, RouterRecord(threshold, 1.0, 0.0))})
     train_in_cuts(mixed, tmp_path, 16)
-    records = {each["step"]: each for each in read_metrics(Place(tmp_path / "metrics.jsonl"))}
+    records = {record["step"]: record for record in read_metrics(Place(tmp_path / "metrics.jsonl"))}
     names = ["domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character", "domain_word_bits_per_character"]
     for name in (*names, "general_mlm_accuracy"):
         assert records[16][f"eval/routed_{name}"] == pytest.approx(records[step][f"eval/{name}"], rel=1e-5)
     assert records[16]["eval/domain_mlm_loss"] != pytest.approx(records[0]["eval/domain_mlm_loss"], rel=1e-5)
     routed = measure_run(list(records.values()))["routed"]
     assert routed["domain"]["mlm_loss"] == records[16]["eval/routed_domain_mlm_loss"]
-    assert [each for each in records.values() if "eval/routed_domain_mlm_loss" in each] == [records[16]]
+    assert [record for record in records.values() if "eval/routed_domain_mlm_loss" in record] == [records[16]]
 
 
 def test_the_last_evaluation_waits_for_a_router_that_comes(
@@ -388,7 +389,7 @@ def test_the_last_evaluation_waits_for_a_router_that_comes(
     table = torch.zeros(load_base(run.config.base).config.vocab_size + ROUTER_PAIRS, dtype=torch.int32)
 
     def count_waits() -> int:
-        said = [each.text for each in EventReader(Place(tmp_path), from_start=True).read()]
+        said = [event.text for event in EventReader(Place(tmp_path), from_start=True).read()]
         return said.count("waiting for the router, which the job's own process fits")
 
     def fit() -> None:
@@ -427,7 +428,7 @@ def train_routed(run: Run, folder: Path, *cuts: int, forgets: bool = False) -> t
             note_batches(worker, scored)
             worker.run(cut)
     record = read_metrics(Place(folder / "metrics.jsonl"))[-1]
-    figures = {name: each for name, each in record.items() if name.startswith("eval/routed_")}
+    figures = {name: value for name, value in record.items() if name.startswith("eval/routed_")}
     assert len(figures) == 5 and figures != {name: record[name.replace("routed_", "")] for name in figures}
     return figures, scored.count(cuts[-1])
 
@@ -453,8 +454,8 @@ def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Pa
     train_in_cuts(packed, tmp_path / "straight", 16)
     worker = train_in_cuts(packed, tmp_path / "cut", 7, 16)
     names = ("train/mlm_loss", "train/keep_loss", "train/keep_tokens", "train/replay_epochs")
-    straight, cut = (read_figures(tmp_path / each, *names) for each in ("straight", "cut"))
-    assert straight == cut and len(cut) == 16 and sum(each[2] > 0 for each in cut) > 8
+    straight, cut = (read_figures(tmp_path / folder, *names) for folder in ("straight", "cut"))
+    assert straight == cut and len(cut) == 16 and sum(figures[2] > 0 for figures in cut) > 8
     assert cut[0][1] == pytest.approx(0.0, abs=1e-6), "the base reads packed rows as the model does"
     assert cut[-1][1] > 0 and cut[-1][3] > 0
     batch = worker.measures.sets.domain.batches[0]
@@ -465,8 +466,8 @@ def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Pa
 def test_an_objective_of_vectors_goes_on_exactly_and_names_its_figures(task: Run, tmp_path: Path) -> None:
     """With titles and bodies, which are both read."""
     sentences = Path(task.config.corpus).read_text().splitlines()
-    rows = [{"title": each[:20], "body": each} for each in sentences]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    rows = [{"title": sentence[:20], "body": sentence} for sentence in sentences]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     objective = ObjectiveConfig(kind="infonce", group_rows=2)
     prepare = replace(task.config.prepare, pair=("title", "body"))
     config = replace(task.config, objective=objective, corpus=str(tmp_path / "rows.jsonl"), prepare=prepare)
@@ -474,30 +475,32 @@ def test_an_objective_of_vectors_goes_on_exactly_and_names_its_figures(task: Run
     names = ("train/infonce_loss", "train/compared_rows", "train/tokens")
     train_in_cuts(made, tmp_path / "straight", 16)
     worker = train_in_cuts(made, tmp_path / "cut", 7, 16)
-    straight, cut = (read_figures(tmp_path / each, *names) for each in ("straight", "cut"))
+    straight, cut = (read_figures(tmp_path / folder, *names) for folder in ("straight", "cut"))
     assert straight == cut and len(cut) == 16
-    assert all(each[1] == 4 for each in cut)
+    assert all(figures[1] == 4 for figures in cut)
     records = read_metrics(Place(tmp_path / "cut" / "metrics.jsonl"))
-    assert not any("mlm_loss" in name or name == "train/masked_tokens" for each in records for name in each)
+    assert not any("mlm_loss" in name or name == "train/masked_tokens" for record in records for name in record)
     measured = measure_run(records)
     loss, share = (measured["domain"][f"infonce_{name}"] for name in ("loss", "accuracy"))
     assert loss["after"] < loss["before"] and 0 <= share["after"] <= 1
-    assert made.spec.counts.trainable == sum(each.numel() for each in worker.model.parameters() if each.requires_grad)
+    assert made.spec.counts.trainable == sum(
+        param.numel() for param in worker.model.parameters() if param.requires_grad
+    )
 
 
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: Run, tmp_path: Path) -> None:
     worker = start(train=make_train(6, evaluate_every=2))
     worker.run(4)
     name, records = "eval/domain_word_bits_per_character", read_metrics(Place(tmp_path / "metrics.jsonl"))
-    assert [each["step"] for each in records if name in each] == [0]
+    assert [record["step"] for record in records if name in record] == [0]
     worker.run()
-    records = [each for each in read_metrics(Place(tmp_path / "metrics.jsonl")) if "eval/domain_mlm_loss" in each]
-    assert [each["step"] for each in records] == [0, 2, 4, 6]
-    assert [each["step"] for each in records if each.get(name, 0) > 0] == [0, 6]
+    records = [record for record in read_metrics(Place(tmp_path / "metrics.jsonl")) if "eval/domain_mlm_loss" in record]
+    assert [record["step"] for record in records] == [0, 2, 4, 6]
+    assert [record["step"] for record in records if record.get(name, 0) > 0] == [0, 6]
     bits = measure_run(records)["domain"]["word_bits_per_character"]
     assert bits == {"before": records[0][name], "after": records[-1][name]}
     events = [json.loads(line).get("phase", "") for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert [each.partition(": ")[2] for each in events if each.startswith("evaluating step 6")] == [
+    assert [phase.partition(": ")[2] for phase in events if phase.startswith("evaluating step 6")] == [
         *("held-out text", "the general probe", "bits per character", "word bits per character"),
     ], "a driver that sees these does not say that nothing has moved"
 
@@ -506,8 +509,8 @@ def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_p
     """Its horizon in steps is far away; the schedule sees which limit is near."""
     optim = OptimConfig(lr=1e-3, schedule="wsd", decay_frac=0.5, decay_steps=10_000, warmup_steps=1)
     start(optim=optim, train=make_train(10_000, evaluate_every=10_000, max_tokens=2000)).run()
-    records = [each for each in read_metrics(Place(tmp_path / "metrics.jsonl")) if "train/lr" in each]
-    rates, spent = [each["train/lr"] for each in records], [each["train/tokens"] / 2000 for each in records]
+    records = [record for record in read_metrics(Place(tmp_path / "metrics.jsonl")) if "train/lr" in record]
+    rates, spent = [record["train/lr"] for record in records], [record["train/tokens"] / 2000 for record in records]
     assert spent[-1] >= 1 > spent[-2] and len(rates) < 40
     assert rates[1:] == pytest.approx([1e-3 * min(1.0, (1 - done) / 0.5) for done in spent[:-1]])
     assert rates[-1] < 2e-4 < rates[1] == 1e-3
@@ -522,14 +525,14 @@ def test_a_run_limited_by_seconds_goes_on_with_its_clock(start: Start, tmp_path:
     limit = 2 * first.records.seconds
     second = start(optim=optim, train=replace(train, max_seconds=limit))
     assert second.records.seconds == first.records.seconds > 0
-    said = [each.text for each in EventReader(Place(tmp_path), from_start=True).read()]
+    said = [event.text for event in EventReader(Place(tmp_path), from_start=True).read()]
     (saved,) = (tmp_path / "checkpoints").iterdir()
-    assert [each for each in said if "step 9" in each and "going" in each] == [f"going on from step 9: {saved}"]
+    assert [text for text in said if "step 9" in text and "going" in text] == [f"going on from step 9: {saved}"]
     second.run()
-    records = [each for each in read_metrics(Place(tmp_path / "metrics.jsonl")) if "train/lr" in each]
-    spent = [each["time/seconds"] for each in records]
+    records = [record for record in read_metrics(Place(tmp_path / "metrics.jsonl")) if "train/lr" in record]
+    spent = [record["time/seconds"] for record in records]
     assert spent[8] == first.records.seconds and spent == sorted(spent) and spent[-1] >= limit > spent[-2]
-    rates = [each["train/lr"] for each in records]
+    rates = [record["train/lr"] for record in records]
     assert rates[9:] == pytest.approx([1e-3 * (1 - done / limit) / 0.5 for done in spent[8:-1]])
     assert rates[:9] == [1e-3] * 9 and read_steps(tmp_path) == list(range(len(records) + 1))
 
@@ -539,9 +542,9 @@ def test_a_cadence_of_time_goes_by_the_runs_clock(start: Start, task: Run, tmp_p
     train = make_train(12, evaluate_every="0.01s", save_every="0.03s")
     start(train=train).run(6)
     start(train=train).run()
-    records = [each for each in read_metrics(Place(tmp_path / "metrics.jsonl")) if each["step"]]
-    clock = [0.0, *(each["time/seconds"] for each in records)]
+    records = [record for record in read_metrics(Place(tmp_path / "metrics.jsonl")) if record["step"]]
+    clock = [0.0, *(record["time/seconds"] for record in records)]
     due = [i for i in range(1, 13) if clock[i] // 0.01 > clock[i - 1] // 0.01]
     assert len(records) == 12 and clock == sorted(clock)
-    evaluated = [each["step"] for each in records if "eval/domain_mlm_loss" in each]
+    evaluated = [record["step"] for record in records if "eval/domain_mlm_loss" in record]
     assert evaluated == sorted({*due, 6, 12}) and len(due) > 2

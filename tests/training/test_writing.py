@@ -87,8 +87,8 @@ def test_half_of_a_rows_words_are_written_anew(tiny_base_folder: Path) -> None:
     writer, draw = Writer(load_base(str(tiny_base_folder))), np.random.default_rng(0)
     rows = [np.array([2, *draw.integers(60, 120, size), 3]) for size in draw.integers(5, 40, 100)]
     refilled = writer.refill_rows(rows)
-    assert [len(each) for each in refilled] == [len(each) for each in rows]
-    assert all(each[0] == 2 and each[-1] == 3 for each in refilled), "special words stay"
+    assert [len(row) for row in refilled] == [len(row) for row in rows]
+    assert all(row[0] == 2 and row[-1] == 3 for row in refilled), "special words stay"
     share = np.mean(np.concatenate(refilled) != np.concatenate(rows))
     assert 0.4 < share < 0.55 and not np.isin(np.concatenate(refilled), [0, 1, 4]).any()
     assert all(map(np.array_equal, writer.refill_rows(rows[:48]), refilled[:48]))
@@ -153,7 +153,7 @@ def test_it_becomes_rows_like_any_general_text(
 
 
 def test_other_layouts_and_vocabularies_write(tiny_roberta_folder: Path, tmp_path: Path) -> None:
-    folders = [tiny_roberta_folder, *(each.save(tmp_path / name) for name, each in TINY_LAYOUTS.items())]
+    folders = [tiny_roberta_folder, *(layout.save(tmp_path / name) for name, layout in TINY_LAYOUTS.items())]
     for folder in folders:
         rows, tokenizer = write(folder, 3), load_tokenizer(folder)
         assert rows.shape == (3, writing.LENGTH), folder
