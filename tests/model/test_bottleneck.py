@@ -84,7 +84,7 @@ def test_every_variant_follows_its_equations() -> None:
     for variant in VARIANTS:
         layer: Layer = make_encoder(law={"bottleneck_size": 5, **variant}).encoder.layer[1]
         sublayers = {"attention": layer.attention.output, "output": layer.output}
-        placed = [name for name, each in sublayers.items() if "law" in each.adapters]
+        placed = [name for name, sublayer in sublayers.items() if "law" in sublayer.adapters]
         assert placed == PLACES[variant["bottleneck_place"]]
         hidden_states = torch.randn(2, 7, 32)
         context, _ = layer.attention.self(hidden_states, None)
@@ -112,10 +112,10 @@ def test_every_variant_is_counted_starts_at_the_base_and_trains_alone(base: Base
         places, layers, m, d = len(PLACES[variant["bottleneck_place"]]), 2, 6, 32
         one = 2 * m * d + d + m + 2 * d + (2 * d if variant["bottleneck_layer_norm"] else 0)
         assert counts.trainable == layers * places * one, variant
-        assert counts.trainable == sum(each.numel() for each in model.parameters() if each.requires_grad)
-        assert counts.total == sum(each.numel() for each in model.parameters())
+        assert counts.trainable == sum(param.numel() for param in model.parameters() if param.requires_grad)
+        assert counts.total == sum(param.numel() for param in model.parameters())
         model(ids, labels=ids).loss.backward()
-        with_gradient = {name for name, each in model.named_parameters() if each.grad is not None}
+        with_gradient = {name for name, param in model.named_parameters() if param.grad is not None}
         assert with_gradient == {name for name, _ in model.named_parameters() if ".adapters." in name}, variant
 
 
@@ -182,7 +182,7 @@ def test_rows_name_their_adapters() -> None:
 def test_adapters_come_and_go_at_run_time() -> None:
     model, ids = make_encoder(art={"bottleneck_size": 4}), torch.randint(1, 60, (2, 8))
     model.config.adapter_init = "zero"
-    tensors = {name: each.clone() for name, each in model.state_dict().items()}
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
         expected = model(ids).last_hidden_state
         model.attach_adapter("law", bottleneck_size=3, heads=1, last_layer=1)
@@ -193,7 +193,7 @@ def test_adapters_come_and_go_at_run_time() -> None:
         assert torch.equal(model(ids).last_hidden_state, expected)
     model.detach_adapter("law")
     assert model.state_dict().keys() == tensors.keys() and list(model.config.adapters) == ["art"]
-    assert all(torch.equal(each, tensors[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in model.state_dict().items())
     head = DomextForTokenClassification(model.config)
     head.attach_adapter("law", heads=1)
     assert "bert.encoder.layer.0.attention.adapters.law.query.weight" in head.state_dict()

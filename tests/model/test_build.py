@@ -120,7 +120,7 @@ def test_every_kind_has_transformers_own_scores(
 ) -> None:
     base = assert_equals_theirs(tiny_base_folder)
     assert base.has_mlm_head and not base.config.has_pooler and base.config.position_rule == "absolute"
-    assert all(each.dtype == torch.float32 for each in base.tensors.values())
+    assert all(tensor.dtype == torch.float32 for tensor in base.tensors.values())
     assert base.original_names == {name: name for name in base.tensors}
     base = assert_equals_theirs(tiny_roberta_folder)
     assert base.has_mlm_head
@@ -168,8 +168,8 @@ def test_bin_through_the_weights_only_loader(copied: Path, bert: Base) -> None:
     tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
     tensors["bert.embeddings.position_ids"] = torch.arange(128)[None]
     renamed = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): each
-        for name, each in tensors.items()
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in tensors.items()
     }
     torch.save(renamed, copied / "pytorch_model.bin")
     base = assert_equals_theirs(copied)
@@ -214,13 +214,13 @@ def test_half_precision_is_cast_before_it_is_hashed(tiny_base_folder: Path, tmp_
     for dtype in (torch.float16, torch.float32):
         tensors = load_file(tiny_base_folder / "model.safetensors")
         folder = copy_base(tiny_base_folder, tmp_path / str(dtype))
-        save_file({name: each.half().to(dtype) for name, each in tensors.items()}, folder / "model.safetensors")
+        save_file({name: tensor.half().to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")
         hashes.add(load_base(str(folder)).sha256)
     assert len(hashes) == 1
 
 
 def test_the_hash_sees_every_bit_and_name(bert: Base) -> None:
-    tensors = {name: each.clone() for name, each in bert.tensors.items()}
+    tensors = {name: tensor.clone() for name, tensor in bert.tensors.items()}
     assert hash_tensors(dict(reversed(tensors.items()))) == bert.sha256
     name = "bert.encoder.layer.1.output.LayerNorm.bias"
     tensors[name][3] = torch.nextafter(tensors[name][3], torch.tensor(9.0))
@@ -236,7 +236,7 @@ def test_the_pooler_of_a_pretraining_checkpoint_is_kept(tmp_path: Path) -> None:
     model, theirs = augment(base), BertModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids, _ = make_inputs(70, 0)
     torch.testing.assert_close(model.bert(ids).pooler_output, theirs(ids).pooler_output, atol=1e-5, rtol=0)
-    trainable = {name for name, each in augment(base, FULL).named_parameters() if each.requires_grad}
+    trainable = {name for name, param in augment(base, FULL).named_parameters() if param.requires_grad}
     assert not any("pooler" in name for name in trainable), "masked-LM training gives the pooler no gradient"
 
 
@@ -250,12 +250,12 @@ def test_a_sentence_encoder_gets_a_head_that_trains(tmp_path: Path) -> None:
         theirs = model_class.from_pretrained(folder, dtype=torch.float32).eval()
         expected = theirs(ids).last_hidden_state
         torch.testing.assert_close(model.bert(ids).last_hidden_state, expected, atol=1e-5, rtol=0)
-        trainable = {name for name, each in model.named_parameters() if each.requires_grad and "adapters" not in name}
+        trainable = {name for name, param in model.named_parameters() if param.requires_grad and "adapters" not in name}
         head = {f"cls.predictions.transform.{name}" for name in ("dense.weight", "dense.bias")}
         head |= {f"cls.predictions.transform.LayerNorm.{name}" for name in ("weight", "bias")}
         assert trainable == {*head, "cls.predictions.bias"}
         assert not model.cls.predictions.decoder.weight.requires_grad, "tied to the frozen word embeddings"
-        own = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        own = sum(param.numel() for param in model.parameters() if param.requires_grad)
         assert ModelSpec(base, AF).counts.trainable == own
         assert set(detach(model, base.original_names)) == set(base.original_names.values())
 
@@ -263,7 +263,7 @@ def test_a_sentence_encoder_gets_a_head_that_trains(tmp_path: Path) -> None:
 def test_random_weights_without_a_base() -> None:
     model = augment(None, FULL, pad_token_id=2)
     assert model.config.adapters == {} and model.config.pad_token_id == 2
-    assert all(each.requires_grad for each in model.parameters())
+    assert all(param.requires_grad for param in model.parameters())
     table = model.bert.embeddings.position_embeddings.weight
     assert 0.015 < table.square().mean().sqrt() < 0.025
     inner = table @ table.T
@@ -294,7 +294,7 @@ def test_counts_of_the_paper() -> None:
 def test_a_spec_has_the_shape_of_what_it_builds(bert: Base) -> None:
     spec = ModelSpec(bert, AF)
     assert spec.shape.adapters == augment(bert).config.adapters
-    assert spec.counts.total == sum(each.numel() for each in augment(bert).parameters())
+    assert spec.counts.total == sum(param.numel() for param in augment(bert).parameters())
     assert bert.config.adapters == {}, "the base's own configuration is left as it was"
 
 
@@ -305,17 +305,17 @@ def test_a_base_stored_in_bf16_trains_fp32_extensions(bert: Base) -> None:
         model, exact = augment(bert, method), augment(bert, method)
         store_base(model, torch.bfloat16)
         assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
-        for name, each in model.named_parameters():
-            stays = each.requires_grad or "LayerNorm" in name
-            assert each.dtype == (torch.float32 if stays else torch.bfloat16), name
+        for name, param in model.named_parameters():
+            stays = param.requires_grad or "LayerNorm" in name
+            assert param.dtype == (torch.float32 if stays else torch.bfloat16), name
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             encoded = model.bert(ids, mask, output_hidden_states=True)
             loss, expected = model(ids, mask, labels=ids).loss, exact(ids, mask, labels=ids).loss
-        assert all(each.dtype == torch.float32 for each in encoded.hidden_states), "the residual stream"
+        assert all(states.dtype == torch.float32 for states in encoded.hidden_states), "the residual stream"
         torch.testing.assert_close(loss, expected, atol=0.05, rtol=0.02)
         loss.backward()
-        gradients = [each.grad for each in model.parameters() if each.requires_grad]
-        assert all(each is not None and each.dtype == torch.float32 for each in gradients)
+        gradients = [tensor.grad for tensor in model.parameters() if tensor.requires_grad]
+        assert all(gradient is not None and gradient.dtype == torch.float32 for gradient in gradients)
 
 
 def test_lora_is_computed_in_the_dtype_of_autocast(bert: Base) -> None:
@@ -326,20 +326,20 @@ def test_lora_is_computed_in_the_dtype_of_autocast(bert: Base) -> None:
     for casts in (False, True):
         model = augment(bert, method)
         store_base(model, torch.bfloat16)
-        layers = [each for each in model.modules() if isinstance(each, LoraLayer)]
-        assert len(layers) == 6 and not any(each.cast_input_dtype_enabled for each in layers)
+        layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+        assert len(layers) == 6 and not any(module.cast_input_dtype_enabled for module in layers)
         torch.manual_seed(1)
-        for each in layers:
-            each.cast_input_dtype_enabled = casts
-            torch.nn.init.normal_(each.lora_B["default"].weight, std=0.1)
+        for layer in layers:
+            layer.cast_input_dtype_enabled = casts
+            torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.1)
         dtypes = set[torch.dtype]()
-        for each in layers:
-            each.lora_A["default"].register_forward_pre_hook(lambda _, given, met=dtypes: met.add(given[0].dtype))
+        for layer in layers:
+            layer.lora_A["default"].register_forward_pre_hook(lambda _, given, met=dtypes: met.add(given[0].dtype))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(ids, mask, labels=ids).loss
         loss.backward()
         assert dtypes == {torch.float32 if casts else torch.bfloat16}
-        found[casts] = [loss, *(each.grad for each in model.parameters() if each.grad is not None)]
+        found[casts] = [loss, *(param.grad for param in model.parameters() if param.grad is not None)]
     assert len(found[True]) == 13 and all(torch.equal(*pair) for pair in zip(*found.values(), strict=True))
 
 
@@ -360,8 +360,8 @@ def test_a_mask_is_of_the_dtype_of_the_scores(bert: Base, monkeypatch: pytest.Mo
         weights.clear()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             model(ids, mask)
-        assert {each.dtype for each in weights} == {torch.bfloat16 if autocast else torch.float32}
-        assert all((each.masked_select(mask[:, None, None, :] == 0) == 0).all() for each in weights)
+        assert {layer_weights.dtype for layer_weights in weights} == {torch.bfloat16 if autocast else torch.float32}
+        assert all((layer_weights.masked_select(mask[:, None, None, :] == 0) == 0).all() for layer_weights in weights)
 
 
 def test_attention_is_fused_where_that_is_faster(bert: Base) -> None:

@@ -78,8 +78,8 @@ def project(x: Tensor, params: Tensors, name: str) -> Tensor:
 
 
 def attend(x: Tensor, params: Tensors, name: str) -> Tensor:
-    heads = (project(x, params, f"{name}.{each}").unflatten(-1, (NUM_HEADS, -1)) for each in ("query", "key", "value"))
-    query, key, value = (each.transpose(1, 2) for each in heads)
+    heads = (project(x, params, f"{name}.{part}").unflatten(-1, (NUM_HEADS, -1)) for part in ("query", "key", "value"))
+    query, key, value = (projected.transpose(1, 2) for projected in heads)
     weights = (query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1)
     return (weights @ value).transpose(1, 2).flatten(2)
 
@@ -97,18 +97,18 @@ PARTS = ("heads", "attention_output", "intermediate", "output")
 BASE_NAMES = dict(zip(PARTS, ("attention.self", "attention.output", "intermediate.dense", "output"), strict=True))
 
 
-MODULE_NAMES = {each: f"extension.{each}" for each in PARTS}
+MODULE_NAMES = {part: f"extension.{part}" for part in PARTS}
 
 
 def score_by_hand(model: DomextForMaskedLM, ids: Tensor) -> Tensor:
     """`H_out = T_ofs(H)·σ(w(H)) + T_ext(H)·(1 - σ(w(H)))`, and logits over both tables of words."""
-    params = {name: each.detach().double() for name, each in model.named_parameters()}
+    params = {name: param.detach().double() for name, param in model.named_parameters()}
     words = [params["bert.embeddings.word_embeddings.weight"], params["bert.embeddings.extension.weight"]]
     x = torch.cat(words)[ids] + params["bert.embeddings.position_embeddings.weight"][: ids.shape[1]]
     x = normalize(x + params["bert.embeddings.token_type_embeddings.weight"][0], params, "bert.embeddings.LayerNorm")
     for i in range(model.config.num_hidden_layers):
         start = f"bert.encoder.layer.{i}."
-        layer = {name.removeprefix(start): each for name, each in params.items() if name.startswith(start)}
+        layer = {name.removeprefix(start): tensor for name, tensor in params.items() if name.startswith(start)}
         gate = project(x, layer, "extension.gate").sigmoid()
         x = run_layer(x, layer, BASE_NAMES) * gate + run_layer(x, layer, MODULE_NAMES) * (1 - gate)
     head = "cls.predictions.transform"
@@ -154,9 +154,9 @@ def test_counts_are_those_of_the_tensors(base: Base) -> None:
         own = replace(method, trains=trains, train_heads=train_heads)
         model = augment(base, own, next_sentence=next_sentence)
         counts = ModelSpec(base, own, new_words=NEW_WORDS, next_sentence=next_sentence).counts
-        assert counts.total == sum(each.numel() for each in model.parameters()), own
-        assert counts.trainable == sum(each.numel() for each in model.parameters() if each.requires_grad), own
-        assert counts.encoder == sum(each.numel() for each in model.bert.parameters()), own
+        assert counts.total == sum(param.numel() for param in model.parameters()), own
+        assert counts.trainable == sum(param.numel() for param in model.parameters() if param.requires_grad), own
+        assert counts.encoder == sum(param.numel() for param in model.bert.parameters()), own
 
 
 def test_an_open_gate_is_the_base(base: Base) -> None:
@@ -186,8 +186,8 @@ def test_the_output_is_tied_to_both_tables(base: Base, tmp_path: Path) -> None:
     model = augment(base)
     stir(model)
     model.save_pretrained(tmp_path)
-    for each in (model, DomextForMaskedLM.from_pretrained(tmp_path)):
-        head, embeddings = each.cls.predictions, each.bert.embeddings
+    for network in (model, DomextForMaskedLM.from_pretrained(tmp_path)):
+        head, embeddings = network.cls.predictions, network.bert.embeddings
         assert head.extension.weight is embeddings.extension.weight
         assert head.decoder.weight is embeddings.word_embeddings.weight
     ids = make_ids(base)
@@ -196,15 +196,15 @@ def test_the_output_is_tied_to_both_tables(base: Base, tmp_path: Path) -> None:
 
 def test_stage_two_and_trained_heads(base: Base) -> None:
     model = augment(base, replace(EXBERT, trains="all"))
-    assert all(each.requires_grad for each in model.parameters())
+    assert all(param.requires_grad for param in model.parameters())
     heads = augment(base, replace(EXBERT, train_heads=True), next_sentence=True)
-    trained = {name for name, each in heads.named_parameters() if each.requires_grad and not is_extension(name)}
+    trained = {name for name, param in heads.named_parameters() if param.requires_grad and not is_extension(name)}
     assert trained == {
         name for name, _ in heads.named_parameters() if name.startswith(HEADS) and not is_extension(name)
     }
     assert not heads.bert.embeddings.word_embeddings.weight.requires_grad
     adapter = augment(base, MethodConfig(heads=1, ffn_units=0, trains="adapter", train_heads=True))
-    trained = {name for name, each in adapter.named_parameters() if each.requires_grad and is_extension(name)}
+    trained = {name for name, param in adapter.named_parameters() if param.requires_grad and is_extension(name)}
     assert trained and all(".adapters.domain." in name for name in trained), "the head's biases of new words do not"
 
 
@@ -248,7 +248,7 @@ def test_a_pretraining_checkpoint_brings_its_next_sentence_head(tmp_path: Path) 
     torch.testing.assert_close(
         model(ids, token_type_ids=segments, **labels).loss, theirs(ids, token_type_ids=segments, **labels).loss
     )
-    assert {name for name, each in model.named_parameters() if each.requires_grad} == {
+    assert {name for name, param in model.named_parameters() if param.requires_grad} == {
         name for name, _ in model.named_parameters() if is_extension(name)
     }
 
@@ -258,5 +258,5 @@ def test_a_sentence_encoder_gets_all_heads(tmp_path: Path) -> None:
     base = load_base(str(tmp_path), next_sentence=True)
     assert base.heads == (HEADS[2],)
     model = augment(base, EXBERT, next_sentence=True)
-    trained = {name.split(".")[1] for name, each in model.named_parameters() if each.requires_grad and "cls" in name}
+    trained = {name.split(".")[1] for name, param in model.named_parameters() if param.requires_grad and "cls" in name}
     assert trained == {"predictions", "seq_relationship"}

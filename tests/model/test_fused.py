@@ -76,7 +76,7 @@ def rotate_by_definition(states: Tensor, cos_sin: Tensor) -> Tensor:
     """Turn pairs half a head apart, as complex numbers of 64 bits each."""
     half = states.shape[-1] // 2
     turned = torch.complex(states[..., :half], states[..., half : 2 * half])
-    turned = turned * torch.complex(*(each.double() for each in cos_sin.chunk(2, dim=1)))
+    turned = turned * torch.complex(*(part.double() for part in cos_sin.chunk(2, dim=1)))
     return torch.cat([turned.real, turned.imag, states[..., 2 * half :]], dim=-1)
 
 
@@ -98,16 +98,16 @@ def test_rotations_and_their_gradients(
 ) -> None:
     torch.manual_seed(0)
     # Strides of the two need not be the same.
-    pair, gradients = (tuple(each(shape).to(dtype) for each in (make, of_projections)) for _ in range(2))
+    pair, gradients = (tuple(draw(shape).to(dtype) for draw in (make, of_projections)) for _ in range(2))
     cos_sin = compute_cos_sin(torch.randint(0, 500, (num_own, shape[2])), shape[3], 10_000.0)
-    exact = [each.double().requires_grad_() for each in pair]
-    expected = [rotate_by_definition(each, cos_sin) for each in exact]
-    torch.autograd.backward(expected, [each.double() for each in gradients])
-    leaves = [each.clone().requires_grad_() for each in pair]
+    exact = [states.double().requires_grad_() for states in pair]
+    expected = [rotate_by_definition(leaf, cos_sin) for leaf in exact]
+    torch.autograd.backward(expected, [gradient.double() for gradient in gradients])
+    leaves = [states.clone().requires_grad_() for states in pair]
     rotated = fused.rotate(leaves[0], leaves[1], cos_sin)
     torch.autograd.backward(rotated, gradients)
     found = {
-        "formula": (*rotated, *(each.grad for each in leaves)),
+        "formula": (*rotated, *(leaf.grad for leaf in leaves)),
         "kernel": (
             *rotate_by_kernel(kernels, pair, cos_sin, False),
             *rotate_by_kernel(kernels, gradients, cos_sin, True),
@@ -116,12 +116,12 @@ def test_rotations_and_their_gradients(
     # The interpreter cuts bf16 off where a card rounds, so it may be a last digit apart.
     tolerance = {"atol": 1e-6, "rtol": 1e-6} if dtype is FP32 else {"atol": 1e-6, "rtol": 2**-7}
     for how, values in found.items():
-        for each, wanted in zip(values, (*expected, *(leaf.grad for leaf in exact)), strict=True):
-            assert each is not None and wanted is not None and each.dtype is dtype, how
-            torch.testing.assert_close(each.double(), wanted, **tolerance)
+        for value, wanted in zip(values, (*expected, *(leaf.grad for leaf in exact)), strict=True):
+            assert value is not None and wanted is not None and value.dtype is dtype, how
+            torch.testing.assert_close(value.double(), wanted, **tolerance)
     as_written = apply_rotary_pos_emb(*pair, cos_sin)
-    assert all(torch.equal(*each) for each in zip(rotated, as_written, strict=True))
-    assert dtype is not FP32 or all(torch.equal(*each) for each in zip(found["kernel"][:2], as_written, strict=True))
+    assert all(torch.equal(*both) for both in zip(rotated, as_written, strict=True))
+    assert dtype is not FP32 or all(torch.equal(*both) for both in zip(found["kernel"][:2], as_written, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,11 @@ def test_the_operation_is_one_of_torchs(checks: tuple[str, ...]) -> None:
     cos_sin = compute_cos_sin(torch.arange(5)[None], 8, 10_000.0)
     torch.library.opcheck(torch.ops.domext_ray.rotate.default, (*pair, cos_sin, False), test_utils=checks)
     for device in ("cpu", "meta"):
-        found = fused.rotate(*(each.bfloat16().to(device) for each in (*pair, cos_sin)))
-        assert [(each.device.type, each.dtype, each.shape) for each in found] == 2 * [(device, BF16, (2, 3, 5, 8))]
-        assert all(each.transpose(1, 2).is_contiguous() for each in found)
+        found = fused.rotate(*(tensor.bfloat16().to(device) for tensor in (*pair, cos_sin)))
+        assert [(rotated.device.type, rotated.dtype, rotated.shape) for rotated in found] == 2 * [
+            (device, BF16, (2, 3, 5, 8))
+        ]
+        assert all(rotated.transpose(1, 2).is_contiguous() for rotated in found)
 
 
 @pytest.mark.parametrize("kernels", ["0"], indirect=True)
@@ -189,7 +191,7 @@ def train(model: Any, precision: torch.dtype) -> list[Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return [losses, *(each.detach() for each in model.parameters())]
+    return [losses, *(param.detach() for param in model.parameters())]
 
 
 @pytest.mark.parametrize(("precision", "attention", "is_recomputed"), [(FP32, "sdpa", False), (BF16, "eager", True)])
@@ -206,16 +208,16 @@ def test_steps_are_those_as_written(
     own = pickle.loads(pickle.dumps(copy.deepcopy(own)))
     assert list_rotations(own) == 8 * [fused.rotate] and list_rotations(model) == 8 * [apply_rotary_pos_emb]
     if is_recomputed:
-        for each in (model, own):
-            checkpoint_activations(each)
+        for network in (model, own):
+            checkpoint_activations(network)
     (losses, *expected), (own_losses, *found) = train(model, precision), train(own, precision)
     assert losses == own_losses and losses[-1] < losses[0]
-    assert all(torch.equal(*each) for each in zip(expected, found, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
     assert KERNELS not in sys.modules
 
 
 def list_rotations(model: torch.nn.Module) -> list[Any]:
-    return [each.rotate for each in model.modules() if isinstance(each, HeadGroup)]
+    return [module.rotate for module in model.modules() if isinstance(module, HeadGroup)]
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def run(model: Any, *, bf16: bool, num_chunks: int = 1) -> tuple[float, dict[str
     objective = MaskedLoss(model, CPU, bf16=bf16, num_words=VOCAB, num_chunks=num_chunks).train()
     loss = objective(MaskedBatch(ids, mask, None, positions, labels, torch.ones(len(positions))))[LOSS]
     loss.backward()
-    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    found = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
     model.zero_grad()
     return loss.item(), found
 
@@ -54,7 +54,7 @@ ALL = [*itertools.product(("bert", "modernbert"), METHODS, (True, False))]
 
 @pytest.mark.parametrize(
     ("layout", "method", "joined"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in ALL if each not in QUICK)],
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in QUICK)],
 )
 def test_losses_and_gradients_are_those_of_layers_as_written(layout: str, method: str, joined: bool) -> None:
     """With dropout, of which both draw the same; in bf16 each number is rounded where it is as written."""
@@ -63,8 +63,8 @@ def test_losses_and_gradients_are_those_of_layers_as_written(layout: str, method
         own = copy.deepcopy(model)
         assert fused.fuse(own, CPU, is_asked=True).startswith("on")
         if joined:
-            for each in (model, own):
-                join_products(each, torch.bfloat16 if bf16 else torch.float32)
+            for network in (model, own):
+                join_products(network, torch.bfloat16 if bf16 else torch.float32)
         (loss, grads), (own_loss, own_grads) = run(model, bf16=bf16), run(own, bf16=bf16, num_chunks=2)
         assert own_loss == pytest.approx(loss, rel=tolerance)
         assert measure_difference(grads, own_grads) < 10 * tolerance
@@ -98,7 +98,7 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         read, made = (
-            {each.untyped_storage().data_ptr() for each in tree_leaves(of) if isinstance(each, Tensor)}
+            {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(of) if isinstance(leaf, Tensor)}
             for of in ((args, kwargs), outputs)
         )
         is_view = made and made <= read and not func._schema.is_mutable
@@ -139,7 +139,7 @@ def list_operations(layout: str, method: str, *, joined: bool, is_fused: bool) -
     with torch.autocast("cpu", torch.bfloat16), Operations() as forward:
         output, _ = model.bert.encoder.layer[1](states, None, None, *angles)
     outputs = [output, *([getattr(output, COPY)] if hasattr(output, COPY) else [])]
-    gradients = [torch.ones_like(each) for each in outputs]
+    gradients = [torch.ones_like(tensor) for tensor in outputs]
     with Operations() as backward:
         torch.autograd.backward(outputs, gradients)
     return forward.names, backward.names
@@ -153,6 +153,8 @@ def test_a_layer_is_few_operations(layout: str, method: str) -> None:
     for (joined, is_fused), most in zip(WAYS, COUNTS[layout, method], strict=True):
         found = list_operations(layout, method, joined=joined, is_fused=is_fused)
         assert len(found[0]) <= most[0] and len(found[1]) <= most[1], (joined, is_fused)
-        products = [each for own in found for each in own if each.startswith(("aten.mm.", "aten.addmm."))]
+        products = [
+            operation for own in found for operation in own if operation.startswith(("aten.mm.", "aten.addmm."))
+        ]
         assert len(products) == PRODUCTS[layout, method][joined], (joined, is_fused)
     assert (layout, method) != ("bert", "af") or sum(map(len, found)) <= 30

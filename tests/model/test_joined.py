@@ -27,15 +27,15 @@ def run(model: Any, dtype: torch.dtype = torch.float32, **inputs: Any) -> tuple[
         logits = model(input_ids=ids, attention_mask=mask, **inputs).logits
     loss = logits.float().log_softmax(-1).square().mean()
     loss.backward()
-    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    found = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
     model.zero_grad()
     return loss.item(), found
 
 
 def compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """As `measure_difference` of gradients of which each is fp32 and a tensor of its own."""
-    storages = [each.untyped_storage().data_ptr() for each in second.values()]
-    assert len({*storages}) == len(storages) and {each.dtype for each in second.values()} == {torch.float32}
+    storages = [tensor.untyped_storage().data_ptr() for tensor in second.values()]
+    assert len({*storages}) == len(storages) and {tensor.dtype for tensor in second.values()} == {torch.float32}
     return measure_difference(first, second)
 
 
@@ -48,7 +48,7 @@ def test_losses_and_gradients_are_those_of_the_layers_as_written(layout: str, me
         model.set_attn_implementation(attention)
         loss, grads = run(model)
         join_products(model, torch.float32)
-        assert any(isinstance(each, JoinedLayer) for each in model.modules())
+        assert any(isinstance(module, JoinedLayer) for module in model.modules())
         joined_loss, joined_grads = run(model)
         assert joined_loss == pytest.approx(loss, rel=1e-6)
         assert compare(grads, joined_grads) < 1e-5
@@ -75,7 +75,7 @@ def count_products(model: Any) -> dict[str, int]:
     ids, mask = make_rows()
     with profile() as profiler:
         model.bert.encoder.layer[0](torch.randn(*ids.shape, model.config.hidden_size, requires_grad=True), None)
-    names = [each.name for each in profiler.events()]
+    names = [event.name for event in profiler.events()]
     return {name: names.count(f"aten::{name}") for name in ("linear", "scaled_dot_product_attention")}
 
 
@@ -126,9 +126,9 @@ def test_a_model_keeps_its_parameters(pair: tuple[Any, Any]) -> None:
     """Their names, values, and what of them trains; what is joined is in no file."""
     model, joined = pair
     assert [*model.state_dict()] == [*joined.state_dict()]
-    assert all(torch.equal(each, joined.state_dict()[name]) for name, each in model.state_dict().items())
-    trains = [(name, each.requires_grad) for name, each in model.named_parameters()]
-    assert trains == [(name, each.requires_grad) for name, each in joined.named_parameters()]
+    assert all(torch.equal(tensor, joined.state_dict()[name]) for name, tensor in model.state_dict().items())
+    trains = [(name, param.requires_grad) for name, param in model.named_parameters()]
+    assert trains == [(name, param.requires_grad) for name, param in joined.named_parameters()]
 
 
 def test_what_trains_is_copied_and_what_is_frozen_is_shared(pair: tuple[Any, Any]) -> None:
@@ -145,10 +145,12 @@ def test_what_trains_is_copied_and_what_is_frozen_is_shared(pair: tuple[Any, Any
     layer = model.bert.encoder.layer[0]
     key, joined = layer.attention.self.key.weight, layer.projections.weight
     assert key.untyped_storage().data_ptr() == joined.untyped_storage().data_ptr(), "the base's rows are stored once"
-    kept = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in model.parameters()}
-    whole = kept | {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in model.buffers()}
-    own = {id(each): each.nbytes for each in (*model.parameters(), *model.buffers())}
-    more = sum(each.num_copied_bytes for each in model.modules() if isinstance(each, JoinedLinear))
+    kept = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in model.parameters()}
+    whole = kept | {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in model.buffers()
+    }
+    own = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    more = sum(module.num_copied_bytes for module in model.modules() if isinstance(module, JoinedLinear))
     joined_bytes = sum(b.nbytes for e in model.modules() if isinstance(e, JoinedLinear) for b in e.buffers())
     assert sum(whole.values()) == sum(own.values()) - joined_bytes + more
 
@@ -168,4 +170,4 @@ def test_each_gradient_comes_once(pair: tuple[Any, Any]) -> None:
             if param.requires_grad:
                 param.register_post_accumulate_grad_hook(lambda _, name=name, seen=seen: seen.append(name))
         run(model)
-        assert sorted(seen) == sorted(name for name, each in model.named_parameters() if each.requires_grad)
+        assert sorted(seen) == sorted(name for name, tensor in model.named_parameters() if tensor.requires_grad)

@@ -70,7 +70,7 @@ def check_close(found: Tensor | None, exact: Tensor | None, digit: float = 2e-6)
 
 
 def make_exact(leaves: list[Tensor]) -> list[Tensor]:
-    return [each.detach().double().requires_grad_(each.requires_grad) for each in leaves]
+    return [leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in leaves]
 
 
 # --- a sum and its LayerNorm ---
@@ -184,9 +184,9 @@ def test_a_model_computes_by_them(layout: str, method: str, way: str, monkeypatc
     fused.fuse(own, torch.device("cpu"), is_asked=True)
     join_products(own, FP32)
     ids, mask = make_rows()
-    for each in (model, own):
-        logits = each(input_ids=ids, attention_mask=mask).logits.flatten(0, 1)
-        each.cls.predictions.compute_losses(logits, ids.flatten()).sum().backward()
+    for network in (model, own):
+        logits = network(input_ids=ids, attention_mask=mask).logits.flatten(0, 1)
+        network.cls.predictions.compute_losses(logits, ids.flatten()).sum().backward()
     params = zip(model.parameters(), own.parameters(), strict=True)
     norms = [((a.grad - b.grad).norm(), a.grad.norm()) for a, b in params if a.requires_grad]
     assert sum(first for first, _ in norms) < 1e-5 * sum(second for _, second in norms)

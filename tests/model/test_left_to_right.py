@@ -38,7 +38,7 @@ def test_a_token_sees_none_that_comes_after_it() -> None:
         model = make_encoder(implementation, causal=True, **EVERYTHING)
         changed = IDS.clone()
         changed[:, 4] = (changed[:, 4] + 1) % VOCAB
-        before, after = (model(each, attention_mask=mask).last_hidden_state for each in (IDS, changed))
+        before, after = (model(ids, attention_mask=mask).last_hidden_state for ids in (IDS, changed))
         assert torch.equal(before[:, :4], after[:, :4])
         assert ((before[:, 4:] - after[:, 4:]).abs().amax(dim=(0, 2)) > 1e-3).all()
         model.config.causal = False
@@ -50,8 +50,8 @@ def test_a_token_sees_none_that_comes_after_it() -> None:
 def test_the_implementations_agree_in_both_directions() -> None:
     for causal, mask in product((True, False), (MASK, None)):
         fused, eager = (
-            make_encoder(each, causal=causal, **EVERYTHING)(IDS, attention_mask=mask).last_hidden_state
-            for each in ("sdpa", "eager")
+            make_encoder(attention, causal=causal, **EVERYTHING)(IDS, attention_mask=mask).last_hidden_state
+            for attention in ("sdpa", "eager")
         )
         kept = slice(None) if mask is None else mask.bool()
         torch.testing.assert_close(fused[kept], eager[kept], atol=1e-5, rtol=0)
@@ -142,6 +142,6 @@ def test_the_bilstm_trains_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = bilstm([states.requires_grad_()], mask)
     outputs.float().square().sum().backward()
-    assert all(each.grad is not None and each.grad.isfinite().all() for each in bilstm.parameters())
+    assert all(param.grad is not None and param.grad.isfinite().all() for param in bilstm.parameters())
     assert states.grad is not None and not states.grad[1, 8:].any() and states.grad[1, :8].any()
     torch.testing.assert_close(outputs.float(), bilstm([states], mask), atol=0.05, rtol=0.05)

@@ -49,7 +49,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
 def change(folder: Path) -> None:
     """Give a base other weights."""
     path = folder / "model.safetensors"
-    save_file({name: each + 1 for name, each in load_file(path).items()}, path, metadata={"format": "pt"})
+    save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
 
 
 def test_a_base_is_read_once_as_long_as_somebody_has_it(folder: Path, reads: list[Path]) -> None:
@@ -69,14 +69,16 @@ def test_a_base_is_read_once_as_long_as_somebody_has_it(folder: Path, reads: lis
 def test_a_base_leaves_its_files_behind_and_finds_them_again(folder: Path, reads: list[Path]) -> None:
     base = load_base(str(folder))
     packed = pickle.dumps(ModelSpec(base, METHOD, new_words=[[7], [8, 9]]))
-    assert len(packed) < 20_000 < sum(each.nbytes for each in base.tensors.values())
+    assert len(packed) < 20_000 < sum(tensor.nbytes for tensor in base.tensors.values())
     expected = ModelSpec(base, METHOD, new_words=[[7], [8, 9]]).build().state_dict()
     del base
     gc.collect()
     spec = pickle.loads(packed)
     assert (spec.base_sha256, spec.counts.trainable > 0, len(reads)) == (spec.base.sha256, True, 1)
     found = spec.build().state_dict()
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], each) for name, each in expected.items())
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], tensor) for name, tensor in expected.items()
+    )
     assert spec.build() is not None and load_base(str(folder)).tensors is spec.base.tensors
     assert (len(reads), spec.base.folder) == (2, folder)
 
@@ -107,9 +109,9 @@ def test_another_base_in_its_place_is_refused(folder: Path) -> None:
 def test_a_model_without_values_is_the_one_with_them(method: MethodConfig, tiny_base_folder: Path) -> None:
     spec = ModelSpec(load_base(str(tiny_base_folder)), method, new_words=[[7]], next_sentence=True)
     plain, empty = dict(spec.build().named_parameters()), dict(spec.build(META).named_parameters())
-    assert [*plain] == [*empty] and all(each.is_meta for each in empty.values())
-    for name, each in plain.items():
-        assert (each.shape, each.requires_grad) == (empty[name].shape, empty[name].requires_grad), name
+    assert [*plain] == [*empty] and all(tensor.is_meta for tensor in empty.values())
+    for name, param in plain.items():
+        assert (param.shape, param.requires_grad) == (empty[name].shape, empty[name].requires_grad), name
 
 
 def test_options_become_one_value(tiny_base_folder: Path) -> None:
@@ -134,10 +136,10 @@ def test_options_become_one_value(tiny_base_folder: Path) -> None:
 
 def test_what_has_no_place_is_refused(tiny_base_folder: Path) -> None:
     spec = ModelSpec(load_base(str(tiny_base_folder)), METHOD)
-    trained = {name: each for name, each in spec.build().named_parameters() if each.requires_grad}
-    model = spec.load({name: each.detach() + 1 for name, each in trained.items()}, "there")
-    assert all(torch.equal(model.get_parameter(name), each + 1) for name, each in trained.items())
-    lacking = {name: each for name, each in trained.items() if name != min(trained)}
+    trained = {name: param for name, param in spec.build().named_parameters() if param.requires_grad}
+    model = spec.load({name: param.detach() + 1 for name, param in trained.items()}, "there")
+    assert all(torch.equal(model.get_parameter(name), param + 1) for name, param in trained.items())
+    lacking = {name: param for name, param in trained.items() if name != min(trained)}
     for wrong in (lacking, {**trained, min(trained): torch.zeros(1)}):
         with pytest.raises(RunError, match=f"there does not fit .*first at {re.escape(min(trained))}"):
             spec.load(wrong, "there")

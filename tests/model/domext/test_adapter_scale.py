@@ -58,7 +58,7 @@ def test_a_scale_multiplies_all_that_an_adapter_adds(kind: dict[str, Any], layou
     model = make_model(moved=0.2, adapters={"law": kind}, **layout)
     whole, half = score(model), score(multiply(model, "law", 0.5))
     base = make_model(adapters={}, **layout)
-    base.load_state_dict({name: each for name, each in model.state_dict().items() if "adapters" not in name})
+    base.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if "adapters" not in name})
     assert not torch.allclose(whole, score(base), atol=1e-2)
     model.set_adapter_scale("law", 0.5)
     torch.testing.assert_close(score(model), half, atol=2e-5, rtol=1e-5)
@@ -96,7 +96,7 @@ def test_a_scale_is_saved_with_the_model_and_copied_with_an_adapter(tmp_path: Pa
     model.set_adapter_scale("law", 1.0)
     assert torch.equal(score(loaded), score(model)), "nothing of it is lost"
     model.attach_adapter("art", heads=1, scale=0.5)
-    assert [each.scale for each in model.config.adapters.values()] == [0.5, 1.0]
+    assert [adapter.scale for adapter in model.config.adapters.values()] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize(

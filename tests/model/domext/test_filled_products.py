@@ -35,7 +35,7 @@ def compute_loss(model: Any, *, bf16: bool = False) -> tuple[Tensor, dict[str, T
     batch = MaskedBatch(IDS, MASK, None, POSITIONS, IDS.flatten()[POSITIONS], torch.ones(len(POSITIONS)))
     loss = MaskedLoss(model.train(), CPU, bf16=bf16)(batch)[LOSS]
     loss.backward()
-    return loss.detach(), {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return loss.detach(), {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -43,8 +43,10 @@ def compute_loss(model: Any, *, bf16: bool = False) -> tuple[Tensor, dict[str, T
 def test_zeros_beside_a_product_change_no_score_and_no_gradient(kind: str, layout: str) -> None:
     model = make(kind, **LAYOUTS[layout]).double()
     filled = fill(model)
-    fillings = [each.filling for each in filled.modules() if isinstance(each, Linear) and each.filling is not None]
-    assert sum(each.missing > 0 for each in fillings) == (kind in ("new words", "exBERT", "all")) + 1 + 8 * (
+    fillings = [
+        module.filling for module in filled.modules() if isinstance(module, Linear) and module.filling is not None
+    ]
+    assert sum(filling.missing > 0 for filling in fillings) == (kind in ("new words", "exBERT", "all")) + 1 + 8 * (
         kind == "exBERT"
     )
     assert filled.state_dict().keys() == model.state_dict().keys()
@@ -59,7 +61,7 @@ def test_zeros_beside_a_product_change_no_score_and_no_gradient(kind: str, layou
     torch.testing.assert_close(loss, expected_loss, rtol=0, atol=1e-10)
     torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=1e-10)
     loss, gradients = compute_loss(filled.float(), bf16=True)
-    assert loss.isfinite() and all(each.isfinite().all() for each in gradients.values())
+    assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients.values())
     torch.testing.assert_close(loss, expected_loss.float(), rtol=0.02, atol=0)
 
 
@@ -85,5 +87,5 @@ def test_scores_and_heads_have_widths_that_a_card_is_fast_at() -> None:
 def test_a_cpu_computes_as_it_did() -> None:
     model = make("exBERT")
     prepare_for_device(model, CPU, bf16=True)
-    assert all(each.filling is None for each in model.modules() if isinstance(each, Linear))
+    assert all(module.filling is None for module in model.modules() if isinstance(module, Linear))
     assert not model.cls.predictions.is_filled

@@ -56,7 +56,7 @@ def mask() -> Tensor:
 def run_head(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
     """Logits of any head; choices are three texts of one example."""
     if isinstance(model, DomextForMultipleChoice):
-        return model(ids[None], **{name: each[None] for name, each in inputs.items()}).logits
+        return model(ids[None], **{name: tensor[None] for name, tensor in inputs.items()}).logits
     if isinstance(model, DomextForRelationClassification):
         inputs["entity_positions"] = POSITIONS
     found = model(ids, **inputs)
@@ -88,10 +88,10 @@ NUM_PARAMETERS = {
 def test_every_head_is_listed_for_exports() -> None:
     heads = {
         name
-        for name, each in vars(heads_domext).items()
-        if isinstance(each, type) and issubclass(each, PreTrainedModel) and name.startswith("DomextFor")
+        for name, member in vars(heads_domext).items()
+        if isinstance(member, type) and issubclass(member, PreTrainedModel) and name.startswith("DomextFor")
     }
-    assert heads == set(HEAD_AUTO_CLASSES) == {each.__name__ for each in SHAPES}
+    assert heads == set(HEAD_AUTO_CLASSES) == {head_class.__name__ for head_class in SHAPES}
     for head in heads:
         assert map_head(head)[HEAD_AUTO_CLASSES[head]] == f"heads_domext.{head}"
 
@@ -105,10 +105,10 @@ def test_a_trainer_keeps_what_a_tokenizer_makes() -> None:
 @pytest.mark.parametrize("head", SHAPES)
 def test_shapes_parameters_and_padding(head: Any, ids: Tensor, mask: Tensor) -> None:
     padded = ids * mask
-    wide, wide_mask = (torch.nn.functional.pad(each, (0, 4)) for each in (padded, mask))
+    wide, wide_mask = (torch.nn.functional.pad(tensor, (0, 4)) for tensor in (padded, mask))
     for values in ({}, {"position_rule": "roberta"}, MODERN, {"head_bilstm": 6}, {"causal": True, "head_bilstm": 6}):
         model = make_model(head, num_labels=5, **values)
-        own = sum(each.numel() for name, each in model.named_parameters() if not name.startswith("bert."))
+        own = sum(param.numel() for name, param in model.named_parameters() if not name.startswith("bert."))
         width = values.get("head_bilstm", 0)
         bilstm = 2 * 4 * width * (WIDTH + width + 2) + (2 * width + 1) * WIDTH if width else 0
         assert own == NUM_PARAMETERS[head] + bilstm, values
@@ -129,7 +129,7 @@ def test_every_head_trains_in_bf16(ids: Tensor, mask: Tensor) -> None:
         logits = run_head(model, ids, attention_mask=mask)
         assert logits.dtype == torch.bfloat16, head
         logits[logits > -1e30].float().square().sum().backward()
-        assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters()), head
+        assert all(param.grad is not None and param.grad.isfinite().all() for param in model.parameters()), head
 
 
 @pytest.mark.parametrize("has_pooler", [False, True])
@@ -140,7 +140,7 @@ def test_reloading_a_masked_lm_as_another_head_keeps_the_encoder(has_pooler: boo
     for head in SHAPES:
         other, info = head.from_pretrained(tmp_path, num_labels=5, output_loading_info=True)
         assert not info["unexpected_keys"], head
-        assert not [each for each in info["missing_keys"] if each.startswith("bert.")], head
+        assert not [key for key in info["missing_keys"] if key.startswith("bert.")], head
         assert torch.equal(other.eval().bert(ids).last_hidden_state, expected), head
     assert torch.equal(DomextModel.from_pretrained(tmp_path).eval()(ids).last_hidden_state, expected)
 
@@ -168,8 +168,8 @@ def copy_to_bert(bert_class: Any, model: Any, **values: Any) -> Any:
         config.pop(name, None)
     theirs = bert_class(BertConfig(**config)).eval()
     state = {
-        f"bert.{name}" if name.startswith("pooler.") else name: each
-        for name, each in model.state_dict().items()
+        f"bert.{name}" if name.startswith("pooler.") else name: tensor
+        for name, tensor in model.state_dict().items()
         if bert_class is not BertForQuestionAnswering or "pooler" not in name
     }
     theirs.load_state_dict(state)
@@ -199,7 +199,7 @@ def test_questions_and_choices_are_berts(ids: Tensor, mask: Tensor, has_pooler: 
     theirs = copy_to_bert(BertForQuestionAnswering, model, num_labels=2)
     types = (torch.arange(LENGTH) > 4).long().expand(3, -1)
     places = {"start_positions": torch.tensor([0, 3, 2]), "end_positions": torch.tensor([0, 7, LENGTH + 5])}
-    expected, found = (each(ids, mask, token_type_ids=types, **places) for each in (theirs, model))
+    expected, found = (network(ids, mask, token_type_ids=types, **places) for network in (theirs, model))
     for name in ("start_logits", "end_logits"):
         torch.testing.assert_close(found[name][mask.bool()], expected[name][mask.bool()], atol=1e-5, rtol=1e-5)
     assert_same(found, expected)
@@ -207,7 +207,7 @@ def test_questions_and_choices_are_berts(ids: Tensor, mask: Tensor, has_pooler: 
     theirs = copy_to_bert(BertForMultipleChoice, model)
     ids = torch.randint(1, VOCAB, (2, 3, LENGTH), generator=torch.Generator().manual_seed(2))
     inputs = {"attention_mask": mask.expand(2, 3, -1).contiguous(), "token_type_ids": (ids > 40).long()}
-    found, expected = (each(ids, labels=torch.tensor([2, 0]), **inputs) for each in (model, theirs))
+    found, expected = (network(ids, labels=torch.tensor([2, 0]), **inputs) for network in (model, theirs))
     assert found.logits.shape == (2, 3)
     assert_same(found, expected, "logits")
     with pytest.raises(ValueError, match="exactly one of"):

@@ -66,7 +66,7 @@ def test_a_layer_follows_the_equations(layer: Layer) -> None:
 
 def test_deltas_of_the_active_adapters_are_summed(config: DomextConfig) -> None:
     sizes = {"art": {"heads": 1, "ffn_units": 2}, "law": {"heads": 2, "ffn_units": 3}}
-    config.adapters = {name: complete_adapter(name, each, 1) for name, each in sizes.items()}
+    config.adapters = {name: complete_adapter(name, size, 1) for name, size in sizes.items()}
     attention = Layer(config).attention
     for param in attention.parameters():
         nn.init.normal_(param, std=0.3)

@@ -41,9 +41,11 @@ def test_zero_start_is_the_base_bit_for_bit_and_the_papers_is_not() -> None:
     for implementation, mask in product(("sdpa", "eager"), (None, MASK)):
         augmented = make_model(attn_implementation=implementation)
         plain = make_model(adapters={}, attn_implementation=implementation)
-        plain.load_state_dict({name: each for name, each in augmented.state_dict().items() if "adapters" not in name})
+        plain.load_state_dict(
+            {name: tensor for name, tensor in augmented.state_dict().items() if "adapters" not in name}
+        )
         assert torch.equal(augmented(IDS, mask).logits, plain(IDS, mask).logits), (implementation, mask)
-    queries = [each.flatten() for name, each in augmented.named_parameters() if name.endswith("query.weight")]
+    queries = [param.flatten() for name, param in augmented.named_parameters() if name.endswith("query.weight")]
     assert 0.15 < torch.cat(queries).std() < 0.25, "the output projections alone are zero"
     paper = make_model(adapter_init="paper")
     with_all = paper(IDS).logits
@@ -83,8 +85,8 @@ def test_hidden_states_and_weights_on_request() -> None:
     model = make_model(attn_implementation="eager")
     assert model(IDS).hidden_states is None
     found = model(IDS, output_hidden_states=True, output_attentions=True)
-    assert [each.shape for each in found.hidden_states] == [(3, LENGTH, 32)] * 3
-    assert [each.shape for each in found.attentions] == [(3, 4, LENGTH, LENGTH)] * 2
+    assert [states.shape for states in found.hidden_states] == [(3, LENGTH, 32)] * 3
+    assert [weights.shape for weights in found.attentions] == [(3, 4, LENGTH, LENGTH)] * 2
     with pytest.raises(ValueError, match="output_attentions needs"):
         make_model()(IDS, output_attentions=True)
 
@@ -93,7 +95,7 @@ def compute_gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     model.zero_grad()
     torch.manual_seed(3)
     model(IDS, labels=IDS).loss.backward()
-    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    return {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
 
 
 def test_checkpointing_keeps_the_gradients() -> None:
@@ -104,14 +106,14 @@ def test_checkpointing_keeps_the_gradients() -> None:
         if is_frozen:
             freeze_base(model)
         expected = compute_gradients(model)
-        assert set(expected) == {name for name, each in model.named_parameters() if each.requires_grad}
+        assert set(expected) == {name for name, param in model.named_parameters() if param.requires_grad}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # newer transformers call it activation checkpointing
             model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
         found = compute_gradients(model)
         assert set(found) == set(expected)
-        for name, each in expected.items():
-            torch.testing.assert_close(found[name], each)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient)
 
 
 @pytest.mark.slow
@@ -127,13 +129,13 @@ def test_compiles_into_one_graph() -> None:
         found = compiled(IDS, masked_positions=positions).logits
         torch.testing.assert_close(found, expected)
         found.square().sum().backward()
-        assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
+        assert all(param.grad is not None for param in model.parameters() if param.requires_grad)
 
 
 @pytest.mark.parametrize("model_class", [DomextModel, DomextForMaskedLM, DomextForTokenClassification])
 def test_a_model_with_new_words_keeps_them_when_it_is_resized(model_class: Any) -> None:
     model = make_model(model_class, extension_vocab_size=10)
-    before, tensors = model(IDS)[0], {name: each.clone() for name, each in model.state_dict().items()}
+    before, tensors = model(IDS)[0], {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for size, multiple in ((VOCAB + 3, None), (VOCAB - 10, None), (None, 64)):
         with pytest.raises(ValueError, match="of which the last 10 are an extension's.* would lose them"):
             model.resize_token_embeddings(size, multiple)
@@ -145,7 +147,7 @@ def test_a_model_with_new_words_keeps_them_when_it_is_resized(model_class: Any) 
     assert model.resize_token_embeddings(VOCAB) is model.get_input_embeddings(), "scripts do that whatever the size is"
     model.tie_weights()
     assert torch.equal(model(IDS)[0], before)
-    assert all(torch.equal(each, tensors[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_model_without_new_words_is_resized(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_a_packed_row_is_its_documents_alone(layout: dict[str, Any]) -> None:
         model.set_attn_implementation(attention)
         with torch.no_grad():
             packed = model(rows, attention_mask=mask, document_ids=document_ids).logits
-            alone = [model(each).logits[0] for each in documents]
+            alone = [model(document).logits[0] for document in documents]
             mixed = model(rows, attention_mask=mask).logits
         assert packed.isfinite().all()
         for row, own in enumerate((alone[:2], alone[2:])):
@@ -196,7 +198,7 @@ def test_tokens_that_nobody_asks_for_are_left_out(attention: str, monkeypatch: p
         output = model(rows, attention_mask=mask, **own)
         model.zero_grad()
         output.loss.backward()
-        return [output.logits.detach(), *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
+        return [output.logits.detach(), *(param.grad.clone() for param in model.parameters() if param.grad is not None)]
 
     for layout in ({}, {"position_rule": "roberta"}, {"causal": True}, MODERN):
         model = make_model(**layout, **EVERYTHING)
@@ -235,8 +237,11 @@ def test_sequences_end_to_end_are_masked_rows(
         model.zero_grad()
         output.loss.backward()
         encoded = model.bert(ids, output_hidden_states=given["token_indices"] is None, **given)
-        states = [each[mask.bool()].detach() for each in (encoded.last_hidden_state, *(encoded.hidden_states or ()))]
-        gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        states = [
+            layer_states[mask.bool()].detach()
+            for layer_states in (encoded.last_hidden_state, *(encoded.hidden_states or ()))
+        ]
+        gradients = [param.grad.clone() for param in model.parameters() if param.grad is not None]
         return [output.loss.detach(), output.logits.detach(), *states, *gradients]
 
     for rows in ("full", "padded", "padded, left out", "packed", "packed, left out"):
@@ -248,14 +253,14 @@ def test_sequences_end_to_end_are_masked_rows(
         document_ids = torch.tensor([[1] * 7 + [2] * 5, [1] * 12, [1] * 2 + [2] * 10]) if "packed" in rows else None
         token_indices = torch.tensor([*range(12), *range(12, 18), *range(24, 33)]) if "left out" in rows else None
         given = {"document_ids": document_ids, "token_indices": token_indices}
-        numbers = (None if each is None else each.numpy() for each in given.values())
+        numbers = (None if tensor is None else tensor.numpy() for tensor in given.values())
         sequences = to_tensors(find_sequences(mask.bool().numpy(), *numbers))
         given["attention_mask"] = None if rows == "full" else mask
         expected = compute(model, "sdpa", ids, mask, given)
         assert not calls, rows
         given |= sequences
         same = compute(model, "sdpa", ids, mask, given)
-        assert all(torch.equal(*each) for each in zip(expected, same, strict=True)) and not calls, rows
+        assert all(torch.equal(*pair) for pair in zip(expected, same, strict=True)) and not calls, rows
         found = compute(model, "varlen", ids, mask, given)
         assert {(-1, 0 if causal else -1)} <= {*calls} and (len({*calls}) == 2) == (layout is MODERN), rows
         for one, other in zip(found, expected, strict=True):
@@ -275,7 +280,7 @@ def test_masks_stay_where_sequences_cannot_be(monkeypatch: pytest.MonkeyPatch) -
         plain = model(IDS, MASK).logits
         torch.manual_seed(0)
         found.append([named, plain, model.train()(IDS, MASK, **sequences).logits])
-    assert all(torch.equal(*each) for each in zip(*found, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 def test_tokens_are_left_out_of_plain_rows_only() -> None:

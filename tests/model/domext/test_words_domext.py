@@ -62,7 +62,7 @@ def list_given(model: Any) -> tuple[dict[str, Tensor], Tensor]:
 def test_the_embeddings_of_ids_stand_for_the_ids(kind: str) -> None:
     """Bit for bit, for the encoder and every head, on every layout; padding differs in RoBERTa's positions alone."""
     cases = [(layout, DomextForMaskedLM) for layout in LAYOUTS]
-    cases += [("BERT", each) for each in CLASSES if kind.startswith("all")]
+    cases += [("BERT", head_class) for head_class in CLASSES if kind.startswith("all")]
     for layout, model_class in cases:
         model = make(kind, model_class, **LAYOUTS[layout])
         words, (given, ids) = model.get_input_embeddings(), list_given(model)
@@ -120,10 +120,10 @@ def test_gradients_and_hooks_reach_the_words(kind: str) -> None:
     assert given.grad is not None and (given.grad.abs().sum(-1) > 0).all()
     model.zero_grad()
     words.weight.sum().backward()
-    moved = {name for name, each in model.named_parameters() if each.grad is not None}
+    moved = {name for name, param in model.named_parameters() if param.grad is not None}
     tables = [model.bert.embeddings.word_embeddings, model.bert.embeddings.extension]
-    tables += [each for each in model.bert.embeddings.adapters.values()]
-    assert moved == {name for name, each in model.named_parameters() if any(each is t.weight for t in tables if t)}
+    tables += [adapter for adapter in model.bert.embeddings.adapters.values()]
+    assert moved == {name for name, param in model.named_parameters() if any(param is t.weight for t in tables if t)}
 
 
 @pytest.mark.parametrize("kind", ["all words", "all"])

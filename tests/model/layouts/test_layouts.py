@@ -102,7 +102,7 @@ def score(model: Any, padded: bool = True) -> Tensor:
 
 
 def run_steps(model: DomextForMaskedLM) -> None:
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.05)
+    optimizer = torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=0.05)
     ids, mask = make_rows()
     for _ in range(2):
         optimizer.zero_grad()
@@ -132,7 +132,9 @@ def test_extensions_start_at_the_base_which_comes_back_under_its_own_names(folde
     assert not torch.allclose(score(model), plain, atol=1e-3)
     found = detach(model, base.original_names)
     assert set(found) == set(original)
-    assert all(torch.equal(found[name], each) and found[name].dtype == each.dtype for name, each in original.items())
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in original.items()
+    )
 
 
 @each_layout
@@ -150,7 +152,7 @@ def test_what_has_no_extension_is_exported_as_transformers_own(
     torch.testing.assert_close(score(loaded.eval()), score(model), atol=1e-5, rtol=0)
     again = load_base(str(tmp_path))
     assert describe_base(again.config) == describe_base(base.config)
-    assert all(torch.equal(each, model.state_dict()[name]) for name, each in again.tensors.items())
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in again.tensors.items())
 
 
 @pytest.mark.usefixtures("own_modules")
@@ -183,9 +185,9 @@ def test_an_encoder_alone_gets_a_fresh_head(folders: dict[str, Path], kind: str,
     theirs = AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids, mask = make_rows()
     with torch.no_grad():
-        found, expected = (each(ids, attention_mask=mask).last_hidden_state for each in (model.bert, theirs))
+        found, expected = (encoder(ids, attention_mask=mask).last_hidden_state for encoder in (model.bert, theirs))
     torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=0)
-    fresh = {name for name, each in model.named_parameters() if name.startswith("cls.") and each.requires_grad}
+    fresh = {name for name, param in model.named_parameters() if name.startswith("cls.") and param.requires_grad}
     assert fresh == {name for name, _ in model.named_parameters() if name.startswith("cls.")}
 
 
@@ -197,9 +199,9 @@ def test_counts_are_those_of_the_tensors(folders: dict[str, Path], kind: str) ->
         model = augment(base, method, new_words=[[7]] * 3)
         counts = ModelSpec(base, method, new_words=[[7]] * 3).counts
         params = dict(model.named_parameters())
-        assert counts.total == sum(each.numel() for each in params.values()), values
-        assert counts.trainable == sum(each.numel() for each in params.values() if each.requires_grad), values
-        assert counts.encoder == sum(each.numel() for name, each in params.items() if name.startswith("bert."))
+        assert counts.total == sum(param.numel() for param in params.values()), values
+        assert counts.trainable == sum(param.numel() for param in params.values() if param.requires_grad), values
+        assert counts.encoder == sum(param.numel() for name, param in params.items() if name.startswith("bert."))
 
 
 def test_berts_configuration_says_nothing_of_a_layout() -> None:
