@@ -256,7 +256,7 @@ def draw_batches(
         parts.append(masker.mask(table.slice(share.start, NUM_ROWS // world_size).take(found[-1]), epoch=0))
     own = join_rows(parts, found, [0, 1], [False, True]) if row.keep else parts[0]
     batches = Masker(tokenizers[0], objective, seed=3).collate(own, MICRO_BATCH)
-    return [to_batch(each) for each in batches], counts[0], counts[1]
+    return [to_batch(batch) for batch in batches], counts[0], counts[1]
 
 
 def train(engine: Engine, row: Row, places: Places, first: int, last: int) -> list[StepFigures]:
@@ -275,13 +275,13 @@ def train(engine: Engine, row: Row, places: Places, first: int, last: int) -> li
 def measure_alone(row: Row, places: Places) -> dict[str, Any]:
     """Train straight and with a cut, then without dropout in fp32 and in bf16; the run keeps its last checkpoint."""
     built = build(row, places, dropout=0.1)
-    before = {name: each.detach().clone() for name, each in built.model.named_parameters()}
+    before = {name: param.detach().clone() for name, param in built.model.named_parameters()}
     engine = make_engine(row, places, built)
     figures = train(engine, row, places, 0, CUT)
     save(row, places, built, CUT, engine)
     figures += train(engine, row, places, CUT, STEPS)
     straight = figures[CUT:], engine.gather_state()
-    after = {name: each.detach() for name, each in built.model.named_parameters()}
+    after = {name: param.detach() for name, param in built.model.named_parameters()}
     tensors = detach(built.model, {name: name for name in built.base.original_names})
     results = {
         "straight": straight,
@@ -321,7 +321,7 @@ def measure_gradients(row: Row, places: Places, model: DomextForMaskedLM) -> dic
     model.eval().zero_grad(set_to_none=True)
     for batch in draw_batches(row, places, STEPS)[0]:
         compute_loss(model, batch).backward()
-    grads = {name_unwrapped(name): each.grad for name, each in model.named_parameters()}
+    grads = {name_unwrapped(name): param.grad for name, param in model.named_parameters()}
     return {name: None if grad is None else grad.abs().max().item() for name, grad in grads.items()}
 
 
@@ -343,15 +343,15 @@ def measure_precisions(row: Row, places: Places) -> dict[str, Any]:
     built = build(row, places)
     model = built.model
     store_base(model, torch.bfloat16)
-    frozen = {name: each.clone() for name, each in model.named_parameters() if not each.requires_grad}
+    frozen = {name: param.clone() for name, param in model.named_parameters() if not param.requires_grad}
     engine = make_engine(row, places, built, precision="bf16")
     figures = train(engine, row, places, 0, SHARD_STEPS)
     params = dict(model.named_parameters())
     return {
         "reference": reference,
         "bf16": figures,
-        "bf16_frozen": {name: str(each.dtype) for name, each in frozen.items() if each.ndim > 1},
-        "bf16_kept": all(torch.equal(params[name], each) for name, each in frozen.items()),
+        "bf16_frozen": {name: str(tensor.dtype) for name, tensor in frozen.items() if tensor.ndim > 1},
+        "bf16_kept": all(torch.equal(params[name], tensor) for name, tensor in frozen.items()),
     }
 
 
@@ -362,7 +362,7 @@ def measure_sharded(row: Row, places: Places, stage: int) -> tuple[list[StepFigu
     """The reference's steps on several workers."""
     built = build(row, places)
     engine = make_engine(row, places, built, stage)
-    assert stage < 3 or not any(each.numel() for each in built.model.parameters()), "every tensor is sharded"
+    assert stage < 3 or not any(param.numel() for param in built.model.parameters()), "every tensor is sharded"
     return train(engine, row, places, 0, SHARD_STEPS), gather_whole(engine)
 
 

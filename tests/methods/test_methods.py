@@ -62,11 +62,11 @@ def places(
     """Of the rows that are asked for on this layout."""
     root, kind = tmp_path_factory.mktemp("methods"), request.param
     own = [
-        each.callspec.params
-        for each in request.session.items
-        if isinstance(each, pytest.Function) and each.path == request.path and hasattr(each, "callspec")
+        item.callspec.params
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
     ]
-    names = {each["row"].name for each in own if each.get("places") == kind and "row" in each}
+    names = {params["row"].name for params in own if params.get("places") == kind and "row" in params}
     if kind == "bert":
         return make_places(root, tiny_base_folder, tiny_roberta_folder, names)
     base = TINY_LAYOUTS[kind].save(root / kind)
@@ -79,7 +79,7 @@ def runs(places: Places) -> dict[str, Any]:
     (places.root / "alone").mkdir()
     first, second = launch(measure_rows, (places,), 2, places.root / "alone", alone=True)
     results = first | second
-    for row in (each for each in places.rows if lacks(places, each)):
+    for row in (candidate for candidate in places.rows if lacks(places, candidate)):
         assert (
             "ConfigError: --method.trains is" in results[row.slug] or "--objective.next_sentence" in results[row.slug]
         )
@@ -162,9 +162,9 @@ def test_counts_are_those_of_the_tensors(row: Row, places: Places, runs: dict[st
     built = build(row, places)
     counts = built.spec.counts
     params = dict(built.model.named_parameters())
-    assert counts.total == sum(each.numel() for each in params.values())
-    assert counts.trainable == sum(each.numel() for each in params.values() if each.requires_grad)
-    assert counts.encoder == sum(each.numel() for name, each in params.items() if name.startswith("bert."))
+    assert counts.total == sum(param.numel() for param in params.values())
+    assert counts.trainable == sum(param.numel() for param in params.values() if param.requires_grad)
+    assert counts.encoder == sum(param.numel() for name, param in params.items() if name.startswith("bert."))
 
 
 @each_row
@@ -191,7 +191,9 @@ def test_the_base_comes_back_from_a_checkpoint(row: Row, places: Places, runs: d
     names = {name: name for name in run.spec.base.original_names}
     tensors = detach(run.model, names)
     assert (hash_tensors(tensors) == run.spec.base.sha256) == keeps_base(row)
-    assert all(torch.equal(each, run.spec.base.tensors[name]) for name, each in tensors.items() if not row.trains(name))
+    assert all(
+        torch.equal(tensor, run.spec.base.tensors[name]) for name, tensor in tensors.items() if not row.trains(name)
+    )
 
 
 @pytest.mark.usefixtures("own_modules")
@@ -234,8 +236,8 @@ def check_sharded(row: Row, stage: int, runs: dict[str, Any], sharded: dict[str,
     expected_figures, expected = take(runs, row.slug)["reference"]
     figures, found = take(sharded, f"{row.slug}/{stage}")
     assert list_losses(figures) == pytest.approx(list_losses(expected_figures), abs=1e-4)
-    assert [each.grad_norm for each in figures] == pytest.approx(
-        [each.grad_norm for each in expected_figures], rel=1e-3
+    assert [step.grad_norm for step in figures] == pytest.approx(
+        [step.grad_norm for step in expected_figures], rel=1e-3
     )
     assert measure_distance(found, expected) < 1e-4
 
@@ -244,7 +246,7 @@ def check_sharded(row: Row, stage: int, runs: dict[str, Any], sharded: dict[str,
 def test_bf16(row: Row, runs: dict[str, Any]) -> None:
     run = take(runs, row.slug)
     losses, expected = list_losses(run["bf16"]), list_losses(run["reference"][0])
-    assert all(each.finite for each in run["bf16"])
+    assert all(step.finite for step in run["bf16"])
     assert losses == pytest.approx(expected, abs=0.1) and losses != pytest.approx(expected, abs=1e-6)
     assert set(run["bf16_frozen"].values()) <= {"torch.bfloat16"} and run["bf16_kept"]
     assert bool(run["bf16_frozen"]) == any(not row.trains(name) for name in run["bf16_frozen"])
@@ -411,7 +413,7 @@ def measure_start(row: Row) -> float:
     size, method = base.config.vocab_size, row.make_method(shipped=True)
     own = ModelSpec(base, method, new_words=words).build()
     expected, found = (
-        each.eval()(ids, attention_mask=mask).logits[mask.bool()] for each in (build_base(base, CPU), own)
+        model.eval()(ids, attention_mask=mask).logits[mask.bool()] for model in (build_base(base, CPU), own)
     )
     return float((found[:, :size] - expected).abs().mean())
 
