@@ -40,13 +40,13 @@ def test_both_sides(tiny_base_folder: Path, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr[-4000:]
     made = json.loads(runs.read_text())["runs"]
     assert made[0] == rival  # it was not made again
-    assert [(each["side"], each["rate"]) for each in made] == [(RIVAL, 1e-3), (OURS, 1e-3)]
+    assert [(entry["side"], entry["rate"]) for entry in made] == [(RIVAL, 1e-3), (OURS, 1e-3)]
     for run in made:
         check_run(run)
     (record,) = (tmp_path / "records").iterdir()
     figures = json.loads(record.read_text())["figures"]
     assert figures["target"] == rival["curve"][-1]["bits_per_character"]
-    assert {each["side"]: each["start_seconds"] > 1.0 for each in figures["runs"]} == {OURS: True, RIVAL: True}
+    assert {entry["side"]: entry["start_seconds"] > 1.0 for entry in figures["runs"]} == {OURS: True, RIVAL: True}
 
     other = call(runs, tiny_base_folder, text, steps=4)
     assert other.returncode == 2 and "has runs of another options; give another file" in other.stderr
@@ -55,8 +55,8 @@ def test_both_sides(tiny_base_folder: Path, tmp_path: Path) -> None:
 def check_run(run: dict[str, Any]) -> None:
     """Every evaluation is there, later ones came later, and what the clock left out is not in it."""
     curve = run["curve"]
-    assert [each["step"] for each in curve] == [0, 2, 4, 6]
-    seconds = [each["seconds"] for each in curve]
+    assert [point["step"] for point in curve] == [0, 2, 4, 6]
+    seconds = [point["seconds"] for point in curve]
     assert seconds == sorted(seconds) and seconds[0] == run["start_seconds"] > 1.0
     assert abs(curve[-1]["bits_per_character"] - curve[0]["bits_per_character"]) > 1e-3  # something was learned
     assert run["tokens"] > 0 and 0 < run["epochs"] < 10
@@ -84,7 +84,7 @@ def test_evaluations_are_not_on_the_clock(end_to_end: Any) -> None:
 
 def test_seconds_are_read_off_between_evaluations(end_to_end: Any) -> None:
     points = [(0, 10.0, 3.0), (1, 20.0, 2.0), (2, 30.0, 2.5), (3, 40.0, 1.0)]
-    curve = [dict(zip(("step", "seconds", "bits_per_character"), each, strict=True)) for each in points]
+    curve = [dict(zip(("step", "seconds", "bits_per_character"), point, strict=True)) for point in points]
     assert end_to_end.find_seconds(curve, 2.25) == 17.5
     assert end_to_end.find_seconds(curve, 1.75) == 35.0
     assert end_to_end.find_seconds(curve, 3.5) == 10.0
@@ -104,7 +104,7 @@ def test_the_best_run_of_each_side_counts(end_to_end: Any) -> None:
     ]
     figures = end_to_end.summarize(runs, None)
     assert (figures["target"], figures["seconds"], figures["ratio"]) == (2.0, {OURS: 40.0, RIVAL: 90.0}, 90.0 / 40.0)
-    assert [each["rate"] for each in figures["runs"]] == [1e-4, 3e-4, 1e-3, 2e-3]
+    assert [entry["rate"] for entry in figures["runs"]] == [1e-4, 3e-4, 1e-3, 2e-3]
     assert [row["minutes to 2.000"] for row in end_to_end.make_rows(figures)] == ["–", "1.50", "–", "0.667"]
     figures = end_to_end.summarize(runs, 1.5)
     assert (figures["seconds"], figures["ratio"]) == ({OURS: 50.0, RIVAL: None}, None)

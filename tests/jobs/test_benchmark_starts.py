@@ -79,11 +79,11 @@ def test_a_mistake_beside_another_checkout(tmp_path: Path) -> None:
     run_verb(tmp_path / "records", ["mistake"], str(other))
     record = read_record(tmp_path / "records")
     (row,) = record["rows"]
-    results = {each["name"]: each["values"] for each in record["results"]}
+    results = {result["name"]: result["values"] for result in record["results"]}
     sides = [f"{side}, {what}" for side in ("this code", "the other") for what in ("s", "processor s")]
-    assert [*results] == [f"mistake, no base read, {each}" for each in sides]
-    assert all(len(each) == 1 for each in results.values())
-    own, own_cpu, others, others_cpu = (each[0] for each in results.values())
+    assert [*results] == [f"mistake, no base read, {side}" for side in sides]
+    assert all(len(values) == 1 for values in results.values())
+    own, own_cpu, others, others_cpu = (values[0] for values in results.values())
     assert own > 0.1 < own_cpu and others > 0.2 < others_cpu, "what a job's children use counts"
     assert record["figures"]["ratios"]["mistake, no base read, s"]["ratio"] == own / others
     assert [*row][:7] == ["", *sides, "ratio, s", "ratio, processor s"]
@@ -111,10 +111,10 @@ def test_what_fails_has_no_figure(
     said += "its last line is: all is lost"
     assert record["figures"] == {"ratios": {}, "errors": [said]}, "what goes on from it is not started"
     assert f"error: {said}\n" in capsys.readouterr().out
-    results = {each["name"]: each["values"] for each in record["results"]}
-    assert "finished, again, this code, s" in results and not any("the other" in each for each in results)
+    results = {result["name"]: result["values"] for result in record["results"]}
+    assert "finished, again, this code, s" in results and not any("the other" in name for name in results)
     stages = [f"{name}: {stage}" for name in ("first command, to a step", "resumed, to a step") for stage in STAGES]
-    assert {name: each for name, each in results.items() if ": " in name} == {
+    assert {name: values for name, values in results.items() if ": " in name} == {
         f"{name}, this code, s": [1.0] for name in stages
     }
 
@@ -126,7 +126,7 @@ def test_what_does_not_end_is_killed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"^it was killed after 0\.4 seconds\.$"):
         time_start(STARTS["dry_run"]["dry run"], checkout, checkout, 0.4)
     deadline = time.monotonic() + 60
-    while any("time.sleep(61)" in str(each.info["cmdline"]) for each in psutil.process_iter(["cmdline"])):
+    while any("time.sleep(61)" in str(process.info["cmdline"]) for process in psutil.process_iter(["cmdline"])):
         assert time.monotonic() < deadline, "what it started is left"
 
 
@@ -144,7 +144,7 @@ def test_sides_are_compared_where_every_turn_was_timed() -> None:
     record = make_record({}, timed, 2)
     ratio = {"ratio": 1.25, "ratio_least": 0.5, "ratio_most": 2.0}
     assert record.figures["ratios"] == {"both, s": ratio, "both, processor s": ratio}
-    assert [each[""] for each in record.rows] == ["both", "both: loading the model", "one of two turns"]
+    assert [row[""] for row in record.rows] == ["both", "both: loading the model", "one of two turns"]
     assert record.rows[2] == {
         "": "one of two turns",
         f"{OURS}, s": "4.00 (3.00–5.00)",
@@ -161,6 +161,6 @@ def test_every_start(tmp_path: Path) -> None:
     run_verb(tmp_path, STARTS)
     record = read_record(tmp_path)
     assert record["figures"] == {"ratios": {}, "errors": []} and record["case"] == {"base": "general-mini"}
-    names = {each["name"].removesuffix(", this code, s") for each in record["results"]}
+    names = {result["name"].removesuffix(", this code, s") for result in record["results"]}
     assert names > set(itertools.chain.from_iterable(STARTS.values()))
-    assert names > {f"first command, to a step: {each}" for each in ("start-up", "preparing the text", "first step")}
+    assert names > {f"first command, to a step: {stage}" for stage in ("start-up", "preparing the text", "first step")}

@@ -35,7 +35,7 @@ def write_step(
     from benchmarks.timing import compare
 
     case = {"layout": "bert", "layers": 12, "precision": "fp32", "length": 128, "rows": 8, "method": "af"} | case
-    results = {"domext_ray": seconds, "rival": [2 * each for each in seconds]}
+    results = {"domext_ray": seconds, "rival": [2 * value for value in seconds]}
     figures = {**compare(results["rival"], seconds), "tokens_per_second": 512.0}
     row = {"": "AF Adapter", "rows": str(case["rows"]), "process": case.get("process", "")}
     row |= {"ours, s": show_spread(seconds), "ratio": f"{figures['ratio']:.2f}"}
@@ -124,7 +124,7 @@ def test_a_marker_that_nothing_fits_is_named(tmp_path: Path) -> None:
     from benchmarks.output import DOCUMENTS, update_documents
 
     folder = make_repository(tmp_path)
-    (results,) = (folder / each for each in DOCUMENTS if Path(each).stem == "RESULTS")
+    (results,) = (folder / document for document in DOCUMENTS if Path(document).stem == "RESULTS")
     for rows in (4, 8):
         write_step(folder / ".github" / "benchmarks", rows=rows)
     for marker, says in (
@@ -162,11 +162,11 @@ def test_methods_are_held_against_their_rivals(tmp_path: Path) -> None:
     from benchmarks.output import read_records
 
     run_verb("step", *SMALL, "--methods", "full", "af", "exbert", "lora", "--output", str(tmp_path))
-    records = {each["case"]["method"]: each for each in read_records(tmp_path)}
+    records = {record["case"]["method"]: record for record in read_records(tmp_path)}
     assert records.keys() == {"full", "af", "exbert", "lora"}
-    for each in records.values():
-        assert all(len(result["values"]) == 2 for result in each["results"])
-        assert each["figures"]["loss_difference"] < 1e-3
+    for measured in records.values():
+        assert all(len(result["values"]) == 2 for result in measured["results"])
+        assert measured["figures"]["loss_difference"] < 1e-3
 
 
 @pytest.mark.jobs
@@ -174,10 +174,10 @@ def test_methods_are_shares_of_full_training(tmp_path: Path) -> None:
     from benchmarks.output import read_records
 
     run_verb("step", *SMALL, "--methods", "all", "--against", "full", "--output", str(tmp_path))
-    records = {each["case"]["method"]: each for each in read_records(tmp_path)}
+    records = {record["case"]["method"]: record for record in read_records(tmp_path)}
     assert records.keys() == {"af", "af_upper", "af_kept", "exbert", "bottleneck", "lora", "frozen"}
-    for each in records.values():
-        assert each["case"]["against"] == "full" and 0 < each["figures"]["share"] < 10
+    for measured in records.values():
+        assert measured["case"]["against"] == "full" and 0 < measured["figures"]["share"] < 10
 
 
 def test_a_wrong_option_is_named() -> None:
@@ -206,7 +206,7 @@ def test_a_step_is_timed_in_several_processes(tmp_path: Path) -> None:
     run_verb("step", *SMALL, "--layers", "1", "--repeats", "3", "--processes", "2", "--output", str(tmp_path))
     (record,) = read_records(tmp_path)
     assert record["command"].endswith("--processes 2 --output " + tmp_path.name)
-    assert all(len(each["values"]) == 2 for each in record["results"]), "the median of each process"
+    assert all(len(result["values"]) == 2 for result in record["results"]), "the median of each process"
 
 
 @pytest.mark.slow
@@ -233,7 +233,7 @@ def test_a_job_is_held_against_a_bare_loop(tiny_base_folder: Path, tmp_path: Pat
     job += ["--train.seq_length", "32", "--train.general_probe", str(FEW_SENTENCES), "--engine.precision", "fp32"]
     run_verb("overhead", "--steps", "8", "--window", "2", "--output", str(tmp_path / "out"), "--", *job)
     (record,) = read_records(tmp_path / "out")
-    assert record["kind"] == "overhead" and [len(each["values"]) for each in record["results"]] == [3, 3]
+    assert record["kind"] == "overhead" and [len(result["values"]) for result in record["results"]] == [3, 3]
 
 
 @pytest.mark.jobs
@@ -243,9 +243,9 @@ def test_fine_tuning_is_held_against_trainer(verb: str, tiny_base_folder: Path, 
 
     run_verb(*verb.split(), "--model", str(tiny_base_folder), "--output", str(tmp_path))
     (record,) = read_records(tmp_path)
-    sides = {each["name"]: each["values"] for each in record["results"]}
+    sides = {result["name"]: result["values"] for result in record["results"]}
     assert next(iter(sides)) == "domext_ray" and len(sides) > 1
-    assert all(len(each) == 2 for each in sides.values())
+    assert all(len(values) == 2 for values in sides.values())
 
 
 @pytest.mark.jobs
@@ -254,7 +254,9 @@ def test_memory_is_measured_in_processes_of_their_own(tmp_path: Path) -> None:
 
     chosen = "--methods full af --stages 0 2 --ranks 2 --repeats 1 --layers 1 --lengths 16 --tokens 32".split()
     run_verb("memory", *chosen, "--output", str(tmp_path))
-    records = {(each["case"]["method"], each["case"]["zero"]): each["figures"] for each in read_records(tmp_path)}
+    records = {
+        (record["case"]["method"], record["case"]["zero"]): record["figures"] for record in read_records(tmp_path)
+    }
     assert records.keys() == {(method, stage) for method in ("full", "af") for stage in (0, 2)}
     # Weights of 150 MiB, beside which an allocator's rest is large.
     assert max(abs(records["full", stage]["off_frac"]) for stage in (0, 2)) < 0.3

@@ -57,24 +57,26 @@ def unwrap(command: Sequence[str]) -> list[str]:
 
 def find_commands(folder: Path) -> list[list[str]]:
     """Verbs and options of all that names a bucket in blocks, in running text and in the verbs' help, each once."""
-    blocks = [each.text for each in BLOCKS if each.language == "bash" and NAMED.search(each.text)]
-    helps = [re.sub(" …", "", each) for job in JOBS.values() for each in re.findall(r"^ +(domext .*)", job.about, re.M)]
-    texts = [*blocks, *(each for each in helps if NAMED.search(each))]
-    found = [unwrap(each) for section in list_commands(texts, folder) for each in section]
-    spans = [each for path in DOCUMENTS for each in re.findall(r"`--([^`]*)`", strip_blocks(path))]
-    for name, *values in (each.split() for each in spans if NAMED.search(each)):
+    blocks = [block.text for block in BLOCKS if block.language == "bash" and NAMED.search(block.text)]
+    helps = [
+        re.sub(" …", "", command) for job in JOBS.values() for command in re.findall(r"^ +(domext .*)", job.about, re.M)
+    ]
+    texts = [*blocks, *(command for command in helps if NAMED.search(command))]
+    found = [unwrap(command) for section in list_commands(texts, folder) for command in section]
+    spans = [span for path in DOCUMENTS for span in re.findall(r"`--([^`]*)`", strip_blocks(path))]
+    for name, *values in (span.split() for span in spans if NAMED.search(span)):
         found.append([*VERBS_OF_OPTIONS.get(name, "pretrain af").split(), f"--{name}", *values])
-    found += [["export_hf", "--run", each] for each in re.findall(r"--run may be (s3://\S+)", "".join(blocks))]
-    named = [[NAMED.sub(BUCKET, word) for word in each] for each in found if NAMED.search(" ".join(each))]
+    found += [["export_hf", "--run", address] for address in re.findall(r"--run may be (s3://\S+)", "".join(blocks))]
+    named = [[NAMED.sub(BUCKET, word) for word in words] for words in found if NAMED.search(" ".join(words))]
     return [*map(list, dict.fromkeys(map(tuple, named)))]
 
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     found = find_commands(tmp_path_factory.mktemp("record"))
-    shown = {" ".join(each) for each in found}
+    shown = {" ".join(words) for words in found}
     assert {f"pretrain af --corpus {BUCKET}/texts/", f"verify {BUCKET}/runs/af/export"} <= shown, shown
-    assert len({find_verb(each) for each in found}) >= 6, "all kinds of commands are among them"
+    assert len({find_verb(words) for words in found}) >= 6, "all kinds of commands are among them"
     return found
 
 
@@ -97,12 +99,12 @@ def test_each_is_read_and_its_places_are_found(commands: list[list[str]], bucket
         given = job.read(words[len(verb.split()) :])
         presets.configure(job.config_class, job.preset, given)
         options, asked = list_options(job.config_class), 0
-        for name, each in given.settings.items():
-            if TEXTS in options[name].tags and is_address(each.value):
-                assert find_files(each.value)[0], words
+        for name, setting in given.settings.items():
+            if TEXTS in options[name].tags and is_address(setting.value):
+                assert find_files(setting.value)[0], words
                 asked += 1
-            elif is_address(each.value):
-                Place(each.value).list_names()
+            elif is_address(setting.value):
+                Place(setting.value).list_names()
                 asked += 1
         assert asked, words
 
@@ -135,7 +137,7 @@ def test_each_does_its_work(
     """In the order of a project: train, train again, and use what was trained."""
     monkeypatch.chdir(tmp_path)
     base = ("--base", str(tiny_base_folder))
-    for number, words in enumerate(each for each in commands if each[0] == "pretrain"):
+    for number, words in enumerate(command for command in commands if command[0] == "pretrain"):
         name = () if "--run.name" in words or not number else ("--run.name", f"run-{number}")
         runs = () if "--run.dir" in words else ("--run.dir", f"{BUCKET}/runs")
         corpus = () if "--corpus" in words else ("--corpus", f"{BUCKET}/texts/")
@@ -149,7 +151,7 @@ def test_each_does_its_work(
         run(("bank", "--bank", place, "--add", f"{BUCKET}/runs/af", "--name", "clinic"))
     # The workers of a Ray that runs already are in another folder: models have their whole paths.
     models = {"embed": ("--model", str(tiny_base_folder)), "predict": ("--model", f"{tmp_path}/bank:clinic")}
-    for words in (each for each in commands if each[0] != "pretrain"):
+    for words in (command for command in commands if command[0] != "pretrain"):
         capsys.readouterr()
         run([*words, *models.get(words[0], ())])
         assert capsys.readouterr().out.strip(), words

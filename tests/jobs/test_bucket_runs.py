@@ -94,9 +94,9 @@ class Job:
 
 
 def read_losses(run: Place) -> list[float]:
-    steps = [each for each in read_metrics(run / "metrics.jsonl") if "train/mlm_loss" in each]
-    assert [each["step"] for each in steps] == list(range(1, NUM_STEPS + 1))
-    return [each["train/mlm_loss"] for each in steps]
+    steps = [record for record in read_metrics(run / "metrics.jsonl") if "train/mlm_loss" in record]
+    assert [record["step"] for record in steps] == list(range(1, NUM_STEPS + 1))
+    return [record["train/mlm_loss"] for record in steps]
 
 
 def test_a_run_in_a_bucket_survives_its_driver(
@@ -117,8 +117,8 @@ def test_a_run_in_a_bucket_survives_its_driver(
     assert {"events.jsonl", "metrics.jsonl", "tokenizer", "tensorboard", "summary.json"} <= names
     assert {"report.html", "curves.png"} <= names and (run.parent / "index.html").is_file()
     assert is_finished(run, read_config(run, SettledConfig))
-    left = {each.relative_to(tmp_path / "home").parts[:1] for each in (tmp_path / "home").rglob("*") if each.is_file()}
-    assert {each for (each,) in left if not each.endswith(".log")} <= {".cache"}, left
+    left = {path.relative_to(tmp_path / "home").parts[:1] for path in (tmp_path / "home").rglob("*") if path.is_file()}
+    assert {name for (name,) in left if not name.endswith(".log")} <= {".cache"}, left
     again = Job(tiny_base_folder, corpus, runs, "killed", tmp_path / "home", server)
     again.wait()
     assert "nothing is left to do" in again.said
@@ -134,10 +134,10 @@ def test_a_corpus_in_a_bucket_is_prepared_through_deaths_and_read_by_three_worke
     first = Job(tiny_base_folder, corpus, runs, "three", tmp_path / "home", server, "", *more)
 
     def count_parts() -> int:
-        return sum("/parts/" in each for each in (run.parent / ".corpora").list_files())
+        return sum("/parts/" in name for name in (run.parent / ".corpora").list_files())
 
     first.wait_until(lambda: count_parts() >= 3)
-    first.wait_until(lambda: any(each.kill() is None for each in find_workers(first.process, "ray::_perform")))
+    first.wait_until(lambda: any(worker.kill() is None for worker in find_workers(first.process, "ray::_perform")))
     first.wait_until(lambda: "a worker died (WorkerCrashedError); its task is done again" in first.said)
     kill_job(first.process)
     names = [name for name in (run.parent / ".corpora").list_names() if not name.startswith(".hashes-")]
@@ -149,9 +149,9 @@ def test_a_corpus_in_a_bucket_is_prepared_through_deaths_and_read_by_three_worke
     undisturbed = Job(tiny_base_folder, corpus, str(tmp_path / "runs"), "plain", tmp_path / "home", server, "", *more)
     undisturbed.wait()
     on_disk = Place(tmp_path / "runs" / ".corpora" / folder.name)
-    names = [each for each in on_disk.list_files() if not each.startswith(("attempts/", ".hashes"))]
-    assert names == [each for each in folder.list_files() if not each.startswith("attempts/")] and len(names) > 200
-    assert [each for each in names if (folder / each).read_bytes() != (on_disk / each).read_bytes()] == []
+    names = [name for name in on_disk.list_files() if not name.startswith(("attempts/", ".hashes"))]
+    assert names == [name for name in folder.list_files() if not name.startswith("attempts/")] and len(names) > 200
+    assert [name for name in names if (folder / name).read_bytes() != (on_disk / name).read_bytes()] == []
     assert read_losses(run) == pytest.approx(read_losses(Place(tmp_path / "runs" / "plain")), abs=1e-6)
     assert list((tmp_path / "home").rglob("objects/*/train-*.arrow")), "it was read from this machine's copies"
 
@@ -169,7 +169,7 @@ def test_a_run_in_a_bucket_is_stopped_and_saved(
     newest = find_latest(run / "checkpoints", provisional=True)
     assert newest is not None and newest.step == saved
     is_evaluated = newest.unevaluated is None  # else its line comes behind its evaluation, which was broken off
-    assert [each["step"] for each in read_metrics(run / "metrics.jsonl")][-1] == saved - (not is_evaluated)
+    assert [record["step"] for record in read_metrics(run / "metrics.jsonl")][-1] == saved - (not is_evaluated)
 
 
 def test_storage_that_refuses(tiny_base_folder: Path, corpus: Path, tmp_path: Path, proxy: Proxy) -> None:
@@ -205,20 +205,20 @@ def test_a_job_that_was_frozen_cannot_overwrite(
     run = Place(f"{BUCKET}/{tmp_path.name}/x")
     first = Job(tiny_base_folder, corpus, str(run.parent), "x", tmp_path / "one", server)
     first.wait_until(lambda: max(list_steps(run / "checkpoints"), default=0) >= 6)
-    processes = [first.process.pid, *(each.pid for each in find_workers(first.process, ""))]
-    for each in processes:
-        os.kill(each, signal.SIGSTOP)
+    processes = [first.process.pid, *(worker.pid for worker in find_workers(first.process, ""))]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
     frozen_at = max(list_steps(run / "checkpoints"))
     assert frozen_at < NUM_STEPS
     impatient = "from domext_ray.runs import attempts; attempts.STALE_SECONDS = 3.0"
     second = Job(tiny_base_folder, corpus, str(run.parent), "x", tmp_path / "two", server, impatient)
     second.wait()
     losses, files = read_losses(run), {name: (run / name).info() for name in run.list_files()}
-    for each in reversed(processes):
-        os.kill(each, signal.SIGCONT)
+    for pid in reversed(processes):
+        os.kill(pid, signal.SIGCONT)
     first.wait(2)
     assert "another job has taken over the run in" in first.said, first.said
     assert read_losses(run) == losses
     changed = [name for name in run.list_files() if files.get(name) != (run / name).info()]
-    assert [each for each in changed if each != "events.jsonl"] == []
+    assert [name for name in changed if name != "events.jsonl"] == []
     assert json.loads((run / "summary.json").read_text())["train"]["steps"] == NUM_STEPS

@@ -42,21 +42,21 @@ def run_card(folder: Path, *words: str) -> list[dict[str, Any]]:
 
 def test_measurements_are_lines_with_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     *lines, end = run_card(tmp_path, "--only", "elementwise", "attention")
-    told = [each for each in capsys.readouterr().out.splitlines() if each.startswith("{")]  # DeepSpeed may speak, too
-    assert [json.loads(each) for each in told][1:] == [*lines, end]
-    assert [each["block"] for each in lines] == ["attention"] * 32 + ["elementwise"] * 9, "in the order of the table"
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]  # DeepSpeed may speak, too
+    assert [json.loads(line) for line in told][1:] == [*lines, end]
+    assert [line["block"] for line in lines] == ["attention"] * 32 + ["elementwise"] * 9, "in the order of the table"
     assert end["num_errors"] == 0 and end["num_left_out"] == 16
-    for each in lines:
-        if each["side"].startswith(("cuDNN", "varlen")):
-            assert each["left_out"].endswith("needs a card.")
+    for measured in lines:
+        if measured["side"].startswith(("cuDNN", "varlen")):
+            assert measured["left_out"].endswith("needs a card.")
             continue
-        (rate,) = (name for name in each if name.endswith("_per_second"))
-        assert each["seconds"] > 0 and each[rate] > 0 and each["speed_ratio"] > 0
-        assert rate == ("bytes_per_second" if each["block"] == "elementwise" else "flops_per_second")
+        (rate,) = (name for name in measured if name.endswith("_per_second"))
+        assert measured["seconds"] > 0 and measured[rate] > 0 and measured["speed_ratio"] > 0
+        assert rate == ("bytes_per_second" if measured["block"] == "elementwise" else "flops_per_second")
     flops = {
-        each["side"]: each["flops_per_second"] * each["seconds"]
-        for each in lines
-        if "seconds" in each and each.get("passes") == "both" and each["length"] == 32
+        line["side"]: line["flops_per_second"] * line["seconds"]
+        for line in lines
+        if "seconds" in line and line.get("passes") == "both" and line["length"] == 32
     }
     assert [flops["flash, 3 + 1 heads"], flops["masked, 4 heads"]] == pytest.approx([12 * 4 * 64 * 32 * 16] * 2)
 
@@ -89,9 +89,9 @@ def test_a_block_that_raises_stops_no_other(tmp_path: Path, monkeypatch: pytest.
 def test_what_finds_no_time_is_named(tmp_path: Path) -> None:
     *lines, end = run_card(tmp_path, "--seconds", "0")
     assert end["num_left_out"] == len(lines) > 40 and end["num_errors"] == 0
-    assert all(each["left_out"].endswith("the block's time was over; raise --seconds.") for each in lines)
-    assert {each["block"] for each in lines} == set(run_blocks())
-    assert any("exbert, as written" in each["left_out"] for each in lines)
+    assert all(line["left_out"].endswith("the block's time was over; raise --seconds.") for line in lines)
+    assert {line["block"] for line in lines} == set(run_blocks())
+    assert any("exbert, as written" in line["left_out"] for line in lines)
 
 
 def run_blocks() -> list[str]:
@@ -172,10 +172,10 @@ def test_a_kernel_is_of_one_kind() -> None:
 @pytest.mark.jobs
 def test_every_block_runs(tmp_path: Path) -> None:
     *lines, end = run_card(tmp_path, "--seconds", "600")
-    assert end["num_errors"] == 0 and {each["block"] for each in lines} == set(run_blocks())
-    steps = {(each["layout"], each["tokens"], each["side"]) for each in lines if each["block"] == "steps"}
+    assert end["num_errors"] == 0 and {line["block"] for line in lines} == set(run_blocks())
+    steps = {(line["layout"], line["tokens"], line["side"]) for line in lines if line["block"] == "steps"}
     assert {("bert", 64, "exbert, as written"), ("modernbert", 64, "af, as written")} <= steps
-    (profiled, *_) = (each for each in lines if each["block"] == "kernels")
+    (profiled, *_) = (line for line in lines if line["block"] == "kernels")
     assert len(profiled["kernels"]) == 40 and profiled["kernels"][0].keys() == {"name", "kind", "calls", "seconds"}
-    compiled = [each for each in lines if each["block"] == "compile" and "loss_difference" in each]
-    assert all(abs(each["loss_difference"]) < 1e-2 for each in compiled)
+    compiled = [line for line in lines if line["block"] == "compile" and "loss_difference" in line]
+    assert all(abs(line["loss_difference"]) < 1e-2 for line in compiled)

@@ -79,7 +79,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, tiny_base_folder: Path) -> 
     (folder / "yaml_space.yaml").write_text("space:\n  method.headz: {choice: [0, 1]}\nbudget: {steps: 5}\n")
     write_corpus(folder / "corpus.txt", 40)
     texts = (folder / "corpus.txt").read_text().splitlines()
-    notes = pa.table({"MRN": [i % 20 for i in range(40)], "text": [f"{i} {each}" for i, each in enumerate(texts)]})
+    notes = pa.table({"MRN": [i % 20 for i in range(40)], "text": [f"{i} {text}" for i, text in enumerate(texts)]})
     pc.write_csv(notes, folder / "notes.csv")
     (folder / "empty").mkdir()
     (folder / "ner").mkdir()
@@ -114,7 +114,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
         ray.shutdown()
     assert (code, out) == (2, ""), f"{out}\n{err}"
     assert err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err, err
-    missing = [each for each in (part.format(**places) for part in says) if each not in err]
+    missing = [text for text in (part.format(**places) for part in says) if text not in err]
     assert not missing, f"{missing} missing: {err}"
     assert list_files(tmp_path) == []
     assert list_files(Path(places["folder"]), Path(places["base"])) == before

@@ -30,9 +30,9 @@ def test_no_file_has_the_name(local_ray: None, tiny_base_folder: Path, tmp_path:
         ]
     )
     run = tmp_path / "runs" / "people"
-    files = [each for each in run.rglob("*") if each.is_file()]
-    assert {"report.html", "metrics.jsonl", "README.md", "model.safetensors"} <= {each.name for each in files}
-    holding = [each for each in files if NAME in each.read_bytes().decode("utf-8", "replace").lower()]
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert {"report.html", "metrics.jsonl", "README.md", "model.safetensors"} <= {path.name for path in files}
+    holding = [path for path in files if NAME in path.read_bytes().decode("utf-8", "replace").lower()]
     assert not holding
     extension = load_extension(run / "tokenizer")
     assert extension is not None

@@ -266,7 +266,7 @@ def test_killed_worker_and_killed_job_leave_the_same_losses(
     assert count_steps(run) < NUM_STEPS
     train_here(command)
     assert read_losses(run, NUM_STEPS) == read_losses(undisturbed, NUM_STEPS)
-    newest = max(each.name for each in (run / "checkpoints").iterdir())
+    newest = max(path.name for path in (run / "checkpoints").iterdir())
     assert newest == f"step-{NUM_STEPS:08d}-0003", "workers that start again are an attempt of their own"
 
 
@@ -284,8 +284,8 @@ def test_workers_of_which_one_is_sent_sigterm_save_the_next_step(
         find_workers(process, "TrainWorker")[number].terminate()
     assert process.wait(600) == 0
     said = [json.loads(line) for line in (run / EVENTS).read_text(encoding="utf-8").splitlines()]
-    assert sum(each.get("note", "").startswith("a worker was sent SIGTERM; ") for each in said) == 2
-    saves = [each for each in said if each.get("phase", "").startswith("saving the checkpoint")]
+    assert sum(event.get("note", "").startswith("a worker was sent SIGTERM; ") for event in said) == 2
+    saves = [event for event in said if event.get("phase", "").startswith("saving the checkpoint")]
     assert len(saves) == 2 + 2, "before the evaluations in the middle and at the end, too"
     np.testing.assert_allclose(read_losses(run, NUM_STEPS), read_losses(undisturbed, NUM_STEPS), atol=1e-4)
 

@@ -70,8 +70,8 @@ def test_the_first_stage_learns_words_and_both_objectives(first: Path, tiny_base
     extension = load_extension(first / "tokenizer")
     assert extension is not None and "thalamus" in extension.words and len(extension.words) <= 8
     records = read_records(first)
-    assert all(each["train/next_sentence_loss"] > 0 for each in records if "train/mlm_loss" in each)
-    evaluated = [each for each in records if "eval/domain_mlm_loss" in each]
+    assert all(record["train/next_sentence_loss"] > 0 for record in records if "train/mlm_loss" in record)
+    evaluated = [record for record in records if "eval/domain_mlm_loss" in record]
     assert 0 <= evaluated[-1]["eval/domain_next_sentence_accuracy"] <= 1
     assert evaluated[-1]["eval/domain_bits_per_character"] < evaluated[0]["eval/domain_bits_per_character"]
     exported, base = (
@@ -119,10 +119,10 @@ def test_the_export_loads_alone_with_its_new_words(second: Path, tmp_path: Path)
 
 
 def test_the_second_stage_goes_on_from_the_first_and_changes_the_base(first: Path, second: Path) -> None:
-    said = [each.text for each in EventReader(Place(second), from_start=True).read()]
+    said = [event.text for event in EventReader(Place(second), from_start=True).read()]
     newest = find_latest(Place(first / "checkpoints"))
     assert newest is not None and f"starting from step {newest.step}: {newest.path}" in said
-    last = [each for each in read_records(first) if "eval/domain_mlm_loss" in each][-1]
+    last = [record for record in read_records(first) if "eval/domain_mlm_loss" in record][-1]
     start = read_records(second)[0]
     assert start["step"] == 0
     for name in ("eval/domain_mlm_loss", "eval/domain_bits_per_character", "eval/general_mlm_accuracy"):
@@ -130,7 +130,7 @@ def test_the_second_stage_goes_on_from_the_first_and_changes_the_base(first: Pat
     before, after = (load_file(run / "export" / "model.safetensors") for run in (first, second))
     name = "bert.encoder.layer.0.attention.self.query.weight"
     assert not bool((before[name] == after[name]).all())
-    tokens = [each["train/tokens"] for each in read_records(second) if "train/mlm_loss" in each]
+    tokens = [record["train/tokens"] for record in read_records(second) if "train/mlm_loss" in record]
     assert tokens[-1] - tokens[-2] > 1.4 * tokens[0], "the last quarter of the steps has long rows"
 
 
@@ -145,9 +145,9 @@ def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     run_job(command)
     losses = [
         [
-            (each["train/mlm_loss"], each["train/next_sentence_loss"])
-            for each in read_records(path)
-            if "train/lr" in each
+            (record["train/mlm_loss"], record["train/next_sentence_loss"])
+            for record in read_records(path)
+            if "train/lr" in record
         ]
         for path in (second, run)
     ]
@@ -162,7 +162,7 @@ def test_a_task_bottleneck_trains_over_the_frozen_adapter(
     task = (*task, "--method.trains", "adapter", "--method.adapter", "task", "--train.max_steps", "3")
     run_job(build_command(tiny_base_folder, corpus_file, first.parent, "task", *flags, *task))
     before, after = (load_file(first.parent / name / "export" / "model.safetensors") for name in ("first", "task"))
-    changed = {name for name, each in before.items() if not bool((after[name] == each).all())}
+    changed = {name for name, tensor in before.items() if not bool((after[name] == tensor).all())}
     assert all(name.startswith(("cls.seq_relationship.", "bert.pooler.")) for name in changed), "heads of no base train"
     added = after.keys() - before.keys()
     assert added and all(".adapters.task." in name for name in added)
@@ -201,7 +201,7 @@ def test_a_word_is_appended_and_a_limit_ends_a_run(
     flags = ("--vocab.words", str(words), "--vocab.extend", str(first / "tokenizer"), "--train.max_tokens", "600")
     appended = build_second(tiny_base_folder, corpus_file, first, "appended", *flags)
     run_job(appended)
-    tokens = [each["train/tokens"] for each in read_records(first.parent / "appended") if "train/lr" in each]
+    tokens = [record["train/tokens"] for record in read_records(first.parent / "appended") if "train/lr" in record]
     assert tokens[-2] < 600 <= tokens[-1], "the limit ended the run"
     assert "nothing is left to do" in run_job(appended).stdout
     extension = load_extension(first.parent / "appended" / "tokenizer")

@@ -31,8 +31,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair_up(corpus: Path) -> Path:
     """The same sentences as rows: a body, and its beginning as its title."""
     path = corpus.with_suffix(".jsonl")
-    rows = ({"title": each[:20], "body": each} for each in corpus.read_text().splitlines())
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    rows = ({"title": line[:20], "body": line} for line in corpus.read_text().splitlines())
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -58,8 +58,8 @@ def test_a_whole_job(kind: str, local_ray: None, tiny_base_folder: Path, corpus:
     np.testing.assert_allclose(read_losses(tmp_path / "cut", NUM_STEPS, name), losses, atol=1e-4)
     shares = sorted(max((tmp_path / "cut" / "checkpoints").iterdir()).glob("tensors*.safetensors"))
     assert len(shares) == 4
-    run, export = (load_start_model(str(tmp_path / "cut" / each)) for each in ("", "export"))
-    assert all(torch.equal(run.tensors[name], each) for name, each in export.tensors.items())
+    run, export = (load_start_model(str(tmp_path / "cut" / folder)) for folder in ("", "export"))
+    assert all(torch.equal(run.tensors[name], tensor) for name, tensor in export.tensors.items())
     export.config.active_adapters = []
     base = TextEmbedding(load_start_model(str(tiny_base_folder)))
     assert np.array_equal(TextEmbedding(export)(TEXTS), base(TEXTS)), "taken off, the base's vectors bit for bit"

@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 
 def write_input(path: Path, num_rows: int) -> str:
     rows = ({"text": f"the {WORDS[i % len(WORDS)]} and the [MASK] {'of it ' * (i % 7)}."} for i in range(num_rows))
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows) + "{no JSON\n")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{no JSON\n")
     return str(path)
 
 
 def read_output(folder: Path) -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in [*(folder / "predictions").iterdir(), folder / "malformed.jsonl"]}
+    return {path.name: path.read_bytes() for path in [*(folder / "predictions").iterdir(), folder / "malformed.jsonl"]}
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -85,7 +85,7 @@ def test_an_input_that_changes_while_it_is_read_is_named(tiny_base_folder: Path,
     with pytest.raises(CorpusError, match=rf"--input .* changed while it was read \({path} has changed\); start again"):
         run_prediction(config)
     changing.join()
-    assert [each.name for each in find_done(output)] == ["000000.json"]
+    assert [done.name for done in find_done(output)] == ["000000.json"]
     REPLACED["rsync -t"](path, content)
     assert len(find_done(Path(run_prediction(config)))) == len(plan.input.blocks) == 41
 

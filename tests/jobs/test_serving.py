@@ -133,10 +133,10 @@ def ask_many(server: Server, bank: AdapterBank, seconds: float) -> Counter[int]:
 
     deadline = time.monotonic() + seconds
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not wrong
     return statuses
 
@@ -150,10 +150,14 @@ def test_every_answer_is_its_adapters_own(server: Server, bank: AdapterBank) -> 
 
 
 def test_nothing_listens_beyond_this_machine(server: Server) -> None:
-    family = [server.process.pid, *(each.pid for each in psutil.Process(server.process.pid).children(recursive=True))]
-    listening = [each for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.pid in family]
-    assert server.port in {each.laddr.port for each in listening}
-    assert {each.laddr.ip for each in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    family = [server.process.pid, *(child.pid for child in psutil.Process(server.process.pid).children(recursive=True))]
+    listening = [
+        connection
+        for connection in psutil.net_connections("inet")
+        if connection.status == "LISTEN" and connection.pid in family
+    ]
+    assert server.port in {connection.laddr.port for connection in listening}
+    assert {connection.laddr.ip for connection in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 def test_adapters_come_and_go_in_all_replicas(server: Server, bank: AdapterBank) -> None:
@@ -162,21 +166,21 @@ def test_adapters_come_and_go_in_all_replicas(server: Server, bank: AdapterBank)
         assert server.call("POST", "/v1/fill-mask", asked).status_code == 404
         add_drawn(bank, "fills3", "masked_lm", seed)
         answers = [server.call("POST", "/v1/fill-mask", asked) for _ in range(8)]
-        assert {each.status_code for each in answers} == {200}
-        assert len({each.text for each in answers}) == 1
+        assert {answer.status_code for answer in answers} == {200}
+        assert len({answer.text for answer in answers}) == 1
         bank.remove("fills3")
         time.sleep(LOOK_SECONDS + 0.1)
 
 
 def test_a_replica_that_is_killed_comes_back_and_answers_nothing_wrong(server: Server, bank: AdapterBank) -> None:
-    before = {each.pid for each in find_workers(server.process, "ServeReplica:domext:Encoder")}
+    before = {worker.pid for worker in find_workers(server.process, "ServeReplica:domext:Encoder")}
     assert len(before) == 2
     victim = min(before)
     threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
     statuses = ask_many(server, bank, 6.0)
     assert statuses[200] and statuses.keys() <= {200, 503}, statuses
     deadline = time.monotonic() + SECONDS
-    while len({each.pid for each in find_workers(server.process, "ServeReplica:domext:Encoder")} - {victim}) < 2:
+    while len({worker.pid for worker in find_workers(server.process, "ServeReplica:domext:Encoder")} - {victim}) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.2)
     server.wait()
@@ -207,7 +211,7 @@ def test_a_person_uses_the_page(server: Server, tmp_path: Path) -> None:
         browser.press("Enter", modifiers=2)
         browser.wait("document.getElementById('status').textContent.includes('answers in')")
         cards = browser.run("[...document.querySelectorAll('.answer')].map(each => each.innerText)")
-        assert [each.split("\n")[0] for each in cards] == [
+        assert [card.split("\n")[0] for card in cards] == [
             "fills1",
             "sorts1",
             "sorts2",
@@ -235,12 +239,12 @@ def test_the_end_waits_for_open_requests(server: Server) -> None:
         answers.append(server.call("POST", "/v1/classify", values).status_code)
 
     threads = [threading.Thread(target=ask) for _ in range(6)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     time.sleep(0.5)
     said = server.end()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert said.endswith("stopped by SIGTERM; all requests were answered.\n")
     assert "Traceback" not in said and TOKEN not in said and TEXTS[0] not in said
     assert set(answers) <= {200, 503} and 200 in answers
@@ -251,7 +255,7 @@ def test_a_fine_tuned_model_is_served_as_predict_uses_it(tiny_base_folder: Path,
     task, fitted = fit(start, "multilabel", FULL)
     export_stages(start, task, fitted, Place(tmp_path / "notes" / "export"))
     model = load_exported(tmp_path / "notes" / "export", CPU)
-    expected = model.predict(make_raw("multilabel", [{"text": each} for each in TEXTS])).records
+    expected = model.predict(make_raw("multilabel", [{"text": text} for text in TEXTS])).records
     server = Server(tmp_path / "notes" / "export", "--replicas", "2", option="--model")
     try:
         server.wait()
@@ -309,10 +313,10 @@ def test_a_serve_that_runs_already_stays_as_it_is(
         serve.delete("other")
         with serving.start_serving(config) as said:
             assert said.startswith(f"serving at http://127.0.0.1:{port}/ (token: {tmp_path}/serve-token-")
-            kept = [each.read_text() for each in tmp_path.iterdir()]
+            kept = [path.read_text() for path in tmp_path.iterdir()]
             assert f"has an application 'domext' at http://127.0.0.1:{port}/ already" in refuse(config)
             assert requests.get(f"http://127.0.0.1:{port}/healthz", timeout=SECONDS).status_code == 200
-            assert [each.read_text() for each in tmp_path.iterdir()] == kept
+            assert [path.read_text() for path in tmp_path.iterdir()] == kept
         monkeypatch.setattr(serving, "run_on_each_node", lambda *_, own: [("node-2", False)])
         assert f"{bank.folder} is not visible on node node-2; give --bank a folder" in refuse(config)
     finally:

@@ -28,7 +28,7 @@ def stop(command: Sequence[str], begun: Path, pattern: str, number: Signals = SI
     process = start_job([sys.executable, str(JOBS / command[0]), *command[1:]], stderr=subprocess.PIPE)
     deadline = time.monotonic() + 600
     try:
-        while not any(each.stat().st_size for each in begun.glob(pattern)):
+        while not any(path.stat().st_size for path in begun.glob(pattern)):
             assert process.poll() is None, process.stderr and process.stderr.read().decode()
             assert time.monotonic() < deadline
             time.sleep(0.02)

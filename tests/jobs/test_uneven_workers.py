@@ -56,10 +56,10 @@ def alone(local_ray: None, tiny_base_folder: Path, texts: Path, tmp_path_factory
 
 def check_equal(run: Path, expected: Path, loss: str = "mlm_loss") -> None:
     """Every step read the same rows, and has the same loss."""
-    losses = [read_losses(each, NUM_STEPS, loss) for each in (run, expected)]
+    losses = [read_losses(folder, NUM_STEPS, loss) for folder in (run, expected)]
     np.testing.assert_allclose(*losses, atol=1e-4)
-    lines = [(each / "metrics.jsonl").read_text().splitlines() for each in (run, expected)]
-    tokens = [[json.loads(line).get("train/tokens") for line in each] for each in lines]
+    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (run, expected)]
+    tokens = [[json.loads(line).get("train/tokens") for line in own] for own in lines]
     assert tokens[0] == tokens[1], "the rows of every step"
 
 
