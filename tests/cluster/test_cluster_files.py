@@ -110,12 +110,12 @@ def list_commands(name: str) -> list[list[str]]:
                 commands.append(command)
                 command = []
             command.append(token)
-    return [each for each in commands if each and each[0] in ("python", "ray")]
+    return [words for words in commands if words and words[0] in ("python", "ray")]
 
 
 def list_jobs(name: str) -> list[list[str]]:
     """List those of a file's commands that are jobs."""
-    return [each for each in list_commands(name) if each[0] == "python" and "/drain_node.py" not in each[1]]
+    return [command for command in list_commands(name) if command[0] == "python" and "/drain_node.py" not in command[1]]
 
 
 def run_linter(name: str, *arguments: str) -> None:
@@ -133,8 +133,8 @@ def test_the_image_is_built_from_what_is_there() -> None:
     run_linter("hadolint", str(CLUSTER / "Dockerfile"))
     text = read_text("Dockerfile")
     kept = [line[1:] for line in read_text("Dockerfile.dockerignore").splitlines() if line.startswith("!")]
-    copied = [each for line in re.findall(r"^COPY (.*)$", text, re.M) for each in line.split()[:-1]]
-    assert sorted(copied) == sorted(kept) and all((REPOSITORY / each).exists() for each in copied)
+    copied = [name for line in re.findall(r"^COPY (.*)$", text, re.M) for name in line.split()[:-1]]
+    assert sorted(copied) == sorted(kept) and all((REPOSITORY / name).exists() for name in copied)
     project = read_project_file()["project"]
     needed = {
         project["readme"],
@@ -171,15 +171,15 @@ def test_ray_up_takes_the_file() -> None:
 
 def test_workers_of_ray_up_are_spot_machines_that_reach_the_bucket_and_heed_notices() -> None:
     aws, google = (read_yaml(name) for name in RAY_UP)
-    head, worker = (each["node_config"] for each in aws["available_node_types"].values())
+    head, worker = (kind["node_config"] for kind in aws["available_node_types"].values())
     assert worker["InstanceMarketOptions"] == {"MarketType": "spot"} and "InstanceMarketOptions" not in head
     assert head["IamInstanceProfile"] == worker["IamInstanceProfile"] == {"Name": "INSTANCE_PROFILE"}
-    head, worker = (each["node_config"] for each in google["available_node_types"].values())
+    head, worker = (kind["node_config"] for kind in google["available_node_types"].values())
     assert worker["scheduling"]["provisioningModel"] == "SPOT" and "scheduling" not in head
-    assert [each["email"] for each in worker["serviceAccounts"]] == ["SERVICE_ACCOUNT"]
+    assert [account["email"] for account in worker["serviceAccounts"]] == ["SERVICE_ACCOUNT"]
     for config, notice in ((aws, 120), (google, 30)):
         assert config["available_node_types"]["gpu"]["min_workers"] == config["max_workers"], "nobody asks for more"
-        assert not any("drain_node" in each for each in config["head_start_ray_commands"]), "the driver is on the head"
+        assert not any("drain_node" in line for line in config["head_start_ray_commands"]), "the driver is on the head"
         command = config["worker_start_ray_commands"][-1]
         found = re.fullmatch(
             r"setsid nohup python /opt/domext_ray/cluster/drain_node.py (.*) >/tmp/\S+ 2>&1 &", command
@@ -223,18 +223,18 @@ def check_node(pod: dict[str, Any], group: dict[str, Any]) -> None:
     options = [text for name, value in group["rayStartParams"].items() for text in (f"--{name}", value)]
     read_ray_command(["start", *options])
     (container,) = pod["spec"]["containers"]
-    places = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
-    shm = {each["name"]: each for each in pod["spec"]["volumes"]}[places["/dev/shm"]]["emptyDir"]
+    places = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    shm = {volume["name"]: volume for volume in pod["spec"]["volumes"]}[places["/dev/shm"]]["emptyDir"]
     memory = container["resources"]["limits"]["memory"]
-    size, whole = (int(each[:-2]) * MEBIBYTES[each[-2:]] for each in (shm["sizeLimit"], memory))
+    size, whole = (int(amount[:-2]) * MEBIBYTES[amount[-2:]] for amount in (shm["sizeLimit"], memory))
     assert shm["medium"] == "Memory" and 0.3 * whole <= size < whole, "Ray's object store takes 30 % of the memory"
 
 
 def test_spot_machines_are_a_group_of_their_own() -> None:
     for name in {*RAY_CLUSTERS} - {EIGHT_GPUS}:
-        steady, spot = (list_pods(name)[each]["spec"] for each in ("gpu", "spot"))
+        steady, spot = (list_pods(name)[group]["spec"] for group in ("gpu", "spot"))
         (key,) = spot.pop("nodeSelector")
-        assert [each["key"] for each in spot.pop("tolerations")] == ["nvidia.com/gpu", key]
+        assert [toleration["key"] for toleration in spot.pop("tolerations")] == ["nvidia.com/gpu", key]
         assert steady.pop("tolerations") and spot == steady
 
 
@@ -277,8 +277,10 @@ def test_all_kuberay_files_describe_the_same_cluster() -> None:
     assert (eight["head"], eight["gpu"]) == (first["head"], first["gpu"])
     for name, pods in found.items():
         assert pods.pop("submitter", submitter) == submitter and pods == first
-        groups = [{**each, "template": None} for each in read_cluster_spec(name)["workerGroupSpecs"]]
-        assert groups == [{**each, "template": None} for each in read_cluster_spec(RAY_CLUSTERS[0])["workerGroupSpecs"]]
+        groups = [{**group, "template": None} for group in read_cluster_spec(name)["workerGroupSpecs"]]
+        assert groups == [
+            {**group, "template": None} for group in read_cluster_spec(RAY_CLUSTERS[0])["workerGroupSpecs"]
+        ]
 
 
 def test_ray_serve_takes_the_application() -> None:
@@ -308,7 +310,7 @@ def test_ray_takes_the_runtime_environment() -> None:
 
 def test_commands_of_ray_are_rays() -> None:
     for name in SHOWN:
-        commands = [each for each in list_commands(name) if each[0] == "ray"]
+        commands = [words for words in list_commands(name) if words[0] == "ray"]
         for command in commands:
             read_ray_command([*command[1:], "python"] if command[-1] == "--" else command[1:])
         assert commands or name in (*RAY_JOBS, "slurm.sbatch")
@@ -317,7 +319,7 @@ def test_commands_of_ray_are_rays() -> None:
 def test_the_batch_script_starts_raylets_with_rays_options() -> None:
     (script,) = re.findall(r"srun .*bash -c '(.*?)'", read_text("slurm.sbatch"), re.S)
     options = re.findall(r"(--[a-z-]+)", script)
-    known = {each for param in cli.commands["start"].params for each in param.opts}
+    known = {option for param in cli.commands["start"].params for option in param.opts}
     assert set(options) <= known and {"--head", "--port", "--address", "--block"} <= set(options)
 
 
@@ -331,7 +333,7 @@ def test_commands_of_jobs_are_read_by_their_jobs(name: str, tmp_path: Path) -> N
         path = Path(script.removeprefix("/opt/domext_ray/"))
         assert (REPOSITORY / path).is_file(), "the image has the repository's jobs"
         job = JOBS[path.stem]
-        flags = [re.sub("^(s3|gs)://BUCKET", str(tmp_path), each) for each in options]
+        flags = [re.sub("^(s3|gs)://BUCKET", str(tmp_path), option) for option in options]
         config = configure(job, read_flags(job.config_class, flags))
         assert Path(config.run.dir).is_absolute() or (name, config.run.dir) == ("slurm.sbatch", "$PWD/runs")
         if isinstance(config, SweepConfig):
@@ -352,10 +354,10 @@ def check_resources(name: str, use_gpu: Any, options: list[str]) -> None:
         ]
     elif name in RAY_UP:
         types = read_yaml(name)["available_node_types"].values()
-        nodes = [(each.get("min_workers", 0), each["resources"].get("GPU", 0)) for each in types]
+        nodes = [(kind.get("min_workers", 0), kind["resources"].get("GPU", 0)) for kind in types]
     elif name == "slurm.sbatch":
         text = read_text(name)
-        number, gpus = (re.findall(rf"#SBATCH --{each}=(\d+)", text)[0] for each in ("nodes", "gpus-per-node"))
+        number, gpus = (re.findall(rf"#SBATCH --{option}=(\d+)", text)[0] for option in ("nodes", "gpus-per-node"))
         nodes = [(int(number), int(gpus))]
     else:
         return
@@ -369,7 +371,7 @@ def test_what_lasts_is_in_the_bucket_or_on_the_shared_disk() -> None:
     for name in {*FILES} - {"constraints.txt", "slurm.sbatch"}:
         places = re.findall(r"(?:--run\.dir |HF_HOME(?:=|: |, value: ))([^\s,}]+)", read_text(name))
         kept = {SWEEP_JOB: SHARED, "ray-gcp.yaml": "gs://BUCKET"}.get(name, BUCKET)
-        assert all(each.startswith(f"{kept}/") for each in places), name
+        assert all(place.startswith(f"{kept}/") for place in places), name
         assert places or name in (*PLAIN, RAY_SERVICE), name
 
 
@@ -379,10 +381,10 @@ def test_versions_agree() -> None:
     assert f"Ray {pins['ray']} " in read_text("runtime_env.yaml")
     project = read_project_file()["project"]
     required = [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    for each in map(Requirement, required):
-        if each.marker is not None and not each.marker.evaluate():
+    for requirement in map(Requirement, required):
+        if requirement.marker is not None and not requirement.marker.evaluate():
             continue  # of an older Python
-        assert pins[each.name.lower().replace("_", "-")] in each.specifier
+        assert pins[requirement.name.lower().replace("_", "-")] in requirement.specifier
 
 
 def test_every_cluster_asks_for_a_token() -> None:
@@ -410,8 +412,8 @@ def test_every_cluster_gives_a_job_that_is_stopped_time_to_save() -> None:
     for name in ("Dockerfile", "slurm.sbatch", "runtime_env.yaml", *RAY_UP, *RAY_CLUSTERS):
         assert re.search(rf'{variable}(=|: "|, value: ")300\b', read_text(name)), name
     own, existing = (
-        read_text("README.md").partition(f"\n## {each}\n")[2].partition("\n## ")[0]
-        for each in ("Machines of your own", "I have a cluster already")
+        read_text("README.md").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        for heading in ("Machines of your own", "I have a cluster already")
     )
     assert own.index(f"export {RAY_GIVEN}=300") < own.index("\nray start") and f'"{RAY_GIVEN}": "300"' in existing
 
@@ -419,7 +421,7 @@ def test_every_cluster_gives_a_job_that_is_stopped_time_to_save() -> None:
 def test_the_batch_script_waits_for_a_save_as_long_as_it_says() -> None:
     """And less long than Slurm's notice before the time limit."""
     script = read_text("slurm.sbatch")
-    notice, given = (int(re.findall(each, script)[0]) for each in (r"--signal=B:USR1@(\d+)", rf"{GIVEN}=(\d+)"))
+    notice, given = (int(re.findall(pattern, script)[0]) for pattern in (r"--signal=B:USR1@(\d+)", rf"{GIVEN}=(\d+)"))
     assert given < notice and f"i < {GIVEN}; i++" in script
 
 
@@ -430,5 +432,5 @@ def test_files_hold_no_secret_and_list_what_is_filled_in() -> None:
         assert not re.search(r"\b(?=\w*\d)[0-9a-f]{32,}\b|AKIA|BEGIN [A-Z ]*PRIVATE KEY|0\.0\.0\.0", text), name
         head = text[: next(match.start() for match in re.finditer(r"^[^#\n]", text, re.M))]
         body = re.sub(r"#(?!SBATCH).*", "", text)
-        for each in set(re.findall(rf"(?<![\w$-])(?:{placeholders})\b", body)):
-            assert re.search(rf"\b{each}\b", head), f"{name}: {each} is explained at the top"
+        for placeholder in set(re.findall(rf"(?<![\w$-])(?:{placeholders})\b", body)):
+            assert re.search(rf"\b{placeholder}\b", head), f"{name}: {placeholder} is explained at the top"

@@ -65,9 +65,13 @@ def test_a_submitted_sweep_spreads_over_the_cluster(cluster: Cluster, sweep_file
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     folder = sweep_file.parent / "runs" / "tiny"
     trials = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["trials"]
-    assert len(trials) == 4 and all(each["status"] == "complete" for each in trials)
+    assert len(trials) == 4 and all(trial["status"] == "complete" for trial in trials)
     assert (folder / "best.yaml").exists() and (folder / "sweep.html").exists()
-    actors = [each for each in cluster.list("actors") if each["class_name"].endswith("ResourceTrainable")]  # Ray Tune's
-    assert len({each["node_id"] for each in actors}) == NUM_WORKERS, "trials ran on every worker"
+    actors = [
+        actor
+        for actor in cluster.list("actors")
+        if actor["class_name"].endswith("ResourceTrainable")  # Ray Tune's
+    ]
+    assert len({actor["node_id"] for actor in actors}) == NUM_WORKERS, "trials ran on every worker"
     again = cluster.submit(*command)
     assert again.returncode == 0 and "nothing is left to do" in again.stdout

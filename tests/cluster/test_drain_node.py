@@ -105,8 +105,8 @@ def cluster() -> Iterator[Cluster]:
 
 def list_alive(cluster: Cluster) -> dict[float, str]:
     """The ids of the nodes that are alive, by their CPUs; the head has none."""
-    alive = [each for each in cluster.list("nodes") if each["state"] == "ALIVE"]
-    return {each["resources_total"].get("CPU", 0): each["node_id"] for each in alive}
+    alive = [node for node in cluster.list("nodes") if node["state"] == "ALIVE"]
+    return {node["resources_total"].get("CPU", 0): node["node_id"] for node in alive}
 
 
 def list_draining(cluster: Cluster) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_node_that_cannot_be_drained_is_told_in_a_sentence(cluster: Cluster) -
     for says, (options, environment) in told.items():
         done = replace(cluster, environment=cluster.environment | environment).call(sys.executable, SCRIPT, *options)
         assert done.returncode == 1 and says in done.stderr
-        errors = [each for each in done.stderr.splitlines() if not re.match(r"\[.* W ", each)]  # Ray warns, too
+        errors = [line for line in done.stderr.splitlines() if not re.match(r"\[.* W ", line)]  # Ray warns, too
         assert len(errors) == 1 and errors[0].startswith("error: "), done.stderr
     assert list_alive(cluster) == nodes and list_draining(cluster) == []
 

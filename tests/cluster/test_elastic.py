@@ -99,9 +99,9 @@ def alone(corpus: str, tiny_base_folder: Path) -> Place:
 
 def check_equal(run: Place, alone: Place) -> None:
     """Every step was made once, of the same rows, and has the same loss."""
-    found = [read_metrics(each / "metrics.jsonl") for each in (run, alone)]
+    found = [read_metrics(place / "metrics.jsonl") for place in (run, alone)]
     tokens, losses = (
-        [[each.get(name) for each in own] for own in found] for name in ("train/tokens", "train/mlm_loss")
+        [[record.get(name) for record in own] for own in found] for name in ("train/tokens", "train/mlm_loss")
     )
     assert tokens[0] == tokens[1] and len(tokens[0]) == NUM_STEPS + 1
     assert losses[0][1:] == pytest.approx(losses[1][1:], abs=1e-4)
@@ -126,8 +126,8 @@ def test_nodes_come_and_go(cluster: Cluster, tiny_base_folder: Path, corpus: str
         return find_last_step(run / "metrics.jsonl")
 
     def has_said(part: str) -> bool:
-        sentences.extend(each.text for each in said.read())
-        return any(part in each for each in sentences)
+        sentences.extend(event.text for event in said.read())
+        return any(part in sentence for sentence in sentences)
 
     # Prometheus reads of a node how the run is.
     job.wait_until(lambda: len(find_gauges(ports)) == 5)
@@ -176,12 +176,12 @@ def test_a_node_that_does_not_answer_is_left_behind(
     )
     job.wait_until(lambda: find_last_step(run / "metrics.jsonl") >= 40)
     frozen = cluster.list_processes(nodes[0])
-    for each in frozen:
-        each.suspend()
+    for process in frozen:
+        process.suspend()
     job.wait_until(lambda: "1 of 1-2 workers train." in job.log.read_text())
-    for each in frozen:
+    for process in frozen:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.resume()
+            process.resume()
     said = job.wait()
     assert "failure 1 of at most 3" in said and "failure 2" not in said
     check_equal(run, alone)

@@ -126,6 +126,6 @@ def test_what_was_promised_is_there(
     again.wait_until(lambda: again.get_status() in ("SUCCEEDED", "FAILED", "STOPPED"))
     assert again.get_status() == "SUCCEEDED", again.read_log()[-6000:]
     records = read_metrics(Place(run / "metrics.jsonl"))
-    assert [each["step"] for each in records] == [*range(NUM_STEPS + 1)]
-    assert [each["step"] for each in records if "eval/domain_mlm_loss" in each] == [0, EVALUATE_EVERY, NUM_STEPS]
+    assert [record["step"] for record in records] == [*range(NUM_STEPS + 1)]
+    assert [record["step"] for record in records if "eval/domain_mlm_loss" in record] == [0, EVALUATE_EVERY, NUM_STEPS]
     assert find_latest(Place(run / "checkpoints")).step == NUM_STEPS and (run / "export" / "config.json").is_file()

@@ -17,7 +17,7 @@ import yaml
 from cluster_files import CLUSTER, EIGHT_GPUS, RAY_CLUSTERS, list_pods, read_policies, read_text
 
 HOME = "/home/domext"
-PODS = [(name, each) for name in RAY_CLUSTERS for each in list_pods(name)]
+PODS = [(name, which) for name in RAY_CLUSTERS for which in list_pods(name)]
 USER = int(re.findall(r"^USER (\d+)$", read_text("Dockerfile"), re.M)[-1])
 RESTRICTED_POD = {
     "runAsNonRoot": True,
@@ -64,7 +64,7 @@ JUSTIFIED = {
 def find_faults(pod: dict[str, Any]) -> list[str]:
     """List what in a pod is against the rules."""
     spec = pod["spec"]
-    faults = [each for each in ("hostNetwork", "hostPID", "hostIPC") if spec.get(each)]
+    faults = [field for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field)]
     if spec.get("automountServiceAccountToken") is not False:
         faults.append("a token of Kubernetes")
     if spec.get("securityContext") != RESTRICTED_POD:
@@ -79,7 +79,7 @@ def find_faults(pod: dict[str, Any]) -> list[str]:
             faults.append(f"securityContext of {container['name']}: {container.get('securityContext')}")
         if not {"cpu", "memory"} <= container.get("resources", {}).get("limits", {}).keys():
             faults.append(f"{container['name']} without limits")
-        if not {HOME, "/tmp"} <= {each["mountPath"] for each in container.get("volumeMounts", [])}:
+        if not {HOME, "/tmp"} <= {mount["mountPath"] for mount in container.get("volumeMounts", [])}:
             faults.append(f"{container['name']} cannot write to its home and /tmp")
     return faults
 
@@ -88,7 +88,7 @@ def plant(pod: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
     """Return a copy of a pod with another value in a place."""
     found: Any
     found = changed = copy.deepcopy(pod)
-    *steps, last = [int(each) if each.isdigit() else each for each in place.split(".")]
+    *steps, last = [int(part) if part.isdigit() else part for part in place.split(".")]
     for step in steps:
         found = found[step]
     found[last] = value
@@ -115,22 +115,24 @@ def test_the_image_does_not_run_as_root() -> None:
 def test_the_policies_hold_for_every_pod() -> None:
     """The network admits these pods, the operator, names and HTTPS; each kind of node has its budget."""
     network, *budgets = policies = read_policies()
-    for each in policies:
-        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+    for policy in policies:
+        kubernetes_validate.validate(policy, kubernetes_validate.latest_version(), strict=True)
     ours = network["spec"]["podSelector"]["matchLabels"]
     assert network["spec"]["policyTypes"] == ["Ingress", "Egress"]
     own, operator = network["spec"]["ingress"]
     assert own == {"from": [{"podSelector": {"matchLabels": ours}}]}
-    assert [each["port"] for each in operator["ports"]] == [8265, 8000] and len(operator["from"]) == 1
+    assert [port["port"] for port in operator["ports"]] == [8265, 8000] and len(operator["from"]) == 1
     assert operator["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
     inside, *outside = network["spec"]["egress"]
     assert inside == {"to": [{"podSelector": {"matchLabels": ours}}]}
-    assert [port["port"] for each in outside for port in each["ports"]] == [53, 53, 443]
+    assert [port["port"] for rule in outside for port in rule["ports"]] == [53, 53, 443]
     for name, which in PODS:
         assert ours.items() <= list_pods(name)[which]["metadata"]["labels"].items()
-    kinds = [each["spec"]["selector"]["matchLabels"] for each in budgets]
-    assert kinds == [{**ours, "ray.io/node-type": each} for each in ("head", "worker")]
-    assert all(each["spec"]["minAvailable"] == 1 for each in budgets), "maxUnavailable needs a kind that can be scaled"
+    kinds = [budget["spec"]["selector"]["matchLabels"] for budget in budgets]
+    assert kinds == [{**ours, "ray.io/node-type": group} for group in ("head", "worker")]
+    assert all(budget["spec"]["minAvailable"] == 1 for budget in budgets), (
+        "maxUnavailable needs a kind that can be scaled"
+    )
 
 
 @pytest.mark.slow
@@ -149,8 +151,8 @@ def test_checkov_finds_nothing_that_is_not_justified(tmp_path: Path) -> None:
     shutil.copy(CLUSTER / "Dockerfile", tmp_path)
     command = [checkov, "--directory", str(tmp_path), "--framework", "kubernetes", "dockerfile", "--skip-download"]
     done = subprocess.run([*command, "--output", "json"], capture_output=True, text=True, timeout=240)
-    results = [each["results"] for each in json.loads(done.stdout)]
-    assert sum(len(each["passed_checks"]) for each in results) > 100
-    failed = [(each["check_id"], each["resource"]) for result in results for each in result["failed_checks"]]
+    results = [report["results"] for report in json.loads(done.stdout)]
+    assert sum(len(result["passed_checks"]) for result in results) > 100
+    failed = [(check["check_id"], check["resource"]) for result in results for check in result["failed_checks"]]
     assert ("CKV_K8S_16", "Pod.domext.planted") in failed, "privileged"
     assert {check for check, resource in failed if "planted" not in resource} == JUSTIFIED.keys()

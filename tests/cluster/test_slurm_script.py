@@ -51,7 +51,9 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         (programs / name).chmod(0o755)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "activate").write_text(f'PATH="{Path(sys.executable).parent}:$PATH"\n')
-    job = next(each for each in iter(lambda: random.randrange(10**6, 10**7), None) if is_free(20000 + each % 10000))
+    job = next(
+        number for number in iter(lambda: random.randrange(10**6, 10**7), None) if is_free(20000 + number % 10000)
+    )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_"))}
     slurm = {"JOB_ID": job, "JOB_NUM_NODES": 2, "CPUS_PER_TASK": 1, "SUBMIT_DIR": tmp_path}
     yield {
@@ -79,15 +81,15 @@ def start(environment: dict[str, str], *command: str) -> subprocess.Popen[str]:
 
 def find_raylets(environment: dict[str, str]) -> list[psutil.Process]:
     place = f"/tmp/ray-{environment['SLURM_JOB_ID']}"
-    return [each for each in psutil.process_iter(["cmdline"]) if place in " ".join(each.info["cmdline"] or ())]
+    return [process for process in psutil.process_iter(["cmdline"]) if place in " ".join(process.info["cmdline"] or ())]
 
 
 def end(process: subprocess.Popen[str], environment: dict[str, str]) -> None:
     """Leave nothing behind of a test that failed."""
     process.kill()
     process.wait()
-    for each in find_raylets(environment):
-        each.kill()
+    for raylet in find_raylets(environment):
+        raylet.kill()
 
 
 def test_the_command_is_needed() -> None:
@@ -106,7 +108,7 @@ def test_a_job_has_all_nodes_and_is_requeued_at_its_time_limit(environment: dict
         while "2 nodes, 2.0 CPUs" not in (folder / "output").read_text():
             assert process.poll() is None and time.monotonic() < deadline, (folder / "output").read_text()
             time.sleep(0.5)
-        modes = [stat.S_IMODE(each.stat().st_mode) for each in (private, private / "auth_token")]
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (private, private / "auth_token")]
         assert modes == [0o700, 0o600], "nobody else reads the token"
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=WAIT_SECONDS) != 0

@@ -37,7 +37,7 @@ def command(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
         "train.seq_length": 32,
         "train.eval_rows": 20,
     }
-    flags = [each for name, value in options.items() for each in (f"--{name}", str(value))]
+    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "jobs/pretrain_af.py", "--replay.corpus", "none", "--method.ffn_units", "8", *flags]
 
 

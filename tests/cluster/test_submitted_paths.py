@@ -70,5 +70,5 @@ def test_a_submitted_job_finds_what_an_earlier_one_wrote(
         assert done.returncode == 0 and re.search(says, done.stdout), said
     assert json.loads((runs / "clinic" / "summary.json").read_text())["train"]["steps"] == 4
     assert [*(runs / "vectors" / "predictions").glob("*.parquet")] and (runs / "bank" / "adapters" / "notes").is_dir()
-    left = {each.name for each in runs.iterdir()}
+    left = {path.name for path in runs.iterdir()}
     assert left == {"clinic", "vectors", "bank", ".corpora", "index.html"}
