@@ -29,12 +29,12 @@ def test_it_says_what_a_job_finds_here(tmp_path: Path) -> None:
     assert ended.code == 0 and [*found] == ["versions", "devices", "choices", "room", "hub", "cluster", "storage"]
     assert found["versions"]["torch"] == version("torch") and found["devices"]["cpus"] > 0
     assert {*found["room"]} == {"memory", "disk of runs", f"disk of {tempfile.gettempdir()}"}
-    assert all(re.fullmatch(r"[\d,]+\.\d GB free", each) for each in found["room"].values())
+    assert all(re.fullmatch(r"[\d,]+\.\d GB free", room) for room in found["room"].values())
     assert found["hub"]["state"].startswith(f"HF_HUB_OFFLINE keeps jobs off it; {ONLY_HERE}")
     assert found["choices"].keys() >= {"attention", "precision"}
     assert found["storage"] == {"place": str(tmp_path), "state": "can be written"} and list(tmp_path.iterdir()) == []
     lines = call_job("env", "--run.dir", str(tmp_path)).out.splitlines()
-    assert [each.partition(":")[0] for each in lines] == list(found)
+    assert [line.partition(":")[0] for line in lines] == list(found)
 
 
 def test_of_a_card_it_says_whether_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def read(*args: str, job: str = "pretrain af") -> Any:
 def set_option(job: str, option: str, value: str) -> Any:
     """What `read` does, for thousands of values: the preset is read once."""
     config_class = JOBS[job].config_class
-    flags = [read_flags(config_class, each).settings for each in (NEEDED.get(job, ()), [f"--{option}={value}"])]
+    flags = [read_flags(config_class, words).settings for words in (NEEDED.get(job, ()), [f"--{option}={value}"])]
     return build(config_class, [PRESETS[job], *flags])
 
 
@@ -77,10 +77,10 @@ def refuse(*args: str, job: str = "pretrain af") -> str:
 def test_every_option_has_help_and_the_first_screen_has_a_dozen() -> None:
     for name, job in JOBS.items():
         options = list_options(job.config_class)
-        assert [each for each, option in options.items() if not option.help or "see above" in option.help] == []
+        assert [key for key, option in options.items() if not option.help or "see above" in option.help] == []
         assert set(job.main) <= set(job.list_main()) <= options.keys(), name
-        for pattern in (each.removeprefix("-") for each in job.reads):
-            assert any(each == pattern or (pattern[-1] in "._" and each.startswith(pattern)) for each in options), name
+        for pattern in (entry.removeprefix("-") for entry in job.reads):
+            assert any(key == pattern or (pattern[-1] in "._" and key.startswith(pattern)) for key in options), name
         first, full = format_help(job, is_full=False), format_help(job, is_full=True)
         assert first.startswith(job.about) and job.about.count(f"    domext {name}") >= 1
         assert job.sentence.endswith(".") and len(first.splitlines()) <= 45, name
@@ -94,7 +94,7 @@ def test_a_jobs_function_takes_its_configuration() -> None:
         function = resolve_name(f"domext_ray.{job.run}") if isinstance(job.run, str) else job.run
         (first, *others) = inspect.signature(function).parameters.values()
         assert first.annotation == job.config_class.__name__, name
-        assert all(each.default is not each.empty for each in others), name
+        assert all(param.default is not param.empty for param in others), name
 
 
 def test_help_shows_the_values_of_a_run_without_flags() -> None:
@@ -122,7 +122,7 @@ def test_a_training_is_told_which_preset_it_stands_on() -> None:
     def ask(verb: str, *args: str) -> dict[str, str]:
         return JOBS[verb].tell(read_flags(JOBS[verb].config_class, args))
 
-    assert [ask(f"pretrain {each}")["preset"] for each in ("af", "bert", "lora")] == ["af_words", "bert", "lora"]
+    assert [ask(f"pretrain {method}")["preset"] for method in ("af", "bert", "lora")] == ["af_words", "bert", "lora"]
     assert ask("pretrain af", "--replay.corpus", "none") == {"preset": "af"}
     assert ask("pretrain af", "--replay.corpus", "none", "--preset", "af_routed") == {"preset": "af_routed"}
     assert ask("finetune") == ask("prepare_corpus") == {}
@@ -225,7 +225,7 @@ def test_flags_are_read_as_they_are_written() -> None:
     assert read("--seed", str(2**62 + 1)).seed == 2**62 + 1
     assert read("--optim.lr", "1e-5").optim.lr == 1e-5 and read("--optim.lr", "1").optim.lr == 1.0
     assert read("--dry_run").dry_run and read("--dry_run", "--seed", "3").seed == 3
-    assert [read("--objective.whole_word", each).objective.whole_word for each in ("no", "True", "off")] == [0, 1, 0]
+    assert [read("--objective.whole_word", word).objective.whole_word for word in ("no", "True", "off")] == [0, 1, 0]
     for name in ("007", "1e5", "null", "yes", "a: b", "include x"):
         assert read("--run.name", name).run.name == name
     assert read("--method", "{heads: 3, ffn_units: 8}").method.heads == 3
@@ -444,7 +444,7 @@ def test_ordinary_mistakes_are_told_before_anything_heavy_is_imported(tmp_path: 
     assert done.returncode == 0 and done.stdout == "", done.stderr
     for (args, says), line in zip(EARLY, done.stderr.splitlines(), strict=True):
         assert line.startswith("error: ") and says in line, (args, line)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["bank", "notes-base", "rows.jsonl", "runs", "set"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bank", "notes-base", "rows.jsonl", "runs", "set"]
 
 
 def test_flags_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:

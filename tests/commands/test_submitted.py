@@ -56,19 +56,23 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
 
 def list_texts() -> dict[str, Option]:
     """Every option of every job that may have a path: what is a text, a list of texts, or a mapping."""
-    options = [each for job in JOBS.values() for each in list_options(job.config_class).items()]
-    return {f"{each.owner.__name__}.{name}": each for name, each in options if {str, dict} & {each.kind, each.item}}
+    options = [pair for job in JOBS.values() for pair in list_options(job.config_class).items()]
+    return {
+        f"{option.owner.__name__}.{name}": option
+        for name, option in options
+        if {str, dict} & {option.kind, option.item}
+    }
 
 
 def test_every_option_says_whether_it_is_a_path() -> None:
-    plain = {each.name for each in list_texts().values() if not each.tags & ROLES}
+    plain = {option.name for option in list_texts().values() if not option.tags & ROLES}
     assert plain == {*NO_PATHS}, "a new option is one of declare's Read, Written, Texts, …, or has no path"
-    assert not [name for name, each in list_texts().items() if each.tags & ROLES and each.name in NO_PATHS]
+    assert not [name for name, option in list_texts().items() if option.tags & ROLES and option.name in NO_PATHS]
 
 
 def give(option: Option, path: str) -> Any:
     """Return a value of an option that has a path in it, beside something else where its kind takes that."""
-    role = next((each for each in GIVEN if each in option.tags), "")
+    role = next((tag for tag in GIVEN if tag in option.tags), "")
     text = GIVEN.get(role, "{}").format(path)
     if role == OPTIONS:
         return {"deep": [{"vocab.words": path}], "corpus": path, "vocab": {"extend": path, "size": 3}}
@@ -79,7 +83,7 @@ def settle(option: Option, value: Any) -> Any:
     return submitted._map_paths(option, value, PretrainConfig, submitted._settle)
 
 
-@pytest.mark.parametrize("name", [name for name, each in list_texts().items() if each.tags & ROLES])
+@pytest.mark.parametrize("name", [name for name, option in list_texts().items() if option.tags & ROLES])
 def test_every_path_is_settled(name: str, folders: tuple[Path, Path]) -> None:
     here, home = folders
     option = list_texts()[name]
@@ -136,7 +140,7 @@ def test_a_labelled_set_in_the_home_folder(way: str, monkeypatch: pytest.MonkeyP
     (tmp_path / "mine.yaml").write_text("task: ner\nfiles: {train: ~/mine.tsv}\n")
     (tmp_path / "config.yaml").write_text("task: ~/mine.yaml\ndata: ~/sets/ner\n")
     job, options = JOBS["finetune"], {"task": "~/mine.yaml", "data": "~/sets/ner"}
-    flags = ["--config=~/config.yaml"] if way == "yaml" else [f"--{name}={each}" for name, each in options.items()]
+    flags = ["--config=~/config.yaml"] if way == "yaml" else [f"--{name}={value}" for name, value in options.items()]
     given = Given(read_values(job.config_class, options)) if way == "python" else job.read(flags)
     config = configure(job, given)
     assert config.data == str(data)
@@ -151,7 +155,7 @@ def test_the_corpus_is_kept_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_run_whose_words_were_in_the_home_folder_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    old, new = ({"vocab": {"words": each}} for each in ("~/words", f"{tmp_path}/words"))
+    old, new = ({"vocab": {"words": words}} for words in ("~/words", f"{tmp_path}/words"))
     assert describe_difference(old, new) == []
     assert describe_difference(new, old) and describe_difference(old, {"vocab": {"words": "/words"}})
 
@@ -196,12 +200,12 @@ def test_a_job_is_read_with_its_paths(command: str, folders: tuple[Path, Path]) 
     (here / "shipped").mkdir()
     write_corpus(home / "more" / "b.txt", 9)
     (home / "af" / "config.yaml").write_text("vocab: {size: 0, words: runs/af}\ninit_from: af\n")
-    verb = max((each for each in JOBS if f"{command} ".startswith(f"{each} ")), key=len)
+    verb = max((key for key in JOBS if f"{command} ".startswith(f"{key} ")), key=len)
     job = JOBS[verb]
     config = configure(job, job.read(command.removeprefix(verb).split()))
     for name, expected in WHOLE[command].items():
         value = attrgetter(name)(config)
-        places = tuple(each.format(home=home) for each in expected) if isinstance(expected, tuple) else None
+        places = tuple(place.format(home=home) for place in expected) if isinstance(expected, tuple) else None
         assert value == (places or str(expected).format(home=home)), name
 
 
@@ -219,7 +223,7 @@ REFUSED = {
 @pytest.mark.parametrize("command", REFUSED)
 def test_a_refusal_says_where_it_was_looked_for(command: str, folders: tuple[Path, Path]) -> None:
     (folders[0] / "shipped").mkdir()
-    verb = max((each for each in JOBS if f"{command} ".startswith(f"{each} ")), key=len)
+    verb = max((key for key in JOBS if f"{command} ".startswith(f"{key} ")), key=len)
     job, (kind, says) = JOBS[verb], REFUSED[command]
     with pytest.raises(kind, match=says.format(home=folders[1])):
         job.start(job.read(command.removeprefix(verb).split()))
@@ -241,4 +245,4 @@ def test_in_python_too(folders: tuple[Path, Path], tiny_base_folder: Path) -> No
     assert domext_ray.Run("runs/clinic").directory == domext_ray.Run("clinic").directory == run.directory
     with pytest.raises(CorpusError, match=rf"'nope' was looked for .* as {folders[1]}/nope"):
         domext_ray.pretrain("af", base=tiny_base_folder, corpus="nope", **options)
-    assert not [*folders[0].glob("**/domext_runs")] and [each.name for each in folders[0].iterdir()] == ["notes"]
+    assert not [*folders[0].glob("**/domext_runs")] and [path.name for path in folders[0].iterdir()] == ["notes"]

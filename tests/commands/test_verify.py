@@ -81,7 +81,7 @@ def cut(path: Path) -> None:
 
 
 def read_all(place: Path) -> dict[str, bytes]:
-    return {str(each): each.read_bytes() for each in place.rglob("*") if each.is_file()}
+    return {str(path): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,9 @@ def test_damage_is_named_and_nothing_is_changed(
     ended = verify(place)
     assert (ended.code, ended.err) == (0, "") and read_all(place) == before
     assert ended.out.startswith(f"{kind}: {place}\n") and "damaged" not in ended.out
-    for path, damage in itertools.product([sorted(place.glob(each))[0] for each in files], (flip, cut, Path.unlink)):
+    for path, damage in itertools.product(
+        [sorted(place.glob(pattern))[0] for pattern in files], (flip, cut, Path.unlink)
+    ):
         whole = path.read_bytes()
         damage(path)
         ended = verify(place)
@@ -130,7 +132,7 @@ def test_every_damage_has_a_sentence(run: Path, tmp_path: Path) -> None:
     ended = verify(place)
     assert ended.code == 2 and ended.err == f"error: {place} is damaged: 8 of its files or parts, named above.\n"
     sentences = ended.out.splitlines()[-8:]
-    assert all(str(place) in each and each.endswith(".") for each in sentences)
+    assert all(str(place) in sentence and sentence.endswith(".") for sentence in sentences)
 
 
 def test_a_bucket_is_read_like_a_disk(run: Path, objects: str, tmp_path: Path) -> None:
