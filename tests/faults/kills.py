@@ -86,10 +86,10 @@ def list_command(base: Path, corpus: Path, run: Place, workers: int) -> list[str
 def find_left(folder: Path) -> list[psutil.Process]:
     """Find what a job has started: Ray's processes are nobody's children once it is dead."""
     left = []
-    for each in psutil.process_iter():
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if each.environ().get("FAULTS_DIR") == str(folder):
-                left.append(each)
+            if process.environ().get("FAULTS_DIR") == str(folder):
+                left.append(process)
     return left
 
 
@@ -124,9 +124,9 @@ def train(
             job = subprocess.Popen(command, env=env, stdout=file, stderr=file, start_new_session=True, cwd=home)
         (folder / "driver").write_text(str(job.pid))
         time.sleep(draw.choice([0.0, draw.uniform(0.0, 12.0)]) if left else 0.0)
-        for each in left:
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
         try:
             code = job.wait(max(1.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -134,9 +134,9 @@ def train(
         left = find_left(folder)
         said = log.read_text()
         if code not in ((-9, 2, 3) if mistakes else (-9,)) or "Traceback" in said:
-            for each in left:
+            for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
+                    process.kill()
             assert code == 0 and "Traceback" not in said, f"{folder}: {code}\n{said[-6000:]}"
             return number
         is_sentence = said.splitlines()[-1].startswith("error: ") if code > 0 else True
@@ -148,20 +148,20 @@ def describe_run(run: Place) -> dict[str, Any]:
     """All that must not depend on what happened to a run."""
     (newest, found), *_ = check_all(run / "checkpoints")
     assert not isinstance(found, str), found
-    steps = [each for each in read_metrics(run / "metrics.jsonl") if "train/mlm_loss" in each]
-    assert [each["step"] for each in steps] == list(range(1, NUM_STEPS + 1)), "each step once"
+    steps = [record for record in read_metrics(run / "metrics.jsonl") if "train/mlm_loss" in record]
+    assert [record["step"] for record in steps] == list(range(1, NUM_STEPS + 1)), "each step once"
     names = ("train/mlm_loss", "train/tokens", "train/grad_norm", "eval/domain_mlm_loss", "eval/general_mlm_accuracy")
     corpora = run.parent / ".corpora"
     summary = read_summary(run / "summary.json")
-    figures = {name: each for name, each in summary.items() if name not in ("job_seconds", "train")}
-    counts = {name: each for name, each in summary["train"].items() if isinstance(each, int)}
-    prepared = [each for each in corpora.list_files() if "/attempts/" not in f"/{each}" and ".hashes" not in each]
+    figures = {name: value for name, value in summary.items() if name not in ("job_seconds", "train")}
+    counts = {name: value for name, value in summary["train"].items() if isinstance(value, int)}
+    prepared = [name for name in corpora.list_files() if "/attempts/" not in f"/{name}" and ".hashes" not in name]
     return {
-        "checkpoint": (newest.name.split("-")[1], {name: each["sha256"] for name, each in found.files.items()}),
-        "steps": [[each.get(name) for name in names] for each in steps],
+        "checkpoint": (newest.name.split("-")[1], {name: file["sha256"] for name, file in found.files.items()}),
+        "steps": [[record.get(name) for name in names] for record in steps],
         "summary": (figures, counts),
         "export": (run / "export" / "model.safetensors").read_bytes(),
-        "corpus": {each: (corpora / each).read_bytes() for each in prepared},
+        "corpus": {name: (corpora / name).read_bytes() for name in prepared},
     }
 
 
@@ -189,18 +189,18 @@ def main() -> None:
             for what, value in expected[workers].items():
                 assert found[what] == value, f"round {number}: {what} differs from the undisturbed run"
             fired = [json.loads(line) for line in (own / "fired").read_text().splitlines()]
-            kills.update(each["kind"] for each in fired)
-            kills["driver"] += sum(each["action"] == "kill_driver" for each in fired)
+            kills.update(fault["kind"] for fault in fired)
+            kills["driver"] += sum(fault["action"] == "kill_driver" for fault in fired)
             given += times
             print(
                 f"round {number}: {len(fired)} kills, {times} jobs, {workers} workers, equal; so far {dict(kills)}, "
                 f"{time.monotonic() - started:.0f} s",
                 flush=True,
             )
-            is_enough = all(kills[each] >= asked.least for each in ("preparation", "save", "upload", "evaluation"))
-            if is_enough and sum(kills[each] for each in POINTS) >= asked.kills:
+            is_enough = all(kills[kind] >= asked.least for kind in ("preparation", "save", "upload", "evaluation"))
+            if is_enough and sum(kills[kind] for kind in POINTS) >= asked.kills:
                 break
-    total = sum(kills[each] for each in POINTS)
+    total = sum(kills[kind] for kind in POINTS)
     print(f"{total} kills in {number} runs, {given} jobs: every run equal to the undisturbed one")
 
 

@@ -63,7 +63,7 @@ def _wrap(function, faults):
     @functools.wraps(function)
     def call(*args, **kwargs):
         number = _count(faults[0]["point"])
-        due = [each for each in faults if each["call"] == number]
+        due = [planned for planned in faults if planned["call"] == number]
         if not due:
             return function(*args, **kwargs)
         fault, has_fired = due[0], threading.Event()
@@ -91,9 +91,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self.points: dict[str, dict[str, list]] = {}
-        for each in _FAULTS:
-            module, _, name = each["point"].partition(":")
-            self.points.setdefault(module, {}).setdefault(name, []).append(each)
+        for fault in _FAULTS:
+            module, _, name = fault["point"].partition(":")
+            self.points.setdefault(module, {}).setdefault(name, []).append(fault)
 
     def find_spec(self, name, path=None, target=None):
         if name not in self.points:
