@@ -69,7 +69,7 @@ class Ended(NamedTuple):
 def translate(command: str | Sequence[str]) -> list[str]:
     """Return the words of a command with this checkout's options."""
     verb, *words = shlex.split(command) if isinstance(command, str) else command
-    return [RENAMED_VERBS.get(verb, verb), *(RENAMED.get(each, each) for each in words)]
+    return [RENAMED_VERBS.get(verb, verb), *(RENAMED.get(word, word) for word in words)]
 
 
 def call(command: str | Sequence[str]) -> Ended:
@@ -98,12 +98,12 @@ def read_rows(cache_dir: Path) -> dict[str, Any]:
 
     Rows of a corpus for pairs are what pairs are drawn from; see `read_batches`.
     """
-    (folder,) = (each.parent for each in cache_dir.glob("*/manifest.json"))
+    (folder,) = (path.parent for path in cache_dir.glob("*/manifest.json"))
     manifest = read_manifest(Place(folder))
     found: dict[str, Any] = {"dropped": manifest.dropped, "documents": manifest.num_documents}
     for split in SPLITS:
-        rows = [(i, row) for i, each in enumerate(manifest.records(split)) for row in range(each.num_rows)]
-        shards, numbers = (np.array(each) for each in zip(*rows, strict=True))
+        rows = [(i, row) for i, record in enumerate(manifest.records(split)) for row in range(record.num_rows)]
+        shards, numbers = (np.array(column) for column in zip(*rows, strict=True))
         table = take_rows(manifest.shards(split), shards, numbers)
         found[split] = [[name, table.column(name).to_pylist()] for name in sorted(table.column_names)]
     return found
@@ -130,9 +130,9 @@ def read_batches(command: str, world_size: int, number: int) -> list[list[dict[s
         ends.callback(setattr, stream, "ROWS_PER_TASK", stream.ROWS_PER_TASK)
         stream.ROWS_PER_TASK = 8 * number  # a task that reads no more than is asked for
         streams = [maker.make(0, rank=rank, world_size=world_size) for rank in range(world_size)]
-        for each in streams:
-            ends.callback(each.close)  # type: ignore[attr-defined]
-        steps = ([batch for each in streams for batch in next(each)[0]] for _ in range(number))
+        for made in streams:
+            ends.callback(made.close)  # type: ignore[attr-defined]
+        steps = ([batch for share in streams for batch in next(share)[0]] for _ in range(number))
         return [[row for batch in batches for row in _list_rows(batch)] for batches in steps]
 
 
@@ -153,7 +153,7 @@ def _list_rows(batch: Any) -> Iterator[dict[str, Any]]:
     )
     for i in range(size):
         inputs = batch.input_ids[i, : int(shown[i].sum())].tolist()
-        row = {"ids": [predicts[i].get(j, each) for j, each in enumerate(inputs)], "inputs": inputs}
+        row = {"ids": [predicts[i].get(j, token) for j, token in enumerate(inputs)], "inputs": inputs}
         row["predicts"] = sorted(predicts[i].items())
         if batch.token_type_ids is not None:
             row |= {"second": int(batch.token_type_ids[i].sum()), "follows": int(batch.next_sentence_labels[i])}
@@ -205,7 +205,7 @@ def predict(command: str) -> Path:
 def list_measures(results: dict[str, Any]) -> dict[str, Any]:
     """Return what results.json of a comparison of models says of each, without places, hashes and times."""
     models = {
-        name: {key: each for key, each in own.items() if key != "sha256"} for name, own in results["models"].items()
+        name: {key: value for key, value in own.items() if key != "sha256"} for name, own in results["models"].items()
     }
     return {"models": models}
 
@@ -225,13 +225,13 @@ def encode_set(command: str) -> dict[str, list[Any]]:
     config = read_config(command)
     loaded = load_labelled(config)
     splits = {name: [_lengthen(i, e) for i, e in enumerate(getattr(loaded.data, name))] for name in ("train", "dev")}
-    loaded = replace(loaded, data=replace(loaded.data, **{name: tuple(each) for name, each in splits.items()}))
+    loaded = replace(loaded, data=replace(loaded.data, **{name: tuple(examples) for name, examples in splits.items()}))
     task = make_set_task(config, _load_start_model(config.model), loaded)
     found: dict[str, list[Any]] = {}
     for name, stage in task.stages.items():
         for split in splits:
             rows = stage.encode(getattr(stage.data, split), is_training=split == "train")
-            found[f"{name}.{split}"] = [_describe_row(each) for each in rows]
+            found[f"{name}.{split}"] = [_describe_row(row) for row in rows]
         found.setdefault("notes", []).extend(stage.notes)
     return found
 
@@ -246,7 +246,7 @@ def _lengthen(i: int, example: Any) -> Any:
 
 def _describe_row(row: Any) -> list[Any]:
     types = None if row.token_type_ids is None else row.token_type_ids.tolist()
-    return [row.example, row.input_ids.tolist(), types, {name: each.tolist() for name, each in row.targets.items()}]
+    return [row.example, row.input_ids.tolist(), types, {name: target.tolist() for name, target in row.targets.items()}]
 
 
 def simplify(prediction: dict[str, Any]) -> Any:
@@ -254,14 +254,16 @@ def simplify(prediction: dict[str, Any]) -> Any:
     own = prediction
     if "candidates" in own and "entities" in own:
         names = ("start", "end", "label")
-        entities = [{name: each[name] for name in names} for each in own["entities"]]
+        entities = [{name: entity[name] for name in names} for entity in own["entities"]]
         spans = [[dict(zip(names, span, strict=True)), score] for *span, score in own["candidates"]]
         return {"entities": entities, "candidates": spans}
     if "relations" in own:
-        return sorted([each["head"]["text"], each["label"], each["tail"]["text"]] for each in own["relations"])
+        return sorted(
+            [relation["head"]["text"], relation["label"], relation["tail"]["text"]] for relation in own["relations"]
+        )
     if "labels" in own:
         names = sorted(own["probabilities"])
-        probabilities = [own["probabilities"][each] for each in names]
+        probabilities = [own["probabilities"][name] for name in names]
         return {"labels": sorted(own["labels"]), "probabilities": probabilities}
     if "null_score" in own:
         start, end = own["best"]

@@ -70,7 +70,7 @@ QUICK_ROWS = (
 
 def list_rows() -> dict[str, str]:
     """Return the commands that prepare corpora, by name."""
-    found = {name: f"--base bases/bert --corpus texts/{each}" for name, each in READERS.items()}
+    found = {name: f"--base bases/bert --corpus texts/{given}" for name, given in READERS.items()}
     for base, family in VOCABULARIES.items():
         for words, options in NEW_WORDS.items():
             if family != "unigram" or not options:
@@ -79,8 +79,8 @@ def list_rows() -> dict[str, str]:
     found["Han text, words of a character"] = f"{found['Han text, words of jieba']} --prepare.chinese_words false"
     found["no base, WordPiece learned"] = "--preset bert --base none --vocab.size 160 --corpus texts/lines.txt"
     return {
-        name.replace("texts/texts/", "texts/"): f"prepare {each.replace('texts/texts/', 'texts/')}"
-        for name, each in found.items()
+        name.replace("texts/texts/", "texts/"): f"prepare {given.replace('texts/texts/', 'texts/')}"
+        for name, given in found.items()
     }
 
 
@@ -96,7 +96,7 @@ def make_rows(folder: Path, *, quick: bool) -> Records:
         rows = adapter.read_rows(folder / f"prepared/cache{i}")
         record: Records = {"command": command, "documents": rows["documents"], "dropped": rows["dropped"]}
         for split in ("train", "held_out"):
-            record[split] = {column: f"{len(each)} rows, {digest(each)}" for column, each in rows[split]}
+            record[split] = {column: f"{len(values)} rows, {digest(values)}" for column, values in rows[split]}
         if (folder / f"prepared/c{i}/tokenizer").is_dir():
             entries = adapter.read_entries(folder / f"prepared/c{i}")
             record["vocabulary"] = f"{len(entries)} entries, {digest(entries)}"
@@ -139,8 +139,8 @@ def make_batches(folder: Path) -> Records:
     for i, (name, command) in enumerate(BATCHES.items()):
         options = f"--prepare.held_out_frac 0.1 --train.global_batch_size 8 --run.dir batches --run.name b{i}"
         sizes = WORLD_SIZES if name in SEVERAL_RANKS else WORLD_SIZES[:1]
-        found = [adapter.read_batches(f"{command} {options}", each, NUM_BATCHES) for each in sizes]
-        assert all(each == found[0] for each in found), f"{name}: the global batch depends on the number of ranks"
+        found = [adapter.read_batches(f"{command} {options}", size, NUM_BATCHES) for size in sizes]
+        assert all(batches == found[0] for batches in found), f"{name}: the global batch depends on the number of ranks"
         masks = [[{**row, "ids": None} for row in batch] for batch in found[0]]
         records[name] = {
             "command": command,
@@ -234,7 +234,9 @@ OTHER_FORMATS = {
 
 def make_exports(folder: Path, *, quick: bool) -> Records:
     """Describe what every run exported: names, shapes and values of tensors, and logits as transformers has them."""
-    kept = {_hash_tensor(each) for path in folder.glob("bases/*/*.safetensors") for each in load_file(path).values()}
+    kept = {
+        _hash_tensor(tensor) for path in folder.glob("bases/*/*.safetensors") for tensor in load_file(path).values()
+    }
     records = {}
     for name in list_losses(quick):
         export = folder / "trained" / name_run(name) / "export"
@@ -243,7 +245,7 @@ def make_exports(folder: Path, *, quick: bool) -> Records:
         ended = adapter.call(command)
         assert ended.code == 0, ended.err
         tensors = sorted((folder / command.split()[-1]).rglob("*.safetensors"))
-        records[name] = {"command": command, **{each.name: describe_tensors(each, kept) for each in tensors}}
+        records[name] = {"command": command, **{path.name: describe_tensors(path, kept) for path in tensors}}
     return records
 
 
@@ -254,11 +256,13 @@ def _hash_tensor(tensor: torch.Tensor) -> str:
 def describe_tensors(path: Path, kept: set[str]) -> Records:
     """Hash the tensors that are a base's bit for bit; of the others keep a few figures."""
     tensors = load_file(path)
-    copied = {name: _hash_tensor(each) for name, each in sorted(tensors.items()) if _hash_tensor(each) in kept}
-    own = {name: each.double() for name, each in sorted(tensors.items()) if name not in copied}
+    copied = {name: _hash_tensor(tensor) for name, tensor in sorted(tensors.items()) if _hash_tensor(tensor) in kept}
+    own = {name: tensor.double() for name, tensor in sorted(tensors.items()) if name not in copied}
     return {
         "copied": f"{len(copied)} tensors, {digest(copied)}",
-        "own": {name: [list(each.shape), each.mean().item(), each.abs().mean().item()] for name, each in own.items()},
+        "own": {
+            name: [list(tensor.shape), tensor.mean().item(), tensor.abs().mean().item()] for name, tensor in own.items()
+        },
     }
 
 
@@ -309,7 +313,7 @@ def make_tasks(folder: Path, *, quick: bool) -> Records:
         records[family] = {
             "command": command,
             **scores,
-            "predictions": [adapter.simplify(json.loads(each)["prediction"]) for each in predictions[-8:]],
+            "predictions": [adapter.simplify(json.loads(line)["prediction"]) for line in predictions[-8:]],
             **predict_rows(folder, family),
         }
     return records
@@ -318,14 +322,14 @@ def make_tasks(folder: Path, *, quick: bool) -> Records:
 def predict_rows(folder: Path, family: str) -> Records:
     """Predict rows of a file as JSONL, and a labelled split as Parquet."""
     rows = [*RAW.get(family, TEXTS[:1]), {**TEXTS[1], **RAW.get(family, [{}])[0]}, *TEXTS[2:], {"text": " "}]
-    (folder / f"rows-{family}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
+    (folder / f"rows-{family}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     common = f"predict --model tuned/{family} --scale.use_gpu false"
     found = adapter.predict(f"{common} --input rows-{family}.jsonl --output found/{family} --format jsonl")
     (part,) = (found / "predictions").iterdir()
     malformed = json.loads((found / "malformed.jsonl").read_text(encoding="utf-8").splitlines()[0])
     scored = adapter.predict(f"{common} --task {family} --input sets/{family} --output scored/{family} --block_rows 5")
     scores = json.loads((scored / "scores.json").read_text(encoding="utf-8"))
-    ids = [row["id"] for each in sorted((scored / "predictions").iterdir()) for row in pq.read_table(each).to_pylist()]
+    ids = [row["id"] for path in sorted((scored / "predictions").iterdir()) for row in pq.read_table(path).to_pylist()]
     return {
         "rows": [json.loads(line) for line in part.read_text(encoding="utf-8").splitlines()],
         "malformed": [malformed["line"], malformed["reason"]],
@@ -369,7 +373,7 @@ def make_measures(folder: Path) -> Records:
     _write_collection(folder / "collection")
     models = "base=bases/bert,bottleneck=trained/bottleneck"
     entries = AutoTokenizer.from_pretrained("bases/bert").get_vocab()
-    likely = [each for each in made_inputs.WORDS if entries[each] % 16 == 0]  # what the bases predict in a mask's place
+    likely = [word for word in made_inputs.WORDS if entries[word] % 16 == 0]  # what the bases predict in a mask's place
     lines = [" ".join(likely[i % 5 :] + likely[: i % 7]) + f" {word}.\n" for i, word in enumerate(made_inputs.WORDS)]
     (folder / "likely.txt").write_text("".join(lines), encoding="utf-8")
     records: Records = {}
@@ -401,7 +405,7 @@ def _write_collection(folder: Path) -> None:
     documents = [{"_id": f"d{i}", "title": "", "text": line} for i, line in enumerate(lines)]
     queries = [{"_id": f"q{i}", "text": line[len(line) // 2 :]} for i, line in enumerate(lines[:8])]
     for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     judged = "".join(f"q{i}\td{i}\t1\n" for i in range(8))
     (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8")
 
@@ -542,6 +546,6 @@ def _break_things(folder: Path) -> None:
     (folder / "cut.parquet").write_bytes(Path("texts/records.parquet").read_bytes()[:-40])
     for name, file in (("config", "config.json"), ("tensors", "model.safetensors")):
         (folder / name).mkdir()
-        for each in Path("bases/bert").iterdir():
-            content = each.read_bytes()
-            (folder / name / each.name).write_bytes(content[: len(content) // 2] if each.name == file else content)
+        for source in Path("bases/bert").iterdir():
+            content = source.read_bytes()
+            (folder / name / source.name).write_bytes(content[: len(content) // 2] if source.name == file else content)

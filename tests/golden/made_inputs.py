@@ -75,9 +75,9 @@ def make_base(folder: Path, name: str) -> None:
     model = getattr(transformers, f"{family}ForMaskedLM")(config)
     generator = np.random.default_rng(len(name))
     with torch.no_grad():
-        for each, param in sorted(model.named_parameters()):
+        for key, param in sorted(model.named_parameters()):
             drawn = generator.integers(-128, 129, tuple(param.shape)).astype(np.float32) / 1024
-            is_scale = each.endswith("norm.weight") or "LayerNorm.weight" in each or "layer_norm.weight" in each
+            is_scale = key.endswith("norm.weight") or "LayerNorm.weight" in key or "layer_norm.weight" in key
             if param.shape == (size,):  # of the MLM head: a few words are likely, so that some predictions are right
                 drawn += np.float32(4) * (np.arange(size) % 16 == 0)
             param.copy_(torch.from_numpy(drawn + np.float32(is_scale)))
@@ -87,9 +87,9 @@ def make_base(folder: Path, name: str) -> None:
 def make_wordpiece(folder: Path, lowercase: bool) -> int:
     """Save a WordPiece tokenizer; the cased one knows Han characters and capitals."""
     letters = string.ascii_lowercase + string.digits + ("" if lowercase else string.ascii_uppercase)
-    han = [] if lowercase else sorted({each for each in HAN if each.isalnum()})
+    han = [] if lowercase else sorted({character for character in HAN if character.isalnum()})
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *".,;:!?'\"()-，。", *letters]
-    tokens += [*(f"##{each}" for each in letters), *han, *(f"##{each}" for each in han), *WORDS]
+    tokens += [*(f"##{letter}" for letter in letters), *han, *(f"##{character}" for character in han), *WORDS]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=128).save_pretrained(folder)
     return len(vocabulary)
@@ -112,11 +112,11 @@ def make_bytes(folder: Path) -> int:
 
 def _merge(word: list[str], pair: tuple[str, str]) -> list[str]:
     joined: list[str] = []
-    for each in word:
-        if joined and (joined[-1], each) == pair:
-            joined[-1] += each
+    for piece in word:
+        if joined and (joined[-1], piece) == pair:
+            joined[-1] += piece
         else:
-            joined.append(each)
+            joined.append(piece)
     return joined
 
 
@@ -126,8 +126,11 @@ def make_pieces(folder: Path) -> int:
     counts += Counter(word[i : i + 2] for word in WORDS for i in range(len(word) - 1))
     counts += Counter(dict.fromkeys("▁" + string.printable.strip(), 1))
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
-    scored = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
-    pieces = [*((each, 0.0) for each in specials), *((each, round(math.log(n / 9000), 4)) for each, n in scored)]
+    scored = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    pieces = [
+        *((special, 0.0) for special in specials),
+        *((piece, round(math.log(n / 9000), 4)) for piece, n in scored),
+    ]
     tokenizer = Tokenizer(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -141,7 +144,7 @@ def make_pieces(folder: Path) -> int:
         tokenizer_object=tokenizer,
         model_max_length=128,
         model_input_names=["input_ids", "attention_mask"],
-        **{f"{each}_token": token for each, token in names.items()},
+        **{f"{name}_token": token for name, token in names.items()},
     ).save_pretrained(folder)
     return len(pieces) + 1
 
@@ -201,12 +204,12 @@ def make_texts(folder: Path) -> None:
     write("han.txt", "".join(f"{line}\n" for line in make_han(60)))
     write("general.txt", "".join(f"{line}\n" for line in make_lines(60, "general")))
     write("more.txt", "".join(f"{line}\n" for line in make_lines(70, "more")))
-    write("records.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows))
-    write("records.jsonl.gz", "".join(json.dumps(each) + "\n" for each in rows))
+    write("records.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write("records.jsonl.gz", "".join(json.dumps(row) + "\n" for row in rows))
     write("records.tsv", "id\ttext\n" + "".join(f"{i}\t{line.replace(chr(9), ' ')}\n" for i, line in enumerate(lines)))
     with (folder / "records.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerows([["id", "text", "title"], *([each["id"], each["text"], each["title"]] for each in records)])
+        writer.writerows([["id", "text", "title"], *([row["id"], row["text"], row["title"]] for row in records)])
     table = pa.Table.from_pylist(rows, schema=pa.schema({"id": pa.int64(), "text": pa.string(), "title": pa.string()}))
     pq.write_table(table, folder / "records.parquet", row_group_size=20)
     with pa.ipc.new_stream(folder / "records.arrow", table.schema) as stream:
@@ -238,15 +241,15 @@ def make_set(folder: Path, family: str) -> None:
         drawn = random.Random(f"{family} {split}")
         examples = [make_example(family, i, drawn) for i in range(size)]
         if family == "ner":
-            lines = ["".join(f"{word}\t{tag}\n" for word, tag in each["pairs"]) for each in examples]
+            lines = ["".join(f"{word}\t{tag}\n" for word, tag in example["pairs"]) for example in examples]
             (folder / f"{split}.tsv").write_text("\n".join(lines), encoding="utf-8")
         elif family == "qa":
             groups = [{"title": "t", "paragraphs": examples}]
             (folder / f"{split}.json").write_text(json.dumps({"version": "2", "data": groups}), encoding="utf-8")
         else:
-            lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in examples]
+            lines = [json.dumps(example, ensure_ascii=False) + "\n" for example in examples]
             (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-    (folder / "catalogue.txt").write_text("".join(f"{each}\n" for each in TERMS), encoding="utf-8")
+    (folder / "catalogue.txt").write_text("".join(f"{term}\n" for term in TERMS), encoding="utf-8")
     predicates = {"subject_type": "Drug", "predicate": "treats", "object_type": "Organ"}
     (folder / "schema.jsonl").write_text(json.dumps(predicates) + "\n", encoding="utf-8")
 
@@ -265,7 +268,7 @@ def make_example(family: str, i: int, drawn: random.Random) -> dict[str, Any]:
     mark = "cat" if is_first else "wind"
     match family:
         case "ner":
-            pairs = [(each, "O") for each in words]
+            pairs = [(word, "O") for word in words]
             own = [("heart", "B-Disease"), ("disease", "I-Disease")] if is_first else [("drug", "B-Drug")]
             place = drawn.randrange(len(words))
             return {"pairs": [*pairs[:place], *own, *pairs[place:]]}
@@ -295,7 +298,9 @@ def make_example(family: str, i: int, drawn: random.Random) -> dict[str, Any]:
             question = {"id": str(i), "question": "where is the dog", "answers": answers}
             return {"context": context, "qas": [{**question, "is_impossible": not answers}]}
         case "multiple_choice":
-            options = {f"ending{j}": each for j, each in enumerate(drawn.sample(["cat", "heart disease", "sun"], 3))}
+            options = {
+                f"ending{j}": option for j, option in enumerate(drawn.sample(["cat", "heart disease", "sun"], 3))
+            }
             answer = [*options.values()].index("sun")
             return {"id": i, "sent1": text, "sent2": "the", **options, "ending3": "road", "label": answer}
         case _:

@@ -56,23 +56,23 @@ def dump(value: Any, indent: str = "") -> str:
     """Write JSON with a line per entry of a case; floats with the digits that are compared."""
     if isinstance(value, dict) and len(indent) < 6:
         inner = f"{indent}  "
-        lines = [f"{inner}{json.dumps(key, ensure_ascii=False)}: {dump(each, inner)}" for key, each in value.items()]
+        lines = [f"{inner}{json.dumps(key, ensure_ascii=False)}: {dump(item, inner)}" for key, item in value.items()]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}" + ("" if indent else "\n")
     return json.dumps(_round(value), ensure_ascii=False)
 
 
 def _round(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _round(each) for key, each in value.items()}
+        return {key: _round(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_round(each) for each in value]
+        return [_round(item) for item in value]
     return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
 def compare(old: Any, new: Any, rtol: float, atol: float, place: str = "") -> Iterator[str]:
     """Yield where two records differ; floats may by the tolerances, all else must not."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(each for each in new if each not in old)]:
+        for key in [*old, *(name for name in new if name not in old)]:
             if key in old and key in new:
                 yield from compare(old[key], new[key], rtol, atol, f"{place} > {key}" if place else key)
             else:
