@@ -30,12 +30,12 @@ YAML = (
     "run: &a {dir: *a}",
     "run: &a {<<: *a}",
     *(
-        f"seed: {each}"
-        for each in ("!!int ''", "!!bool x", "!!float ''", "!!timestamp x", "!!binary é", "!!set {a, b}")
+        f"seed: {value}"
+        for value in ("!!int ''", "!!bool x", "!!float ''", "!!timestamp x", "!!binary é", "!!set {a, b}")
     ),
     *(
-        f"seed: {each}"
-        for each in ("1" + ":0" * 300 + ".5", "1" + ":59" * 300, "2026-99-99", "0b", "!!python/name:os.system")
+        f"seed: {value}"
+        for value in ("1" + ":0" * 300 + ".5", "1" + ":59" * 300, "2026-99-99", "0b", "!!python/name:os.system")
     ),
     *(
         "seed: 1\nseed: 2",
@@ -51,8 +51,8 @@ YAML = (
     ),
 )
 WHOLE = tuple(
-    each if isinstance(each, bytes) else each.encode("utf-8", "surrogatepass")
-    for each in (b"", b"\0", b"\n", b"\xff", "\ud800", "\ufeff", b"\xff\xfea\0", b"\x1f\x8b", b"PAR1PAR1", b"\xff" * 8)
+    raw if isinstance(raw, bytes) else raw.encode("utf-8", "surrogatepass")
+    for raw in (b"", b"\0", b"\n", b"\xff", "\ud800", "\ufeff", b"\xff\xfea\0", b"\x1f\x8b", b"PAR1PAR1", b"\xff" * 8)
     + (b"\0" * 100_000, b"a" * 3_000_000, b"\n" * 100_000, *VALUES, *YAML)
 )
 """What stands in the place of a whole file."""
@@ -78,7 +78,7 @@ def mutate(draw: st.DrawFn, name: str, content: bytes) -> bytes:
     last = draw(st.sampled_from((first, first + 1, first + 8, len(content))))
     if draw(st.booleans()):
         return content[:first] + draw(st.sampled_from(PIECES)) + content[last:]
-    flipped = bytes(each ^ draw(st.sampled_from((1, 128, 255))) for each in content[first : min(last, first + 8)])
+    flipped = bytes(byte ^ draw(st.sampled_from((1, 128, 255))) for byte in content[first : min(last, first + 8)])
     return content[:first] + flipped + content[first + len(flipped) :]
 
 
@@ -117,7 +117,7 @@ def _mutate_value(draw: st.DrawFn, value: Any) -> str:
             )
         case 2:
             place[key] = json.loads(
-                json.dumps(draw(st.sampled_from([each[name] for each, name in _list_places(made)])))
+                json.dumps(draw(st.sampled_from([holder[name] for holder, name in _list_places(made)])))
             )
         case _:
             place[key] = mark
@@ -126,6 +126,6 @@ def _mutate_value(draw: st.DrawFn, value: Any) -> str:
 
 def _list_places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each list and object within a value with each of its keys."""
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield value, key
-        yield from _list_places(each)
+        yield from _list_places(item)

@@ -155,7 +155,7 @@ class SilentStore:
         return asked
 
 
-@pytest.mark.parametrize("target", [each for each in OPENED if each.name in IN_A_BUCKET], ids=str)
+@pytest.mark.parametrize("target", [target for target in OPENED if target.name in IN_A_BUCKET], ids=str)
 def test_a_bucket_that_falls_silent_is_not_damaged(
     target: Target, tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

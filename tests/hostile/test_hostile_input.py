@@ -231,9 +231,9 @@ def read_base(folder: Path) -> Any:
 
 
 TEXTS = [f"The heart of patient {i} beat at {60 + i} in the morning, “naïve” 漢字." for i in range(60)]
-ROWS = [{"text": each, "id": i, "group": "ab"[i % 2]} for i, each in enumerate(TEXTS)]
-TABLE = "text,id,group\n" + "".join(f'"{each["text"]}",{each["id"]},{each["group"]}\n' for each in ROWS)
-TABS = "text\tid\tgroup\n" + "".join(f"{each['text']}\t{each['id']}\t{each['group']}\n" for each in ROWS)
+ROWS = [{"text": text, "id": i, "group": "ab"[i % 2]} for i, text in enumerate(TEXTS)]
+TABLE = "text,id,group\n" + "".join(f'"{row["text"]}",{row["id"]},{row["group"]}\n' for row in ROWS)
+TABS = "text\tid\tgroup\n" + "".join(f"{row['text']}\t{row['id']}\t{row['group']}\n" for row in ROWS)
 
 
 def dump_arrow(rows: list[dict[str, Any]]) -> bytes:
@@ -253,11 +253,11 @@ def read_texts(folder: Path) -> Any:
     found = []
     documents: tuple[Literal["line", "blank_line", "file"], ...] = ("line", "blank_line", "file")
     for document in documents:
-        for name in sorted(each.name for each in folder.iterdir()):
+        for name in sorted(path.name for path in folder.iterdir()):
             field = "" if ".txt" in name else "group"
             prepare = PrepareConfig(document=document, min_document_chars=1, shard_bytes=4096, group_field=field)
             tasks = resolve_sources(str(folder / name), prepare).tasks
-            found.append([each for task in tasks for each in read_grouped(task, prepare, Dropped())])
+            found.append([pair for task in tasks for pair in read_grouped(task, prepare, Dropped())])
     return found
 
 
@@ -270,7 +270,7 @@ def write_saved_dataset(folder: Path, base: Path) -> None:
 def read_saved_dataset(folder: Path) -> Any:
     prepare = PrepareConfig(min_document_chars=1)
     tasks = resolve_sources(str(folder / "saved"), prepare).tasks
-    return [each for task in tasks for each in read_documents(task, prepare, Dropped())]
+    return [document for task in tasks for document in read_documents(task, prepare, Dropped())]
 
 
 SENTENCE = "the drug and the heart disease"
@@ -327,7 +327,7 @@ SETS: dict[str, tuple[str, dict[str, str | bytes], str]] = {
 
 def write_set(name: str, folder: Path, base: Path) -> None:
     task, files, description = SETS[name]
-    dev = next(each for each in files if each.startswith("train"))
+    dev = next(file for file in files if file.startswith("train"))
     dev = dev.partition("/")[0]
     extra = f"task: {task}\nfiles: {{train: {dev}, dev: {dev}}}\n{description}\n"
     for path, content in {**files, "set.yaml": extra}.items():
@@ -336,7 +336,7 @@ def write_set(name: str, folder: Path, base: Path) -> None:
 
 def read_set(name: str, folder: Path) -> Any:
     description = find_description(SETS[name][0], str(folder))
-    return [load_set(description, str(folder), repair=each) for each in (False, True)]
+    return [load_set(description, str(folder), repair=repair) for repair in (False, True)]
 
 
 def write_files(files: dict[str, str | bytes], folder: Path, base: Path) -> None:
@@ -363,7 +363,10 @@ TARGETS = [
     Target("a task", write_task, read_task_file),
     Target("trials", write_trial, read_trials),
     Target("a base", write_base, read_base),
-    *(Target(f"text, {name}", partial(write_files, {name: each}), read_texts) for name, each in TEXT_FILES.items()),
+    *(
+        Target(f"text, {name}", partial(write_files, {name: content}), read_texts)
+        for name, content in TEXT_FILES.items()
+    ),
     Target("text, a saved dataset", write_saved_dataset, read_saved_dataset),
     *(Target(f"a set, {name}", partial(write_set, name), partial(read_set, name)) for name in SETS),
     *(
@@ -382,20 +385,20 @@ TARGETS = [
 
 def read_tree(folder: Path) -> dict[str, bytes | str]:
     """What is in a folder, but for the hashes that are remembered there."""
-    paths = [each for each in sorted(folder.rglob("*")) if not each.name.startswith(".hashes")]
+    paths = [path for path in sorted(folder.rglob("*")) if not path.name.startswith(".hashes")]
     return {
-        str(each.relative_to(folder)): os.readlink(each)
-        if each.is_symlink()
-        else each.read_bytes()
-        if each.is_file()
+        str(path.relative_to(folder)): os.readlink(path)
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
         else ""
-        for each in paths
+        for path in paths
     }
 
 
 def damage(draw: st.DrawFn, folder: Path) -> str:
     """Damage one file of a folder; return what was done."""
-    path = draw(st.sampled_from(sorted(each for each in folder.rglob("*") if each.is_file())))
+    path = draw(st.sampled_from(sorted(file for file in folder.rglob("*") if file.is_file())))
     kind = draw(st.integers(0, 12))
     content = path.read_bytes()
     if kind < 10:
