@@ -84,4 +84,4 @@ def predict(task: Task, model: Any, examples: Sequence[Example]) -> list[Any]:
 
 def run_row(task: Task, model: Any, row: Row) -> tuple[np.ndarray, ...]:
     """The outputs that decoding needs of one row."""
-    return tuple(each[0].numpy() for each in task.read_outputs(model(**task.collate([row]).inputs)))
+    return tuple(output[0].numpy() for output in task.read_outputs(model(**task.collate([row]).inputs)))

@@ -92,7 +92,7 @@ def open_browser(folder: Path) -> Iterator[Browser]:
             time.sleep(0.05)
         port = place.read_text().split()[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=SECONDS) as answer:
-            tab = next(each for each in json.load(answer) if each["type"] == "page")
+            tab = next(page for page in json.load(answer) if page["type"] == "page")
         with connect(tab["webSocketDebuggerUrl"], max_size=2**26, open_timeout=SECONDS) as socket:
             yield Browser(socket)
     finally:

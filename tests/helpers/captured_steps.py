@@ -90,4 +90,4 @@ def train_captured(
         batches = [draw_batch(step, number) for number in range(2)]
         figures.append(trainer.train_step(batches, {LOSS: 2 * 5 + 1}, step))
     state = trainer.gather_state()
-    return figures, {name: each.param for name, each in state.tensors.items()}, num_calls
+    return figures, {name: tensor.param for name, tensor in state.tensors.items()}, num_calls

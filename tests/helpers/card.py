@@ -159,12 +159,12 @@ class Card(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [
-            each for one in (*args, *kwargs.values()) for each in (one if isinstance(one, (list, tuple)) else [one])
+            value for one in (*args, *kwargs.values()) for value in (one if isinstance(one, (list, tuple)) else [one])
         ]
-        tensors = [each for each in given if isinstance(each, Tensor)]
+        tensors = [value for value in given if isinstance(value, Tensor)]
         target = kwargs.get("device")
         is_sent = target is not None and torch.device(target).type == CARD
-        if not is_sent and not any(isinstance(each, FakeTensor) for each in tensors):
+        if not is_sent and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             return func(*args, **kwargs)
         if torch.is_inference_mode_enabled() and func.namespace == "aten":  # torch has not taken it apart before
             with self:
@@ -175,12 +175,12 @@ class Card(TorchDispatchMode):
         if name in ("aten::_to_copy", "aten::copy_"):
             return self._copy(func, name, types, args, kwargs)
         if name == _PACK:
-            data, batch_sizes = func(*(_make_ones(each) if isinstance(each, FakeTensor) else each for each in args))
+            data, batch_sizes = func(*(_make_ones(arg) if isinstance(arg, FakeTensor) else arg for arg in args))
             return self._send(data), batch_sizes
         self._check_devices(name, tensors)
-        if name in _INDEX_PUTS and any(each is not None and each.dtype is torch.bool for each in args[1]):
+        if name in _INDEX_PUTS and any(index is not None and index.dtype is torch.bool for index in args[1]):
             self._note("boolean index")
-        if not all(isinstance(each, FakeTensor) for each in tensors):  # a single number, or what is sent
+        if not all(isinstance(tensor, FakeTensor) for tensor in tensors):  # a single number, or what is sent
             args, kwargs = tree_map_only(Tensor, self._take_fake, (args, kwargs))
         return self._run(func, types, args, kwargs)
 
@@ -215,7 +215,7 @@ class Card(TorchDispatchMode):
 
     def _check_devices(self, name: str, tensors: list[Tensor]) -> None:
         """Refuse what fake tensors let pass: indices of the CPU, which torch copies to the card at every call."""
-        found = {each.device.type for each in tensors if each.dim()}
+        found = {tensor.device.type for tensor in tensors if tensor.dim()}
         if len(found) > 1:
             raise MixedDevicesError(f"{name}: a tensor of the CPU meets one of the card, at {_find_caller()}")
 
@@ -258,14 +258,14 @@ def _move_module(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     if device is None or device.type != CARD:
         return _plain_move(module, *args, **kwargs)
     moved: dict[int, nn.Parameter] = {}
-    for each in module.modules():
-        for name, param in each._parameters.items():
+    for part in module.modules():
+        for name, param in part._parameters.items():
             if param is not None and id(param) not in moved:
                 value = param.detach().to(device, dtype if param.is_floating_point() else None)
                 moved[id(param)] = param if value.device == param.device else nn.Parameter(value, param.requires_grad)
             if param is not None:
-                each._parameters[name] = moved[id(param)]
-        for name, buffer in each._buffers.items():
+                part._parameters[name] = moved[id(param)]
+        for name, buffer in part._buffers.items():
             if buffer is not None:
-                each._buffers[name] = buffer.to(device, dtype if buffer.is_floating_point() else None)
+                part._buffers[name] = buffer.to(device, dtype if buffer.is_floating_point() else None)
     return module

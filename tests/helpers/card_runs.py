@@ -114,7 +114,7 @@ def run_objective(
     model = spec.build()
     masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), objective, 3, packed=packed)
     rows = masker.mask(draw_rows(row, places, 0), epoch=0)
-    return run_steps(config, Built(model, spec, {}), [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)])
+    return run_steps(config, Built(model, spec, {}), [to_batch(batch) for batch in masker.collate(rows, MICRO_BATCH)])
 
 
 def run_varlen(run: Callable[[], dict[str, Waits]]) -> dict[str, Waits]:
@@ -134,7 +134,7 @@ def run_varlen(run: Callable[[], dict[str, Waits]]) -> dict[str, Waits]:
         patch.setattr(varlen, "varlen_attn", attend)
         patch.setattr(DomextModel, "_build_masks", mask)
         waits = run()
-    assert calls and {each[0].dtype for each in calls} == {torch.bfloat16}
+    assert calls and {call[0].dtype for call in calls} == {torch.bfloat16}
     return waits
 
 
@@ -216,11 +216,11 @@ def run_family(family: str, folder: Path, *, head_bilstm: int = 0) -> dict[str, 
             start, family, BOTTLENECK, family == "normalization", head_bilstm, engine, register_card(), epochs=0.3
         )
         card.take_waits()
-        task.run({name: each.predict for name, each in fitted.items()}, task.data.test)
+        task.run({name: model.predict for name, model in fitted.items()}, task.data.test)
         prediction = card.take_waits()
     step: Waits = Counter()
-    for each in steps:
-        step |= each
+    for waits in steps:
+        step |= waits
     return {"step": step, "prediction": prediction}
 
 
@@ -261,7 +261,7 @@ def run_fill_mask(folder: Path) -> dict[str, Waits]:
         fill = FillMask(model, tokenizer, top_k=3, batch_tokens=512)
         card.take_waits()
         fill.predict(
-            [fill.make_example({"text": each}, "text") for each in ("the [MASK] is", "[MASK] [MASK] of a cell")]
+            [fill.make_example({"text": text}, "text") for text in ("the [MASK] is", "[MASK] [MASK] of a cell")]
         )
         return {"prediction": card.take_waits()}
 
@@ -270,8 +270,8 @@ def save_start(row: Row, places: Places) -> None:
     """Save a row's model as a checkpoint, for the rows that go on from it."""
     built = build(row, places)
     tensors = {
-        name: TensorState(each.detach(), torch.zeros_like(each), torch.zeros_like(each))
-        for name, each in list_trainables(built.model).items()
+        name: TensorState(param.detach(), torch.zeros_like(param), torch.zeros_like(param))
+        for name, param in list_trainables(built.model).items()
     }
     record = {
         "base": "tiny",

@@ -52,7 +52,7 @@ def as_rebuilt(
     """A run with a model; its spec has the options' own adapter, whatever the model has of that name."""
     known, method = describe_extensions(model.config), config.method
     own = [method.adapter] if method.has_adapter else []
-    others = {name: each for name, each in known.adapters.items() if name not in own}
+    others = {name: adapter for name, adapter in known.adapters.items() if name not in own}
     spec = ModelSpec(
         base,
         method,

@@ -47,11 +47,11 @@ def list_pods(name: str) -> dict[str, dict[str, Any]]:
     if name in RAY_JOBS:
         templates["submitter"] = read_yaml(name)["spec"]["submitterPodTemplate"]
     return {
-        each: {
+        which: {
             "apiVersion": "v1",
             "kind": "Pod",
             **template,
-            "metadata": {"name": f"{re.sub(r'.*/|.yaml', '', name)}-{each}", **template["metadata"]},
+            "metadata": {"name": f"{re.sub(r'.*/|.yaml', '', name)}-{which}", **template["metadata"]},
         }
-        for each, template in templates.items()
+        for which, template in templates.items()
     }

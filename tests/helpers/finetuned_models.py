@@ -64,11 +64,11 @@ LABELS = {
 
 def make_raw(family: str, records: Sequence[RawRecord], state: State = NOTHING_LEARNED) -> list[Example]:
     """Unlabelled examples of a family."""
-    return [make_example(family, each, f"record {i}", state) for i, each in enumerate(records, 1)]
+    return [make_example(family, record, f"record {i}", state) for i, record in enumerate(records, 1)]
 
 
 def _make_words(generator: np.random.Generator) -> list[str]:
-    return [str(each) for each in generator.choice(WORDS[:40], int(generator.integers(4, 9)))]
+    return [str(word) for word in generator.choice(WORDS[:40], int(generator.integers(4, 9)))]
 
 
 def draw_example(family: str, i: int, generator: np.random.Generator) -> Example:
@@ -174,5 +174,5 @@ def finetune_here(config: FinetuneConfig, num_trainings: int | None = None) -> P
         patch.setattr(finetune, "check_shared_storage", lambda _: None)
         patch.setattr(finetune, "plan_resources", lambda _: (1.0, 0.0, 1))
         patch.setattr(finetune, "run_trials", run_trials)
-        patch.setattr(finetune, "run_tasks", lambda work, tasks, *_, **__: [work(each.item) for each in tasks])
+        patch.setattr(finetune, "run_tasks", lambda work, tasks, *_, **__: [work(task.item) for task in tasks])
         return Path(finetune.run_finetuning(config))

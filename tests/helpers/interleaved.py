@@ -29,8 +29,10 @@ class Schedule:
             thread = threading.Thread(target=self._work, args=(name, work), daemon=True)
             self._gates[thread] = threading.Semaphore(0)
             thread.start()
-        while living := [each for each in self._gates if each.is_alive()]:
-            able = [each for each in living if each not in self._waits_for or self._waits_for[each].owner is None]
+        while living := [worker for worker in self._gates if worker.is_alive()]:
+            able = [
+                worker for worker in living if worker not in self._waits_for or self._waits_for[worker].owner is None
+            ]
             assert able, "they wait for each other"
             turn = len(self.options)
             self.options.append(len(able))

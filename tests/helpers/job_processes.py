@@ -13,8 +13,8 @@ import psutil
 
 def heed_signals() -> None:
     """Give a new process its signals back: one that is started by nohup, or in the background, ignores some."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def start_job(command: Sequence[str], stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
@@ -38,16 +38,16 @@ def stop_job(process: subprocess.Popen[bytes], number: signal.Signals, *, group:
 def find_workers(process: subprocess.Popen[bytes], title: str) -> list[psutil.Process]:
     """Return a job's descendants whose title, which Ray gives, has a word."""
     found = []
-    for each in psutil.Process(process.pid).children(recursive=True):
+    for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
-            if title in " ".join(each.cmdline()):
-                found.append(each)
+            if title in " ".join(child.cmdline()):
+                found.append(child)
     return found
 
 
 def kill_job(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL a job and all its descendants."""
-    for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+    for member in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
+            member.kill()
     process.wait()

@@ -54,7 +54,7 @@ def load(
     """Write files into a folder and load them; a lone train file also serves as dev."""
     for name, content in contents.items():
         write(folder / name, content)
-    names = [each for each in contents if each.startswith("train")]
+    names = [path for path in contents if path.startswith("train")]
     if len(contents) == 1 and names:
         description.setdefault("files", {"dev": tuple(names)})
     return load_set(make_description(task, "made", **description), str(folder), strict=strict, repair=repair)
@@ -78,7 +78,7 @@ def write_ner(folder: Path, sizes: tuple[int, int, int] = (80, 30, 30), seed: in
     for split, size in zip(("train", "devel", "test"), sizes, strict=True):
         lines = []
         for _ in range(size):
-            words = [(str(each), "O") for each in generator.choice(WORDS[:50], int(generator.integers(4, 9)))]
+            words = [(str(word), "O") for word in generator.choice(WORDS[:50], int(generator.integers(4, 9)))]
             kind = int(generator.integers(3))
             entity = [[("heart", "B-Disease"), ("disease", "I-Disease")], [("drug", "B-Drug")], [("doctor", "O")]][kind]
             place = int(generator.integers(len(words)))

@@ -31,7 +31,9 @@ def gather_whole(engine: Engine) -> TrainState:
     """The state that the ranks of an engine have together."""
     shares: list[TrainState] = [engine.gather_state()] * dist.get_world_size()
     dist.all_gather_object(shares, shares[0])
-    return TrainState({name: each for share in shares for name, each in share.tensors.items()}, shares[0].num_updates)
+    return TrainState(
+        {name: tensor for share in shares for name, tensor in share.tensors.items()}, shares[0].num_updates
+    )
 
 
 def measure_distance(first: TrainState, second: TrainState) -> float:

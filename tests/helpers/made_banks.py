@@ -40,8 +40,8 @@ def add_drawn(
     model: Any = ARCHITECTURES[architecture](config)
     model.load_state_dict(bank.base.tensors, strict=False)
     with torch.no_grad():
-        for each, param in model.named_parameters():
-            if each not in bank.base.tensors:
+        for key, param in model.named_parameters():
+            if key not in bank.base.tensors:
                 param.copy_(0.5 * torch.randn(param.shape, generator=generator))
     if routed_id >= 0:
         num_words = config.base_vocab_size

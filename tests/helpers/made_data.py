@@ -98,14 +98,14 @@ def write_mentions(folder: Path, language: str, sizes: Mapping[str, int]) -> Pat
     """
     name = "{0} of the {1}" if language == "en" else "{1}{0}"
     pairs = [(finding, site) for finding in FINDINGS[language] for site in SITES[language]]
-    write(folder / "catalogue.txt", "".join(f"{name.format(*each)}\n" for each in pairs))
+    write(folder / "catalogue.txt", "".join(f"{name.format(*pair)}\n" for pair in pairs))
     random.Random(language).shuffle(pairs)
     for i, split in enumerate(SPLITS):
         rng, rows = random.Random(f"mentions-{language}-{split}"), []
         for _ in range(sizes[split]):
             drawn = rng.sample(pairs[i::3], 2 if rng.random() < 1 / 6 else 1)
-            text = (" and " if language == "en" else "、").join(_word_term(rng, language, *each) for each in drawn)
-            rows.append({"text": text, "normalized_result": "##".join(name.format(*each) for each in drawn)})
+            text = (" and " if language == "en" else "、").join(_word_term(rng, language, *pair) for pair in drawn)
+            rows.append({"text": text, "normalized_result": "##".join(name.format(*pair) for pair in drawn)})
         write(folder / f"{split}.json", json.dumps(rows, ensure_ascii=False, indent=1))
     return folder
 

@@ -38,11 +38,13 @@ def write_notes(path: Path) -> Path:
                 paragraphs[-1] += f" {NAME} came." * 5
             rows.append({"patient_id": patient if note % 2 else str(patient), "text": " ".join(paragraphs)})
     draw.shuffle(rows)
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert path.read_text().count(NAME) >= 50
     return path
 
 
 def list_entries_of(word: str, entries: list[str]) -> list[str]:
     """The entries of a vocabulary, longer than three letters, that are a part of a word."""
-    return [each for each in entries if len(each.removeprefix("##")) > 3 and each.removeprefix("##").lower() in word]
+    return [
+        entry for entry in entries if len(entry.removeprefix("##")) > 3 and entry.removeprefix("##").lower() in word
+    ]

@@ -31,7 +31,7 @@ def learn_bytes(specials: list[str], num_entries: int = 700) -> dict[str, Any]:
 def save_roberta(folder: Path, **options: Any) -> Path:
     """RoBERTa's: a class of its own, which makes its rules itself when it is loaded."""
     model = learn_bytes([*SPECIALS, "<mask>"])
-    merges = [tuple(each) for each in model["merges"]]
+    merges = [tuple(pair) for pair in model["merges"]]
     RobertaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=128, **options).save_pretrained(folder)
     return folder
 
@@ -45,9 +45,9 @@ def save_modernbert(folder: Path) -> Path:
     tokenizer.add_tokens(["|||IP_ADDRESS|||", "    ", "   ", "  "])
     names = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
     tokenizer.add_special_tokens(["<|endoftext|>", *names.values()])
-    ends = [(each, tokenizer.token_to_id(each)) for each in ("[CLS]", "[SEP]")]
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", ends)
-    tokens = {f"{each}_token": token for each, token in names.items()}
+    tokens = {f"{name}_token": token for name, token in names.items()}
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=128, model_input_names=["input_ids", "attention_mask"], **tokens
     ).save_pretrained(folder)

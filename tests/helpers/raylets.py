@@ -81,7 +81,7 @@ def find_port() -> int:
 def wait_for(condition: Callable[[], bool], processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not condition():
-        is_well = all(each.poll() is None for each in processes) and time.monotonic() < deadline
+        is_well = all(process.poll() is None for process in processes) and time.monotonic() < deadline
         assert is_well, "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("raylet-*.log")))
         time.sleep(1)
 
@@ -128,7 +128,7 @@ def run_raylets(cpus: Sequence[int], environment: Mapping[str, str] | None = Non
             )
 
     def list_ids() -> set[str]:
-        return {each["node_id"] for each in started.list("nodes") if each["state"] == "ALIVE"}
+        return {listed["node_id"] for listed in started.list("nodes") if listed["state"] == "ALIVE"}
 
     def join(*options: str) -> str:
         before = list_ids()

@@ -85,7 +85,7 @@ def make_records(num_steps: int = 60, *, eval_every: int = 20) -> list[dict[str,
 
 def make_run(run_dir: Path, records: list[dict[str, Any]], summary: dict[str, Any] | None = None) -> Path:
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (run_dir / "summary.json").write_text(json.dumps(summary or SUMMARY))
     write_origin(run_dir, ABOUT)
     (run_dir / "config.yaml").write_text("base: general-mini\ncorpus: '<notes & letters>/*.txt'\n")

@@ -65,12 +65,12 @@ class SmallHub:
             return 200, {}
         if path.endswith("/info/lfs/objects/batch"):
             asked = json.loads(body)["objects"]
-            upload = [{**each, "actions": {"upload": {"href": f"{self.url}/lfs/{each['oid']}"}}} for each in asked]
+            upload = [{**entry, "actions": {"upload": {"href": f"{self.url}/lfs/{entry['oid']}"}}} for entry in asked]
             return 200, {"transfer": "basic", "objects": upload}
         repo = "/".join(path.split("/")[3:5])
         if "/preupload/" in path:
-            names = [each["path"] for each in json.loads(body)["files"]]
-            modes = {each: "lfs" if each.endswith(".safetensors") else "regular" for each in names}
+            names = [file["path"] for file in json.loads(body)["files"]]
+            modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}
             return 200, {"files": [{"path": k, "uploadMode": v, "shouldIgnore": False} for k, v in modes.items()]}
         if "/commit/" in path:
             self.commit(repo, body)

@@ -61,8 +61,8 @@ def attempts() -> Iterator[Begin]:
         return workers[-1]
 
     yield begin
-    for each in workers:
-        each.close()
+    for worker in workers:
+        worker.close()
 
 
 def train_in_cuts(run: Run, folder: Path, *cuts: int) -> PretrainWorker:

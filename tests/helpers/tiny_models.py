@@ -51,9 +51,9 @@ def attend_in_turn(query: Tensor, key: Tensor, value: Tensor, *places: Any, scal
     assert ends[-1] == len(query) and query.shape[-1] % 8 == 0
     contexts = []
     for first, end in itertools.pairwise(ends.tolist()):
-        queries, keys, values = (each[first:end].transpose(0, 1) for each in (query, key, value))
+        queries, keys, values = (tensor[first:end].transpose(0, 1) for tensor in (query, key, value))
         distance = torch.arange(end - first) - torch.arange(end - first)[:, None]
-        before, behind = ((distance.abs().max() if each < 0 else each) for each in window_size)
+        before, behind = ((distance.abs().max() if size < 0 else size) for size in window_size)
         seen = (distance >= -before) & (distance <= behind)
         attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, seen, scale=scale)
         contexts.append(attended.transpose(0, 1))

@@ -72,5 +72,5 @@ def make_method_engine(model: nn.Module, engine: EngineConfig, steps: int, devic
 def measure_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """The norm of the difference of gradients, in parts of their own."""
     assert first.keys() == second.keys() and first
-    whole, other = (torch.cat([each[name].flatten() for name in first]) for each in (first, second))
+    whole, other = (torch.cat([tensors[name].flatten() for name in first]) for tensors in (first, second))
     return float((whole - other).norm() / whole.norm())
