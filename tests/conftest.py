@@ -94,11 +94,11 @@ def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     """transformers copies an export's code and imports it from there: here, for one test."""
 
     def forget_modules() -> None:
-        for name in [each for each in sys.modules if each.split(".")[0] == "transformers_modules"]:
+        for name in [loaded for loaded in sys.modules if loaded.split(".")[0] == "transformers_modules"]:
             del sys.modules[name]
 
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    others = [each for each in sys.path if not Path(each, "transformers_modules").is_dir()]  # of tests before
+    others = [folder for folder in sys.path if not Path(folder, "transformers_modules").is_dir()]  # of tests before
     monkeypatch.setattr(sys, "path", others)
     forget_modules()
     yield
@@ -133,7 +133,7 @@ def write_tokenizer(folder: Path) -> int:
         "[MASK]",
         *".,;:!?'\"()-",
         *letters,
-        *(f"##{each}" for each in letters),
+        *(f"##{letter}" for letter in letters),
     ]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys([*tokens, *WORDS]))}
     BertTokenizer(vocab=vocabulary, model_max_length=128).save_pretrained(folder)

@@ -39,8 +39,8 @@ class Mutation:
 def read_mutations() -> list[Mutation]:
     """Return the table, in the order of its numbers."""
     entries = yaml.safe_load((REPOSITORY / "tests" / "mutations.yaml").read_text(encoding="utf-8"))
-    places = [(f"domext_ray/{each.pop('file')}", f"tests/{each.pop('test')}") for each in entries]
-    return [Mutation(file=file, test=test, **each) for (file, test), each in zip(places, entries, strict=True)]
+    places = [(f"domext_ray/{entry.pop('file')}", f"tests/{entry.pop('test')}") for entry in entries]
+    return [Mutation(file=file, test=test, **entry) for (file, test), entry in zip(places, entries, strict=True)]
 
 
 def run(number: int, mutation: Mutation) -> str:

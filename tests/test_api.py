@@ -142,7 +142,7 @@ def test_a_method_has_its_preset(
     options = {"train.tokens_per_second": 1000, "run.dir": tmp_path, "train.seq_length": 64}
     options |= {"method.module_hidden_size": 8, "method.module_ffn_size": 8} if method == "exbert" else {}
     given = describe_call(capsys, method, base=tiny_base_folder, corpus=text, **options)
-    flags = [each for name, value in options.items() for each in (f"--{name}", value)]
+    flags = [word for name, value in options.items() for word in (f"--{name}", value)]
     assert given == describe_command(capsys, method, "--base", tiny_base_folder, "--corpus", text, *flags)
 
 
@@ -321,9 +321,9 @@ def test_a_place_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     for place, says in (
-        *((each, f"load names {each!r}, which does not exist; give a run,") for each in ("/nope", "./nope", "a/b/c")),
+        *((path, f"load names {path!r}, which does not exist; give a run,") for path in ("/nope", "./nope", "a/b/c")),
         ("file", "'file' is no folder; give a run,"),
-        *((each, f"load names {each!r}, which is not on this machine, and HF_HUB") for each in ("nope", "nope/nope")),
+        *((name, f"load names {name!r}, which is not on this machine, and HF_HUB") for name in ("nope", "nope/nope")),
     ):
         with pytest.raises(BaseModelError) as error:
             domext_ray.load(place)

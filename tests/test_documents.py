@@ -40,7 +40,7 @@ from domext_ray.search.space import read_space
 
 PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", ".github/guides/*.md")
 PLACES += ("domext_ray/assets/*/README.md", "domext_ray/model/**/README.md")
-DOCUMENTS = sorted({path for each in PLACES for path in REPOSITORY.glob(each)})
+DOCUMENTS = sorted({path for pattern in PLACES for path in REPOSITORY.glob(pattern)})
 IDS = [str(path.relative_to(REPOSITORY)) for path in DOCUMENTS]
 MOST_LINES = {"README.md": 210, "jobs/README.md": 480, ".github/guides/*.md": 125}
 """Of the front page and of each guide, which are read in one sitting, and of the reference."""
@@ -115,7 +115,7 @@ def list_commands(texts: Sequence[str], folder: Path) -> list[list[list[str]]]:
     if not texts:
         return []
     sections = (folder / "record").read_text(encoding="utf-8").split("\x1d")[:-1]
-    return [[each.split("\x1f")[:-1] for each in section.split("\x1e")[:-1]] for section in sections]
+    return [[words.split("\x1f")[:-1] for words in section.split("\x1e")[:-1]] for section in sections]
 
 
 def read_command(command: Sequence[str]) -> None:
@@ -170,7 +170,7 @@ def read_benchmark(path: Path, options: Sequence[str]) -> None:
 
 def read_job_options(job: Job[Any], options: list[str]) -> None:
     """Let a job read its options, with a bucket of theirs; one that it does not use would get a warning."""
-    options = [each.replace("://BUCKET/", "://bucket/") for each in options]
+    options = [option.replace("://BUCKET/", "://bucket/") for option in options]
     if {"--help", "--help_all"} & set(options):
         return
     options = [f"--{job.word}", *options] if job.word and not options[0].startswith("-") else options
@@ -179,8 +179,8 @@ def read_job_options(job: Job[Any], options: list[str]) -> None:
         place = options.index(f"--{CONFIG}")
         del options[place : place + 2]
     presets.configure(job.config_class, job.preset, read_flags(job.config_class, options))
-    unused = [each for each in read_flags(job.config_class, options).settings if job.is_unused(each)]
-    assert not [each for each in unused if not each.startswith(("shape.", "vocab.lowercase"))]
+    unused = [name for name in read_flags(job.config_class, options).settings if job.is_unused(name)]
+    assert not [name for name in unused if not name.startswith(("shape.", "vocab.lowercase"))]
 
 
 def read_pip_command(words: Sequence[str]) -> None:
@@ -210,7 +210,7 @@ def test_figures_of_the_front_page_are_those_of_the_results() -> None:
     for page, title in {"README.md": "Results", ".github/METHODS.md": "Gain and forgetting"}.items():
         table = re.sub(r"\*\*", "", "".join(re.findall(r"^\|.*\n", read_section(page, title), re.M)))
         figures = re.findall(r"[−+]?\d+\.\d+(?: ± \d+\.\d+| \[[^\]]*\])?", table)
-        assert len(figures) > 5 and not [each for each in figures if each not in source], page
+        assert len(figures) > 5 and not [figure for figure in figures if figure not in source], page
     (ended,) = re.findall(r"^```text\n.*?^```", read_section("README.md", "Two commands"), re.M | re.S)
     assert ended in read_section(".github/RESULTS.md", "Quick start")
 
@@ -222,7 +222,7 @@ def test_blocks_say_their_language() -> None:
 
 def write_shown_files(document: Path, folder: Path) -> dict[str, str]:
     """Write each YAML that a document shows under its name, its first line; return where, by name."""
-    texts = [each.text for each in BLOCKS if each.document == document and each.language == "yaml"]
+    texts = [snippet.text for snippet in BLOCKS if snippet.document == document and snippet.language == "yaml"]
     named = {found[1]: text for text in texts if (found := re.match(r"# (\S+\.yaml)\n", text))}
     for name, text in named.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -233,8 +233,8 @@ def write_shown_files(document: Path, folder: Path) -> dict[str, str]:
 def test_every_command_is_read_by_what_it_calls(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = [each for each in BLOCKS if each.document == document and each.language == "bash"]
-    commands = list_commands([each.text for each in blocks], tmp_path)
+    blocks = [snippet for snippet in BLOCKS if snippet.document == document and snippet.language == "bash"]
+    commands = list_commands([snippet.text for snippet in blocks], tmp_path)
     assert all(commands)
     files = write_shown_files(document, tmp_path)
     monkeypatch.chdir(REPOSITORY)
@@ -252,7 +252,7 @@ def test_every_example_of_a_verbs_help_is_read(tmp_path: Path, monkeypatch: pyte
     found = list_commands(["\n".join(own).replace(" …", "") for own in examples], tmp_path)
     monkeypatch.chdir(REPOSITORY)
     for verb, commands in zip(VERBS, found, strict=True):
-        assert [each for each in commands if find_verb(each[1:]) == verb], verb
+        assert [words for words in commands if find_verb(words[1:]) == verb], verb
         for command in commands:
             read_command(command)
 
@@ -292,23 +292,25 @@ def check_names(block: Block) -> None:
     ours: dict[str, Any] = {}
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.Import):
-            for each in node.names:
-                ours[each.asname or each.name] = importlib.import_module(each.name)
+            for alias in node.names:
+                ours[alias.asname or alias.name] = importlib.import_module(alias.name)
         elif isinstance(node, ast.ImportFrom):
             module = importlib.import_module(str(node.module))
-            for each in node.names:
-                ours[each.asname or each.name] = getattr(module, each.name)
+            for alias in node.names:
+                ours[alias.asname or alias.name] = getattr(module, alias.name)
     for node in ast.walk(ast.parse(block.text)):
         if not isinstance(node, ast.Call):
             continue
         path = ast.unparse(node.func).split(".")
-        if path[0] in ours and all(each.isidentifier() for each in path):
+        if path[0] in ours and all(part.isidentifier() for part in path):
             called = ours[path[0]]
             for name in path[1:]:
                 called = getattr(called, name)
-            is_plain = not any(isinstance(each, ast.Starred) for each in node.args)
+            is_plain = not any(isinstance(arg, ast.Starred) for arg in node.args)
             if is_plain and getattr(called, "__module__", "").startswith("domext_ray"):
-                inspect.signature(called).bind(*node.args, **{each.arg: None for each in node.keywords if each.arg})
+                inspect.signature(called).bind(
+                    *node.args, **{keyword.arg: None for keyword in node.keywords if keyword.arg}
+                )
 
 
 def test_every_yaml_is_read(tmp_path: Path) -> None:
@@ -332,17 +334,17 @@ def strip_blocks(document: Path) -> str:
 def test_every_option_in_running_text_is_one() -> None:
     known = {f"--{option}" for job in JOBS.values() for option in list_options(job.config_class)}
     verbs = [REPOSITORY / "jobs" / "benchmark.py", *(REPOSITORY / "jobs" / "benchmarks").glob("*.py")]
-    known_elsewhere = {each for path in verbs for each in re.findall(r'"(--\w+)"', path.read_text())} | OTHERS_OPTIONS
+    known_elsewhere = {flag for path in verbs for flag in re.findall(r'"(--\w+)"', path.read_text())} | OTHERS_OPTIONS
     for document in DOCUMENTS:
         codes = re.findall(r"`([^`]+)`", strip_blocks(document))
-        named = {each.rstrip(".") for code in codes for each in re.findall(r"(?<!\S)--[a-z][\w.-]*", code)}
+        named = {flag.rstrip(".") for code in codes for flag in re.findall(r"(?<!\S)--[a-z][\w.-]*", code)}
         unknown = named - known - known_elsewhere
-        assert not {each for each in unknown if not any(other.startswith(f"{each}.") for other in known)}, document
+        assert not {flag for flag in unknown if not any(other.startswith(f"{flag}.") for other in known)}, document
 
 
 def find_anchors(document: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", strip_blocks(document), re.M)
-    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_link_into_the_repository_leads_somewhere() -> None:
@@ -363,9 +365,9 @@ def test_forms_and_the_workflow_are_complete() -> None:
     assert len(forms) == 3
     for form in (yaml.safe_load(path.read_text(encoding="utf-8")) for path in forms):
         assert form.keys() == {"name", "description", "labels", "body"}
-        names = [each["id"] for each in form["body"]]
+        names = [part["id"] for part in form["body"]]
         assert len(set(names)) == len(names)
-        assert all(each["type"] in ("textarea", "checkboxes") and each["attributes"]["label"] for each in form["body"])
+        assert all(part["type"] in ("textarea", "checkboxes") and part["attributes"]["label"] for part in form["body"])
     (workflow,) = (REPOSITORY / ".github" / "workflows").glob("*.yml")
     (job,) = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
     assert job["steps"][-1] == {"run": ".ci/run"}
@@ -376,15 +378,15 @@ def test_the_tiers_that_are_run_every_week_are_there() -> None:
     workflow = yaml.safe_load(text)
     assert workflow[True].keys() == {"schedule", "workflow_dispatch"}, "YAML reads the word on as true"
     tier, newest = (workflow["jobs"][name] for name in ("tier", "newest"))
-    markers = {each.partition(":")[0] for each in read_project_file()["tool"]["pytest"]["ini_options"]["markers"]}
+    markers = {marker.partition(":")[0] for marker in read_project_file()["tool"]["pytest"]["ini_options"]["markers"]}
     assert {*tier["strategy"]["matrix"]["tier"]} == markers - {"gpu"}
-    install, tested = (each["run"] for each in tier["steps"] if "run" in each)
+    install, tested = (step["run"] for step in tier["steps"] if "run" in step)
     assert f"INSTALL='{install}'" in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
     assert re.search(r"^pytest -m \$\{\{ matrix.tier \}\} ", tested, re.M) and tier["steps"][3]["shell"] == "bash"
-    assert [each["run"] for each in newest["steps"] if "run" in each] == ["tests/upgrade.sh newest"]
-    for each in (tier, newest):
-        assert each["timeout-minutes"] > 60
-        assert each["steps"][-1]["if"] == "always()" and "upload-artifact@" in each["steps"][-1]["uses"]
+    assert [step["run"] for step in newest["steps"] if "run" in step] == ["tests/upgrade.sh newest"]
+    for job in (tier, newest):
+        assert job["timeout-minutes"] > 60
+        assert job["steps"][-1]["if"] == "always()" and "upload-artifact@" in job["steps"][-1]["uses"]
 
 
 def test_tables_of_speed_are_those_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +400,7 @@ def test_badges_are_true() -> None:
     python, licence = ((REPOSITORY / ".github" / f"{name}.svg").read_text() for name in ("python", "licence"))
     tested = (REPOSITORY / ".ci" / "run").read_text()
     oldest = project["requires-python"].removeprefix(">=")
-    *_, newest = (each.split()[-1] for each in project["classifiers"] if "Python :: 3." in each)
+    *_, newest = (classifier.split()[-1] for classifier in project["classifiers"] if "Python :: 3." in classifier)
     assert f"{oldest}+, tested to {newest}<" in python and f"${{PYTHON:-python{oldest}}}" in tested
     assert f">{project['license']}<" in licence
 

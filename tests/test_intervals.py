@@ -69,10 +69,10 @@ def test_false_alarms_are_as_rare_as_the_level_says() -> None:
     for _ in range(150):
         documents = np.repeat(1 + rng.normal(size=(1, 30)), 4, axis=0)
         values, drawn = resample(rng, draw_right(rng, documents, 3, seed_sd=0.3, both_sd=0.5), sizes)
-        first, *others = (Resampled(*each, 30) for each in zip(values, drawn, strict=True))
-        found = [compare(first, each) for each in others]
-        p_values = [each.p_value or 0.0 for each in found]
-        assert all(each.is_apart == (p_value < 0.05) for each, p_value in zip(found, p_values, strict=True))
+        first, *others = (Resampled(*pair, 30) for pair in zip(values, drawn, strict=True))
+        found = [compare(first, other) for other in others]
+        p_values = [difference.p_value or 0.0 for difference in found]
+        assert all(difference.is_apart == (p_value < 0.05) for difference, p_value in zip(found, p_values, strict=True))
         alarms += p_values[0] < 0.05
         of_any += min(correct_holm(p_values)) < 0.05
     assert alarms / 150 <= 0.08 and of_any / 150 <= 0.08
@@ -91,7 +91,7 @@ def test_a_mean_of_documents_has_students_interval() -> None:
 
 def test_one_restart_has_no_p_value() -> None:
     rng = np.random.default_rng(4)
-    one, other = (Resampled(np.array([each]), rng.normal(each, 0.01, size=(1, 500)), 50) for each in (0.5, 0.7))
+    one, other = (Resampled(np.array([value]), rng.normal(value, 0.01, size=(1, 500)), 50) for value in (0.5, 0.7))
     assert compare(one, other).p_value is None and compare(one, other).low > 0.1
     two = Resampled(np.array([0.69, 0.71]), rng.normal(0.7, 0.01, size=(2, 500)), 50)
     assert compare(one, two).p_value is None
@@ -123,7 +123,7 @@ def test_whole_documents_and_contexts_are_resampled() -> None:
     alone = score_classes(gold, predicted, ("a", "b"))
     sentences = [TaggedSentence(f"{i}", "x", ("w",), ("O",), f"d{i // 3}") for i in range(120)]
     copies = score_classes(
-        [each for each in gold for _ in range(3)], [each for each in predicted for _ in range(3)], ("a", "b")
+        [label for label in gold for _ in range(3)], [label for label in predicted for _ in range(3)], ("a", "b")
     )
     clustered = over_clusters(copies, sentences)
     assert clustered.describe()["intervals"] == alone.describe()["intervals"]

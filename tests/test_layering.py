@@ -110,7 +110,7 @@ def list_imports(source: str, module: str) -> set[str]:
             base = ".".join([*prefix, *([node.module] if node.module else [])])
             names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Call) and name_of(node) in ("import_module", "__import__"):
-            names |= {each.value for each in node.args if isinstance(each, ast.Constant)}
+            names |= {arg.value for arg in node.args if isinstance(arg, ast.Constant)}
     return names
 
 
@@ -128,10 +128,10 @@ def find_violations(module: str, source: str) -> list[str]:
         name = f"{PACKAGE}.{other}"
         if name in imports and not other.startswith("jobs.") and ROOMS.index(room_of(other)) > place:
             found.append(f"{module} imports {name}, which comes after it")
-    top_level = {each.split(".")[0] for each in imports}
+    top_level = {imported.split(".")[0] for imported in imports}
     for library, allowed in RESTRICTED.items():
         if library in top_level and not any(
-            module.startswith(each) if each.endswith(".") else module == each for each in allowed
+            module.startswith(user) if user.endswith(".") else module == user for user in allowed
         ):
             found.append(f"{module} imports {library}, which only {', '.join(allowed)} may")
     if module in EXPORTED:
@@ -160,7 +160,7 @@ def find_export_violations(module: str, source: str) -> list[str]:
             names = [node.module or ""]
         else:
             continue
-        found += [f"{module} imports {each}" for each in names if each.split(".")[0] not in EXPORTED_MAY_IMPORT]
+        found += [f"{module} imports {name}" for name in names if name.split(".")[0] not in EXPORTED_MAY_IMPORT]
     return found
 
 
@@ -169,14 +169,14 @@ def find_own_ways(source: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = {each.name for each in node.names} | {getattr(node, "module", "") or ""}
+            names = {alias.name for alias in node.names} | {getattr(node, "module", "") or ""}
             found += sorted(names & {"fcntl", "mmap"})
         elif isinstance(node, ast.Call):
             name = name_of(node)
-            values = [each.value for each in (*node.args, *(each.value for each in node.keywords)) if is_text(each)]
-            opens = name == "open" and any(each[:1] == "a" and len(each) < 4 for each in values)
+            values = [arg.value for arg in (*node.args, *(keyword.value for keyword in node.keywords)) if is_text(arg)]
+            opens = name == "open" and any(value[:1] == "a" and len(value) < 4 for value in values)
             maps = name in ("memory_map", "memmap", "open_memmap")
-            maps |= any(each.arg == "mmap_mode" for each in node.keywords)
+            maps |= any(keyword.arg == "mmap_mode" for keyword in node.keywords)
             moves = name in ("rename", "replace", "link", "move") and is_move(ast.unparse(node.func), len(node.args))
             if opens or moves or maps:
                 found.append(ast.unparse(node))
@@ -208,18 +208,20 @@ SOURCES = {
 
 
 def test_every_room_has_a_place_in_the_order() -> None:
-    rooms = {room_of(each) for each in SOURCES if not each.startswith("jobs.")}
+    rooms = {room_of(module) for module in SOURCES if not module.startswith("jobs.")}
     assert sorted(rooms) == sorted(ROOMS), "a new room needs its place in ROOMS; a removed one leaves it"
 
 
 def test_no_room_has_a_circle_inside() -> None:
-    imports = {each: list_imports(path.read_text(encoding="utf-8"), each) for each, path in SOURCES.items()}
+    imports = {module: list_imports(path.read_text(encoding="utf-8"), module) for module, path in SOURCES.items()}
     for room in ROOMS:
-        waiting = {each: names for each, names in imports.items() if room_of(each) == room}
+        waiting = {module: names for module, names in imports.items() if room_of(module) == room}
         while waiting:
-            first = [each for each in waiting if not any(f"{PACKAGE}.{other}" in waiting[each] for other in waiting)]
+            first = [
+                module for module in waiting if not any(f"{PACKAGE}.{other}" in waiting[module] for other in waiting)
+            ]
             assert first, f"{room}: {sorted(waiting)} import each other in a circle"
-            waiting = {each: names for each, names in waiting.items() if each not in first}
+            waiting = {module: names for module, names in waiting.items() if module not in first}
 
 
 def test_a_module_imports_only_what_it_may() -> None:
@@ -229,14 +231,16 @@ def test_a_module_imports_only_what_it_may() -> None:
 
 def test_one_door_to_what_outlives_a_process() -> None:
     found = {
-        each: find_own_ways(path.read_text(encoding="utf-8")) for each, path in SOURCES.items() if each not in DOOR
+        module: find_own_ways(path.read_text(encoding="utf-8"))
+        for module, path in SOURCES.items()
+        if module not in DOOR
     }
-    assert {each: ways for each, ways in found.items() if ways} == {}
+    assert {module: ways for module, ways in found.items() if ways} == {}
 
 
 def test_what_users_give_becomes_a_place_at_the_door() -> None:
     imports = {module: list_imports(path.read_text(encoding="utf-8"), module) for module, path in SOURCES.items()}
-    assert {each for each, names in imports.items() if f"{PACKAGE}.storage.Where" in names} == TAKE_WHAT_USERS_GIVE
+    assert {module for module, names in imports.items() if f"{PACKAGE}.storage.Where" in names} == TAKE_WHAT_USERS_GIVE
 
 
 def test_the_check_finds_another_way() -> None:
@@ -260,9 +264,9 @@ def is_for_type_checkers(node: ast.stmt) -> bool:
 
 def list_imports_at_once(source: str) -> set[str]:
     """Return the modules that a package file imports when it is imported itself: not in functions, nor for types."""
-    at_once = [each for each in ast.parse(source).body if not is_for_type_checkers(each)]
-    kept = [each for each in at_once if not isinstance(each, ast.FunctionDef)]
-    return {each.partition(".")[0] for each in list_imports(ast.unparse(ast.Module(kept, [])), "errors")}
+    at_once = [statement for statement in ast.parse(source).body if not is_for_type_checkers(statement)]
+    kept = [statement for statement in at_once if not isinstance(statement, ast.FunctionDef)]
+    return {name.partition(".")[0] for name in list_imports(ast.unparse(ast.Module(kept, [])), "errors")}
 
 
 def test_package_files_import_nothing() -> None:
@@ -275,7 +279,7 @@ def test_package_files_import_nothing() -> None:
 def test_the_check_finds_what_a_package_file_imports() -> None:
     in_try, in_function = "try:\n    import torch\nexcept ImportError: pass", "def f():\n    import torch"
     for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from domext_ray.api import pretrain"
-    at_once = [list_imports_at_once(each) for each in ("from domext_ray.api import x", in_try, in_function, for_types)]
+    at_once = [list_imports_at_once(code) for code in ("from domext_ray.api import x", in_try, in_function, for_types)]
     assert at_once == [{"domext_ray"}, {"torch"}, set(), {"typing"}]
 
 
@@ -296,7 +300,7 @@ def test_the_check_finds_a_forbidden_import_and_passes_an_allowed_one() -> None:
         ("model.domext.layers_domext", "eval('1')", "calls eval"),
         ("model.domext.layers_domext", "import torch\ntorch.load('x')", "calls torch.load"),
     ):
-        assert any(reason in each for each in find_violations(module, source)), (module, source)
+        assert any(reason in violation for violation in find_violations(module, source)), (module, source)
     for module, source in (
         ("training.pretrain", "import ray\nfrom domext_ray.text.corpus.stream import stream_batches"),
         ("text.corpus.shards", "import ray.data\nfrom ..vocabulary.tokenizer import load_tokenizer"),

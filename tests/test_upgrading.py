@@ -50,27 +50,31 @@ def place_of(text: str) -> Path:
 def read_table() -> list[Row]:
     found = []
     for line in UPGRADING.read_text(encoding="utf-8").splitlines():
-        cells = [each.strip() for each in re.split(r"(?<!\\)\|", line)[1:-1]]
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if len(cells) == 6 and cells[0] != "library" and not set(cells[0]) <= {"-"}:
             names, places, notices = (re.findall(r"`([^`]+)`", cells[i]) for i in (1, 2, 4))
-            found.append((set(names), [place_of(each) for each in places], notices))
+            found.append((set(names), [place_of(place) for place in places], notices))
     return found
 
 
 def find_private(path: Path) -> Iterator[str]:
     """Yield the names of other libraries that a file uses and that begin with an underscore."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    own = {each.name for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.ClassDef))}
-    own |= {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)}
+    own = {definition.name for definition in ast.walk(tree) if isinstance(definition, (ast.FunctionDef, ast.ClassDef))}
+    own |= {
+        attribute.attr
+        for attribute in ast.walk(tree)
+        if isinstance(attribute, ast.Attribute) and isinstance(attribute.ctx, ast.Store)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level and node.module:
             words = node.module.split(".")
             if words[0] not in OTHERS:
-                names = [node.module] if any(map(is_private, words)) else [each.name for each in node.names]
-                yield from (each for each in names if any(map(is_private, each.split("."))))
+                names = [node.module] if any(map(is_private, words)) else [alias.name for alias in node.names]
+                yield from (name for name in names if any(map(is_private, name.split("."))))
         elif isinstance(node, ast.Import):
-            names = [each.name for each in node.names if each.name.partition(".")[0] not in OTHERS]
-            yield from (each for each in names if any(map(is_private, each.split("."))))
+            names = [alias.name for alias in node.names if alias.name.partition(".")[0] not in OTHERS]
+            yield from (name for name in names if any(map(is_private, name.split("."))))
         elif isinstance(node, ast.Attribute) and is_private(node.attr):
             whole = ast.unparse(node)
             is_own = ast.unparse(node.value) in ("self", "cls") or (node.attr in own and "super()" not in whole)
@@ -87,20 +91,20 @@ BY_METACLASS = ("_abc_impl", "_backward_cls")
 def find_overridden(path: Path) -> Iterator[str]:
     """Yield the private names of other libraries' classes that classes of a file have, too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    if not any(isinstance(each, ast.ClassDef) and each.bases for each in ast.walk(tree)):
+    if not any(isinstance(node, ast.ClassDef) and node.bases for node in ast.walk(tree)):
         return
     name = path.relative_to(REPOSITORY).with_suffix("").as_posix().replace("/", ".")
     module = importlib.import_module(name)
     for _, made in inspect.getmembers(module, inspect.isclass):
-        theirs = [each for each in made.__mro__[1:] if each.__module__.partition(".")[0] not in OTHERS]
+        theirs = [base for base in made.__mro__[1:] if base.__module__.partition(".")[0] not in OTHERS]
         if made.__module__ == name:
-            for each in vars(made):
-                if is_private(each) and each not in BY_METACLASS and any(each in vars(other) for other in theirs):
-                    yield each
+            for attr in vars(made):
+                if is_private(attr) and attr not in BY_METACLASS and any(attr in vars(other) for other in theirs):
+                    yield attr
 
 
 def has_row(name: str, path: Path) -> bool:
-    parts = {part for names, places, _ in read_table() if path in places for each in names for part in list_parts(each)}
+    parts = {part for names, places, _ in read_table() if path in places for full in names for part in list_parts(full)}
     return name in parts
 
 
@@ -124,9 +128,9 @@ def test_every_private_name_that_a_class_takes_over_has_its_row() -> None:
     for path in ours:
         if libraries.search(path.read_text(encoding="utf-8")):
             found[path] = sorted({*find_overridden(path)})
-    missing = {path: [each for each in names if not has_row(each, path)] for path, names in found.items()}
+    missing = {path: [name for name in names if not has_row(name, path)] for path, names in found.items()}
     assert not {path: names for path, names in missing.items() if names}
-    named = {each for names in found.values() for each in names}
+    named = {name for names in found.values() for name in names}
     assert {"_init_weights", "_tied_weights_keys", "_create_default_callbacks"} <= named, "the check has found them"
 
 
@@ -140,8 +144,8 @@ def test_every_row_has_its_code_and_its_tests() -> None:
         assert names and places and notices
         for path in places:
             source = path.read_text(encoding="utf-8")
-            lacking = [each for each in names if re.split(r"[.:]", each)[-1] not in source]
-            shared = [each for each in lacking if len(places) > 1]
+            lacking = [row_name for row_name in names if re.split(r"[.:]", row_name)[-1] not in source]
+            shared = [row_name for row_name in lacking if len(places) > 1]
             assert not lacking or len(shared) < len(names), f"{path} has no {lacking}"
         for name in names:
             last = re.split(r"[.:]", name)[-1]
@@ -160,7 +164,7 @@ def test_a_name_without_a_row_is_found(tmp_path: Path) -> None:
         "torch._C.call()\nray.init(_system_config={})\nos._exit(1)\nself._own\nclass A:\n    def _mine(self): x._mine\n"
     )
     assert {*find_private(path)} == {"ray._private.node", "torch._inductor", "_trial", "_C", "_system_config"}
-    assert not any(has_row(each, path) for each in find_private(path))
+    assert not any(has_row(name, path) for name in find_private(path))
 
 
 # --- the script -----------------------------------------------------------------------------------------------------
@@ -182,18 +186,20 @@ def test_rows_are_those_of_the_project() -> None:
     listed = call("--list")
     assert listed.returncode == 0, listed.stderr
     rows = {cells[1]: cells[2:4] for cells in (re.split(r" *\| *", line) for line in listed.stdout.splitlines())}
-    pythons = [each for each in rows if each.startswith("python3.")]
+    pythons = [row for row in rows if row.startswith("python3.")]
     assert pythons[0] == f"python{project['requires-python'].removeprefix('>=')}"
-    assert pythons == [f"python{each.split()[-1]}" for each in project["classifiers"] if "Python :: 3." in each]
+    assert pythons == [
+        f"python{classifier.split()[-1]}" for classifier in project["classifiers"] if "Python :: 3." in classifier
+    ]
     constraints = (REPOSITORY / "cluster" / "constraints.txt").read_text(encoding="utf-8")
     (least,) = re.findall(r"for Python 3\.(\d+) and later", constraints)
-    for each in pythons:
-        place, *pins = rows[each]
-        constrained = int(each.partition(".")[2]) >= int(least)
-        assert place.startswith("no python") or pins == ["-c cluster/constraints.txt" if constrained else ""], each
+    for python in pythons:
+        place, *pins = rows[python]
+        constrained = int(python.partition(".")[2]) >= int(least)
+        assert place.startswith("no python") or pins == ["-c cluster/constraints.txt" if constrained else ""], python
     assert f"python3.{sys.version_info.minor}" in pythons
-    lowest = {each.name: str(each.specifier) for each in map(Requirement, project["dependencies"])}
-    pins = dict(each.split("==") for each in rows["oldest"][1].split())
+    lowest = {requirement.name: str(requirement.specifier) for requirement in map(Requirement, project["dependencies"])}
+    pins = dict(pin.split("==") for pin in rows["oldest"][1].split())
     assert pins.keys() == {"transformers", "torch", "datasets"} and rows["newest"][1] == ""
     for name, version in pins.items():
         assert f">={version.removesuffix('.*')}" in lowest[name].split(","), name
@@ -212,5 +218,5 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
     table = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     assert done.returncode == 1 and len(table) == 3, done.stdout + done.stderr
     assert all(line.endswith("| not installed |") for line in table[1:])
-    assert {each.parent.name for each in tmp_path.glob("*/install.log")} == {"oldest", "newest"}
+    assert {path.parent.name for path in tmp_path.glob("*/install.log")} == {"oldest", "newest"}
     assert not list(tmp_path.glob("*/venv"))

@@ -89,18 +89,18 @@ def run(unpacked: Path, place: Path, *commands: str) -> str:
 
 def test_it_holds_what_is_tracked_and_nothing_else(unpacked: Path) -> None:
     """But for the pages about rooms, which are for who works on them."""
-    tracked = {each for each in list_tracked() if each.startswith("domext_ray/")}
-    pages = {each for each in tracked if each.endswith(".md") and not each.startswith("domext_ray/assets/")}
-    found = {str(each.relative_to(unpacked)) for each in unpacked.rglob("*") if each.is_file()}
-    (about,) = {each.partition("/")[0] for each in found if ".dist-info/" in each}
+    tracked = {name for name in list_tracked() if name.startswith("domext_ray/")}
+    pages = {name for name in tracked if name.endswith(".md") and not name.startswith("domext_ray/assets/")}
+    found = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    (about,) = {name.partition("/")[0] for name in found if ".dist-info/" in name}
     assert about == f"domext_ray-{VERSION}.dist-info"
-    assert len(pages) == 3 and found == tracked - pages | {f"{about}/{each}" for each in METADATA}
+    assert len(pages) == 3 and found == tracked - pages | {f"{about}/{name}" for name in METADATA}
 
 
 def test_its_files_are_those_of_the_package(unpacked: Path, wheel: Path) -> None:
-    for each in (unpacked / "domext_ray").rglob("*"):
-        if each.is_file():
-            assert each.read_bytes() == (REPOSITORY / each.relative_to(unpacked)).read_bytes(), each
+    for path in (unpacked / "domext_ray").rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (REPOSITORY / path.relative_to(unpacked)).read_bytes(), path
     assert wheel.name.endswith("-py3-none-any.whl") and wheel.stat().st_size < MOST_BYTES
 
 
@@ -123,12 +123,12 @@ def test_it_says_what_it_can_do(unpacked: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_plans_a_run_and_exports_one(unpacked: Path, tmp_path: Path) -> None:
     """With the base that ships, its sentences and its presets; an export gets the code that it needs."""
-    version = max(each.parent.name for each in FIXTURES.glob(f"*/{EXPECTED}"))
+    version = max(path.parent.name for path in FIXTURES.glob(f"*/{EXPECTED}"))
     unpack(version, tmp_path / "old")
     export = tmp_path / "export"
     commands = ["pretrain af --dry_run true", f"export_hf --run {tmp_path / 'old/runs/af'} --output {export}"]
     said = run(unpacked, tmp_path, *commands)
     assert "general-mini" in said and str(export) in said
     assert not list((tmp_path / "work").iterdir()), "a dry run writes nothing"
-    ours = {each.name: each.read_bytes() for each in (REPOSITORY / "domext_ray/model/domext").glob("*_domext.py")}
+    ours = {path.name: path.read_bytes() for path in (REPOSITORY / "domext_ray/model/domext").glob("*_domext.py")}
     assert len(ours) == 6 and all((export / name).read_bytes() == code for name, code in ours.items())
