@@ -60,15 +60,15 @@ def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
     config = resolve_files(resolve_workers(keep_precision(SettledConfig.of(asked), paths.run)))
     config = pin_corpus(resolve_schedule(config, paths.run), paths.run)
     base = load_run_base(config)
-    if base is not None:
-        warn_of_rate(config.optim, base, "--optim.lr")
-        if config.objective.reads_words and not base.has_mlm_head:
-            print(f"note: the base {config.base!r} has no masked-LM head: a fresh one is made and trains.", flush=True)
     read_probe(config.train.general_probe)
     start = _find_start(config, base, paths.run) if config.init_from else None
     spec = size_model(config, base, start.checkpoint.extensions if start else None)
     plan = Plan(replace(config, method=spec.method), paths, spec, start, preset)
     check_identity(paths.run, {**plan.identity, **_find_moved_corpus(config, paths)})
+    if base is not None:  # what is refused is told alone
+        warn_of_rate(config.optim, base, "--optim.lr")
+        if config.objective.reads_words and not base.has_mlm_head:
+            print(f"note: the base {config.base!r} has no masked-LM head: a fresh one is made and trains.", flush=True)
     return plan
 
 
