@@ -32,11 +32,11 @@ from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.export.onnx_graph import POSITIONS, OnnxModel, is_graph
-from domext_ray.families.raw import list_fields, list_needed, make_example
 from domext_ray.families.readers.examples import Example
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task_description import make_described_task
+from domext_ray.inference.examples import list_fields, list_needed, make_example
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
 from domext_ray.model.build import has_router

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.config.shared import PoolingChoice
-from domext_ray.families.raw import make_example
 from domext_ray.families.task import Row, Task
 from domext_ray.families.windows import read_template
+from domext_ray.inference.examples import make_example
 from domext_ray.inference.fill_mask import MASK, MaskCodec
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import ServedRow

@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.families.described_sets import make_description
 from domext_ray.families.metrics.scores import flatten
-from domext_ray.families.raw import make_example
 from domext_ray.families.readers.examples import Example
 from domext_ray.families.readers.issues import DataIssues, Record, SetRow
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import TaskOptions
+from domext_ray.inference.examples import make_example
 
 DRAWN = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 WORDS = st.lists(st.sampled_from(["cat", "dog", "heart", "the", "runs", "gene", "of", "drug"]), min_size=2, max_size=24)

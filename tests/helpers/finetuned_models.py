@@ -21,7 +21,6 @@ from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_stages
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.start.text_embedding import TextEmbedding
-from domext_ray.families.raw import NOTHING_LEARNED, RawRecord, make_example
 from domext_ray.families.readers.examples import (
     AnnotatedText,
     Choice,
@@ -39,6 +38,7 @@ from domext_ray.families.readers.examples import (
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.state import State
 from domext_ray.families.task import StagedTask, TaskOptions
+from domext_ray.inference.examples import NOTHING_LEARNED, RawRecord, make_example
 from domext_ray.runtime.trials import Ledger, Rules, Step, Trial, Watch, run_here
 from domext_ray.storage import Place
 

@@ -10,9 +10,9 @@ import pytest
 from finetuned_models import make_raw
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.raw import make_example
 from domext_ray.families.readers.examples import Choice, Entity, LabelledText, MarkedText, RawSentence, TaggedSentence
 from domext_ray.families.readers.words import INVISIBLE, WordMarks, cut_words
+from domext_ray.inference.examples import make_example
 
 DOCTOR = "\U0001f469\u200d\u2695\ufe0f"
 
