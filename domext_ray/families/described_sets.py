@@ -51,11 +51,13 @@ def make_description(task: str, name: str, path: str = "", **values: Any) -> Set
         *(("a key of columns", role, family.columns) for role in given),
     ):
         _demand(own, key, value, allowed)
+    required = tuple(r for r in family.columns if r in family.readers[reader] or r in given and r in OPTIONAL)
     made = own.fill(
         reader=reader,
         files={**(BRAT_FILES if reader == "brat" else DEFAULT_FILES), **own.files},
         columns={**family.columns, **given},
-        required=tuple(r for r in family.columns if r in family.readers[reader] or r in given and r in OPTIONAL),
+        required=required,
+        annotated=family.annotated if family.annotated in required else "",
         metric=own.metric or family.metric,
         ends="exclusive" if reader == "brat" else own.ends,
         separator=own.separator or family.separator,

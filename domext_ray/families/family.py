@@ -67,6 +67,8 @@ class Family(ABC):
     """How answers may be compared: the first where each question has one, the second where some have none."""
     needed: ClassVar[tuple[tuple[str, ...], ...]] = (("text",),)
     """Roles of what a row without labels must have, of each group one."""
+    annotated: ClassVar[str] = ""
+    """Role of what annotation tools make of a text; empty: such sets are not made with them."""
     side_file: ClassVar[str] = ""
     """Key of the description that names a file beside the splits; empty: there is none."""
     reads_by_side: ClassVar[bool] = False
@@ -120,6 +122,14 @@ class Family(ABC):
     def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the head's outputs in order, given a set's labels."""
         return labels
+
+    @classmethod
+    def adopt(cls, labels: tuple[str, ...], problem_type: str | None) -> dict[str, Any] | None:
+        """Return labels, state and thresholds of a head that came with the names of its outputs alone.
+
+        None: such a head is another family's, as it is by default.
+        """
+        return None
 
     @classmethod
     def list_shown(cls) -> tuple[str, ...]:

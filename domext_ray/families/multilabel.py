@@ -32,6 +32,7 @@ from domext_ray.families.readers.cells import split_cell
 from domext_ray.families.readers.examples import MultiLabelText
 from domext_ray.families.readers.issues import DataIssues, SetRow, as_whole, shorten
 from domext_ray.families.state import NOTHING_LEARNED, State
+from domext_ray.families.task import ONLY_STAGE
 from domext_ray.families.texts import TextRows, read_texts
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class MultiLabelTask(TextRows, ClassTask):
     family = "multilabel"
     readers = {"records": ("text", "labels"), "label_columns": ("text",)}
     columns = {**TEXTS, "labels": ("labels", "label", "accept")}
+    annotated = "labels"
     metrics = ("accuracy", *ENTITY_METRICS)
     separator = ","
     head = "DomextForSequenceClassification"
@@ -90,6 +92,12 @@ class MultiLabelTask(TextRows, ClassTask):
     def read_together(cls, splits: Splits, issues: DataIssues) -> Splits:
         """Take a 0 or 1 for each label as the labels that are there; see `name_labels`."""
         return name_labels(splits, issues)
+
+    @classmethod
+    def adopt(cls, labels: tuple[str, ...], problem_type: str | None) -> dict[str, Any] | None:
+        thresholds = {ONLY_STAGE: {"threshold": USUAL_THRESHOLD}}
+        is_own = problem_type == "multi_label_classification"
+        return {"labels": labels, "thresholds": thresholds} if is_own else None
 
     @classmethod
     def compare(cls, example: MultiLabelText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:

@@ -61,6 +61,7 @@ class SpanTask(Task):
     family = "nested_ner"
     readers = {"records": ("text", "entities"), "brat": ()}
     columns = {**ID, **SPANS}
+    annotated = "entities"
     metrics = ENTITY_METRICS
     head = "DomextForSpanClassification"
     metric = "f1.micro"

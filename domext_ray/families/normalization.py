@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,6 @@ from domext_ray.families.readers.records import list_items, parse_document, read
 from domext_ray.families.state import BOOL, COUNT, NOTHING_LEARNED, RANGE, State
 from domext_ray.families.task import Embed, Predict, StagedTask, Task
 from domext_ray.text.data.files import find_suffix
-
-if TYPE_CHECKING:
-    pass
 
 RANKING = "ranking"
 SAME, DIFFERENT = "same", "different"

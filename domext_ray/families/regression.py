@@ -74,6 +74,10 @@ class RegressionTask(TextRows):
         return LabelledText("", row.source, *texts, "", number)
 
     @classmethod
+    def adopt(cls, labels: tuple[str, ...], problem_type: str | None) -> dict[str, Any] | None:
+        return {"labels": (), "state": {"mean": 0.0, "std": 1.0}} if problem_type == "regression" else None
+
+    @classmethod
     def compare(cls, example: LabelledText, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
         values = f"{example.value:g}", f"{prediction['value']:.4g}"
         distance = abs(example.value - prediction["value"])

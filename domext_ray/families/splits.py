@@ -124,7 +124,7 @@ def _read_file(path: Path, description: SetDescription, issues: DataIssues, othe
         case "brat":
             return read_brat(path, issues, others)
     records = read_records(path, description, issues)
-    if description.task == "ner" and find_suffix(str(path)) == ".parquet" and not description.tags:
+    if "tags" in description.required and find_suffix(str(path)) == ".parquet" and not description.tags:
         records = _decode_tags(records, path, description)
     records = complete_exports(records, description, issues)
     return take_choices(select_columns(records, description, issues), description, issues)

@@ -71,6 +71,7 @@ class TokenClassificationTask(ClassTask):
         "document": ("document", "doc_id"),
         **SPANS,
     }
+    annotated = "entities"
     metrics = ENTITY_METRICS
     needed = (("text", "tokens"),)
     has_token_outputs = True
@@ -159,6 +160,11 @@ class TokenClassificationTask(ClassTask):
             return rows, partial(cls.read, unit=unit)
         rows = name_tags(rows)
         return rows, partial(cls.read, scheme=choose_scheme(rows))
+
+    @classmethod
+    def adopt(cls, labels: tuple[str, ...], problem_type: str | None) -> dict[str, Any] | None:
+        kinds = tuple(dict.fromkeys(label[2:] for label in labels if label != "O"))
+        return {"labels": kinds} if labels == list_tags(kinds) else None
 
     @classmethod
     def compare(cls, example: TaggedSentence, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,6 @@ from domext_ray.families.readers.spans import sort_entities
 from domext_ray.families.relations import RelationTask
 from domext_ray.families.state import COUNT, NOTHING_LEARNED, PAIRS, TEXTS, State
 from domext_ray.families.task import Predict, StagedTask, Task
-
-if TYPE_CHECKING:
-    pass
 
 ENTITIES, RELATIONS = "entities", "relations"
 NO_RELATION = "no_relation"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TASKS, TOKENS, BankEntry
+from domext_ray.adapters.entry import MASKED_LM, TASKS, BankEntry
 from domext_ray.adapters.serving import AdapterServer, MixedStates
 from domext_ray.config.serve import ServeConfig
 from domext_ray.config.shared import Pooling
@@ -28,8 +28,8 @@ from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import is_export, name_run
 from domext_ray.downstream.start.text_embedding import choose_pooling
 from domext_ray.errors import RunError
-from domext_ray.families.multilabel import USUAL_THRESHOLD
-from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
+from domext_ray.families.registry import FAMILIES
+from domext_ray.families.task import Task, TaskOptions
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.model.domext.routers_domext import Router
@@ -257,19 +257,10 @@ def open_served(config: ServeConfig) -> ServedModel:
 
 def describe_head(name: str, entry: BankEntry, max_length: int) -> TaskDescription:
     """Describe the task of an adapter that came without a description, by its head's labels; it is no masked LM."""
-    labels, options = entry.labels, TaskOptions(max_length=max_length)
-    if entry.architecture == TOKENS:
-        kinds = tuple(dict.fromkeys(label[2:] for label in labels if label != "O"))
-        if labels != ("O", *(f"{mark}-{kind}" for kind in kinds for mark in "BI")):
-            raise RunError(
-                f"the adapter {name!r} has the labels {', '.join(labels[:6])}; tags are served in the order O, B-X, "
-                "I-X, B-Y, I-Y, as domext finetune --task ner makes them."
-            )
-        return TaskDescription("ner", name, kinds, "f1.micro", options)
-    assert entry.architecture == SEQUENCES
-    if entry.problem_type == "regression":
-        return TaskDescription("regression", name, (), "spearman", options, state={"mean": 0.0, "std": 1.0})
-    if entry.problem_type == "multi_label_classification":
-        thresholds = {ONLY_STAGE: {"threshold": USUAL_THRESHOLD}}
-        return TaskDescription("multilabel", name, labels, "f1.micro", options, thresholds=thresholds)
-    return TaskDescription("classification", name, labels, "accuracy", options)
+    for own in (FAMILIES[task] for task, architecture in TASKS.items() if architecture == entry.architecture):
+        if (found := own.adopt(entry.labels, entry.problem_type)) is not None:
+            return TaskDescription(own.family, name, metric=own.metric, options=TaskOptions(max_length), **found)
+    raise RunError(
+        f"the adapter {name!r} has the labels {', '.join(entry.labels[:6])}; tags are served in the order O, B-X, I-X, "
+        "B-Y, I-Y, as domext finetune --task ner makes them."
+    )

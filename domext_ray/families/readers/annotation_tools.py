@@ -35,7 +35,7 @@ def complete_exports(records: Iterable[Record], description: SetDescription, iss
         return
     records = itertools.chain([first], records)
     columns = first.values.keys()
-    role = _find_role(description)
+    role = description.annotated
     if _is_task(first):
         yield from _read_tasks([*records], description, issues)
     elif (role and len(columns & _MIN_COLUMNS) > 1) or (role == "entities" and len(columns & _PRODIGY_COLUMNS) > 1):
@@ -49,7 +49,7 @@ def complete_exports(records: Iterable[Record], description: SetDescription, iss
 
 def take_choices(records: Iterable[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
     """Make a class, or a list of labels, of what Label Studio has for several choices; values go by role."""
-    role = _find_role(description)
+    role = description.annotated
     for record in records:
         value = record.values.get(role)
         choices = value.get("choices") if isinstance(value, Mapping) else None
@@ -61,11 +61,6 @@ def take_choices(records: Iterable[Record], description: SetDescription, issues:
         else:
             taken = choices if role == "labels" else next(iter(choices), None)
             yield replace(record, values={**record.values, role: taken})
-
-
-def _find_role(description: SetDescription) -> str:
-    """Return the role of what was annotated; empty: such a set is not made with these tools."""
-    return next((role for role in _KINDS if role in description.required and description.task != "relation"), "")
 
 
 def _fill(records: Sequence[Record], description: SetDescription, role: str) -> Iterator[Record]:
@@ -88,9 +83,9 @@ def _is_task(record: Record) -> bool:
 
 def _read_tasks(tasks: Sequence[Record], description: SetDescription, issues: DataIssues) -> Iterator[Record]:
     """Make a row of each annotation of each task, as JSON-MIN does."""
-    role, source = _find_role(description), tasks[0].source
+    role, source = description.annotated, tasks[0].source
     if not role:
-        cure = "set reader: spans" if description.task == "ner" else "export JSON-MIN"
+        cure = "set reader: spans" if "tags" in description.columns else "export JSON-MIN"
         raise CorpusError(
             f"{source} is a task of Label Studio with its annotations, which reader: {description.reader} of "
             f"{description.task} does not read; {cure}."

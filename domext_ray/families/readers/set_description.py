@@ -112,6 +112,7 @@ class SetDescription:
     licence: _Text = _key()  # where its authors name one
     path: str = ""  # the YAML that describes it; "" if none does
     required: tuple[str, ...] = ()  # roles that every row must have
+    annotated: str = ""  # role of what annotation tools make; empty: such a set is not made with them
 
     @property
     def where(self) -> str:
@@ -131,7 +132,7 @@ class SetDescription:
         return filled
 
 
-KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-2]
+KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-3]
 """Keys of a YAML."""
 
 

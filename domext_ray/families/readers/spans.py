@@ -66,7 +66,7 @@ def _read_types(row: SetRow, kind: Any, place: str) -> list[str]:
         )
         raise CorpusError(f"{place} has an entity {shown}; mend it, or set columns.type.")
     types = list(dict.fromkeys(label.strip() for label in kinds))
-    if len(types) > 1 and row.description.task == "ner":
+    if len(types) > 1 and "tags" in row.description.columns:
         raise CorpusError(
             f"{place} has an entity with the labels {' and '.join(map(repr, types))}, but in ner a word has one tag; "
             "keep one of them, or give task: nested_ner, where each is an entity of its own."
@@ -81,7 +81,7 @@ def _list_ends(row: SetRow, end: int, mention: str | None) -> tuple[int, ...]:
     """
     ends = row.description.ends
     if ends == "auto" and mention is None:
-        if row.description.task == "nested_ner":
+        if "tags" not in row.description.columns:
             raise CorpusError(
                 f"{row.source} has an entity without its own text, which tells whether ends are inclusive; set ends to "
                 "inclusive or exclusive."
