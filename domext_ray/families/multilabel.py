@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +73,9 @@ class MultiLabelTask(TextRows, ClassTask):
         """The problem's type, by which transformers computes the same loss, and its pipeline probabilities."""
         return {"problem_type": "multi_label_classification"}
 
-    @property
-    def card_values(self) -> dict[str, Any]:
-        """The threshold, which transformers' pipeline does not know."""
-        return {"threshold": f"{self.thresholds['threshold']:g}"}
+    def make_card_values(self, thresholds: Mapping[str, float]) -> dict[str, Any]:
+        """Return the threshold, which transformers' pipeline does not know."""
+        return {"threshold": f"{thresholds['threshold']:g}"}
 
     @classmethod
     def read(cls, row: SetRow) -> MultiLabelText:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -128,9 +128,8 @@ class TokenClassificationTask(ClassTask):
         """Return the tags: O, then B- and I- of every type."""
         return list_tags(labels)
 
-    @property
-    def card_values(self) -> dict[str, Any]:
-        """Whether marks are part of words; see the template."""
+    def make_card_values(self, thresholds: Mapping[str, float]) -> dict[str, Any]:
+        """Say whether marks are part of words, which transformers' pipeline does not know."""
         return {"is_tagger": True, "joins": bool(self.state)}
 
     @classmethod

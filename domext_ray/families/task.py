@@ -247,9 +247,8 @@ class Task(StagedTask):
         """Labels of the head's outputs in order (config.id2label)."""
         return self.list_outputs(self.data.labels)
 
-    @property
-    def card_values(self) -> dict[str, Any]:
-        """What the template of a model card says of this family alone."""
+    def make_card_values(self, thresholds: Mapping[str, float]) -> dict[str, Any]:
+        """Return what the template of a model card says of this family alone; `thresholds` are the model's."""
         return {}
 
     @property

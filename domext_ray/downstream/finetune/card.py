@@ -69,7 +69,7 @@ def build_card(start: StartModel, fitted: Fitted, figures: CardFigures, *, is_pl
         use="Meant for: the task above, on text like that of its labelled set. Whoever uses it checks it on examples "
         "of their own\nfirst; other text, other labels or another way of labelling may give other figures.\n\n"
         "Not meant for: decisions about people that nobody checks.",
-        **task.card_values,
+        **task.make_card_values(fitted.thresholds),
     )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from domext_ray.families.metrics.answer_metrics import score_answer
 from domext_ray.families.metrics.scores import Score, make_score
-from domext_ray.families.readers.examples import Entity, read_tags
+from domext_ray.families.readers.examples import Entity
 
 RECALL_DEPTHS = (1, 5, 10)
 
@@ -97,11 +97,6 @@ def score_entities(
 ) -> Score:
     """Score entities: one counts as found when start, end and type are right."""
     return _score_sets(gold, predicted, types, lambda entity: entity.label)
-
-
-def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], types: Sequence[str]) -> Score:
-    """Score IOB2 tags by their entities, as seqeval's strict mode does."""
-    return score_entities([read_tags(tags) for tags in gold], [read_tags(tags) for tags in predicted], types)
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ from domext_ray.families.metrics.metrics import (
     score_answers,
     score_classes,
     score_entities,
-    score_tags,
     score_terms,
     score_triples,
     score_values,
 )
 from domext_ray.families.metrics.scores import Score, compare_scores
-from domext_ray.families.readers.examples import Entity
+from domext_ray.families.readers.examples import Entity, read_tags
 
 TAGS = ("O", "B-Drug", "I-Drug", "B-Gene", "I-Gene", "B-Cell", "I-Cell")
 LABELS = ("none", "up", "down", "same")
@@ -46,7 +45,7 @@ def test_tags_score_as_in_seqeval_strict() -> None:
         rng = np.random.default_rng(seed)
         gold = draw_tags(rng, 40)
         predicted = [disturb(rng, each, TAGS, 0.3) for each in gold]
-        score = score_tags(gold, predicted, ("Drug", "Gene", "Cell"))
+        score = score_entities(*([*map(read_tags, side)] for side in (gold, predicted)), ("Drug", "Gene", "Cell"))
         functions = {"f1": seqeval_f1, "precision": seqeval_precision, "recall": seqeval_recall}
         for (name, function), average in itertools.product(functions.items(), ("micro", "macro")):
             expected = function(gold, predicted, average=average, mode="strict", scheme=IOB2, zero_division=0)
@@ -223,7 +222,11 @@ def make_scores() -> list[Score]:
     tags = draw_tags(rng, 50)
     return [
         score_classes(gold, disturb(rng, gold, LABELS, 0.4), LABELS, negative="none", positive="up"),
-        score_tags(tags, [disturb(rng, each, TAGS, 0.3) for each in tags], ("Drug", "Gene", "Cell", "Never")),
+        score_entities(
+            [*map(read_tags, tags)],
+            [read_tags(disturb(rng, each, TAGS, 0.3)) for each in tags],
+            ("Drug", "Gene", "Cell", "Never"),
+        ),
         score_values(rng.normal(size=50).tolist(), rng.normal(size=50).tolist()),
         score_answers([[], ["a mill"]] * 25, ["mill", "", "", "old mill", "mill"] * 10, "squad_v2"),
         score_terms([{"a"}] * 50, [["a"], ["b"]] * 25, ranked=[["a", "b"]] * 50),
