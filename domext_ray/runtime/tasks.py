@@ -11,10 +11,7 @@ tasks none has room for as long as it may wait (`runtime.waiting`) ends.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
-import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,8 +24,8 @@ from ray import exceptions
 from domext_ray.errors import RunError, find_storage_error, find_user_error
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runtime.ray_cluster import ask_waiting, describe_waiting
+from domext_ray.runtime.records import Records, Result
 from domext_ray.runtime.waiting import RoomTimer, StallTimer
-from domext_ray.storage import Place
 
 MOST_DEATHS = 3
 """Workers that a task may lose: a node that goes away is no reason to stop, a text that kills its worker is."""
@@ -44,52 +41,7 @@ SPARE_TASKS = 32
 END_SECONDS = 10.0
 """How long tasks that are told to end may take to: what they write would come after what their job tidies up."""
 
-Result: TypeAlias = dict[str, Any]
-"""JSON, but for bytes."""
 Function: TypeAlias = Callable[[Any], Result]
-
-
-@dataclass(frozen=True)
-class Records:
-    """Results of tasks, a file each."""
-
-    place: Place  # their folder
-    key: str = ""  # what decides the result of every task
-    find_fault: Callable[[Result], str] = lambda result: ""  # what is wrong with the files that a result names
-
-    def find(self, number: int) -> Place:
-        return self.place / f"{number:06d}.json"
-
-    def read(self, number: int, key: str = "") -> tuple[Result | None, str]:
-        """Return the result of a task, None where it is to be made, and what is wrong with a damaged one."""
-        place = self.find(number)
-        try:
-            content = place.read_bytes()
-        except FileNotFoundError:
-            return None, ""
-        digest, _, body = content.partition(b"\n")
-        if hashlib.sha256(body).hexdigest().encode() != digest:
-            return None, f"{place} is damaged"
-        record = json.loads(body, object_hook=_decode)
-        if record["key"] != [self.key, key]:
-            return None, ""
-        fault = self.find_fault(record["result"])
-        return (None if fault else record["result"]), fault
-
-    def write(self, number: int, result: Result, key: str = "") -> None:
-        """Keep the result of a task, all of whose files are there."""
-        body = json.dumps({"key": [self.key, key], "result": result}, default=_encode).encode()
-        self.find(number).put(hashlib.sha256(body).hexdigest().encode() + b"\n" + body, flush=False)
-
-
-def _encode(value: Any) -> dict[str, str]:
-    if not isinstance(value, bytes):
-        raise TypeError(f"a task's result holds {type(value).__name__}")
-    return {"base64": base64.b64encode(value).decode()}
-
-
-def _decode(record: dict[str, Any]) -> Any:
-    return base64.b64decode(record["base64"]) if record.keys() == {"base64"} else record
 
 
 @dataclass(frozen=True)

@@ -84,14 +84,13 @@ def test_an_encoder_is_given_if_and_only_if_candidates_were_recalled_with_one(
     def embed(texts: Sequence[str]) -> np.ndarray:
         return np.ones((len(texts), 2), np.float32)
 
-    without, with_one = RecallOptions(), RecallOptions(embed=embed)
     for learned, used, says in (
-        (with_one, without, "by embeddings too, and there is no encoder that makes them"),
-        (without, with_one, "without embeddings, and an encoder is given that makes them"),
+        (embed, None, "by embeddings too, and there is no encoder that makes them"),
+        (None, embed, "without embeddings, and an encoder is given that makes them"),
     ):
-        state = NormalizationTask(data, bert, OPTIONS, recall_options=learned).state_dict()
+        state = NormalizationTask(data, bert, OPTIONS, embed=learned).state_dict()
         with pytest.raises(ValueError, match=says):
-            NormalizationTask(data, bert, OPTIONS, recall_options=used, state=state)
+            NormalizationTask(data, bert, OPTIONS, embed=used, state=state)
 
 
 def test_ngrams_recall_what_looks_alike() -> None:

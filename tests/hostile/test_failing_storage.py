@@ -20,7 +20,7 @@ from test_hostile_input import TARGETS, Target, read_tree, write_corpus_folder
 
 from domext_ray import storage
 from domext_ray.errors import StorageError, find_user_error
-from domext_ray.runtime.tasks import Records
+from domext_ray.runtime.records import Records
 from domext_ray.storage import Place
 from domext_ray.text.corpus.manifest import SPLITS, read_manifest, remember_shards
 from domext_ray.text.corpus.overlap import read_hashes, write_hashes

@@ -19,7 +19,8 @@ from object_store import BUCKET
 from domext_ray.errors import CorpusError, RunError, StorageError
 from domext_ray.runtime import tasks, waiting
 from domext_ray.runtime.ray_cluster import describe_waiting
-from domext_ray.runtime.tasks import Pool, Records, Result, Task, run_tasks
+from domext_ray.runtime.records import Records, Result
+from domext_ray.runtime.tasks import Pool, Task, run_tasks
 from domext_ray.storage import Place, new_file
 
 

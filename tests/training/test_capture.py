@@ -19,6 +19,7 @@ from domext_ray.errors import RunError
 from domext_ray.model import fused
 from domext_ray.training import engine
 from domext_ray.training.capture import WARM_PASSES, CapturedPasses
+from domext_ray.training.objective import ViewBatch
 
 CPU = torch.device("cpu")
 WAYS: dict[str, dict[str, Any]] = {
@@ -45,12 +46,12 @@ def test_captured_steps_are_those_that_python_launches(method: str, way: str, mo
 def test_a_pass_that_waits_for_its_own_result_is_refused() -> None:
     param = nn.Parameter(torch.ones(2))
 
-    def wait(fields: dict[str, Any], factors: Tensor) -> Tensor:
-        loss = (param * fields["states"]).sum() * factors
+    def wait(batch: ViewBatch, factors: Tensor) -> Tensor:
+        loss = (param * batch.weights).sum() * factors
         return loss.detach() * (2.0 if loss.item() > 0 else 1.0)
 
     passes = CapturedPasses(wait, [param], record_operations)
     for _ in range(WARM_PASSES):
-        passes({"states": torch.ones(2)}, torch.ones(()))
+        passes(ViewBatch(torch.ones(2, 4), None, torch.ones(2)), torch.ones(()))
     with pytest.raises(RunError, match=r"^--engine\.capture is true, and .* \(.*local_scalar.*\); set it false\.$"):
-        passes({"states": torch.ones(2)}, torch.ones(()))
+        passes(ViewBatch(torch.ones(2, 4), None, torch.ones(2)), torch.ones(()))

@@ -31,7 +31,7 @@ import pyarrow as pa
 from domext_ray.config.pretrain import PrepareConfig, identify_documents
 from domext_ray.errors import AccessError, CorpusError
 from domext_ray.runs.attempts import lock_work
-from domext_ray.runtime.tasks import Records
+from domext_ray.runtime.records import Records
 from domext_ray.storage import Place, hash_file, hash_values, new_file, parse_json, write_json
 from domext_ray.text.corpus.index import DocumentIndex
 from domext_ray.text.corpus.manifest import (

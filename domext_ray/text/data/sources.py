@@ -13,17 +13,15 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError, RunError
+from domext_ray.runtime.records import Records, Result
 from domext_ray.storage import Place, hash_text, parse_json
 from domext_ray.text.data.files import LINES, LOCAL, PARQUET, TEXT, SourceFile, find_files
 from domext_ray.text.data.hashes import Memory, hash_sources, name_former
 from domext_ray.text.data.package_docs import write_docs
-
-if TYPE_CHECKING:
-    from domext_ray.runtime.tasks import Records, Result
 
 SOURCES = "sources.json"
 FileRecord: TypeAlias = tuple[str, str]

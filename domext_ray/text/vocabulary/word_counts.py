@@ -24,7 +24,7 @@ import numpy as np
 from domext_ray.config.pretrain import PrepareConfig, identify_documents
 from domext_ray.errors import CorpusError
 from domext_ray.runs.attempts import lock_work
-from domext_ray.runtime.tasks import Records
+from domext_ray.runtime.records import Records
 from domext_ray.storage import Place, hash_text
 from domext_ray.text.data.documents import read_grouped
 from domext_ray.text.data.dropped import Dropped
