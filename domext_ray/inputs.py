@@ -20,7 +20,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.spec import ModelSpec
-from domext_ray.plan import count_planned_words, load_run_base, pin_corpus, read_run_vocabulary
+from domext_ray.plan import count_planned_words, load_run_base, pin_corpus, read_run_vocabulary, warn_of_rules
 from domext_ray.runs.run_directory import (
     RUN,
     RunPaths,
@@ -219,6 +219,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
             "and a --base that they stand beside."
         )
     count_planned_words(config, base)  # words that are given are checked
+    warn_of_rules(base)
     samples = [check_corpus(config.corpus, config.prepare)]
     tell_owners(samples[0], config, config.texts[0])
     if config.dry_run:
@@ -248,6 +249,7 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     config = pin_corpus(config, paths.run)
     base = load_run_base(config)
     count_planned_words(config, base)  # words that are given are checked
+    warn_of_rules(base)
     samples = check_texts(config, base)
     if config.dry_run:
         print(_describe_sources(config, base, samples, paths))

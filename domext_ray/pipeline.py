@@ -13,7 +13,7 @@ import time
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.export.model_folder import export_run
 from domext_ray.inputs import check_texts, prepare_run
-from domext_ray.plan import begin, is_finished, look_back, resolve, say_finished
+from domext_ray.plan import begin, is_finished, look_back, resolve, say_finished, tell_of_base
 from domext_ray.report.forecast import forecast_run
 from domext_ray.report.report import LiveReport, report_run
 from domext_ray.report.summary import record_start, show_times
@@ -35,6 +35,7 @@ def run_pretraining(config: PretrainConfig, preset: str = "", started: float | N
         return plan.paths.run
     samples = check_texts(plan.config, plan.spec.base)
     goes_on_from = look_back(plan.paths.run)
+    tell_of_base(plan.config, plan.spec.base)
     if config.dry_run:
         print(forecast_run(plan, samples))
         return plan.paths.run

@@ -65,10 +65,6 @@ def resolve(asked: PretrainConfig, preset: str = "") -> Plan:
     spec = size_model(config, base, start.checkpoint.extensions if start else None)
     plan = Plan(replace(config, method=spec.method), paths, spec, start, preset)
     check_identity(paths.run, {**plan.identity, **_find_moved_corpus(config, paths)})
-    if base is not None:  # what is refused is told alone
-        warn_of_rate(config.optim, base, "--optim.lr")
-        if config.objective.reads_words and not base.has_mlm_head:
-            print(f"note: the base {config.base!r} has no masked-LM head: a fresh one is made and trains.", flush=True)
     return plan
 
 
@@ -134,6 +130,22 @@ def look_back(run_dir: Place) -> Checkpoint | None:
     return found
 
 
+def tell_of_base(config: RunOptions, base: Base | None) -> None:
+    """Say what a run's user should know of its base: once it is sure that there is work, and nothing is refused."""
+    if base is None:
+        return
+    warn_of_rules(base)
+    warn_of_rate(config.optim, base, "--optim.lr")
+    if config.objective.reads_words and not base.has_mlm_head:
+        print(f"note: the base {config.base!r} has no masked-LM head: a fresh one is made and trains.", flush=True)
+
+
+def warn_of_rules(base: Base | None) -> None:
+    """Say so where the rules of a base's tokenizer do not fit its entries."""
+    if base is not None and base.wrong_rules:
+        print(f"warning: {base.wrong_rules}", flush=True)
+
+
 def warn_of_rate(optim: OptimConfig, base: Base, option: str) -> None:
     """Say so where a preset's rate was chosen for bases of another size; `option` is the one that gives another."""
     width = base.config.hidden_size
@@ -161,7 +173,8 @@ def pin_corpus(config: ConfigT, run_dir: Place) -> ConfigT:
     known = stored.get("mixture", {}).get("parts", {})
     for name, part in config.mixture.parts.items():
         parts[name] = {**part, "corpus": pin_entries(part["corpus"], known.get(name, {}).get("corpus", ""), None)}
-    general = pin_entries(config.replay.corpus, stored.get("replay", {}).get("corpus", ""), None)
+    before = stored.get("replay", {}).get("corpus", "") or stored.get("replay.corpus", "")  # this of a study
+    general = pin_entries(config.replay.corpus, before, None)
     return replace(
         config,
         corpus=pin_entries(config.corpus, stored.get("corpus", ""), count_wanted(config)),
@@ -176,7 +189,7 @@ def resolve_workers(config: ConfigT) -> ConfigT:
 
 
 def load_run_base(config: RunOptions) -> Base | None:
-    """Load a run's base, None for random weights; refuse options that do not fit it, and say what is wrong with it."""
+    """Load a run's base, None for random weights, and refuse options that do not fit it."""
     if config.base == "none":
         return None
     base = load_base(config.base, next_sentence=config.objective.next_sentence)
@@ -191,8 +204,6 @@ def load_run_base(config: RunOptions) -> Base | None:
             f"--objective.keep is kl, and the base {config.base!r} has no MLM head whose predictions could be kept; "
             "give replay or none."
         )
-    if base.wrong_rules:
-        print(f"warning: {base.wrong_rules}", flush=True)
     return base
 
 

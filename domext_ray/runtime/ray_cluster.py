@@ -275,6 +275,8 @@ def _wait_for_gpus(wanted: int, seconds: float) -> bool:
     """Wait until a cluster has so many GPUs; whether it has any, or its autoscaler can bring any."""
     if _count_gpus() >= wanted or not (_count_gpus() or _can_bring_gpus()):
         return _count_gpus() > 0
+    if _count_gpus() + _find_own_hold().node.gpus >= wanted and not _can_bring_gpus():
+        return False  # what the job's own command holds comes back when the job has ended
     started, said = time.monotonic(), 0
     request_room(wanted, {"GPU": 1.0})
     try:

@@ -1,4 +1,4 @@
-"""What tasks made: a file each, from which the same command goes on (`runtime.tasks`); whoever reads them needs no Ray."""
+"""What tasks made: a file each, from which the same command goes on (`runtime.tasks`); reading them needs no Ray."""
 
 from __future__ import annotations
 

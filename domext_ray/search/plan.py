@@ -18,7 +18,7 @@ from domext_ray.errors import ConfigError, DomextError, StorageError
 from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
-from domext_ray.plan import load_run_base, resolve_files, size_model
+from domext_ray.plan import load_run_base, resolve_files, size_model, warn_of_rules
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.runtime.trials import Ledger, describe_amount
@@ -138,6 +138,7 @@ def _check_point(
     key = pretrain.base, pretrain.objective.next_sentence
     if key not in bases:
         bases[key] = load_run_base(pretrain)
+        warn_of_rules(bases[key])
     size_model(pretrain, bases[key])
     return configs
 

@@ -23,7 +23,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import CorpusError
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
-from domext_ray.plan import load_run_base, pin_corpus, warn_of_rate
+from domext_ray.plan import load_run_base, pin_corpus, warn_of_rate, warn_of_rules
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     RunPaths,
@@ -70,7 +70,9 @@ def run_study(config: StudyConfig) -> Place:
     paths = _resolve_study_paths(config)
     ends = [limit_run(config, run) for run in configs]
     longest = max(ends, key=lambda each: (each.vocab.extends_base, each.train.max_tokens))
-    config = replace(config, corpus=pin_corpus(longest, paths.run).corpus)  # all runs read the same
+    pinned = pin_corpus(replace(longest, replay=config.replay), paths.run)  # all runs read the same
+    config = replace(config, corpus=pinned.corpus, replay=pinned.replay)
+    configs = [run for name, preset in presets.items() for run in make_configs(config, name, preset).values()]
     strictest = max(configs, key=lambda each: (bool(each.replay.corpus), each.objective.keep == "kl"))
     base = load_run_base(strictest)
     assert base is not None, "StudyConfig refuses none"
@@ -83,6 +85,7 @@ def run_study(config: StudyConfig) -> Place:
     check_identity(paths.run, identity, grows=True)  # methods, seeds and general text may come later
     for name, reason in left_out.items():
         print(f"note: {name} is left out: {reason}", flush=True)
+    warn_of_rules(base)
     if not config.rates:
         warn_of_rate(config.optim, base, "--rates")
     if config.dry_run:
@@ -177,8 +180,7 @@ def _describe_identity(
     own = {name: config.count_tokens(name) for name in presets if config.tokens}
     if general := strictest.replay.corpus:
         identity["replay_frac"] = config.replay.frac
-        if strictest.replay.is_written:
-            identity["replay_fingerprint"] = general
+        identity |= {"replay_fingerprint": general} if strictest.replay.is_written else {"replay.corpus": general}
     for name, sources in texts.items():
         is_former = stored.get(f"{name}_fingerprint") == sources.former_fingerprint
         identity[f"{name}_fingerprint"] = sources.former_fingerprint if is_former else sources.fingerprint

@@ -10,7 +10,6 @@ Training never waits for a tracker, which has a thread of its own; one that fail
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import queue
 import shutil
@@ -147,8 +146,7 @@ def _begin_wandb(run: Tracked, id: str, newest: int) -> Tracker:
     names = {"project": run.home.name, "name": run.folder.name, "id": id or uuid.uuid4().hex[:8], "resume": "allow"}
     folder = os.environ.get("WANDB_DIR") or Path(run.home)
     begun = wandb.init(**names, config={**run.options}, dir=folder, settings=own, reinit="create_new")
-    log = functools.partial(begun.log, commit=True)
-    return Tracker(begun.id, lambda steps: [log(figures, step=step) for step, figures in steps], close=begun.finish)
+    return Tracker(begun.id, lambda steps: [begun.log(own, step, True) for step, own in steps], close=begun.finish)
 
 
 def _begin_prometheus(run: Tracked, id: str, newest: int) -> Tracker:
@@ -214,10 +212,12 @@ class _Feed(threading.Thread):
                 figures = [{k: v for k, v in record.items() if k != "step" and v is not None} for record in new]
                 tracker.write([(record["step"], own) for record, own in zip(new, figures, strict=True)])
                 newest = new[-1]["step"]
-            if CLOSE in taken or PUBLISH in taken:
-                (tracker.close if CLOSE in taken else tracker.publish)()
+            if PUBLISH in taken:
+                tracker.publish()
+            if CLOSE in taken or PUBLISH in taken:  # before it closes, which the job may not wait for
                 write_text(mark, f"{tracker.id}\n{newest}\n")
             if CLOSE in taken:
+                tracker.close()
                 return
             taken = [self.waiting.get() for _ in range(max(1, self.waiting.qsize()))]
 

@@ -161,6 +161,8 @@ def test_all_texts_of_a_run_keep_their_commits(tmp_path: Path) -> None:
     begun = make(f"@{OLD}")
     write_run(Place(tmp_path), identity=identity_of(begun))
     assert pin_corpus(make(""), Place(tmp_path)) == begun
+    write_run(Place(tmp_path), identity={**identity_of(begun), "replay": {}, "replay.corpus": begun.replay.corpus})
+    assert pin_corpus(make(""), Place(tmp_path)) == begun, "of a study"
 
 
 def test_every_node_opens_the_commits_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

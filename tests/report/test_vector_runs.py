@@ -16,7 +16,7 @@ from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.errors import RunError
 from domext_ray.model.base import load_base
-from domext_ray.plan import resolve
+from domext_ray.plan import resolve, tell_of_base
 from domext_ray.report.compare import write_index
 from domext_ray.report.figures import describe_result, describe_sizes, format_summary, list_rows, measure_run
 from domext_ray.report.forecast import Forecast, describe_forecast
@@ -108,6 +108,8 @@ def test_a_fresh_head_is_told_by_the_plan_alone_and_where_it_trains(
     config = PretrainConfig(base=str(base), objective=ObjectiveConfig(kind=kind), train=train)
     assert not load_base(config.base).has_mlm_head
     capsys.readouterr()
-    resolve(replace(config, run=replace(config.run, dir=str(tmp_path))))
+    plan = resolve(replace(config, run=replace(config.run, dir=str(tmp_path))))
+    assert capsys.readouterr() == ("", ""), "what is refused later is told alone"
+    tell_of_base(plan.config, plan.spec.base)
     note = f"note: the base {str(base)!r} has no masked-LM head: a fresh one is made and trains.\n"
     assert capsys.readouterr() == ("" if kind == "infonce" else note, "")

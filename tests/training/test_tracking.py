@@ -35,7 +35,7 @@ def write_steps(run: Path | Place, trackers: Sequence[str], step: int, *steps: i
         log.write({"step": number, "train/mlm_loss": number + 0.5, "eval/general_mlm_accuracy": None})
     log.publish()
     log.close()
-    time.sleep(1.1 if "tensorboard" in trackers else 0.0)  # event files are read by the seconds in their names
+    time.sleep(1.1 if {"tensorboard", "wandb"} & {*trackers} else 0.0)  # their files have the second in their names
     return [event.text for event in events.read()]
 
 

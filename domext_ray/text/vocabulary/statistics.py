@@ -105,7 +105,7 @@ def format_statistics(folder: Place) -> str:
     lines.append("most frequent new words:")
     top = [f"{word} {count:,}" for word, count in record["top_words"]]
     lines += ["  " + "  ".join(top[i : i + _WORDS_PER_LINE]) for i in range(0, len(top), _WORDS_PER_LINE)]
-    if record["num_unused"]:
+    if num_unused := record.get("num_unused"):  # 0.1.0 counted none
         examples = ", ".join(record["unused_examples"])
-        lines.append(f"given words that the text never has: {record['num_unused']:,} (for example {examples})")
+        lines.append(f"given words that the text never has: {num_unused:,} (for example {examples})")
     return "\n".join(lines)
