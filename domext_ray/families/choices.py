@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.comparison import WRONG, Compared, Mistake
-from domext_ray.families.family import ID, Prediction, Splits
+from domext_ray.families.family import ID, Prediction, SplitRows
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import Choice
@@ -88,7 +88,7 @@ class ChoiceTask(Task):
         return Choice("", row.source, context, stem, tuple(option.strip() for option in options), answer)
 
     @classmethod
-    def read_together(cls, splits: Splits, issues: DataIssues) -> Splits:
+    def read_together(cls, splits: SplitRows, issues: DataIssues) -> SplitRows:
         """Find which option each answer means; see `place_answers`."""
         return place_answers(splits, issues)
 
@@ -165,7 +165,7 @@ def join_stem(stem: str, option: str) -> str:
     return stem + option if is_joined or is_wide else f"{stem} {option}"
 
 
-def place_answers(rows: Splits, issues: DataIssues) -> Splits:
+def place_answers(rows: SplitRows, issues: DataIssues) -> SplitRows:
     """Return rows of choices whose answers are places among their options, from 0.
 
     A file may count from 1, which no 0 and a number as high as there are options show, or have letters, or the options'

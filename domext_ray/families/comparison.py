@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from domext_ray.families.readers.examples import Entity, Example
+from domext_ray.families.readers.examples import Entity, Example, order, sort_entities
 
 MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG = "missed", "spurious", "wrong label", "wrong boundary", "wrong"
 KINDS = (MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG)
@@ -65,8 +65,8 @@ def compare_spans(example: Example, text: str, predicted: Collection[Entity]) ->
         example.id,
         example.source,
         text,
-        tuple(sorted(set(gold), key=order)),
-        tuple(sorted(set(predicted), key=order)),
+        sort_entities(set(gold)),
+        sort_entities(set(predicted)),
         mistakes=tuple(mistakes),
         pairs=tuple(pairs),
     )
@@ -76,11 +76,6 @@ def _name_kind(own: Entity | None, found: Entity | None) -> str:
     if own is None or found is None:
         return SPURIOUS if own is None else MISSED
     return WRONG_BOUNDARY if own.label == found.label else WRONG_LABEL
-
-
-def order(entity: Entity) -> tuple[int, int, str]:
-    """What entities are sorted by: their places."""
-    return entity.start, entity.end, entity.label
 
 
 def match_spans(gold: Collection[Entity], predicted: Collection[Entity]) -> list[tuple[Entity | None, Entity | None]]:

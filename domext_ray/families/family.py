@@ -24,7 +24,8 @@ Prediction: TypeAlias = dict[str, Any]
 
 Places are characters of the example's text, ends exclusive. Scores are not rounded.
 """
-Splits: TypeAlias = Mapping[str, Sequence[SetRow]]
+SplitRows: TypeAlias = Mapping[str, Sequence[SetRow]]
+"""Rows by split."""
 Fields: TypeAlias = Mapping[str, pa.DataType]
 
 Columns = Mapping[str, tuple[Column, ...]]
@@ -95,7 +96,7 @@ class Family(ABC):
         """
 
     @classmethod
-    def read_together(cls, splits: Splits, issues: DataIssues) -> Splits:
+    def read_together(cls, splits: SplitRows, issues: DataIssues) -> SplitRows:
         """Return the rows of all splits with what no row shows alone; default: as they are."""
         return splits
 

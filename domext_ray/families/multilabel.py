@@ -19,7 +19,7 @@ from scipy.special import expit
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.comparison import Compared, compare_sets, join_pair
-from domext_ray.families.family import ENTITY_METRICS, TEXTS, Prediction, Splits
+from domext_ray.families.family import ENTITY_METRICS, TEXTS, Prediction, SplitRows
 from domext_ray.families.losses import ClassTask, balance
 from domext_ray.families.metrics.label_set_metrics import (
     USUAL_THRESHOLD,
@@ -88,7 +88,7 @@ class MultiLabelTask(TextRows, ClassTask):
         return MultiLabelText("", row.source, *texts, tuple(dict.fromkeys(str(label).strip() for label in labels)))
 
     @classmethod
-    def read_together(cls, splits: Splits, issues: DataIssues) -> Splits:
+    def read_together(cls, splits: SplitRows, issues: DataIssues) -> SplitRows:
         """Take a 0 or 1 for each label as the labels that are there; see `name_labels`."""
         return name_labels(splits, issues)
 
@@ -170,7 +170,7 @@ class MultiLabelTask(TextRows, ClassTask):
         return [{"labels": ranked[: best + 1]}] * len(examples)
 
 
-def name_labels(rows: Splits, issues: DataIssues) -> Splits:
+def name_labels(rows: SplitRows, issues: DataIssues) -> SplitRows:
     """Return rows of several labels; of those that have a 0 or 1 for each label, the labels that are there."""
     every = [row for split in rows.values() for row in split if row.get("labels") is not None]
     _check_separator(every)

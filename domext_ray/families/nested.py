@@ -20,10 +20,10 @@ from domext_ray.families.entity_dictionary import DictionaryMatcher, build_match
 from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, Prediction, describe_entity, read_entity
 from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.examples import AnnotatedText, Entity
+from domext_ray.families.readers.examples import AnnotatedText, Entity, sort_entities
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.offsets import Unit
-from domext_ray.families.readers.spans import place_annotations, read_annotations, sort_entities
+from domext_ray.families.readers.spans import place_annotations, read_annotations
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Outputs, Row, Task
 from domext_ray.families.windows import (

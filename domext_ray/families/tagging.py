@@ -20,15 +20,15 @@ from scipy.special import softmax
 from tokenizers import Tokenizer, pre_tokenizers
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.comparison import Compared, compare_spans, order
+from domext_ray.families.comparison import Compared, compare_spans
 from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, Prediction, describe_entity
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_entities
 from domext_ray.families.metrics.scores import Score
-from domext_ray.families.readers.examples import RawSentence, TaggedSentence, read_tags
+from domext_ray.families.readers.examples import RawSentence, TaggedSentence, order, read_tags, sort_entities
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.offsets import Unit
-from domext_ray.families.readers.spans import place_annotations, read_annotations, sort_entities
+from domext_ray.families.readers.spans import place_annotations, read_annotations
 from domext_ray.families.readers.tagged import choose_scheme, convert_tags, name_tags
 from domext_ray.families.readers.words import NO_MARKS, WordMarks, cut_words, learn_marks
 from domext_ray.families.state import NOTHING_LEARNED, TEXTS, State

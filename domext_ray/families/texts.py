@@ -19,7 +19,7 @@ from scipy.special import softmax
 from tokenizers import Tokenizer
 
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.families.family import Prediction, Splits
+from domext_ray.families.family import Prediction, SplitRows
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
@@ -60,7 +60,7 @@ class SingleLabelTask(ClassTask):
         self.nothing = {"label": next(iter(labels), "")}
 
     @classmethod
-    def read_together(cls, splits: Splits, issues: DataIssues) -> Splits:
+    def read_together(cls, splits: SplitRows, issues: DataIssues) -> SplitRows:
         """Leave out the rows whose label says that they have none; see `leave_out_unlabelled`."""
         return leave_out_unlabelled(splits, issues)
 
@@ -142,7 +142,7 @@ def read_texts(row: SetRow) -> tuple[str, str | None]:
     return text, row.read_text("pair") if "pair" in row.description.required or row.get("pair") is not None else None
 
 
-def leave_out_unlabelled(rows: Splits, issues: DataIssues) -> Splits:
+def leave_out_unlabelled(rows: SplitRows, issues: DataIssues) -> SplitRows:
     """Leave out the rows whose label says that they have none: -1 beside whole numbers from 0, - beside words.
 
     SNLI and MNLI have "-" where annotators did not agree (Bowman et al., 2015, section 2.2), and such texts are part of

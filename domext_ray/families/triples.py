@@ -20,16 +20,23 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.comparison import Compared, compare_sets, order
+from domext_ray.families.comparison import Compared, compare_sets
 from domext_ray.families.family import ENTITY_LIST, ID, PLACE, Prediction, describe_entity, read_entity
 from domext_ray.families.metrics.metrics import score_triples
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.nested import SpanTask
 from domext_ray.families.readers.columns import get_value
-from domext_ray.families.readers.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
+from domext_ray.families.readers.examples import (
+    AnnotatedText,
+    Entity,
+    LabelledSet,
+    MarkedText,
+    Relation,
+    order,
+    sort_entities,
+)
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.records import read_json_records
-from domext_ray.families.readers.spans import sort_entities
 from domext_ray.families.relations import RelationTask
 from domext_ray.families.state import COUNT, NOTHING_LEARNED, PAIRS, TEXTS, State
 from domext_ray.families.task import Predict, StagedTask, Task

@@ -7,7 +7,7 @@ message can name file and line.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,6 +23,16 @@ class Entity:
 
 class ScatteredEntity(Entity):
     """An entity of several stretches, from the first to the last: it equals no predicted one, which is one stretch."""
+
+
+def order(entity: Entity) -> tuple[int, int, str]:
+    """What entities are sorted by: their places."""
+    return entity.start, entity.end, entity.label
+
+
+def sort_entities(entities: Collection[Entity]) -> tuple[Entity, ...]:
+    """Return entities by their places."""
+    return tuple(sorted(entities, key=order))
 
 
 @dataclass(frozen=True)

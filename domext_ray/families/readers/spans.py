@@ -8,7 +8,7 @@ have where it should be is gold that nothing is learned from.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from domext_ray.errors import CorpusError
@@ -114,8 +114,3 @@ def place_annotations(row: SetRow, text: str, unit: Unit | None) -> tuple[dict[E
         kind = ScatteredEntity if is_scattered else Entity
         misplaced.setdefault(kind(given.start, next(ends, given.ends[0]), given.label), entity.place)
     return found, misplaced
-
-
-def sort_entities(entities: Collection[Entity]) -> tuple[Entity, ...]:
-    """Return entities by their places."""
-    return tuple(sorted(entities, key=lambda entity: (entity.start, entity.end, entity.label)))
