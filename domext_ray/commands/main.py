@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import domext_ray
 from domext_ray.commands import measuring, pretraining, using
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job
@@ -41,7 +40,9 @@ def main(args: Sequence[str] | None = None) -> None:
     if not words or words[0] in (*FEW, *ALL):
         print_text(format_verbs())
     elif words[0] == "--version":
-        print_text(domext_ray.__version__)
+        from domext_ray.runs.run_directory import list_versions
+
+        print_text(list_versions().get("domext_ray", "unknown"))
     elif words[0] == "pretrain" and words[1:2] and words[1] in (*FEW, *ALL):
         print_text(_format_table(f"pretrain {name}" for name in METHODS))
     elif words[0] == PRESETS:
