@@ -44,7 +44,7 @@ POINTS = {
     "save": ("domext_ray.training.saver:Saver.save", f"{CHECKPOINT}:save_checkpoint", f"{CHECKPOINT}:_prune"),
     "upload": (f"{CHECKPOINT}:_write_files",),
     "evaluation": ("domext_ray.training.measures:Measures.evaluate",),
-    "report": ("domext_ray.pipeline:write_report",),
+    "report": ("domext_ray.pipeline:report_run",),
     "export": ("domext_ray.pipeline:export_run",),
 }
 """What a run is doing when it is killed, and where that is known."""
