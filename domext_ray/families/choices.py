@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +72,10 @@ class ChoiceTask(Task):
 
         Its answer is a place among them, as `place_answers` has it.
         """
-        options, stem = row.get("options"), row.get("stem")
+        context, options, stem = row.read_text("context"), row.get("options"), row.get("stem")
         if not isinstance(options, (list, tuple)) or len(options) < 2 or not all(isinstance(o, str) for o in options):
             rule = "give 2 texts or more" + (", or set columns.options" if row.is_labelled else "")
             raise CorpusError(f"{row.source} has {str(options)[:60]!r} as 'options'; {rule}.")
-        context = row.read_text("context")
         for option in options:
             row.check_text(option, "options")
             if not option.strip():
@@ -84,7 +83,7 @@ class ChoiceTask(Task):
         answer = row.get("answer") if row.is_labelled else 0
         if type(answer) is not int or not 0 <= answer < len(options):
             row.leave_out("names no option as its answer", answer)
-        stem = row.read_text("stem") if isinstance(stem, str) and stem.strip() else ""
+        stem = "" if stem is None or (isinstance(stem, str) and not stem.strip()) else row.read_text("stem")
         return Choice("", row.source, context, stem, tuple(option.strip() for option in options), answer)
 
     @classmethod
@@ -93,15 +92,18 @@ class ChoiceTask(Task):
         return place_answers(splits, issues)
 
     @classmethod
-    def check_set(cls, splits: Mapping[str, Sequence[Choice]], side: Any, issues: DataIssues) -> None:
-        """Refuse a split whose rows have not all as many options as the first."""
-        for split in splits.values():
-            for choice in split:
-                if len(choice.options) != len(split[0].options):
-                    raise CorpusError(
-                        f"{choice.source} has {len(choice.options)} options; it must have {len(split[0].options)} as "
-                        "the first row."
-                    )
+    def begin_split(cls, rows: Sequence[SetRow], side: Any) -> tuple[Sequence[SetRow], Callable[[SetRow], Choice]]:
+        """Return the rows, and what reads each and refuses one that has not as many options as the first."""
+        sizes: list[int] = []
+
+        def read(row: SetRow) -> Choice:
+            choice = cls.read(row)
+            sizes.append(len(choice.options))
+            if sizes[-1] != sizes[0]:
+                raise CorpusError(f"{row.source} has {sizes[-1]} options; it must have {sizes[0]} as the first row.")
+            return choice
+
+        return rows, read
 
     @classmethod
     def compare(cls, example: Choice, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:

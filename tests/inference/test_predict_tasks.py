@@ -135,6 +135,13 @@ def test_a_labelled_split_is_scored(start: StartModel, tmp_path: Path) -> None:
         plan_prediction(PredictConfig(**{**places, "task": "classification", "input": str(other)}))
 
 
+def test_choices_of_two_and_of_three_options_are_predicted_beside_each_other(start: StartModel, tmp_path: Path) -> None:
+    model = load_exported(export_fitted(start, "multiple_choice", tmp_path / "export"), CPU)
+    raw = [{"context": "the dog", "options": ["run", "write", "read"][:size]} for size in (3, 2, 3)]
+    records = model.predict(make_raw("multiple_choice", raw)).records
+    assert [len(record["probabilities"]) for record in records] == [3, 2, 3] and records[0] == records[2]
+
+
 def test_a_labelled_split_of_texts_is_cut_as_the_model_learned(start: StartModel, tmp_path: Path) -> None:
     """A model that takes every word for an entity."""
     sentence = TaggedSentence("1", "t:1", ("cat-dog", "the"), ("B-Drug",) * 2)

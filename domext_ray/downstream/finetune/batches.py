@@ -25,14 +25,14 @@ def batch_by_length(rows: Sequence[Row], max_tokens: int, max_rows: int = 0) -> 
     """Return the places of rows from short to long, cut into batches with little padding.
 
     A batch has `max_tokens` at most, padding counted, and a longer row is a batch of its own; `max_rows` 0: any number.
+    Rows of a batch have equally many segments.
     """
-    order = sorted(range(len(rows)), key=lambda i: rows[i].length)
+    segments = [row.input_ids.size // max(row.length, 1) for row in rows]
     batches: list[list[int]] = [[]]
-    for place in order:
-        num_segments = rows[place].input_ids.size // max(rows[place].length, 1)
+    for place in sorted(range(len(rows)), key=lambda i: (segments[i], rows[i].length)):
         size = len(batches[-1])
-        is_full = size == max_rows or (size + 1) * num_segments * rows[place].length > max_tokens
-        if size and is_full:
+        is_full = size == max_rows or (size + 1) * segments[place] * rows[place].length > max_tokens
+        if size and (is_full or segments[batches[-1][0]] != segments[place]):
             batches.append([])
         batches[-1].append(place)
     return [np.array(batch) for batch in batches if batch]

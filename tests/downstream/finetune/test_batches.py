@@ -43,6 +43,15 @@ def test_batches_are_of_any_lengths_and_their_passes_of_similar_ones() -> None:
     assert padded < 1.25 * lengths.sum(), "whole batches would have 1.9 times as many"
 
 
+def test_rows_of_other_numbers_of_segments_are_batches_of_their_own() -> None:
+    rows = [
+        row for pair in zip(make_rows(9, num_segments=3), make_rows(9, num_segments=2), strict=True) for row in pair
+    ]
+    batches = batch_by_length(rows, 10**6)
+    assert [sorted({len(rows[i].input_ids) for i in batch}) for batch in batches] == [[2], [3]]
+    assert sorted(np.concatenate(batches).tolist()) == list(range(18))
+
+
 @pytest.mark.parametrize("num_segments", [0, 4])
 def test_prediction_batches_are_bounded_by_their_tokens(num_segments: int) -> None:
     rows = make_rows(300, num_segments=num_segments)

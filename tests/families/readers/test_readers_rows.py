@@ -10,10 +10,10 @@ import pytest
 from labelled_fixtures import dump_lines, dump_parquet, load, refuse, write
 
 from domext_ray.errors import CorpusError
-from domext_ray.families.described_sets import find_description
+from domext_ray.families.described_sets import find_description, make_description
 from domext_ray.families.normalization import read_catalogue
 from domext_ray.families.readers.examples import Choice, Entity, LabelledText, MarkedText, Mention
-from domext_ray.families.sets import load_set
+from domext_ray.families.sets import load_set, read_split
 
 
 def shown(made: Any) -> list[tuple[str, str | None, str]]:
@@ -150,6 +150,25 @@ def test_pubmedqa(tmp_path: Path) -> None:
     ]
     assert every[0].source.endswith(":[0]") and every[1].source.endswith(":[1]")
     assert len(every) == 60 and made.labels == ("yes", "no", "maybe")
+
+
+def test_a_stem_that_is_no_text_and_a_context_that_is_none_are_counted(tmp_path: Path) -> None:
+    good = {
+        "context": "Rain.",
+        "stem": "It",
+        "ending0": "a",
+        "ending1": "b",
+        "ending2": "c",
+        "ending3": "d",
+        "label": 0,
+    }
+    rows = [good, {**good, "stem": 5}, {**good, "context": 5, "ending0": 7}, {**good, "stem": " "}]
+    made = load(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)})
+    assert [choice.stem for choice in made.train] == ["It", ""]
+    assert [note.split(" (")[0] for note in made.notes[:2]] == [
+        "2 x row left out: it has no text as 'stem'",
+        "2 x row left out: it has no text as 'context'",
+    ]
 
 
 def test_placeholders(tmp_path: Path) -> None:
@@ -320,6 +339,8 @@ def test_choices_in_one_column(tmp_path: Path) -> None:
     assert made.train[0].options == ("wet", "dry")  # type: ignore[union-attr]
     message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)}, columns=columns)
     assert message == "train.jsonl:2 has 3 options; it must have 2 as the first row."
+    with pytest.raises(CorpusError, match=r"train.jsonl:2 has 3 options; it must have 2 as the first row\.$"):
+        read_split(make_description("multiple_choice", "made", columns=columns), str(tmp_path), "train")
     rows[0]["choices"] = ["a"]
     message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)}, columns=columns)
     assert message == "train.jsonl:1 has \"['a']\" as 'options'; give 2 texts or more, or set columns.options."
