@@ -133,27 +133,29 @@ def describe_classes(compared: Sequence[Compared], labels: Sequence[str] = ()) -
     how often it was predicted as each. Spans that overlap are taken for each other; in the report only equal ones are
     right. "mistakes": counts by kind. "examples" and "wrong": all examples, and those with a mistake.
     """
-    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support  # slow to import
-
-    pairs = [pair for item in compared for pair in item.pairs]
+    pairs = Counter(pair for item in compared for pair in item.pairs)
     occurring = {label for gold, predicted, _ in pairs for label in (gold, predicted)}
     names = [*labels, *sorted(occurring - {*labels, ""})] if pairs else []
     kinds = Counter(mistake.kind for item in compared for mistake in item.mistakes)
     sides = [*names, *([""] if "" in occurring else [])]
-    report: dict[str, dict[str, float]] = {}
-    rows: list[list[int]] = []
-    if pairs:
-        rows = confusion_matrix([gold for gold, _, _ in pairs], [found for _, found, _ in pairs], labels=sides).tolist()
-        # what is not right though its label is, a wrong boundary, is missed and spurious
-        apart = [pair for g, p, right in pairs for pair in ([(g, p)] if right or g != p else [(g, ""), ("", p)])]
-        found = precision_recall_fscore_support(*zip(*apart, strict=True), labels=names, zero_division=0)
-        for i, (name, *figures) in enumerate(zip(names, *(column.tolist() for column in found), strict=True)):
-            values = zip(("precision", "recall", "f1", "support"), figures, strict=True)
-            report[name] = {**dict(values), "predicted": sum(row[i] for row in rows)}
+    rows = [[pairs[gold, found, True] + pairs[gold, found, False] for found in sides] for gold in sides]
     return {
-        "labels": report,
+        "labels": {name: _describe_label(name, pairs) for name in names},
         "confusion": {"labels": sides, "rows": rows},
         "mistakes": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
         "examples": len(compared),
         "wrong": sum(bool(item.mistakes) for item in compared),
+    }
+
+
+def _describe_label(label: str, pairs: Counter[tuple[str, str, bool]]) -> dict[str, float]:
+    right = sum(count for (gold, _, is_right), count in pairs.items() if gold == label and is_right)
+    support = sum(count for (gold, _, _), count in pairs.items() if gold == label)
+    predicted = sum(count for (_, found, _), count in pairs.items() if found == label)
+    return {
+        "precision": right / predicted if predicted else 0.0,
+        "recall": right / support if support else 0.0,
+        "f1": 2 * right / (predicted + support) if predicted + support else 0.0,
+        "support": support,
+        "predicted": predicted,
     }

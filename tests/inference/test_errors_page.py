@@ -112,6 +112,16 @@ def test_the_report_has_the_figures_of_the_task() -> None:
     assert report["confusion"]["rows"] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
 
 
+@pytest.mark.parametrize(("predicted", "f1"), [("b", 0.0), ("a", 1.0)])
+@pytest.mark.filterwarnings("error")
+def test_supports_are_counts_where_nothing_is_right_or_one_label_is_all(predicted: str, f1: float) -> None:
+    texts = [LabelledText(str(i), "f", "t", None, "a") for i in range(12)]
+    compared = [FAMILIES["classification"].compare(text, {"label": predicted}) for text in texts]
+    row = describe_classes(compared, ["a"])["labels"]["a"]
+    assert row == {"precision": f1, "recall": f1, "f1": f1, "support": 12, "predicted": 12 * f1}
+    assert type(row["support"]) is int
+
+
 def test_every_family_has_its_mistakes() -> None:
     question = Question("1", "f", "who", "a cat sat", (Entity(2, 5, ""),))
     choice = Choice("1", "f", "the cat", "can", ("run", "write"), 0)
