@@ -140,11 +140,12 @@ class TokenClassificationTask(ClassTask):
         """
         if not _has_words(row):
             return read_sentence(row, unit)
-        tokens, document = row.get("tokens"), row.get("document")
+        tokens, document = row.get("tokens"), row.get("document") if row.is_labelled else None
         if not isinstance(tokens, (list, tuple)) or not all(isinstance(token, str) for token in tokens):
             row.leave_out(f"has {str(tokens)[:60]!r} as 'tokens'; it must be a list of words")
-        if not tokens or not all(tokens):
-            row.leave_out("has an empty word" if tokens else "has no words")
+        words = tokens if row.is_labelled else [token.strip() for token in tokens]  # a space may have a tag
+        if not words or not all(words):
+            row.leave_out("has an empty word" if words else "has no words")
         for token in tokens:
             row.check_text(token, "tokens")
         tags = convert_tags(row, scheme) if row.is_labelled else ("O",) * len(tokens)

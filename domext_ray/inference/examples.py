@@ -76,7 +76,7 @@ def _find(record: RawRecord, role: str, names: tuple[str, ...]) -> Any:
     """Return what is in the first field of a role that is there; a list of options may have a field each."""
     value = next((record[name] for name in names if not is_missing(record.get(name))), None)
     if role == "options" and is_missing(record.get(role)):
-        return [record[name] for name in names if name in record]
+        return [record[name] for name in names if name != role and name in record]
     if role not in ("options", "tokens"):
         return value
     try:

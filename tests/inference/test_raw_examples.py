@@ -58,6 +58,7 @@ def test_every_family_reads_its_fields() -> None:
     )
     (words,) = make_raw("ner", [{"tokens": ["a", "cat"]}])
     assert words == TaggedSentence("record 1", "record 1", ("a", "cat"), ("O", "O"))
+    assert make_raw("ner", [{"tokens": ["a", "cat"], "document": 7, "doc_id": "x"}]) == [words], "rows stand alone"
     pairs = make_raw(
         "classification", [{"text": "a", "pair": "b"}, {"sentence1": "a", "sentence2": "b"}, {"text": "a"}]
     )
@@ -71,6 +72,8 @@ def test_every_family_reads_its_fields() -> None:
     )
     (choice,) = make_raw("multiple_choice", [{"sent1": "c", "sent2": "s", "ending0": "x", "ending1": "y"}])
     assert choice == Choice("record 1", "record 1", "c", "s", ("x", "y"), 0)
+    (choice,) = make_raw("multiple_choice", [{"context": "c", "options": None, "ending0": "x", "ending1": "y"}])
+    assert choice == Choice("record 1", "record 1", "c", "", ("x", "y"), 0)
     assert make_raw("multiple_choice", [{"context": "c", "options": ["x", "y", "z"]}])[0].options[2] == "z"  # type: ignore[union-attr]
 
 
@@ -99,12 +102,17 @@ def test_a_record_that_is_none_is_named() -> None:
         ("ner", {"txt": "a"}, "has no field 'text'; ner needs one."),
         ("ner", {"text": " "}, "has an empty 'text'."),
         ("ner", {"text": 5}, "has no text as 'text' (5)."),
+        ("nested_ner", {"text": ["a", "b"]}, "has no text as 'text' (['a', 'b'])."),
+        ("qa", {"question": "a", "context": ["a", "b"]}, "has no text as 'context' (['a', 'b'])."),
+        ("ner", {"tokens": ["a", " "]}, "has an empty word."),
         ("ner", {"tokens": "a cat"}, "has 'a cat' as 'tokens'; it must be a list of words."),
         ("classification", {"text": "\ud83d"}, "has half a surrogate pair in 'text' ("),
         ("classification", {"text": "a", "pair": 5}, "has no text as 'pair' (5)."),
         ("classification", "a", "is str; it must be an object with the fields of classification."),
         ("qa", {"question": "a"}, "has no field 'context'; qa needs one."),
         ("multiple_choice", {"context": "c", "options": ["x"]}, "has \"['x']\" as 'options'; give 2 texts or more."),
+        ("multiple_choice", {"context": "c", "stem": 5, "options": ["x", "y"]}, "has no text as 'stem' (5)."),
+        ("multiple_choice", {"context": "c", "stem": ["x"], "options": ["x", "y"]}, "has no text as 'stem' (['x'])."),
         ("relation", {"text": "a << b >> c"}, "has no [[ ]] around an argument; mark each argument once, or give"),
         ("relation", {"text": "ab", "head": {"start": 0, "end": 3}, "tail": 1}, "places among the 2 characters"),
     ]

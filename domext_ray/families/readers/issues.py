@@ -150,7 +150,7 @@ class SetRow:
         self.issues.add(place or self.source, what, fault, detail, outcome="", source=self.source)
 
     def read_text(self, role: str, *, is_stripped: bool = True) -> str:
-        """Return the text that plays a role; a list of texts is joined by spaces.
+        """Return the text that plays a role; in a row with labels a list of texts is joined by spaces.
 
         White space at both ends is not stripped off texts that offsets point into.
         """
@@ -158,7 +158,8 @@ class SetRow:
         if value is None and not self.is_labelled:
             named = " or ".join(map(repr, self.fields.get(role, (role,))))
             self.leave_out(f"has no field {named}; {self.description.task} needs one")
-        if isinstance(value, (list, tuple)) and value and all(isinstance(text, str) for text in value):
+        is_list = self.is_labelled and isinstance(value, (list, tuple)) and value
+        if is_list and all(isinstance(text, str) for text in value):
             value = " ".join(value)
         if not isinstance(value, str):
             self.leave_out(f"has no text as {role!r}", value)
