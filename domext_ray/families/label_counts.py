@@ -113,7 +113,7 @@ def _find_contradictions(split: str, examples: Sequence[Example]) -> list[str]:
 
 def _take_gold(example: Example) -> Any:
     """All that is neither seen by a model nor the name or the place of an example."""
-    left_out = {*example.inputs, "id", "source", "group", "document", "text", "offsets"}
+    left_out = {*example.inputs, "id", "source", "path", "group", "document", "text", "offsets"}
     return {name: value for name, value in vars(example).items() if name not in left_out}
 
 

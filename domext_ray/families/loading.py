@@ -53,10 +53,10 @@ def load_labelled(config: FinetuneConfig) -> LoadedSet:
 
 
 def hash_by_file(lines: Iterable[tuple[str, str]]) -> list[FileRecord]:
-    """Return each file with a hash of what was read there, given in pairs of FILE:PLACE and that."""
+    """Return each file with a hash of what was read there, given in pairs of file and that."""
     files = defaultdict[str, Any](hashlib.sha256)
-    for source, line in lines:
-        files[source.rpartition(":")[0]].update(f"{line}\n".encode())
+    for path, line in lines:
+        files[path].update(f"{line}\n".encode())
     return [(path, digest.hexdigest()) for path, digest in files.items()]
 
 
@@ -64,9 +64,8 @@ def _hash_examples(data: LabelledSet) -> tuple[str, list[FileRecord]]:
     digest, lines = hashlib.sha256(repr((data.labels, data.catalogue)).encode()), list[tuple[str, str]]()
     for split, examples in data.splits.items():
         for example in examples:
-            values = asdict(example)
-            source = values.pop("source")  # where a file is does not make it another set
-            values = {key: value for key, value in values.items() if value or key not in _SELDOM}
-            lines.append((source, f"{split} {values}"))
+            values = {key: value for key, value in asdict(example).items() if value or key not in _SELDOM}
+            del values["source"], values["path"]  # where a file is does not make it another set
+            lines.append((example.path, f"{split} {values}"))
             digest.update(f"{lines[-1][1]}\n".encode())
     return digest.hexdigest(), hash_by_file(lines)

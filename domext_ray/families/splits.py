@@ -159,7 +159,7 @@ def _make(
             example = read(row)
         except LeftOut:
             continue
-        made.append(replace(example, id=_name(row.get("id"), taken), group=group))
+        made.append(replace(example, id=_name(row.get("id"), taken), path=row.record.path, group=group))
     return tuple(made)
 
 

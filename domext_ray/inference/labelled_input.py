@@ -85,10 +85,11 @@ def _hash_examples(examples: Iterable[Example]) -> str:
 
 
 def _list_lines(examples: Iterable[Example]) -> Iterator[tuple[str, str]]:
-    """Where each example was read, which does not make it another one, and what it is."""
+    """Each example's file, and what it is, wherever it was read."""
     for example in examples:
         values = asdict(example)
-        yield values.pop("source"), str(values)
+        del values["source"], values["path"]
+        yield example.path, str(values)
 
 
 def _make_row(example: Example) -> InputRow:

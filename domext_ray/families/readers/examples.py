@@ -68,6 +68,7 @@ class Example:
 
     id: str  # unique in its split
     source: str  # FILE:PLACE
+    path: str = field(default="", kw_only=True, compare=False)  # FILE alone: a place may have a colon
     group: str = field(default="", kw_only=True)  # a hash of whose it is, where the set has a `group_field`
 
     inputs: ClassVar[tuple[str, ...]] = ("text",)

@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import re
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -122,17 +123,19 @@ def read_json_records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
         if not isinstance(rows, (list, dict)):
             what = "the file must be a list of objects or one object a line"
             raise CorpusError(f"{path} has another layout: {what}, but {shorten(rows, 40)} is there.")
-        is_annotated = isinstance(rows, dict) and rows.keys() == _ANNOTATOR
-        found: Any = rows["annotations"] if isinstance(rows, dict) and is_annotated else rows
-        within = "annotations" if is_annotated else ""
-        if isinstance(found, Repeating):
-            raise CorpusError(f"{path} has the key {found.key!r} twice; give each row its own.")
-        pairs = found.items() if isinstance(found, dict) else ((None, row) for row in list_items(path, found, within))
-        for number, (key, value) in enumerate(pairs):
-            if value is None and is_annotated:  # a text that nobody has annotated, which is not there either
+        if isinstance(rows, dict) and rows.keys() != _ANNOTATOR:
+            for key, value in _require_different_keys(path, rows).items():
+                place = f"[{key!r}]"
+                yield Record({"id": key, **_require_object(value, path, place)}, str(path), place)
+            return
+        within = ""
+        if isinstance(rows, dict):
+            rows, within = _require_different_keys(path, rows)["annotations"], "annotations"
+        for number, value in enumerate(list_items(path, rows, within)):
+            if value is None and within:  # a text that nobody has annotated, which is not there either
                 continue
-            values = _require_object(value, path, place := f"{within}[{number}]")
-            yield Record(values if key is None else {"id": key, **values}, str(path), place)
+            place = f"{within}[{number}]"
+            yield Record(_require_object(value, path, place), str(path), place)
 
 
 class Repeating(dict[str, Any]):
@@ -156,10 +159,20 @@ def parse_document(path: Path, text: str) -> Any:
         return json.loads(part_json_words(text), object_pairs_hook=_make_object)
     except json.JSONDecodeError as error:
         raise CorpusError(f"{path}:{error.lineno} is no JSON ({error.msg}); mend the file.") from None
-    except (RecursionError, ValueError) as error:
-        is_deep = isinstance(error, RecursionError)
-        fault = "is nested too deeply" if is_deep else "has a number of too many digits"
-        raise CorpusError(f"{path} {fault}; mend the file.") from None
+    except RecursionError:
+        raise CorpusError(f"{path} is nested too deeply; mend the file.") from None
+    except ValueError:
+        number = re.search(rf"\d{{{sys.get_int_max_str_digits() + 1}}}", text)
+        line = text.count("\n", 0, number.start() if number else 0) + 1
+        raise CorpusError(f"{path}:{line} has a number of too many digits; mend the file.") from None
+
+
+def _require_different_keys(path: Path, value: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Return an object that stands somewhere in a file of JSON, if it has no key twice; else it is a CorpusError."""
+    if isinstance(value, Repeating):
+        where = f"{path}:{place}" if place else path
+        raise CorpusError(f"{where} has the key {value.key!r} twice; give each its own.")
+    return value
 
 
 def list_items(path: Path, value: Any, place: str) -> list[Any]:
@@ -313,7 +326,7 @@ def read_squad(path: Path) -> Iterator[Record]:
     if not isinstance(data, dict) or "data" not in data:
         rule = "a SQuAD file must be an object with a key 'data'"
         raise CorpusError(f"{path} has another layout: {rule}, but {shorten(data, 40)} is there.")
-    for i, article in enumerate(list_items(path, data["data"], "data")):
+    for i, article in enumerate(list_items(path, _require_different_keys(path, data)["data"], "data")):
         for j, paragraph in enumerate(_list_parts(path, article, "paragraphs", f"data[{i}]")):
             place = f"data[{i}].paragraphs[{j}]"
             questions = _list_parts(path, paragraph, "qas", place)
@@ -328,13 +341,11 @@ def read_squad(path: Path) -> Iterator[Record]:
 
 def _list_parts(path: Path, value: Any, key: str, place: str) -> list[Any]:
     """Return the list that an object has as a key; it may lack it."""
-    if isinstance(value, Repeating):
-        raise CorpusError(f"{path}:{place} has the key {value.key!r} twice; give each its own.")
     if not isinstance(value, dict):
         raise CorpusError(
             f"{path}:{place} has another layout: it must be an object, but {shorten(value, 40)} is there."
         )
-    return list_items(path, value[key], f"{place}.{key}") if key in value else []
+    return list_items(path, _require_different_keys(path, value, place).get(key, []), f"{place}.{key}")
 
 
 def list_brat(folder: Path, others: Collection[Path] = ()) -> tuple[list[Path], list[Path]]:

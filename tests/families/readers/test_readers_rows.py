@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from labelled_fixtures import dump_lines, dump_parquet, load, refuse, write
 
+from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import find_description, make_description
+from domext_ray.families.loading import load_labelled
 from domext_ray.families.normalization import read_catalogue
 from domext_ray.families.readers.examples import Choice, Entity, LabelledText, MarkedText, Mention
 from domext_ray.families.sets import load_set, read_split
+from domext_ray.inference.labelled_input import plan_labelled
 
 
 def shown(made: Any) -> list[tuple[str, str | None, str]]:
@@ -148,8 +151,25 @@ def test_pubmedqa(tmp_path: Path) -> None:
         ("0", "Is it 0?", "One. Two 0.", "yes"),
         ("1", "Is it 1?", "One. Two 1.", "no"),
     ]
-    assert every[0].source.endswith(":[0]") and every[1].source.endswith(":[1]")
+    assert every[0].source == f"{tmp_path}/ori_pqal.json:['0']"
     assert len(every) == 60 and made.labels == ("yes", "no", "maybe")
+
+
+def test_a_row_by_id_is_named_by_its_id(tmp_path: Path) -> None:
+    """Which may have colons: what was read is still of one file."""
+    rows = {"doi:10/a": {"text": "a", "label": "x"}, "b:3": {"text": "b", "label": "y"}}
+    write(tmp_path / "train.json", json.dumps(rows, indent=1))
+    write(tmp_path / "dev.json", json.dumps(rows, indent=1))
+    loaded = load_labelled(FinetuneConfig(task="classification", data=str(tmp_path)))
+    assert [example.source for example in loaded.data.dev] == [
+        f"{tmp_path}/dev.json:['doi:10/a']",
+        f"{tmp_path}/dev.json:['b:3']",
+    ]
+    files = [str(tmp_path / name) for name in ("train.json", "dev.json")]
+    assert [path for path, _ in loaded.files] == files
+    assert [path for path, _ in plan_labelled("classification", str(tmp_path), "dev", 8, strict=True).list_files()] == [
+        files[1]
+    ]
 
 
 def test_a_stem_that_is_no_text_and_a_context_that_is_none_are_counted(tmp_path: Path) -> None:
