@@ -20,6 +20,7 @@ from domext_ray.families.readers.set_description import (
     ENDS,
     KEYS,
     OPTIONAL,
+    RETIRED,
     SCHEMES,
     SetDescription,
     check_fields,
@@ -157,10 +158,12 @@ def read_description(path: Path) -> SetDescription:
     values = parse_yaml(text, str(path)).value
     if not isinstance(values, dict) or "task" not in values:
         raise ConfigError(f"{path} must be a mapping with a key 'task', one of {', '.join(FAMILIES)}.")
+    ignored = tuple(key for key in RETIRED if key in values)
     for key in values:
-        if key not in KEYS:
+        if key not in (*KEYS, *RETIRED):
             near = difflib.get_close_matches(str(key), KEYS, n=1)
             hint = f"did you mean {near[0]}? The keys are" if near else "use"
             raise ConfigError(f"{path}: {key!r} is no key of a description; {hint} {', '.join(KEYS)}.")
     default_name = path.resolve().parent.name if path.name == SET_FILE else path.stem
-    return make_description(**{"name": default_name, **values}, path=str(path))
+    kept = {key: value for key, value in values.items() if key not in RETIRED}
+    return make_description(**{"name": default_name, **kept}, path=str(path)).fill(ignored=ignored)

@@ -40,6 +40,8 @@ def read_splits(
 
     Nothing there, two files that claim one split, and a file of another layout are a CorpusError.
     """
+    for key in description.ignored:
+        issues.say(f"{description.path} has the key {key!r}, which is of version 0.1.0 and is ignored; leave it out.")
     folder = Path(data)
     if folder.is_dir() and not _is_saved_dataset(folder):
         files = find_split_files(folder, description)

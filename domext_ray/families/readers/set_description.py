@@ -113,6 +113,7 @@ class SetDescription:
     path: str = ""  # the YAML that describes it; "" if none does
     required: tuple[str, ...] = ()  # roles that every row must have
     annotated: str = ""  # role of what annotation tools make; empty: such a set is not made with them
+    ignored: tuple[str, ...] = ()  # those of `RETIRED` that the YAML has
 
     @property
     def where(self) -> str:
@@ -132,8 +133,10 @@ class SetDescription:
         return filled
 
 
-KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-3]
+KEYS = [field.name for field in dataclasses.fields(SetDescription)][:-4]
 """Keys of a YAML."""
+RETIRED = ("counts",)
+"""Keys that 0.1.0 read, and that say nothing any more."""
 
 
 def check_fields(name: str, path: str = "", **values: Any) -> SetDescription:

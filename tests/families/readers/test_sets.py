@@ -25,7 +25,7 @@ from domext_ray.families.described_sets import (
 from domext_ray.families.loading import load_labelled
 from domext_ray.families.readers.examples import SPLITS, LabelledText, TaggedSentence
 from domext_ray.families.registry import FAMILIES
-from domext_ray.families.sets import load_set
+from domext_ray.families.sets import load_set, read_split
 
 SHIPPED = (
     "bc5cdr chemprot chip_cdn chip_ctc chip_sts cmeee cmeie cmrc code_entities cola euadr gad kuake_qic kuake_qqr "
@@ -162,6 +162,16 @@ def test_descriptions_that_break_a_rule_name_the_file(tmp_path: Path) -> None:
         message = str(caught.value)
         assert message.startswith(str(path)) and expected in message and "\n" not in message
         assert message.endswith((".", ")."))
+
+
+def test_a_key_that_an_earlier_version_read_is_told_and_ignored(tmp_path: Path) -> None:
+    write(tmp_path / "set.yaml", "task: classification\ncounts: {train: [2, 3]}\n")
+    for split in ("train", "dev"):
+        write(tmp_path / f"{split}.jsonl", dump_lines([*texts(2), *texts(1, "b")]))
+    description = find_description("classification", str(tmp_path))
+    told = f"{tmp_path}/set.yaml has the key 'counts', which is of version 0.1.0 and is ignored; leave it out."
+    assert told in load_set(description, str(tmp_path)).notes
+    assert told in read_split(description, str(tmp_path), "dev")[1]
 
 
 def texts(number: int, label: str = "a") -> list[dict[str, Any]]:
