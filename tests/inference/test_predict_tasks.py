@@ -142,6 +142,19 @@ def test_choices_of_two_and_of_three_options_are_predicted_beside_each_other(sta
     assert [len(record["probabilities"]) for record in records] == [3, 2, 3] and records[0] == records[2]
 
 
+def test_a_page_of_a_set_with_groups_quotes_no_row(start: StartModel, tmp_path: Path) -> None:
+    model = export_fitted(start, "classification", tmp_path / "export")
+    for group, name in (("", "open"), ("group_field: who\n", "private")):
+        rows = [{"text": "quoted words", "label": label, "who": label} for label in ("weather", "animal")]
+        write(tmp_path / name / "test.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        write(tmp_path / name / "set.yaml", f"task: classification\n{group}")
+        places = {"model": str(model), "task": "classification", "input": str(tmp_path / name)}
+        plan = work_on(PredictConfig(**places, output=str(tmp_path / f"{name} scores")))
+        assert plan.finish(plan.input.num_rows, 1.0)["scores"]["report"]["wrong"] == 1
+        page = (plan.folder / "errors.html").read_text(encoding="utf-8")
+        assert ("quoted words" in page) == (not group) and ("No example is shown" in page) == bool(group)
+
+
 def test_a_labelled_split_of_texts_is_cut_as_the_model_learned(start: StartModel, tmp_path: Path) -> None:
     """A model that takes every word for an entity."""
     sentence = TaggedSentence("1", "t:1", ("cat-dog", "the"), ("B-Drug",) * 2)
