@@ -47,25 +47,24 @@ class RecallOptions:
     num_candidates: int = 20  # terms that are recalled for a mention
     num_negatives: int = 6  # recalled terms that a training mention is paired with, the nearest wrong ones
     ngrams: tuple[int, int] = (1, 3)  # lengths of the character n-grams, from and to
-    embed: Embed | None = None  # for a second ranking
 
 
 class TermRecall:
     """Finds the catalogue's terms that look like a mention.
 
-    Terms are ranked by the cosine of TF-IDF weights of character n-grams, lower-cased. With embeddings, a second
+    Terms are ranked by the cosine of TF-IDF weights of character n-grams, lower-cased. With `embed`, a second
     ranking by their cosine is merged with it: a term's score is the sum over both rankings of 1 / (60 + rank), nothing
     from the first where no n-gram is shared (Cormack, Clarke and Büttcher, Reciprocal rank fusion, 2009). Of equal
     terms the catalogue's first goes first; it has no duplicates.
     """
 
-    def __init__(self, catalogue: Sequence[str], options: RecallOptions) -> None:
+    def __init__(self, catalogue: Sequence[str], options: RecallOptions, embed: Embed | None = None) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer  # loads slowly, and only this task needs it
 
-        self.catalogue, self.options = list(catalogue), options
+        self.catalogue, self.options, self._embed = list(catalogue), options, embed
         self._vectorizer = TfidfVectorizer(analyzer="char", ngram_range=options.ngrams, dtype=np.float32)
         self._terms = self._vectorizer.fit_transform(self.catalogue).T.tocsr()
-        self._embeddings = _embed_units(options.embed, self.catalogue) if options.embed else None
+        self._embeddings = _embed_units(embed, self.catalogue) if embed else None
 
     def find(self, mentions: Sequence[str]) -> list[list[str]]:
         """Return the candidates of each mention, nearest first."""
@@ -73,8 +72,8 @@ class TermRecall:
         for first in range(0, len(mentions), _MENTIONS_AT_A_TIME):
             batch = list(mentions[first : first + _MENTIONS_AT_A_TIME])
             scores = (self._vectorizer.transform(batch) @ self._terms).toarray()
-            if self._embeddings is not None and self.options.embed is not None:
-                similar = _embed_units(self.options.embed, batch) @ self._embeddings.T
+            if self._embed is not None and self._embeddings is not None:
+                similar = _embed_units(self._embed, batch) @ self._embeddings.T
                 by_ngrams = np.where(scores > 0, 1 / (_FUSION + _rank(scores)), 0.0)
                 scores = by_ngrams + 1 / (_FUSION + _rank(similar))
             order = np.argsort(-scores, axis=1, kind="stable")[:, : self.options.num_candidates]
@@ -121,8 +120,8 @@ class NormalizationTask(StagedTask):
         if embeds and not state["embedding_recall"]:
             raise ValueError("candidates were recalled without embeddings, and an encoder is given that makes them")
         found = {"num_candidates": state["num_candidates"], "ngrams": tuple(state["ngrams"])}
-        self.step_options = replace(self.step_options, **found, embed=self.embed)
-        self.recall = TermRecall(tuple(dict.fromkeys(data.catalogue)), self.step_options)
+        self.step_options = replace(self.step_options, **found)
+        self.recall = TermRecall(tuple(dict.fromkeys(data.catalogue)), self.step_options, self.embed)
         self.thresholds = {"threshold": 0.5}
         ranking_data = LabelledSet(
             f"{data.name} pairs",

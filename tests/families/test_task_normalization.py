@@ -119,8 +119,8 @@ def test_embeddings_recall_what_means_alike() -> None:
         return vectors
 
     assert TermRecall(TERMS, RecallOptions(1)).find(["xyz"]) == [["pain of the heart"]]
-    assert TermRecall(TERMS, RecallOptions(1, embed=embed)).find(["xyz"])[0] == ["pain of the back"]
-    assert TermRecall(TERMS, RecallOptions(1, embed=embed)).find(["wound of the hand"])[0] == ["wound of the hand"]
+    assert TermRecall(TERMS, RecallOptions(1), embed).find(["xyz"])[0] == ["pain of the back"]
+    assert TermRecall(TERMS, RecallOptions(1), embed).find(["wound of the hand"])[0] == ["wound of the hand"]
 
 
 def test_fused_scores_follow_the_ranks() -> None:
@@ -132,7 +132,7 @@ def test_fused_scores_follow_the_ranks() -> None:
         return np.array([[similarity[t], math.sqrt(1 - similarity[t] ** 2)] for t in texts])
 
     # n-grams: aaab, aabb, bbbb; embeddings the other way round: 1/61 + 1/63 beats 2/62, the first of equals is first.
-    assert TermRecall(terms, RecallOptions(3, embed=embed)).find(["aaaa"]) == [["aaab", "bbba", "aabb"]]
+    assert TermRecall(terms, RecallOptions(3), embed).find(["aaaa"]) == [["aaab", "bbba", "aabb"]]
 
 
 def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, bert: PreTrainedTokenizerBase) -> None:
