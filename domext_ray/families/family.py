@@ -90,7 +90,7 @@ class Family(ABC):
     @classmethod
     @abstractmethod
     def read(cls, row: SetRow) -> Example:
-        """Make a row's example, without its id: with its labels, if the row has them (`Row.is_labelled`).
+        """Make a row's example, without its id: with its labels, if the row has them (`SetRow.is_labelled`).
 
         Where the row breaks a rule it is counted and `LeftOut` is raised, or it is refused: as its issues have it.
         """

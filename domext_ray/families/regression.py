@@ -17,10 +17,10 @@ from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import LabelledText
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.state import NOTHING_LEARNED, NUMBER, POSITIVE, State
+from domext_ray.families.texts import TextRows, read_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
-from domext_ray.families.texts import TextRows, read_texts
 
 USUAL_VALUES = (0.1, 10.0)
 """Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""

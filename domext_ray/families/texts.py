@@ -174,6 +174,6 @@ def leave_out_unlabelled(rows: SplitRows, issues: DataIssues) -> SplitRows:
 
 
 def _find_class(row: SetRow) -> str:
-    """Return a row's label, as `Row.read_label` reads it; empty: it has none."""
+    """Return a row's label, as `SetRow.read_label` reads it; empty: it has none."""
     value = row.get("label")
     return "" if value is None else str(as_whole(value)).strip()

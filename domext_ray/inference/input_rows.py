@@ -33,9 +33,7 @@ class InputRow:
 
     id: str  # its field `id`, else where it stands
     path: str  # its file
-    line: (
-        int  # its line there, from 1; of a table or a Parquet file the row, without the header; 0: it was read already
-    )
+    line: int  # its line there, from 1; of a table or a Parquet file the row without the header; 0: it was read already
     values: Mapping[str, Any] = field(default_factory=dict)  # its fields by name
     fault: str = ""  # why it cannot be used, as it follows "the row" in a sentence; empty: it can
     example: Any = None  # what was made of it already; None: nothing

@@ -376,7 +376,7 @@ class LabelledSet:
     catalogue: tuple[str, ...] = ()  # standard terms (normalization only)
     notes: tuple[str, ...] = field(default=())  # one sentence for each thing that was counted instead of refused
     positive_label: str | None = None  # the class whose F1 is "f1.positive"
-    marks: tuple[tuple[str, ...], ...] = ()  # of the two arguments (relation only): (open, close) or one placeholder
+    marks: tuple[tuple[str, ...], ...] = ()  # of a relation's two arguments: (open, close) or one placeholder
     rule: str | None = None  # how answers are compared (qa only), one of `set_description.RULES`
     warnings: tuple[str, ...] = ()  # those of `notes` that must be heard before training
 
