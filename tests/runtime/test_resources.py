@@ -209,6 +209,7 @@ for held in (2, 1):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_gpus_that_the_command_holds_are_nobodys(tmp_path: Path) -> None:
     """A job that needs one is refused, without waiting where none is left; what is planned all the same waits."""
     token = tmp_path / "token"
