@@ -85,7 +85,6 @@ class LiveReport:
         """Write the page of a run that is ending before its limit."""
         if find_last_step(self.run_dir / "metrics.jsonl", default=-1) >= 0:  # else there is no figure yet
             self._write("stopped")
-        self.close()
 
     def close(self) -> None:
         """Wait for a page that is being written; the thread that waits for evaluations writes no other one."""

@@ -132,7 +132,7 @@ class Engine(Trainer):
         self._deepspeed.eval()
         try:
             with torch.no_grad(), self._as_written():
-                scores: Tensor = self._run_objective(move_batch(batch, self.device))
+                scores: Tensor = self._forward(move_batch(batch, self.device))
                 return scores
         finally:
             self._deepspeed.train()
@@ -172,11 +172,7 @@ class Engine(Trainer):
         is_alone = self._stage == 0 and self.world_size == 1
         return self._deepspeed.no_sync() if is_alone else contextlib.nullcontext()
 
-    def _forward(self, batch: Any) -> dict[str, Tensor]:
-        sums: dict[str, Tensor] = self._run_objective(batch)
-        return sums
-
-    def _run_objective(self, batch: Any) -> Any:
+    def _forward(self, batch: Any) -> Any:
         # A graph has no Python in it: at ZeRO-0 DeepSpeed's hooks compute nothing, and are left out. Where they are, a
         # batch is no positional argument: they would warn that they find no tensors in it, which have no gradients.
         return self._deepspeed.module.forward(batch) if self._captures else self._deepspeed(batch=batch)

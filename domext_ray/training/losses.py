@@ -112,7 +112,10 @@ class MaskedLoss(Loss):
         self.num_words = num_words
 
     def forward(self, batch: MaskedBatch) -> dict[str, Tensor] | Tensor:
-        """Return sums of losses by name, those by part too; in eval mode scores of rows, see `_score_rows`."""
+        """Return sums of losses by name, those by part too; in eval mode the fields of `evaluate.Scores` of each row.
+
+        These are float64, [B, 5] of pairs, else [B, 3].
+        """
         rows: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
         rows |= {"token_type_ids": batch.token_type_ids, "document_ids": batch.document_ids}
         bounds = {name: getattr(batch, name) for name in _BOUNDS}
@@ -132,15 +135,12 @@ class MaskedLoss(Loss):
         losses, predicted, divergences = self._score_chunks(states, batch.labels, batch.kinds, asked, kept)
         if not self.training:
             row_of = batch.masked_positions // batch.input_ids.shape[1]
-            return _score_rows(
-                losses,
-                predicted == batch.labels,
-                batch.weights,
-                row_of,
-                len(batch.input_ids),
-                None if order is None else order.argmax(-1),
-                batch.next_sentence_labels,
-            )
+            scores = _score_rows(losses, predicted == batch.labels, batch.weights, row_of, len(batch.input_ids))
+            if batch.next_sentence_labels is None:
+                return scores
+            assert order is not None
+            is_right = order.argmax(-1) == batch.next_sentence_labels
+            return torch.cat([scores, torch.stack([is_right, batch.next_sentence_labels != NO_LABEL], 1).double()], 1)
         sums = {LOSS: (losses * batch.weights).sum()}
         if batch.next_sentence_labels is not None:
             assert order is not None
@@ -235,26 +235,10 @@ def _score_words(model: Any, states: Tensor) -> Tensor:
     return scores
 
 
-def _score_rows(
-    losses: Tensor,
-    is_exact: Tensor,
-    weights: Tensor,
-    rows: Tensor,
-    num_rows: int,
-    order: Tensor | None = None,
-    order_labels: Tensor | None = None,
-) -> Tensor:
-    """Return of each row the fields of `evaluate.Scores`, float64: [B, 5] of pairs, else [B, 3].
-
-    Of positions [P] it takes losses, whether the prediction is right, weights and rows; of pairs [B] what their order
-    is predicted to be, and what it is.
-    """
+def _score_rows(losses: Tensor, is_exact: Tensor, weights: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """Return losses, exact predictions and predicted tokens of rows, float64 [B, 3], from those of positions [P]."""
     figures = losses * weights, is_exact & (weights > 0), weights > 0
-    scores = [_sum_rows(figure, rows, num_rows) for figure in figures]
-    if order_labels is not None:
-        assert order is not None
-        scores += [order == order_labels, order_labels != NO_LABEL]
-    return torch.stack([score.double() for score in scores], dim=1)
+    return torch.stack([_sum_rows(figure, rows, num_rows).double() for figure in figures], dim=1)
 
 
 def _sum_rows(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:

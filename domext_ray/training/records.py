@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ class StepRecords:
         self.num_skipped = self._num_unmasked = 0  # steps in a row
         self.reads_late = device.type != "cpu"
         """Whether a step is read when the next one was launched, so that a GPU always has one to work at."""
-        self._unread: Callable[[], dict[str, Any]] | None = None
+        self._unread: tuple[Callable[[], StepFigures], int, int, StepBatch, Callable[[], None]] | None = None
         self._since = 0.0
 
     def begin(self) -> None:
@@ -90,23 +89,13 @@ class StepRecords:
         not finite, because the error says which step is saved.
         """
         before = None if self._unread is None else self.read()
-        self._unread = functools.partial(self._make, read_figures, step, tokens, batch, stop)
+        self._unread = read_figures, step, tokens, batch, stop
         return before
 
     def read(self) -> dict[str, Any]:
         """Return the record of the step that was launched last, whose end is waited for."""
         assert self._unread is not None, "no step was launched"
-        make, self._unread = self._unread, None
-        return make()
-
-    def _make(
-        self,
-        read_figures: Callable[[], StepFigures],
-        step: int,
-        tokens: int,
-        batch: StepBatch,
-        stop: Callable[[], None],
-    ) -> dict[str, Any]:
+        (read_figures, step, tokens, batch, stop), self._unread = self._unread, None
         figures = read_figures()
         now = time.perf_counter()
         seconds, self._since = now - self._since, now

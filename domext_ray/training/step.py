@@ -193,7 +193,7 @@ class Trainer(ABC):
 
     def _make_pass(self, batch: Any, factors: Tensor) -> Tensor:
         """Run forward and backward of a micro batch; return the sums of its losses and those by part, on the device."""
-        outputs = self._forward(batch)
+        outputs: dict[str, Tensor] = self._forward(batch)
         nothing = torch.zeros((), device=self.device)
         loss_sums = torch.stack([outputs.get(name, nothing) for name in self.loss_weights])
         # A loss that is not finite can have a finite gradient (infinite logits): it is made to show in the
@@ -207,8 +207,8 @@ class Trainer(ABC):
         """Enter forward and backward of a micro batch; `is_last`: of its step."""
 
     @abstractmethod
-    def _forward(self, batch: Any) -> dict[str, Tensor]:
-        """Return the objective's sums for a micro batch, which is on the device."""
+    def _forward(self, batch: Any) -> Any:
+        """Return what the objective does of a micro batch, which is on the device: in training its sums by name."""
 
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:
@@ -233,9 +233,8 @@ class SingleProcessTrainer(Trainer):
         self._objective.train()
         return contextlib.nullcontext()
 
-    def _forward(self, batch: Any) -> dict[str, Tensor]:
-        sums: dict[str, Tensor] = self._objective(batch)
-        return sums
+    def _forward(self, batch: Any) -> Any:
+        return self._objective(batch)
 
     def _backward(self, loss: Tensor) -> None:
         loss.backward()

@@ -42,7 +42,8 @@ def test_a_run_that_has_ended_is_not_said_to_run(tmp_path: Path) -> None:
     """The thread that waits for evaluations may come late."""
     run_dir = make_run(tmp_path / "clinic", make_records()[:41])
     report = LiveReport(Place(run_dir))
-    report.note_stop()
+    with pytest.raises(KeyboardInterrupt), report:
+        raise KeyboardInterrupt
     (run_dir / "report.html").unlink()
     report.note_evaluation()
     other = LiveReport(Place(run_dir))
