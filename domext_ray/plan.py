@@ -169,18 +169,19 @@ def resolve_files(config: ConfigT) -> ConfigT:
 
 def pin_corpus(config: ConfigT, run_dir: Place) -> ConfigT:
     """Name in a run's texts what may change, so that it reads the same ones on every node and when it goes on."""
+    known = (read_identity(run_dir) or {}).get("corpus", "")
+    return replace(pin_other_texts(config, run_dir), corpus=pin_entries(config.corpus, known, count_wanted(config)))
+
+
+def pin_other_texts(config: ConfigT, run_dir: Place) -> ConfigT:
+    """Pin the general text and those of a mixture, as `pin_corpus` does."""
     stored, parts = read_identity(run_dir) or {}, dict[str, Any]()
     known = stored.get("mixture", {}).get("parts", {})
     for name, part in config.mixture.parts.items():
         parts[name] = {**part, "corpus": pin_entries(part["corpus"], known.get(name, {}).get("corpus", ""), None)}
     before = stored.get("replay", {}).get("corpus", "") or stored.get("replay.corpus", "")  # this of a study
-    general = pin_entries(config.replay.corpus, before, None)
-    return replace(
-        config,
-        corpus=pin_entries(config.corpus, stored.get("corpus", ""), count_wanted(config)),
-        replay=replace(config.replay, corpus=general),
-        mixture=replace(config.mixture, parts=parts),
-    )
+    general = replace(config.replay, corpus=pin_entries(config.replay.corpus, before, None))
+    return replace(config, replay=general, mixture=replace(config.mixture, parts=parts))
 
 
 def resolve_workers(config: ConfigT) -> ConfigT:

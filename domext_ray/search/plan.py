@@ -18,7 +18,7 @@ from domext_ray.errors import ConfigError, DomextError, StorageError
 from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
-from domext_ray.plan import load_run_base, resolve_files, size_model, warn_of_rules
+from domext_ray.plan import load_run_base, pin_other_texts, resolve_files, size_model, warn_of_rules
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.runtime.trials import Ledger, describe_amount
@@ -73,7 +73,7 @@ class SweepPlan:
 def plan_sweep(config: SweepConfig) -> SweepPlan:
     """Check a sweep, its points and everything that it reads, and return its plan; nothing is started or written."""
     folder = resolve_root(config.run.dir) / (config.run.name or DEFAULT_NAME)
-    config = resolve_trials(keep_precision(resolve_files(config), folder))
+    config = pin_other_texts(resolve_trials(keep_precision(resolve_files(config), folder)), folder)
     space = read_space(config.space)
     points, refused = choose_points(config, space)
     sets = tuple(_load_sets(config))

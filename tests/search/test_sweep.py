@@ -31,12 +31,13 @@ from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.downstream.start.model import load_start_model
-from domext_ray.errors import ConfigError, RunError
+from domext_ray.errors import ConfigError, CorpusError, RunError
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runs.run_directory import write_run
 from domext_ray.runtime.on_tune import run_trials
 from domext_ray.runtime.tasks import Pool
 from domext_ray.runtime.trials import Ledger, Outcome, Rules, Trial
-from domext_ray.search.plan import SweepPlan, choose_points
+from domext_ray.search.plan import SweepPlan, choose_points, plan_sweep
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.results import TRIALS, read_trials
 from domext_ray.search.searcher import Search
@@ -205,6 +206,15 @@ class DyingTrials(StubTrials):
         if item[0].config["method.heads"] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(item)
+
+
+def test_the_general_text_keeps_its_commit(config: SweepConfig, tmp_path: Path) -> None:
+    begun = replace(config, run=replace(config.run, dir=str(tmp_path)))
+    plan = plan_sweep(begun)
+    kept = f"hf://org/set@{'1' * 40}"
+    write_run(plan.folder, identity={**plan.identity, "replay": {**plan.identity["replay"], "corpus": kept}})
+    with pytest.raises(CorpusError, match=f"'{kept}' could not be fetched"):
+        plan_sweep(replace(begun, replay=replace(begun.replay, corpus="hf://org/set")))
 
 
 @pytest.mark.jobs

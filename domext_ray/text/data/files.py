@@ -387,15 +387,19 @@ def pin_entries(spec: str, known: str, megabytes: int | None) -> str:
     own. `megabytes` of `package-docs` are wanted; None: all.
     """
     entries, before = split_paths(spec), split_paths(known)
-    for i, entry in enumerate(entries):
-        is_docs = entry == PACKAGE_DOCS
-        if is_docs or (entry.startswith(f"{HUB}://") and not re.search(f"@{_COMMIT}$", entry)):
-            named = re.compile(re.escape(entry) + ("(:.+)?" if is_docs else f"(@{_COMMIT})?"))
-            if (pinned := next(filter(named.fullmatch, before), "")) or is_docs:
-                entries[i] = pinned or f"{entry}:{megabytes or 'all'}"
-            else:
-                entries[i] = f"{entry}@{_find_files(entry)[0].path.split('@')[1].split('/')[0]}"
-    return spec if entries == split_paths(spec) else ",".join(entries)
+    pinned = [_pin_entry(entry, before, megabytes) for entry in entries]
+    return spec if pinned == entries else ",".join(pinned)
+
+
+def _pin_entry(entry: str, before: list[str], megabytes: int | None) -> str:
+    if entry == PACKAGE_DOCS:
+        return next((name for name in before if name.split(":")[0] == entry), f"{entry}:{megabytes or 'all'}")
+    if entry.startswith(f"{HUB}://") and not re.search(f"@{_COMMIT}$", entry):
+        named = re.compile(re.escape(entry) + f"(@{_COMMIT})?")
+        if known := next(filter(named.fullmatch, before), ""):
+            return known
+        return f"{entry}@{_find_files(entry)[0].path.split('@')[1].split('/')[0]}"
+    return entry
 
 
 def _find_kind(path: str) -> str:
