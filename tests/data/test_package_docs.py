@@ -124,6 +124,7 @@ assert not package_docs._ahead
 """
 
 
+@pytest.mark.slow
 def test_a_process_writes_ahead_what_a_corpus_names(tmp_path: Path) -> None:
     """What reads it waits for that process; one that was killed has written nothing, and is not missed."""
     for name in (

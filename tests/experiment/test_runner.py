@@ -129,6 +129,7 @@ def test_a_stopped_trial_has_ended_and_its_worker_is_told(tmp_path: Path) -> Non
     assert run(ledger, tmp_path, trials, num_steps=3) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_a_trial_whose_process_died_goes_on_with_its_step(tmp_path: Path) -> None:
     ledger = Ledger(Place(tmp_path / "records"))

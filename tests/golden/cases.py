@@ -292,14 +292,10 @@ RAW: dict[str, list[Records]] = {
 TEXTS = [{"text": "the cat and the drug heart disease"}, {"text": "water and wind " * 20, "id": 5}, {"note": 1}]
 
 
-QUICK_FAMILIES = ("relation_extraction",)
-"""A task of two steps, with heads on words and on texts."""
-
-
-def make_tasks(folder: Path, *, quick: bool) -> Records:
+def make_tasks(folder: Path) -> Records:
     """Fine-tune on a set of each family, then predict rows of a file and score a split with the exported model."""
     records: Records = {}
-    for family in QUICK_FAMILIES if quick else made_inputs.FAMILIES:
+    for family in made_inputs.FAMILIES:
         command = f"finetune --task {family} --data sets/{family} --model bases/bert {TUNED.get(family, GRID)}"
         ended = adapter.call(
             f"{command} --grid.restarts 1 --optim.dropout 0 --labelled.max_length 40 --labelled.stride 10 "

@@ -112,8 +112,11 @@ def test_encoded(folder: Path, quick: bool) -> None:
     check("encoded", cases.make_encoded(folder, quick=quick), quick=quick)
 
 
-def test_tasks(folder: Path, quick: bool) -> None:
-    check("tasks", cases.make_tasks(folder, quick=quick), 100 * RTOL, 100 * ATOL, quick=quick)
+@pytest.mark.slow
+@pytest.mark.parametrize("quick", ["all"], indirect=True)
+@pytest.mark.usefixtures("quick")
+def test_tasks(folder: Path) -> None:
+    check("tasks", cases.make_tasks(folder), 100 * RTOL, 100 * ATOL)
 
 
 @pytest.fixture(scope="module")

@@ -516,6 +516,7 @@ def run_without_ray(code: str) -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_RAY + code], env=environment, check=True)
 
 
+@pytest.mark.slow
 def test_these_tests_need_no_ray() -> None:
     run_without_ray("import test_gpu")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from lone_engine import make_lone_engine
 from tiny_models import ADAPTERS, MODERN, VOCAB, make_model
@@ -38,6 +39,8 @@ METHODS: dict[str, tuple[dict[str, Any], str]] = {  # what a model has, and what
     "lora": ({"adapters": {}}, ".lora_"),
     "biases": ({"adapters": {}}, ".bias"),
 }
+SLOW_METHODS = ("af", "af in one layer", "biases", "exbert", "ffn units")  # others have what these have
+FEW_METHODS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_METHODS else name for name in METHODS]
 
 
 def make_trainable(method: str, **values: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from captured_steps import BROKEN, STEPS, record_operations, train_captured
 from torch import Tensor, nn
-from trained_methods import METHODS
+from trained_methods import FEW_METHODS
 
 from domext_ray.errors import RunError
 from domext_ray.model import fused
@@ -30,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FEW_METHODS)
 def test_captured_steps_are_those_that_python_launches(method: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "record_graph", record_operations)
     monkeypatch.setattr(fused, "find_fault", lambda device: "")  # on a CPU kernels are one operation each, too

@@ -76,15 +76,6 @@ WAITS = {
 }
 """By what runs: file, function and what -> how often at most, in a step of two micro batches or one batch; and why."""
 
-QUICK = {
-    *("lora-all-matrices", "exbert", "bottleneck-parallel-layernorm-inside-relu"),
-    "bottleneck-after-attention-tanh-left-to-right",
-    *("af-word-shifts-new-words", "af-sentence-pairs", "second-bottleneck-beside-a-frozen-one"),
-    *("af-word-shifts-keeping-the-base-s-predictions", "full-keeping-the-base-s-predictions"),
-    *("af-in-fp32", "modernbert", "crop", "packed", "varlen", "varlen-packed", "varlen-keeping"),
-    *("relation_extraction", "qa", "normalization", "bilstm", "bank", "vectors", "fill-mask"),
-}
-"""What the default tier runs: one for each thing that a step or a pass may compute."""
 STARTS = sorted({row.after for row in ROWS if row.after})
 OBJECTIVES = {
     "crop": ObjectiveConfig(kind="infonce", views="crop", group_rows=4),
@@ -163,13 +154,14 @@ def list_runs(places: Places, layouts: dict[str, Places], root: Path) -> dict[st
     }
 
 
+pytestmark = pytest.mark.slow
 NAMES = list(list_runs(Places(Path(), Path(), Path()), dict.fromkeys(TINY_LAYOUTS, None), Path()))  # type: ignore[arg-type]
 PLANTED = [name for name in NAMES if name.startswith("planted-")]
 
 
 def measure(_: int, names: set[str], places: Places, root: Path) -> dict[str, Any]:
     layouts = {}
-    for kind in TINY_LAYOUTS if names - QUICK - {*PLANTED} else ("modernbert",):
+    for kind in TINY_LAYOUTS:
         base = TINY_LAYOUTS[kind].save(root / kind)
         (root / f"runs-{kind}").mkdir()
         layouts[kind] = make_places(root / f"runs-{kind}", base, base, ["AF"])
@@ -192,7 +184,7 @@ def results(
     own = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
     asked = {item.callspec.params["name"] for item in own if hasattr(item, "callspec")}
     if any(not hasattr(item, "callspec") for item in own):
-        asked |= {*QUICK, *PLANTED}
+        asked = {*NAMES}
     (found,) = launch(measure, (asked, places, root), 1, root)
     return found
 
@@ -210,10 +202,7 @@ def find_faults(result: dict[str, Waits] | str) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES if name not in PLANTED],
-)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in PLANTED])
 def test_nothing_mixes_devices_and_nothing_else_waits(name: str, results: dict[str, Any]) -> None:
     assert find_faults(results[name]) == []
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import LENGTH, VOCAB, make_rows
-from trained_methods import CPU, DROPOUT, LAYOUTS, METHODS, make_method_engine, make_trainable
+from trained_methods import CPU, DROPOUT, FEW_METHODS, LAYOUTS, METHODS, make_method_engine, make_trainable
 
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig
 from domext_ray.model.joined import JoinedLinear, join_products
@@ -46,7 +46,7 @@ def check_equal(joined: list[Any], as_written: list[Any], loss: float = 1e-6, no
     assert [step.grad_norm for step in joined] == pytest.approx([step.grad_norm for step in as_written], rel=norm)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FEW_METHODS)
 def test_steps_are_those_of_layers_as_written(method: str) -> None:
     """With dropout; in bf16 within its rounding, which every step carries on."""
     as_written, joined = (train(method, joined=is_joined, dropout=True) for is_joined in (False, True))
