@@ -7,7 +7,7 @@ written but where the base and the text of a run that has ended are now.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,13 +169,14 @@ def resolve_files(config: ConfigT) -> ConfigT:
 
 def pin_corpus(config: ConfigT, run_dir: Place) -> ConfigT:
     """Name in a run's texts what may change, so that it reads the same ones on every node and when it goes on."""
-    known = (read_identity(run_dir) or {}).get("corpus", "")
-    return replace(pin_other_texts(config, run_dir), corpus=pin_entries(config.corpus, known, count_wanted(config)))
+    stored = read_identity(run_dir) or {}
+    corpus = pin_entries(config.corpus, stored.get("corpus", ""), count_wanted(config))
+    return replace(pin_other_texts(config, stored), corpus=corpus)
 
 
-def pin_other_texts(config: ConfigT, run_dir: Place) -> ConfigT:
-    """Pin the general text and those of a mixture, as `pin_corpus` does."""
-    stored, parts = read_identity(run_dir) or {}, dict[str, Any]()
+def pin_other_texts(config: ConfigT, stored: Mapping[str, Any]) -> ConfigT:
+    """Pin the general text and those of a mixture as `pin_corpus` does; `stored` is the identity, empty at first."""
+    parts = dict[str, Any]()
     known = stored.get("mixture", {}).get("parts", {})
     for name, part in config.mixture.parts.items():
         parts[name] = {**part, "corpus": pin_entries(part["corpus"], known.get(name, {}).get("corpus", ""), None)}

@@ -73,7 +73,8 @@ class SweepPlan:
 def plan_sweep(config: SweepConfig) -> SweepPlan:
     """Check a sweep, its points and everything that it reads, and return its plan; nothing is started or written."""
     folder = resolve_root(config.run.dir) / (config.run.name or DEFAULT_NAME)
-    config = pin_other_texts(resolve_trials(keep_precision(resolve_files(config), folder)), folder)
+    config = resolve_trials(keep_precision(resolve_files(config), folder))
+    config = pin_other_texts(config, read_identity(folder) or {})  # a preparation pins the domain's text
     space = read_space(config.space)
     points, refused = choose_points(config, space)
     sets = tuple(_load_sets(config))

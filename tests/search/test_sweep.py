@@ -198,6 +198,15 @@ def test_another_corpus_is_refused(config: SweepConfig, tmp_path: Path) -> None:
         run_sweep(config, StubTrials)
 
 
+def test_the_general_text_keeps_its_commit(config: SweepConfig, tmp_path: Path) -> None:
+    begun = replace(config, run=replace(config.run, dir=str(tmp_path)))
+    plan = plan_sweep(begun)
+    kept = f"hf://org/set@{'1' * 40}"
+    write_run(plan.folder, identity={**plan.identity, "replay": {**plan.identity["replay"], "corpus": kept}})
+    with pytest.raises(CorpusError, match=f"'{kept}' could not be fetched"):
+        plan_sweep(replace(begun, replay=replace(begun.replay, corpus="hf://org/set")))
+
+
 class DyingTrials(StubTrials):
     """The process dies where a point has no heads."""
 
@@ -206,15 +215,6 @@ class DyingTrials(StubTrials):
         if item[0].config["method.heads"] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(item)
-
-
-def test_the_general_text_keeps_its_commit(config: SweepConfig, tmp_path: Path) -> None:
-    begun = replace(config, run=replace(config.run, dir=str(tmp_path)))
-    plan = plan_sweep(begun)
-    kept = f"hf://org/set@{'1' * 40}"
-    write_run(plan.folder, identity={**plan.identity, "replay": {**plan.identity["replay"], "corpus": kept}})
-    with pytest.raises(CorpusError, match=f"'{kept}' could not be fetched"):
-        plan_sweep(replace(begun, replay=replace(begun.replay, corpus="hf://org/set")))
 
 
 @pytest.mark.jobs
