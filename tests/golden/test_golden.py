@@ -114,7 +114,6 @@ def test_encoded(folder: Path, quick: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quick", ["all"], indirect=True)
-@pytest.mark.usefixtures("quick")
 def test_tasks(folder: Path) -> None:
     check("tasks", cases.make_tasks(folder), 100 * RTOL, 100 * ATOL)
 

@@ -33,7 +33,7 @@ from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.families.registry import FAMILIES
 from domext_ray.model.domext import layers_domext
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 HOST, CARD, SENT = "to host", "to card", "sent"
 _BATCH = "training/step.py", "_send", SENT
@@ -154,7 +154,6 @@ def list_runs(places: Places, layouts: dict[str, Places], root: Path) -> dict[st
     }
 
 
-pytestmark = pytest.mark.slow
 NAMES = list(list_runs(Places(Path(), Path(), Path()), dict.fromkeys(TINY_LAYOUTS, None), Path()))  # type: ignore[arg-type]
 PLANTED = [name for name in NAMES if name.startswith("planted-")]
 
