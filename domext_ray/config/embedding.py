@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from domext_ray.config.inference import FieldName, InferenceScaleConfig, InputFiles, Model, Output, Size
-from domext_ray.config.options.declare import MANY, free, option_group
-from domext_ray.config.shared import PoolingChoice
+from domext_ray.config.options.declare import MANY, free, later, option_group
+from domext_ray.config.shared import LongTexts, PoolingChoice
 from domext_ray.errors import ConfigError
 
 _LAYERS = re.compile(r"\d{1,4}(-\d{1,4})?")
@@ -47,6 +47,8 @@ class EmbedConfig:
     normalize: bool = False  # vectors of length 1, whose products are cosines
     # tokens of a text at most; a model with shorter rows cuts earlier
     max_length: Annotated[int, Field(ge=3, le=MANY)] = 512
+    # longer texts: cut, or read in windows, of which a text's vector is the mean
+    long_texts: LongTexts = later("cut")
     format: Literal["parquet", "npy"] = "parquet"  # predictions/*.parquet; or vectors.npy, its rows named in ids.jsonl
     block_rows: Size = 2048  # rows of a block, the unit that is written, and done again after a stop
     batch_size: Size = 64  # texts of a forward pass

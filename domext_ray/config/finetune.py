@@ -38,7 +38,7 @@ from domext_ray.config.options.declare import (
     whole,
 )
 from domext_ray.config.pretrain import EngineConfig
-from domext_ray.config.shared import DryRun, GpuOptions
+from domext_ray.config.shared import DryRun, GpuOptions, LongTexts
 
 
 @option_group
@@ -54,7 +54,7 @@ class PlaceConfig:
 class LabelledConfig:
     """How labelled examples become rows."""
 
-    # tokens of a row at most; longer examples are windowed, pairs are cut
+    # tokens of a row at most; longer texts are windowed, pairs are cut
     max_length: Main[Annotated[int, Field(ge=16, le=MANY)]] = 128
     stride: NonNegativeInt = 32  # tokens that neighbouring windows of a long example share
     context: bool = False  # ner: rows are filled with the document's neighbouring sentences
@@ -68,6 +68,8 @@ class LabelledConfig:
     # share of the vocabulary that training does without, by chance: its words are read in smaller pieces
     word_dropout: ShareOrZero = later(0.0)
     new_word_dropout: ShareOrZero = later(0.0)  # the same share of the words that are new beside the base
+    # classification, multilabel, regression: single texts above max_length are cut, or read in windows
+    long_texts: LongTexts = later("cut")
     repair: bool = free(False)  # ner: tags that their scheme forbids, such as a stray I-, are mended and counted
 
     def __post_init__(self) -> None:

@@ -20,11 +20,12 @@ from domext_ray.config.options.declare import (
     Written,
     filled,
     free,
+    later,
     option_group,
     place,
     require,
 )
-from domext_ray.config.shared import GpuOptions
+from domext_ray.config.shared import GpuOptions, LongTextsChoice
 from domext_ray.errors import ConfigError
 
 _MODEL = "a run's directory, an export, BANK:NAME or a base"
@@ -61,6 +62,8 @@ class PredictConfig:
     format: Literal["parquet", "jsonl"] = "parquet"  # of the files in predictions/
     keep_text: bool = False  # write the texts beside their predictions, too
     top_k: Size = 5  # fill_mask: tokens in the place of each mask
+    # texts with a class or a number above the length of a row: cut, or read in windows; auto: as in training
+    long_texts: LongTextsChoice = later("auto")
     router: bool = True  # fill_mask: a router that the model has says who reads a row
     max_length: CountOrZero = 0  # fill_mask: tokens of a row; 0: as many as the model takes, up to 512
     block_rows: Size = 1024  # rows of a block, the unit that is written, and done again after a stop

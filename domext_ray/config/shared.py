@@ -39,6 +39,10 @@ Pooling = Literal["mean", "cls"]
 """How the states of a text's tokens become its vector (see `losses.pool_states`)."""
 PoolingChoice = Literal["auto", "mean", "cls"]
 """The same where models are asked for vectors; auto: as each model was trained."""
+LongTexts = Literal["cut", "windows"]
+"""What is read of a text that is longer than a row: its beginning, or all of it in rows of their own."""
+LongTextsChoice = Literal["auto", "cut", "windows"]
+"""The same where a trained model is asked; auto: as it was trained."""
 Views = Literal["dropout", "crop"]
 """What two views of a row are (see text/corpus/views.py)."""
 

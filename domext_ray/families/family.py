@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from domext_ray.config.options.declare import require
 from domext_ray.families.comparison import Compared
 from domext_ray.families.readers.examples import Entity, Example
 from domext_ray.families.readers.issues import DataIssues, SetRow
@@ -78,6 +79,8 @@ class Family(ABC):
     """What users read of a prediction, and its type."""
     weighs_labels: ClassVar[bool] = False
     """Whether they also read "probabilities", by label."""
+    cuts_texts: ClassVar[bool] = False
+    """Whether a single text that is too long is cut, or read in windows, as `TaskOptions.long_texts` says."""
     found: ClassVar[str] = ""
     """Field that has the labels that were found; empty: there are none."""
     head: ClassVar[str]
@@ -86,6 +89,12 @@ class Family(ABC):
     """What the hub calls such a task."""
     names_outputs: ClassVar[bool] = True
     """Whether the head's outputs are labels of the set."""
+
+    @classmethod
+    def check_long_texts(cls, option: str, value: str) -> None:
+        """Refuse windows with a family that does not cut single texts."""
+        rule = f"left out with a task of the family {cls.family}, which cuts no single texts"
+        require(value != "windows" or cls.cuts_texts, option, value, rule)
 
     @classmethod
     @abstractmethod

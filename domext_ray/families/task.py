@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 import numpy as np
 from tokenizers import Tokenizer
 
+from domext_ray.config.shared import LongTexts
 from domext_ray.errors import ConfigError
 from domext_ray.families.family import Family, Prediction
 from domext_ray.families.metrics.scores import Score, flatten
@@ -53,6 +54,7 @@ class TaskOptions:
     max_length: int = 128  # tokens of a row at most, special tokens included
     stride: int = 32  # tokens that neighbouring windows of a long example share
     context: bool = False  # surrounding sentences of the document fill a row (token classification only)
+    long_texts: LongTexts = "cut"  # of families that cut texts otherwise (`Family.cuts_texts`)
 
 
 @dataclass(frozen=True)

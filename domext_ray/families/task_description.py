@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from domext_ray.config.shared import LongTextsChoice
 from domext_ray.errors import DomextError, RunError
 from domext_ray.families import state as rules
 from domext_ray.families.readers.examples import LabelledSet
@@ -42,13 +43,21 @@ class TaskDescription:
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as JSON has them."""
-        return {**asdict(self), "labels": list(self.labels), "catalogue": list(self.catalogue)}
+        values = {**asdict(self), "labels": list(self.labels), "catalogue": list(self.catalogue)}
+        if self.options.long_texts == TaskOptions.long_texts:
+            del values["options"]["long_texts"]  # as in files of 0.1.0, which cut all that is too long
+        return values
+
+    def read_long_texts(self, how: LongTextsChoice) -> TaskDescription:
+        """Return the task with other `TaskOptions.long_texts`; "auto": as it was trained."""
+        FAMILIES[self.family].check_long_texts("long_texts", how)
+        return self if how == "auto" else replace(self, options=replace(self.options, long_texts=how))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TaskDescription:
         """Read what `to_json` gave; a ValueError says which value is missing or of another kind."""
         check_state(values, _RULES)
-        check_state(values["options"], _OPTIONS)
+        check_state({"long_texts": TaskOptions.long_texts, **values["options"]}, _OPTIONS)
         check_state(values["thresholds"], dict.fromkeys(values["thresholds"], rules.OBJECT))
         for value in values["thresholds"].values():
             check_state(value, dict.fromkeys(value, rules.NUMBER))
@@ -70,7 +79,10 @@ _RULES: Mapping[str, rules.Rule] = {
     **dict.fromkeys(("negative_label", "positive_label"), rules.OPTIONAL_TEXT),
     **dict.fromkeys(("options", "thresholds", "state"), rules.OBJECT),
 }
-_OPTIONS: Mapping[str, rules.Rule] = {"max_length": rules.COUNT, "stride": rules.WHOLE, "context": rules.BOOL}
+_OPTIONS: Mapping[str, rules.Rule] = {
+    **{"max_length": rules.COUNT, "stride": rules.WHOLE, "context": rules.BOOL},
+    "long_texts": ("cut or windows", lambda value: value in ("cut", "windows")),
+}
 
 
 def describe_task(task: StagedTask) -> TaskDescription:

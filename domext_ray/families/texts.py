@@ -1,8 +1,9 @@
 """Texts and pairs of texts -> one class or one number each.
 
 The classifier reads BERT's pooled first token (Devlin et al., 2019, section 4.1). A pair is one row, as the tokenizer
-writes it: `[CLS] a [SEP] b [SEP]` with segment types for BERT, `<s> a </s></s> b </s>` for RoBERTa. What is too long is
-cut at its end, of a pair the longer text first.
+writes it: `[CLS] a [SEP] b [SEP]` with segment types for BERT, `<s> a </s></s> b </s>` for RoBERTa. A pair that is too
+long is cut at its end, the longer text first. A single text is cut, too, or read in windows: each is an example of its
+label in training, and what a text is follows from the mean of their outputs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from scipy.special import softmax
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.family import Prediction, SplitRows
@@ -25,8 +26,8 @@ from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import LabelledText, MarkedText
 from domext_ray.families.readers.issues import DataIssues, SetRow, as_whole
-from domext_ray.families.task import Row, Task
-from domext_ray.families.windows import make_cutting_backend
+from domext_ray.families.task import Outputs, Row, Task
+from domext_ray.families.windows import RowTemplate, make_cutting_backend, plan_windows, read_template
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,26 +111,51 @@ class SingleLabelTask(ClassTask):
 
 
 class TextRows(Task):
-    """Rows of `LabelledText` and `MultiLabelText`: a single text or a pair, cut to a row."""
+    """Rows of `LabelledText` and `MultiLabelText`: a single text or a pair, cut to a row, or a text's windows."""
+
+    cuts_texts = True
 
     @cached_property
     def backend(self) -> Tokenizer:
         """One that cuts."""
         return make_cutting_backend(self.tokenizer, self.options.max_length)
 
+    @cached_property
+    def _template(self) -> RowTemplate:
+        return read_template(self.tokenizer, pair=False)
+
     def encode(self, examples: Sequence[Any], *, is_training: bool) -> list[Row]:
         pairs = [text.text if text.pair is None else (text.text, text.pair) for text in examples]
-        encodings = self.backend.encode_batch(pairs)
         has_types = "token_type_ids" in self.tokenizer.model_input_names
-        rows: list[Row] = []
-        for i, (example, encoding) in enumerate(zip(examples, encodings, strict=True)):
+        rows, overlong = list[Row](), list[str]()
+        for i, (example, encoding) in enumerate(zip(examples, self.backend.encode_batch(pairs), strict=True)):
+            targets = self.make_targets(example, is_training)
+            if encoding.overflowing and example.pair is None and self.options.long_texts == "windows":
+                rows += [Row(i, ids, None, targets) for ids in self._list_windows(encoding)]
+                continue
             types = np.array(encoding.type_ids, dtype=np.int64) if has_types and example.pair is not None else None
-            ids = np.array(encoding.ids, dtype=np.int64)
-            rows.append(Row(i, ids, types, self.make_targets(example, is_training)))
-        overlong = [text.source for text, encoding in zip(examples, encodings, strict=True) if encoding.overflowing]
+            rows.append(Row(i, np.array(encoding.ids, dtype=np.int64), types, targets))
+            if encoding.overflowing:
+                overlong.append(example.source)
         what = f"texts have more than {self.options.max_length} tokens and are cut, of a pair the longer one first"
         self.note_cases(overlong, len(examples), what)
         return rows
+
+    def _list_windows(self, encoding: Encoding) -> list[np.ndarray]:
+        """Return the rows of a text, all of one length, from the parts that the engine has cut it into."""
+        before, after = self._template.specials
+        parts = [part.ids[len(before) : len(part.ids) - len(after)] for part in (encoding, *encoding.overflowing)]
+        ids = np.concatenate(parts).astype(np.int64)
+        windows = plan_windows(len(ids), len(parts[0]), self.options.stride)
+        return [self._template.join(ids[first:end])[0] for first, end in windows]
+
+    def decode(self, examples: Sequence[Any], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
+        """Decode the mean of the outputs of each text's windows."""
+        windows: list[list[np.ndarray]] = [[] for _ in examples]
+        for row, (output,) in zip(rows, outputs, strict=True):
+            windows[row.example].append(output)
+        # In float32 the mean of one is itself.
+        return [self.decode_row(example, np.mean(own, axis=0)) for example, own in zip(examples, windows, strict=True)]
 
     @abstractmethod
     def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:

@@ -130,6 +130,7 @@ def load_embedding(config: EmbedConfig, device: str) -> TextEmbedding:
         max_length=config.max_length,
         batch_size=config.batch_size,
         device=device,
+        long_texts=config.long_texts,
     )
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
+from domext_ray.config.shared import LongTextsChoice
 from domext_ray.downstream.finetune.exported import (
     ExportedModel,
     Predicted,
@@ -114,7 +115,8 @@ def find_model(config: PredictConfig) -> ModelPlace:
     """Look at the model that a configuration names."""
     device, own = torch.device("cpu"), Path(config.model)
     if does_task(config):
-        description, found = load_task_model(config.model, device).description, find_adapter(config.model)
+        found = find_adapter(config.model)
+        description = load_task_model(config.model, device, long_texts=config.long_texts).description
         sha256 = hash_values(found[0].describe(found[1]).to_json()) if found else hash_export(find_export(own))
         marks = WordMarks.from_json(description.state)
         return ModelPlace(config.model, description.family, sha256, description.labels, marks)
@@ -134,14 +136,17 @@ def does_task(config: PredictConfig) -> bool:
     return is_finetuned_model(Path(config.model))
 
 
-def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
+def load_task_model(
+    model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS, long_texts: LongTextsChoice = "auto"
+) -> ExportedModel:
     """Load a fine-tuned model: an export, a run that has one, or BANK:NAME; `batch_tokens` counts padding."""
     found = find_adapter(model)
     if found is None:
-        return load_exported(Path(model), device, batch_tokens, takes_graphs=True)
+        return load_exported(Path(model), device, batch_tokens, takes_graphs=True, long_texts=long_texts)
     bank, name = found
     description = bank.describe(name).task
     assert description is not None, "of an adapter that does a task"
+    description = description.read_long_texts(long_texts)
     tokenizer = load_tokenizer(bank.base.folder)
     task = make_described_task(description, tokenizer)
     ((stage, own),) = task.stages.items()
@@ -152,7 +157,8 @@ def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDIC
 def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:
     """Load a model that `find_model` found on a device."""
     if place.task != FILL_MASK:
-        return TaskPredictor(load_task_model(place.id, device, config.count_batch_tokens(device.type)))
+        tokens = config.count_batch_tokens(device.type)
+        return TaskPredictor(load_task_model(place.id, device, tokens, config.long_texts))
     model, tokenizer = _load_masked_lm(place.id)
     return _make_fill_mask(model, tokenizer, config, device)
 

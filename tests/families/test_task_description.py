@@ -12,7 +12,7 @@ from family_sets import EXAMPLES, make_family_task
 from finetuned_models import make_raw
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.errors import RunError
+from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.family import Prediction
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import Predict, StagedTask, Task, TaskOptions
@@ -145,7 +145,7 @@ DAMAGED: list[tuple[str, str, Any, str]] = [
     ("classification", "metric", "bleu", "metric is 'bleu'; it must be one of accuracy,"),
     ("classification", "negative_label", "c", "'c' is none of its labels"),
     ("classification", "options.max_length", 0, "max_length is 0; it must be a whole number, 1 or more"),
-    ("classification", "options.wide", True, "it has wide; it must have context, max_length, stride"),
+    ("classification", "options.wide", True, "it has wide; it must have context, long_texts, max_length, stride"),
     ("classification", "state", [], "state is .* it must be a JSON object"),
     ("classification", "state", {"x": 1}, "it has x; it must have nothing"),
     ("classification", "labels", None, "it has no labels"),
@@ -174,3 +174,21 @@ def test_a_damaged_description_is_refused(bert: PreTrainedTokenizerBase) -> None
             place[last] = value
         with pytest.raises((ValueError, RunError), match=reason):
             make_described_task(TaskDescription.from_json(values), bert)
+
+
+def test_only_windows_are_told_of_long_texts(bert: PreTrainedTokenizerBase) -> None:
+    """A description without windows is one that 0.1.0 reads; what reads long texts otherwise is known by its family."""
+    description = describe_task(make_learned("classification", bert))
+    assert "long_texts" not in description.to_json()["options"]
+    other = description.read_long_texts("windows")
+    assert TaskDescription.from_json(other.to_json()) == other != description
+    assert other.to_json()["options"]["long_texts"] == "windows"
+    assert other.read_long_texts("auto") == other and other.read_long_texts("cut") == description
+    damaged = {**other.to_json(), "options": {**other.to_json()["options"], "long_texts": "sliding"}}
+    with pytest.raises(ValueError, match="long_texts is 'sliding'; it must be cut or windows"):
+        TaskDescription.from_json(damaged)
+    for family in FAMILIES:
+        own = describe_task(make_learned(family, bert))
+        if not FAMILIES[family].cuts_texts:
+            with pytest.raises(ConfigError, match=f"long_texts is 'windows'; it must be left out .* {family}, which"):
+                own.read_long_texts("windows")

@@ -56,6 +56,51 @@ def test_rows_are_what_transformers_makes(name: str, request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_windows_have_the_whole_of_a_text(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(name)
+    for max_length, stride in ((7, 0), (12, 3), (12, 90)):
+        draw = random.Random(max_length)
+        texts = [" ".join(draw.choices(WORDS, k=draw.randint(0, 50))) for _ in range(40)]
+        data = make_set(*((text, "yes", None) for text in texts), ("the dog", "yes", texts[0]))
+        options = TaskOptions(max_length, stride, long_texts="windows")
+        task, cutting = (ClassificationTask(data, tokenizer, each) for each in (options, TaskOptions(max_length)))
+        rows, cut_rows = (each.encode(data.train, is_training=True) for each in (task, cutting))
+        for i, text in enumerate(texts):
+            ids, own = tokenizer(text)["input_ids"], [row for row in rows if row.example == i]
+            assert own[0].input_ids.tolist() == cut_rows[i].input_ids.tolist(), "the first window is what is kept"
+            assert {row.length for row in own} == {min(len(ids), max_length)}
+            assert all(row.targets["labels"] == 1 and row.token_type_ids is None for row in own)
+            inner = [row.input_ids.tolist()[1:-1] for row in own]
+            assert all([row.input_ids[0], row.input_ids[-1]] == [ids[0], ids[-1]] for row in own)
+            assert inner[-1] == ids[len(ids) - 1 - len(inner[-1]) : -1], "the last window ends with the text"
+            step = max_length - 2 - min(stride, (max_length - 2) // 2)
+            assert all(inner[k] == ids[1 + k * step :][: max_length - 2] for k in range(len(inner) - 1))
+            assert len(inner) == max(1, 1 + -(-(len(ids) - max_length) // step))
+        assert len(rows) > 2 * len(texts)
+        assert [row.example for row in rows].count(len(texts)) == 1, "a pair is cut"
+        is_cut = len(tokenizer("the dog", texts[0])["input_ids"]) > max_length
+        assert [note.split(" ")[0] for note in task.notes] == ["1"] * is_cut
+
+
+def test_windows_decide_together(bert: PreTrainedTokenizerBase) -> None:
+    data = make_set(("the dog", "yes", None), ("good " * 40, "yes", None), ("the " * 80, "no", None))
+    task = ClassificationTask(data, bert, TaskOptions(16, 0, long_texts="windows"))
+    rows = task.encode(data.test, is_training=False)
+    draw = np.random.default_rng(0)
+    logits = [draw.normal(size=2).astype(np.float32) for _ in rows]
+    found = task.decode(data.test, rows, [(each,) for each in logits])
+    for i, prediction in enumerate(found):
+        mean = np.mean([each for row, each in zip(rows, logits, strict=True) if row.example == i], axis=0)
+        assert prediction == task.decode_row(data.test[i], mean)
+    assert [row.example for row in rows] == [0, *[1] * 3, *[2] * 6]
+    values = tuple(LabelledText(str(i), "", text.text, None, "", 1.0) for i, text in enumerate(data.train))
+    numbers = RegressionTask(LabelledSet("made", *[values] * 3), bert, TaskOptions(16, 0, long_texts="windows"))
+    rows = numbers.encode(values, is_training=True)
+    outputs = [(np.array([float(i)], np.float32),) for i in range(len(rows))]
+    assert numbers.decode(values, rows, outputs) == [{"value": 0.0}, {"value": 2.0}, {"value": 6.5}]
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_segments_of_a_choice_are_what_transformers_makes(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(name)
     for max_length in (12, 20, 128):

@@ -136,10 +136,11 @@ def fit(
     device: torch.device = CPU,
     epochs: float = 2.0,
     data: LabelledSet | None = None,
+    options: TaskOptions = OPTIONS,
 ) -> tuple[StagedTask, dict[str, Fitted]]:
     """A few steps on a set, thresholds tuned on dev, as a fine-tuning run makes them."""
     encoder = TextEmbedding(start, device=device.type) if embeds else None
-    task = FAMILIES[family](data or draw_set(family), start.tokenizer, OPTIONS, embed=encoder)
+    task = FAMILIES[family](data or draw_set(family), start.tokenizer, options, embed=encoder)
     optim = FinetuneOptimConfig(dropout=0.0)
     config = FinetuneConfig(method=method, engine=engine, optim=optim, head_bilstm=head_bilstm)
     fitted = fit_stages(start, task, config, Point(3e-3, 8, epochs, 0), device, lambda _: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from changed_files import REPLACED
-from finetuned_models import BOTTLENECK, CPU, FULL, export_fitted, fit, make_raw
+from finetuned_models import BOTTLENECK, CPU, FULL, OPTIONS, export_fitted, fit, make_raw
 from labelled_fixtures import write, write_ner
 
 from domext_ray.adapters.bank import AdapterBank
@@ -20,7 +21,7 @@ from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError, CorpusError, DomextError
 from domext_ray.families.described_sets import find_set
-from domext_ray.families.readers.examples import LabelledSet, TaggedSentence
+from domext_ray.families.readers.examples import LabelledSet, LabelledText, TaggedSentence
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.sets import load_set
 from domext_ray.families.stages import evaluate_stages
@@ -100,6 +101,40 @@ def test_every_family_predicts_rows_of_files(family: str, start: StartModel, tmp
     (part,) = Path(table.folder / "predictions").iterdir()
     stored = pq.read_table(part).to_pylist()
     assert stored == [{name: each[name] for name in ("id", *records[0])} for each in found]
+
+
+def test_windows_find_what_stands_behind_the_cut(start: StartModel, tmp_path: Path) -> None:
+    """The word that decides stands where no cut text has it; what was trained with windows reads and predicts so."""
+    draw = random.Random(0)
+    texts = []
+    for i in range(96):
+        words = draw.choices(("the", "water", "dog", "good"), k=60)
+        words[draw.randrange(44, 60)] = ("cat", "wind")[i % 2]
+        texts.append(LabelledText(str(i), f"t:{i}", " ".join(words), None, ("animal", "weather")[i % 2]))
+    data = LabelledSet("made", tuple(texts[:64]), tuple(texts[64:80]), tuple(texts[80:]), ("animal", "weather"))
+    scores, models = {}, {}
+    for how in ("cut", "windows"):
+        options = replace(OPTIONS, long_texts=how)
+        models[how] = export_fitted(start, "classification", tmp_path / how, epochs=12.0, data=data, options=options)
+        own = load_exported(models[how], CPU)
+        assert own.description.options.long_texts == how
+        scores[how] = own.task.score(data.test, own.predict(data.test).predictions).get("accuracy")
+        assert bool(own.take_cases()) == (how == "cut")
+    assert scores["windows"] == 1.0 > scores["cut"]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": each.text}) + "\n" for each in data.test))
+    given = {"input": str(tmp_path / "in.jsonl"), "model": str(models["windows"])}
+    plans = {
+        how: work_on(PredictConfig(**given, long_texts=how, output=str(tmp_path / f"out-{how}")))
+        for how in ("auto", "windows", "cut")
+    }
+    found = {how: plan.blocks.read(0)["labels"] for how, plan in plans.items()}
+    assert found["auto"] == found["windows"] == {"animal": 8, "weather": 8} != found["cut"]
+    assert [plan.blocks.read(0)["cases"] != {} for plan in plans.values()] == [False, False, True]
+    tagger = export_fitted(start, "ner", tmp_path / "ner")
+    with pytest.raises(ConfigError, match="long_texts is 'windows'; it must be left out with a task of the family ner"):
+        plan_prediction(
+            PredictConfig(**{**given, "model": str(tagger)}, long_texts="windows", output=str(tmp_path / "x"))
+        )
 
 
 def test_a_labelled_split_is_scored(start: StartModel, tmp_path: Path) -> None:

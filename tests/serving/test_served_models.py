@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from finetuned_models import BOTTLENECK, CPU, FULL, export_fitted, make_raw
+from finetuned_models import BOTTLENECK, CPU, FULL, OPTIONS, export_fitted, make_raw
 from local_service import Served
 
 from domext_ray.adapters.bank import AdapterBank
@@ -83,6 +84,18 @@ def test_a_whole_model_answers_as_predict_does(
             states = fitted.model.bert(batch).last_hidden_state[0]
         (vector,) = served.ask("embed", TEXTS[1])
         assert vector["embedding"] == pytest.approx(states.mean(0).tolist(), abs=1e-5)
+
+
+def test_a_model_that_reads_windows_takes_texts_of_any_length(start: StartModel, tmp_path: Path) -> None:
+    options = replace(OPTIONS, long_texts="windows")
+    folder = export_fitted(start, "classification", tmp_path / "tuned" / "export", options=options)
+    served = Served(find_single_model(str(folder)))
+    with served.client:
+        (answer,) = served.ask("classify", "the sun and the wind and the cat " * 25, "tuned")
+    text = make_raw("classification", [{"text": "the sun and the wind and the cat " * 25}])
+    (record,) = load_task_model(str(folder), CPU).predict(text).records
+    assert "truncated" not in answer and answer["label"] == record["label"]
+    assert answer["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of Ray Serve's own settings

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.finetune import FULL
+from domext_ray.config.shared import LongTextsChoice
 from domext_ray.downstream.finetune.export import RECALL_ENCODER
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, predict_examples
 from domext_ray.downstream.start.head import find_head
@@ -110,6 +111,7 @@ def load_exported(
     batch_tokens: int = PREDICTION_TOKENS,
     *,
     takes_graphs: bool = False,
+    long_texts: LongTextsChoice = "auto",
 ) -> ExportedModel:
     """Load the models and the task of an exported folder, or of the export of a fine-tuning run.
 
@@ -118,6 +120,7 @@ def load_exported(
         device: where to predict.
         batch_tokens: tokens of a batch, padding counted.
         takes_graphs: take an ONNX folder, too; it predicts on the CPU.
+        long_texts: see `TaskDescription.read_long_texts`.
 
     Raises:
         RunError: there is no fine-tuned model, it lacks a description that its task needs, or a file is damaged; or it
@@ -128,7 +131,8 @@ def load_exported(
     if holds_graphs(folder) and not takes_graphs:
         raise RunError(f"{folder} holds ONNX graphs, which domext predict alone takes; give what they were made from.")
     content = read_task_file(folder)
-    description, places = content.description, {name: folder / at for name, at in content.stages.items()}
+    description = content.description.read_long_texts(long_texts)
+    places = {name: folder / at for name, at in content.stages.items()}
     fault = f"{folder / TASK_FILE} has the models {', '.join(places) or 'none'}; export the model again."
     if not places:
         raise RunError(fault)

@@ -47,10 +47,17 @@ def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) 
     for name in ("word_dropout", "new_word_dropout"):
         kind, value = name_model(start.tokenizer), getattr(labelled, name)
         require(not value or kind in DROPPING, f"labelled.{name}", value, f"0 with a tokenizer that is a {kind} model")
-    options = TaskOptions(labelled.max_length, labelled.stride, labelled.context)
+    family = FAMILIES[loaded.family]
+    family.check_long_texts("labelled.long_texts", labelled.long_texts)
+    options = TaskOptions(labelled.max_length, labelled.stride, labelled.context, labelled.long_texts)
     metric = labelled.metric or loaded.metric
     embed = TextEmbedding(start) if labelled.embedding_recall else None
-    task = FAMILIES[loaded.family](loaded.data, start.tokenizer, options, metric=metric, embed=embed)
+    task = family(loaded.data, start.tokenizer, options, metric=metric, embed=embed)
+    if labelled.long_texts == "windows":
+        task.limits.append(
+            f"Texts above {labelled.max_length} tokens are read in windows, whose outputs `domext predict` and `domext "
+            "serve` average; transformers reads one row."
+        )
     set_loss(task, LossOptions(labelled.class_weights, config.optim.label_smoothing))
     if labelled.new_word_dropout and not start.config.extension_vocab_size:
         task.keep_note(f"{start.name} has no new words, so --labelled.new_word_dropout changes nothing.")

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.config.shared import Pooling, PoolingChoice
+from domext_ray.config.shared import LongTexts, Pooling, PoolingChoice
 from domext_ray.downstream.start.model import StartModel, build_encoder, is_run
 from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
@@ -48,8 +49,9 @@ class TextEmbedding:
     layers: tuple[int, ...] = ()  # those whose states are averaged first, 0 for the embeddings; empty: the last one
     normalize: bool = False  # make every vector one of length 1
     max_length: int = MAX_LENGTH
-    batch_size: int = BATCH_TEXTS
+    batch_size: int = BATCH_TEXTS  # rows of a forward pass
     device: str = "cpu"
+    long_texts: LongTexts = "cut"  # windows: a text's vector is the mean of those of its windows, weighed by tokens
 
     @property
     def width(self) -> int:
@@ -73,7 +75,7 @@ class TextEmbedding:
         return self.embed(texts)[0]
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return float32 [texts, d], and bool [texts]: which texts are longer than `longest`, and cut there."""
+        """Return float32 [texts, d], and bool [texts]: which texts are longer than `longest`, and were cut there."""
         vectors = np.zeros((len(texts), self.width), dtype=np.float32)
         is_cut = np.zeros(len(texts), dtype=bool)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
@@ -82,23 +84,34 @@ class TextEmbedding:
             vectors[places], is_cut[places] = self._embed([texts[i] for i in places])
         return vectors, is_cut
 
-    @torch.no_grad()
     def _embed(self, texts: list[str]) -> tuple[np.ndarray, list[bool]]:
+        has_windows = self.long_texts == "windows"
         batch = self.start.tokenizer(
             texts,
             padding=True,
             truncation=True,
             max_length=self.longest,
+            return_overflowing_tokens=has_windows,
             return_tensors="pt",
         )
-        rows = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        sequences, device = find_sequences(batch["attention_mask"].numpy() > 0), torch.device(self.device)
-        given = move_batch(rows | to_tensors(sequences), device)
+        rows = zip(*(batch[name].split(self.batch_size) for name in ("input_ids", "attention_mask")), strict=True)
+        vectors = torch.cat([self._run(*some) for some in rows])
+        if has_windows:  # the tokens of all windows weigh the same
+            windows = torch.nn.functional.one_hot(batch["overflow_to_sample_mapping"], len(texts))
+            shares = (windows * batch["attention_mask"].sum(-1, keepdim=True)).T.float()
+            vectors = (shares / shares.sum(-1, keepdim=True)) @ vectors
+        is_cut = [not has_windows and bool(encoding.overflowing) for encoding in batch.encodings[: len(texts)]]
+        return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).numpy(), is_cut
+
+    @torch.no_grad()
+    def _run(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the pooled states of padded rows, fp32 [rows, d]."""
+        device = torch.device(self.device)
+        sequences = to_tensors(find_sequences(mask.numpy() > 0))
+        given = move_batch({"input_ids": ids, "attention_mask": mask} | sequences, device)
         with autocast(device):
             encoded = self._encoder(**given, output_hidden_states=bool(self.layers))
         states = encoded.last_hidden_state
         if self.layers:  # number 0 is the embeddings' output
             states = torch.stack([encoded.hidden_states[layer] for layer in self.layers]).mean(0)
-        vectors = pool_states(states.float(), given["attention_mask"], self.pooling)
-        is_cut = [bool(encoding.overflowing) for encoding in batch.encodings]
-        return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).cpu().numpy(), is_cut
+        return pool_states(states.float(), given["attention_mask"], self.pooling).cpu()

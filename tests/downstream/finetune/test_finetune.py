@@ -14,7 +14,7 @@ import pytest
 import yaml
 from finetuned_models import CPU, FP32, FULL
 from job_calls import call_job
-from labelled_fixtures import write_ner
+from labelled_fixtures import write, write_ner
 from made_tokenizers import save_xlm_roberta
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
@@ -353,6 +353,7 @@ def test_a_users_mistake_is_one_sentence(config: FinetuneConfig) -> None:
         ({"labelled": LabelledConfig(max_length=512)}, r"--labelled\.max_length is 512"),
         ({"labelled": LabelledConfig(max_length=32, stride=8, metric="accuracy")}, "accuracy"),
         ({"method": top}, "top_layers is 9"),
+        ({"labelled": replace(config.labelled, long_texts="windows")}, "family ner, which cuts no single texts"),
     ]
     for changes, message in mistakes:
         poor = replace(config, run=replace(config.run, name="mistake"), **changes)
@@ -380,6 +381,24 @@ def test_weights_and_smoothing_reach_the_loss_and_are_part_of_the_run(config: Fi
         "labelled.class_weights: 'none' -> 'balanced'",
         "optim.label_smoothing: 0.0 -> 0.1",
     ]
+
+
+def test_windows_reach_the_task_and_are_part_of_the_run(config: FinetuneConfig, tmp_path: Path) -> None:
+    for split in ("train", "dev", "test"):
+        rows = [{"text": f"the {word} {split}", "label": word} for word in ("sun", "wind") * 4]
+        write(tmp_path / "texts" / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    changed = replace(
+        config,
+        task="classification",
+        data=str(tmp_path / "texts"),
+        labelled=replace(config.labelled, long_texts="windows"),
+        run=replace(config.run, name="windows"),
+    )
+    (plan,) = plan_finetuning(changed)
+    task = plan.task.stages["model"]
+    assert task.options.long_texts == "windows" and "are read in windows" in task.limits[0]
+    old = {**plan.identity, "labelled": identity_of(config)["labelled"]}
+    assert describe_difference(old, plan.identity) == ["labelled.long_texts: None -> 'windows'"]
 
 
 def test_what_cannot_do_without_words(config: FinetuneConfig, tmp_path: Path) -> None:
