@@ -34,7 +34,7 @@ ROOMS = (
     "families.readers",
     "families.metrics",
     "families",
-    "downstream.start",
+    "models",
     "downstream.finetune",
     "downstream.ablation",
     "downstream.forgetting",

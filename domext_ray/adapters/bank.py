@@ -45,20 +45,20 @@ from domext_ray.adapters.entry import (
 )
 from domext_ray.config.options.submitted import find_input, find_output, hide_places
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
-from domext_ray.downstream.start.model import name_run
+from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.errors import DomextError, RunError, StorageError
 from domext_ray.families.task_description import TaskDescription
 from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, is_adapter_name
+from domext_ray.models.source import BANK, name_run, open_model
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import NEW, Place, Where, hash_values, write_text
 from domext_ray.text.data.names import SHIPPED_BASE
 from domext_ray.training.start import rebuild_run
 
 FORMAT = newest_format("adapter bank")
-BANK, ADAPTERS, BASE_FOLDER, DESCRIPTION = "bank.json", "adapters", ".base_folder", "adapter.json"
+ADAPTERS, BASE_FOLDER, DESCRIPTION = "adapters", ".base_folder", "adapter.json"
 _ADD_AGAIN = "remove the adapter and add it again"
 
 
@@ -260,7 +260,7 @@ class AdapterBank:
         """
         self._check_free(name)
         place = Place(run_dir)
-        if place.is_local and is_finetuned_model(place.local()):
+        if place.is_local and open_model(str(place.local()), "--add").does_task:
             return self._add_finetuned(name, place.local())
         config = read_config(place, SettledConfig)
         if config.objective.next_sentence:

@@ -5,19 +5,16 @@ Enters: a `BankConfig`. Leaves: the bank, and lines for a person.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from domext_ray.adapters.bank import BANK, AdapterBank
+from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import BankEntry
 from domext_ray.config.extensions.table import ADAPTER_PARTS
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.downstream.finetune.exported import is_finetuned_model
-from domext_ray.downstream.start.model import is_export, is_run
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
+from domext_ray.models.source import BANK, Kind, open_model
 from domext_ray.report.tables import format_text
-from domext_ray.runs.run_directory import TRAININGS, read_config
+from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place
 
 
@@ -63,7 +60,7 @@ def _add_run(folder: Place, config: BankConfig) -> BankEntry:
     run = Place(config.add)
     if (folder / BANK).is_file():
         return AdapterBank.open(folder, config.base).add_run(config.name, run)
-    is_tuned = run.is_local and is_finetuned_model(run.local())
+    is_tuned = run.is_local and open_model(config.add, "--add").does_task
     own = config.base or (find_base(config.add) if is_tuned else read_config(run, SettledConfig).base)
     bank = AdapterBank.create(folder, own)
     try:
@@ -76,15 +73,17 @@ def _add_run(folder: Place, config: BankConfig) -> BankEntry:
 
 def find_base(model: str) -> str:
     """Return the base at the beginning of the runs of a model: a run's directory, an export in it, or a base."""
-    folder = Path(model).expanduser()
-    if is_export(folder):  # one that has an extension; what trained all weights is a base
+    source = open_model(model)
+    folder, kind = source.folder, source.kind
+    if kind == Kind.EXPORT:
         folder = folder.resolve().parent
-        if not is_run(folder):
+        kind = open_model(str(folder)).kind
+        if kind not in (Kind.RUN, Kind.FINETUNED):
             reason = "does not say what its base is, and is no longer in the folder of its run"
             raise ConfigError(f"--base is empty; it must say what the new bank's base is: {model} {reason}.")
-    if not is_run(folder):
-        return model
-    if (folder / TRAININGS).is_dir():
+    if kind == Kind.FINETUNED:
         return find_base(read_config(Place(folder), FinetuneConfig).model)
+    if kind != Kind.RUN:
+        return model
     config = read_config(Place(folder), SettledConfig)
     return config.base if config.method.has_adapter else str(folder)

@@ -18,11 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.options.build import identity_of
 from domext_ray.config.shared import Pooling
-from domext_ray.downstream.start.model import StartModel, load_start_model, pick_tensors, take_tensors
-from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.errors import name_file
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
@@ -41,7 +40,9 @@ from domext_ray.inference.parts import (
     split_malformed,
     write_lines,
 )
-from domext_ray.inference.predictors import find_adapter
+from domext_ray.models.source import Kind, open_model
+from domext_ray.models.start import StartModel, load_start_model, pick_tensors, take_tensors
+from domext_ray.models.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import Place, new_file, write_json
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
@@ -136,10 +137,10 @@ def load_embedding(config: EmbedConfig, device: str) -> TextEmbedding:
 
 def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
     """The encoder and its pooling; of a bank's adapter without its head, and pooled as its run did."""
-    found = find_adapter(config.model)
-    if found is None:
+    source = open_model(config.model)
+    if source.kind != Kind.ADAPTER:
         return load_start_model(config.model), choose_pooling(config.model, config.pooling)
-    bank, name = found
+    bank, name = AdapterBank.open(source.bank), source.adapter
     model: Any = bank.load(name)
     tokenizer = load_tokenizer(bank.base.folder)
     start = StartModel(config.model, "adapter", model.config, pick_tensors(take_tensors(model)), tokenizer)

@@ -21,9 +21,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ExportConfig
-from domext_ray.downstream.finetune.exported import find_export, holds_graphs, is_finetuned_model, load_exported
-from domext_ray.downstream.forgetting.forgetting import build_masked_lm
-from domext_ray.downstream.start.model import is_run, load_start_model, name_run
+from domext_ray.downstream.finetune.exported import find_export, load_exported
 from domext_ray.errors import ConfigError
 from domext_ray.export.card import Terms, describe_scale, read_terms, render_card
 from domext_ray.export.folder import ONNX, ExportRecord, new_export
@@ -33,7 +31,9 @@ from domext_ray.families.task_description import WHOLE_TASK
 from domext_ray.families.task_file import read_task_file, write_task_file
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.runs.run_directory import TRAININGS
+from domext_ray.models.masked_lm import build_masked_lm
+from domext_ray.models.source import Kind, name_run, open_model
+from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place, write_json
 
 LABELS_FILE = "labels.json"
@@ -105,18 +105,18 @@ def export_onnx(config: ExportConfig) -> Place:
     run = Path(config.run)
     if "://" in config.run:
         raise ConfigError(f"--run is {config.run!r}; with --format onnx it must be on a disk: copy its export there.")
-    if holds_graphs(run):
-        raise ConfigError(f"--run {config.run!r} holds an ONNX graph; it must be what that was made from.")
-    if config.scale != 1 and not is_run(run):
+    source = open_model(config.run, "--run")
+    source.require(Kind.RUN, Kind.FINETUNED, Kind.EXPORT, Kind.BASE)
+    if config.scale != 1 and source.kind != Kind.RUN:
         raise ConfigError(
             f"--scale is {config.scale:g}; it must be 1 unless --run is a pre-training run's directory "
             f"({config.run!r} is not)."
         )
-    if not config.output and not is_run(run) and not (run / TRAININGS).is_dir():
+    if not config.output and source.kind not in (Kind.RUN, Kind.FINETUNED):
         raise ConfigError(f"--output is empty; it must be a folder, for --run {config.run!r} is no run's directory.")
     folder = Place(config.output or run / config.folder_name)
     with new_export(folder, ExportRecord(ONNX), run) as temporary:
-        if is_finetuned_model(run):
+        if source.does_task:
             _export_task(run, config, temporary)
         else:
             start = load_start_model(config.run, option="--run", scale=config.scale)

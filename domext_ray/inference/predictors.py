@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -16,8 +15,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.adapters.bank import BANK, AdapterBank
-from domext_ray.adapters.entry import MASKED_LM
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.adapters.entry import MASKED_LM, BankEntry
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.config.shared import LongTextsChoice
 from domext_ray.downstream.finetune.exported import (
@@ -25,12 +24,9 @@ from domext_ray.downstream.finetune.exported import (
     Predicted,
     find_export,
     hash_export,
-    holds_graphs,
-    is_finetuned_model,
     load_exported,
 )
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted
-from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.export.onnx_graph import POSITIONS, OnnxModel, is_graph
 from domext_ray.families.readers.examples import Example
@@ -43,8 +39,10 @@ from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
 from domext_ray.model.build import has_router
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.models.masked_lm import hash_model, load_masked_lm
+from domext_ray.models.source import Kind, Source, open_model
 from domext_ray.runtime.device import has_bf16
-from domext_ray.storage import Place, hash_values
+from domext_ray.storage import hash_values
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
 _WORD = "the row"
@@ -113,44 +111,48 @@ class ModelPlace:
 
 def find_model(config: PredictConfig) -> ModelPlace:
     """Look at the model that a configuration names."""
-    device, own = torch.device("cpu"), Path(config.model)
-    if does_task(config):
-        found = find_adapter(config.model)
+    device, source = torch.device("cpu"), open_model(config.model)
+    if config.task != FILL_MASK and does_task(source):
         description = load_task_model(config.model, device, long_texts=config.long_texts).description
-        sha256 = hash_values(found[0].describe(found[1]).to_json()) if found else hash_export(find_export(own))
+        is_adapter = source.kind == Kind.ADAPTER
+        sha256 = (
+            hash_values(describe_adapter(source).to_json()) if is_adapter else hash_export(find_export(source.folder))
+        )
         marks = WordMarks.from_json(description.state)
         return ModelPlace(config.model, description.family, sha256, description.labels, marks)
-    masked_lm, tokenizer = _load_masked_lm(config.model)
+    masked_lm, tokenizer = _load_masked_lm(source)
     config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
     _make_fill_mask(masked_lm, tokenizer, config, device)
-    return ModelPlace(config.model, FILL_MASK, hash_export(own) if holds_graphs(own) else hash_model(masked_lm))
+    sha256 = hash_export(source.folder) if source.kind == Kind.GRAPHS else hash_model(masked_lm)
+    return ModelPlace(config.model, FILL_MASK, sha256)
 
 
-def does_task(config: PredictConfig) -> bool:
-    """Whether a configuration's model does a task that it was fine-tuned for."""
-    if config.task == FILL_MASK:
-        return False
-    if found := find_adapter(config.model):
-        bank, name = found
-        return bank.describe(name).task is not None
-    return is_finetuned_model(Path(config.model))
+def describe_adapter(source: Source) -> BankEntry:
+    """Return what a bank says of one of its adapters."""
+    return AdapterBank.open(source.bank).describe(source.adapter)
+
+
+def does_task(source: Source) -> bool:
+    """Whether a model does a task that it was fine-tuned for."""
+    return describe_adapter(source).task is not None if source.kind == Kind.ADAPTER else source.does_task
 
 
 def load_task_model(
     model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS, long_texts: LongTextsChoice = "auto"
 ) -> ExportedModel:
     """Load a fine-tuned model: an export, a run that has one, or BANK:NAME; `batch_tokens` counts padding."""
-    found = find_adapter(model)
-    if found is None:
-        return load_exported(Path(model), device, batch_tokens, takes_graphs=True, long_texts=long_texts)
-    bank, name = found
-    description = bank.describe(name).task
+    source = open_model(model)
+    if source.kind != Kind.ADAPTER:
+        return load_exported(source.folder, device, batch_tokens, takes_graphs=True, long_texts=long_texts)
+    bank = AdapterBank.open(source.bank)
+    description = bank.describe(source.adapter).task
     assert description is not None, "of an adapter that does a task"
     description = description.read_long_texts(long_texts)
     tokenizer = load_tokenizer(bank.base.folder)
     task = make_described_task(description, tokenizer)
     ((stage, own),) = task.stages.items()
-    fitted = Fitted.place(own, cast(nn.Module, bank.load(name)).requires_grad_(False), device, bf16=has_bf16(device))
+    model_of_it = cast(nn.Module, bank.load(source.adapter)).requires_grad_(False)
+    fitted = Fitted.place(own, model_of_it, device, bf16=has_bf16(device))
     return ExportedModel(description, task, {stage: fitted}, tokenizer, batch_tokens)
 
 
@@ -159,7 +161,7 @@ def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.devic
     if place.task != FILL_MASK:
         tokens = config.count_batch_tokens(device.type)
         return TaskPredictor(load_task_model(place.id, device, tokens, config.long_texts))
-    model, tokenizer = _load_masked_lm(place.id)
+    model, tokenizer = _load_masked_lm(open_model(place.id))
     return _make_fill_mask(model, tokenizer, config, device)
 
 
@@ -169,7 +171,7 @@ def _make_fill_mask(
     cast(nn.Module, model).to(device)
     tokens = config.count_batch_tokens(device.type)
     # A graph, and BANK:NAME, are one adapter's.
-    routes = config.router and isinstance(model, DomextForMaskedLM) and find_adapter(config.model) is None
+    routes = config.router and isinstance(model, DomextForMaskedLM) and open_model(config.model).kind != Kind.ADAPTER
     return FillMask(
         model,
         tokenizer,
@@ -180,31 +182,20 @@ def _make_fill_mask(
     )
 
 
-def _load_masked_graph(model: str, folder: Path) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
-    graph = OnnxModel(folder) if is_graph(folder) else None
-    if graph is None or POSITIONS not in graph.inputs:
-        raise ConfigError(f"--model {model!r} fills no masks: it is the graph of a task; leave --task out.")
-    return cast(DomextForMaskedLM, graph), load_tokenizer(folder)
-
-
-def find_adapter(model: str) -> tuple[AdapterBank, str] | None:
-    """Return the bank and the adapter of BANK:NAME; None: it is another kind of model."""
-    folder, mark, name = model.rpartition(":")
-    if not mark or not ((place := Place(folder)) / BANK).is_file():
-        return None
-    return AdapterBank.open(place), name
-
-
-def _load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
-    found = find_adapter(model)
-    if found is None and holds_graphs(Path(model)):
-        return _load_masked_graph(model, Path(model))
-    if found is None:
-        return load_masked_lm(model, "--model")
-    bank, name = found
-    if bank.describe(name).architecture != MASKED_LM:
-        raise ConfigError(
-            f"--model {model!r} fills no masks; leave --task out or, if the bank does not know its task, add it again "
-            "from its fine-tuning run."
-        )
-    return cast(DomextForMaskedLM, bank.load(name)), load_tokenizer(bank.base.folder)
+def _load_masked_lm(source: Source) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
+    match source.kind:
+        case Kind.GRAPHS:
+            graph = OnnxModel(source.folder) if is_graph(source.folder) else None
+            if graph is None or POSITIONS not in graph.inputs:
+                raise ConfigError(f"--model {source.id!r} fills no masks: it is the graph of a task; leave --task out.")
+            return cast(DomextForMaskedLM, graph), load_tokenizer(source.folder)
+        case Kind.ADAPTER:
+            bank = AdapterBank.open(source.bank)
+            if bank.describe(source.adapter).architecture != MASKED_LM:
+                raise ConfigError(
+                    f"--model {source.id!r} fills no masks; leave --task out or, if the bank does not know its task, "
+                    "add it again from its fine-tuning run."
+                )
+            return cast(DomextForMaskedLM, bank.load(source.adapter)), load_tokenizer(bank.base.folder)
+        case _:
+            return load_masked_lm(source.id, source.option)

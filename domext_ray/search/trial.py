@@ -21,7 +21,6 @@ from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.training import Point as FinetunePoint
 from domext_ray.downstream.finetune.training import fit_stages
-from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.families.loading import LoadedSet
 from domext_ray.families.metrics.scores import Score
@@ -29,6 +28,7 @@ from domext_ray.families.stages import evaluate_stages
 from domext_ray.files import read_json
 from domext_ray.intervals import RESAMPLING_SEED, Resampled, average
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config

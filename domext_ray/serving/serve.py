@@ -20,11 +20,11 @@ from ray.serve.schema import ApplicationStatusOverview, LoggingConfig
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.config.serve import ServeConfig
-from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import name_base
+from domext_ray.models.source import Kind, open_model
 from domext_ray.progress import StatusLine, quiet_libraries
-from domext_ray.runs.run_directory import CONFIG, read_config
+from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.ray_cluster import (
     ask_waiting,
     describe_hold,
@@ -71,9 +71,9 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     if config.bank:
         yield config
         return
-    run_dir = Path(config.model)
-    is_run = (run_dir / CONFIG).is_file() and not is_finetuned_model(run_dir)
-    run = read_config(Place(run_dir), SettledConfig) if is_run else None
+    source = open_model(config.model)
+    run_dir = source.folder
+    run = read_config(Place(run_dir), SettledConfig) if source.kind == Kind.RUN else None
     has_adapter = run is not None and run.method.has_adapter
     if not has_adapter and (found := find_single_model(config.model)):
         yield replace(config, model=str(found.folder))

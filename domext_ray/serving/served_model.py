@@ -23,16 +23,16 @@ from domext_ray.adapters.entry import MASKED_LM, TASKS, BankEntry
 from domext_ray.adapters.serving import AdapterServer, MixedStates
 from domext_ray.config.serve import ServeConfig
 from domext_ray.config.shared import Pooling
-from domext_ray.downstream.finetune.exported import find_export, hash_export, is_finetuned_model, load_exported
-from domext_ray.downstream.forgetting.forgetting import load_masked_lm
-from domext_ray.downstream.start.model import is_export, name_run
-from domext_ray.downstream.start.text_embedding import choose_pooling
+from domext_ray.downstream.finetune.exported import find_export, hash_export, load_exported
 from domext_ray.errors import RunError
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import Task, TaskOptions
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.model.domext.routers_domext import Router
+from domext_ray.models.masked_lm import load_masked_lm
+from domext_ray.models.source import Kind, name_run, open_model
+from domext_ray.models.text_embedding import choose_pooling
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -178,7 +178,7 @@ class SingleModel(ServedModel):
         return ModelServer(self._load(device)[0])
 
     def _load(self, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase, ServedAdapter]:
-        if not is_finetuned_model(self.folder):
+        if not open_model(str(self.folder)).does_task:
             model, tokenizer = load_masked_lm(str(self.folder), "--model")
             pooling = choose_pooling(str(self.folder), "auto")
             adapter = ServedAdapter(self.name, self.sha256, MASKED_LM, pooling=pooling)
@@ -232,11 +232,14 @@ def find_single_model(model: str) -> SingleModel | None:
 
     A fine-tuning run without an export is a RunError.
     """
-    named = Path(model)
-    folder = next((path for path in (named, named / "export") if is_export(path)), None)
-    if folder is None and is_finetuned_model(named):
-        folder = find_export(named)
-    return SingleModel(folder.resolve(), name_adapter(folder), hash_export(folder)) if folder else None
+    source = open_model(model)
+    source.require(Kind.RUN, Kind.FINETUNED, Kind.EXPORT, Kind.BASE)
+    if source.kind == Kind.RUN:
+        source = open_model(str(source.folder / "export"))
+    if source.kind != Kind.EXPORT and not source.does_task:
+        return None
+    folder = find_export(source.folder) if source.does_task else source.folder
+    return SingleModel(folder.resolve(), name_adapter(folder), hash_export(folder))
 
 
 def name_adapter(folder: Path) -> str:

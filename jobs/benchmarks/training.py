@@ -44,7 +44,6 @@ from domext_ray.config.options.read import read_flags
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, RunConfig, SettledConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import Fitted, Point, collate_passes, fit_task, prepare_task
-from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.loading import load_labelled
 from domext_ray.families.registry import FAMILIES
@@ -55,6 +54,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.build import prepare_for_device, store_base
 from domext_ray.model.layouts import find_layout
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.start import StartModel, build_task_model, load_start_model
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import read_config, read_identity, resolve_schedule
 from domext_ray.runtime.device import TRAINING, configure_kernels

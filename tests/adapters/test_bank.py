@@ -38,7 +38,6 @@ from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.config.shared import Pooling
 from domext_ray.downstream.finetune.export import export_stages
-from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError, StorageError
 from domext_ray.families.task import TaskOptions
 from domext_ray.families.task_description import TaskDescription, describe_task
@@ -46,6 +45,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_adapter
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 

@@ -21,13 +21,13 @@ from test_bank import make_run
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
-from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError, StorageError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
+from domext_ray.models.start import load_start_model
 from domext_ray.plan import size_model
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.run_directory import RunPaths

@@ -32,7 +32,6 @@ from domext_ray.config.extensions.table import Units
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig, VocabConfig
-from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError, StorageError
 from domext_ray.export.card import Terms, build_card, read_terms
 from domext_ray.export.folder import ExportRecord, list_exported, new_export, read_export_record
@@ -41,6 +40,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.extension import base_token_ids, read_base_vocabulary
 from domext_ray.text.vocabulary.learn import import_words

@@ -19,11 +19,11 @@ from domext_ray import load
 from domext_ray.config.extensions.table import is_extension
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.export.onnx_graph import OnnxModel
 from domext_ray.model.base import load_base
 from domext_ray.model.build import merge_extensions, scale_extensions
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.masked_lm import load_masked_lm
 from domext_ray.storage import Place
 from domext_ray.training.start import rebuild_run
 

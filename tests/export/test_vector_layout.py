@@ -16,12 +16,12 @@ from tiny_layouts import TINY_LAYOUTS
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig
 from domext_ray.config.shared import Pooling
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.export.card import build_card
 from domext_ray.export.model_folder import export_model
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.start import load_start_model
+from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 

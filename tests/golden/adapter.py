@@ -26,10 +26,10 @@ from domext_ray.commands.main import JOBS, find_verb, main
 from domext_ray.config.options.read import read_flags
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.downstream.finetune.finetuned import make_set_task
-from domext_ray.downstream.start.model import load_start_model
 from domext_ray.families.loading import load_labelled
 from domext_ray.inference import predict as predicting
 from domext_ray.inputs import get_or_prepare_inputs
+from domext_ray.models.start import load_start_model
 from domext_ray.plan import load_run_base
 from domext_ray.report import report
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule

@@ -52,9 +52,6 @@ from torch import nn
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig
 from domext_ray.downstream.finetune.training import Fitted
-from domext_ray.downstream.forgetting.forgetting import load_masked_lm
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.model import fused
 from domext_ray.model.base import load_base
@@ -63,6 +60,9 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.model.domext.layers_domext import apply_rotary_pos_emb, compute_cos_sin
 from domext_ray.model.joined import join_products, list_joined, refresh
+from domext_ray.models.masked_lm import load_masked_lm
+from domext_ray.models.start import load_start_model
+from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.serving.engine import Engine as ServingEngine
 from domext_ray.serving.engine import ServedRow
 from domext_ray.serving.served_model import ServedBank

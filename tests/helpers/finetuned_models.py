@@ -19,8 +19,6 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_stages
-from domext_ray.downstream.start.model import StartModel
-from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.families.readers.examples import (
     AnnotatedText,
     Choice,
@@ -39,6 +37,8 @@ from domext_ray.families.registry import FAMILIES
 from domext_ray.families.state import State
 from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.inference.examples import NOTHING_LEARNED, RawRecord, make_example
+from domext_ray.models.start import StartModel
+from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runtime.trials import Ledger, Rules, Step, Trial, Watch, run_here
 from domext_ray.storage import Place
 

@@ -39,7 +39,6 @@ from domext_ray.config.options.build import dump_yaml, from_dict, to_dict
 from domext_ray.config.options.kinds import list_options, list_sections
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, SettledConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.downstream.start.head import read_config as read_head_config
 from domext_ray.errors import CorpusError, RunError, find_user_error
 from domext_ray.export.folder import ExportRecord, check_whole, find_faults, new_export, read_export_record
 from domext_ray.export.vector_layout import read_pooling
@@ -49,6 +48,7 @@ from domext_ray.families.task_description import describe_task
 from domext_ray.families.task_file import TaskFile, read_task_file, write_task_file
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.head import read_config as read_head_config
 from domext_ray.report.figures import measure_run
 from domext_ray.report.summary import read_origin, read_summary
 from domext_ray.runs.attempts import hold, supersede

@@ -17,8 +17,6 @@ from transformers import AutoModel, AutoTokenizer
 
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.shared import Pooling
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
 from domext_ray.inference.embed import (
     IDS,
@@ -28,6 +26,8 @@ from domext_ray.inference.embed import (
     run_embedding,
 )
 from domext_ray.inference.parts import PARTS, describe_losses
+from domext_ray.models.start import load_start_model
+from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runs.run_directory import write_run
 from domext_ray.storage import Place
 

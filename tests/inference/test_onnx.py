@@ -25,9 +25,7 @@ from domext_ray.config.jobs import ExportConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.finetune.exported import hash_export, load_exported
-from domext_ray.downstream.forgetting.forgetting import load_masked_lm
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.errors import ConfigError, RunError
+from domext_ray.errors import BaseModelError, ConfigError, DomextError, RunError
 from domext_ray.export import onnx_graph
 from domext_ray.export.model_folder import export_model
 from domext_ray.export.onnx_graph import GRAPH, INT8, OnnxModel, write_graph
@@ -38,6 +36,8 @@ from domext_ray.inference.predictors import load_task_model
 from domext_ray.model.base import load_base
 from domext_ray.model.build import merge_extensions
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.masked_lm import load_masked_lm
+from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -203,9 +203,9 @@ def test_only_predict_takes_a_graph(family: str, places: Any, tmp_path: Path) ->
     folder = export(source, tmp_path / "onnx")
     with pytest.raises(ConfigError, match="fills no masks: it is the graph of a task; leave --task out"):
         plan_prediction(PredictConfig(model=str(folder), task="fill_mask", **given))  # type: ignore[arg-type]
-    with pytest.raises(RunError, match="holds ONNX graphs, which domext predict alone takes"):
+    with pytest.raises(BaseModelError, match="an ONNX folder, which domext predict alone takes"):
         load_exported(folder, CPU)
-    with pytest.raises(ConfigError, match="holds an ONNX graph; it must be what that was made from"):
+    with pytest.raises(BaseModelError, match="an ONNX folder, .* give what it was made from"):
         export(folder, tmp_path / "again")
     with pytest.raises(
         ConfigError, match=r"--scale\.use_gpu is True; .* is an ONNX folder, so it must be auto or false"
@@ -311,7 +311,7 @@ def test_what_a_graph_cannot_hold_is_said(places: Any, tmp_path: Path, monkeypat
     source = save_export(find_row("AF"), places, tmp_path / "export")
 
     def refuse(run: Path, says: str, **options: Any) -> None:
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(DomextError, match=says):
             export(run, tmp_path / "onnx", **options)
         assert not (tmp_path / "onnx").exists()
 
@@ -340,7 +340,7 @@ def test_what_a_graph_cannot_hold_is_said(places: Any, tmp_path: Path, monkeypat
     )
     (tmp_path / "graph").mkdir()
     (tmp_path / "graph" / GRAPH).write_bytes(b"no graph")
-    refuse(tmp_path / "graph", "holds an ONNX graph; it must be what that was made from")
+    refuse(tmp_path / "graph", "is an ONNX folder, .* give what it was made from")
     with pytest.raises(RunError, match=r"model\.onnx is no graph of this project, or damaged"):
         OnnxModel(tmp_path / "graph")
     found = importlib.util.find_spec

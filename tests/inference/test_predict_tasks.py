@@ -18,7 +18,6 @@ from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.inference import PredictConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
-from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError, CorpusError, DomextError
 from domext_ray.families.described_sets import find_set
 from domext_ray.families.readers.examples import LabelledSet, LabelledText, TaggedSentence
@@ -29,6 +28,7 @@ from domext_ray.families.task_description import describe_task
 from domext_ray.files import read_json
 from domext_ray.inference.labelled_input import plan_labelled
 from domext_ray.inference.predict import PredictPlan, plan_prediction
+from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.storage import Place
 from domext_ray.text.data.sources import describe_changes
 

@@ -12,11 +12,11 @@ from finetuned_models import CATALOGUE, LABELS, draw_set, export_fitted
 from test_predict_tasks import work_on
 
 from domext_ray.config.inference import PredictConfig
-from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.described_sets import list_shipped
 from domext_ray.families.readers.examples import LabelledText
 from domext_ray.inference.submission import SUBMISSIONS, check_submission, plan_submission, write_submission
+from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.storage import Place
 
 TEXT = "the water drug and heart"

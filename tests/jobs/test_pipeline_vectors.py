@@ -11,8 +11,8 @@ import torch
 from conftest import write_corpus
 from pretrain_jobs import read_losses, train_here, write_command
 
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
+from domext_ray.models.start import load_start_model
+from domext_ray.models.text_embedding import TextEmbedding
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 NUM_STEPS = 16

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, TrainConfig, VocabConfig
-from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.errors import RunError
 from domext_ray.model import base as base_module
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.spec import META, ModelSpec
+from domext_ray.models.masked_lm import load_masked_lm
 
 METHOD = MethodConfig(heads=1, ffn_units=8)
 

@@ -22,9 +22,9 @@ from domext_ray.config.pretrain import (
     TrainConfig,
     resolve_micro_batch_sizes,
 )
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.inference.predictors import find_model, load_predictor
+from domext_ray.models.start import load_start_model
+from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runtime import device
 from domext_ray.runtime import ray_cluster as cluster
 from domext_ray.runtime.device import has_bf16, prepare_device

@@ -30,8 +30,8 @@ from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, Grid
 from domext_ray.config.options.build import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
-from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, CorpusError, RunError
+from domext_ray.models.start import load_start_model
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.run_directory import write_run
 from domext_ray.runtime.on_tune import run_trials

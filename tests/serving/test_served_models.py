@@ -17,13 +17,13 @@ from domext_ray.config.inference import PredictConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.serve import ServeConfig
-from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, DomextError, RunError
 from domext_ray.export.model_folder import save_model
 from domext_ray.families.readers.examples import LabelledSet, TaggedSentence
 from domext_ray.inference.predictors import TaskPredictor, find_model, load_predictor, load_task_model
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.runs.run_directory import write_config
 from domext_ray.serving.engine import Engine, ServedRow
 from domext_ray.serving.served_model import find_single_model, open_served

@@ -11,8 +11,8 @@ from made_tokenizers import MAKERS, save_xlm_roberta
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig
-from domext_ray.downstream.start.model import load_start_model
 from domext_ray.inputs import run_preparation
+from domext_ray.models.start import load_start_model
 from domext_ray.text.vocabulary import tokenizer_rules
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules

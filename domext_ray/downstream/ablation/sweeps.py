@@ -18,9 +18,9 @@ from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.plan import count_parameters
-from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.families.loading import load_labelled
+from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.runs.run_directory import resolve_root
 from domext_ray.storage import Place
 

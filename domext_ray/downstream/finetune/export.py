@@ -17,13 +17,13 @@ import torch
 
 from domext_ray.downstream.finetune.card import CardFigures, build_card
 from domext_ray.downstream.finetune.training import Fitted
-from domext_ray.downstream.start.model import StartModel
 from domext_ray.export.folder import FINE_TUNED, ExportRecord, new_export
 from domext_ray.export.model_folder import is_plain, save_model, save_tokenizer, save_with_code
 from domext_ray.families.task import StagedTask
 from domext_ray.families.task_description import describe_task
 from domext_ray.families.task_file import HERE, TaskFile, write_task_file
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.models.start import StartModel
 from domext_ray.storage import Place
 
 RECALL_ENCODER = "recall_encoder"

@@ -20,9 +20,6 @@ from domext_ray.config.finetune import FULL
 from domext_ray.config.shared import LongTextsChoice
 from domext_ray.downstream.finetune.export import RECALL_ENCODER
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, predict_examples
-from domext_ray.downstream.start.head import find_head
-from domext_ray.downstream.start.model import NO_BILSTM, build_task_model, load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import RunError
 from domext_ray.export.folder import check_whole
 from domext_ray.export.onnx_graph import INT8, OnnxModel, is_graph
@@ -31,7 +28,10 @@ from domext_ray.families.readers.examples import Example
 from domext_ray.families.task import StagedTask, Task
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.families.task_file import TASK_FILE, read_task_file
-from domext_ray.runs.run_directory import TRAININGS
+from domext_ray.models.head import find_head
+from domext_ray.models.source import Kind, open_model
+from domext_ray.models.start import NO_BILSTM, build_task_model, load_start_model
+from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, hash_file, hash_values
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
@@ -76,11 +76,6 @@ class ExportedModel:
         return dict(taken)
 
 
-def is_finetuned_model(folder: Path) -> bool:
-    """Whether a folder is a fine-tuning run's, or the export of one."""
-    return (folder / TRAININGS).is_dir() or (folder / TASK_FILE).is_file() or find_head(folder) is not None
-
-
 def hash_export(folder: Path) -> str:
     """Return the sha256 of the files of an export that decide what it predicts."""
     found = [name for name in Place(folder).list_files() if name.endswith(_DECIDING)]
@@ -89,20 +84,16 @@ def hash_export(folder: Path) -> str:
 
 def find_export(folder: Path) -> Path:
     """Return the folder of a fine-tuned model: an export, or that of a fine-tuning run."""
-    if (folder / TRAININGS).is_dir():
+    source = open_model(str(folder))
+    if source.kind == Kind.FINETUNED:
         folder /= "export"
         if not folder.is_dir():
             cause = "the run has not ended, or was made with --export false"
             raise RunError(f"{folder} is missing: {cause}; give its own command again, with --export true.")
-    if not (folder / TASK_FILE).is_file() and find_head(folder) is None:
+    if not source.does_task:
         raise RunError(f"{folder} holds no fine-tuned model; give the export of a fine-tuning run.")
     check_whole(Place(folder))
     return folder
-
-
-def holds_graphs(folder: Path) -> bool:
-    """Whether a folder is an ONNX folder: of one model, or of a task of several."""
-    return is_graph(folder) or ((folder / TASK_FILE).is_file() and any(map(is_graph, folder.iterdir())))
 
 
 def load_exported(
@@ -128,8 +119,8 @@ def load_exported(
         BaseModelError: a model's files are not what its configuration says.
     """
     folder = find_export(folder)
-    if holds_graphs(folder) and not takes_graphs:
-        raise RunError(f"{folder} holds ONNX graphs, which domext predict alone takes; give what they were made from.")
+    if not takes_graphs:
+        open_model(str(folder)).require(Kind.EXPORT, Kind.BASE)
     content = read_task_file(folder)
     description = content.description.read_long_texts(long_texts)
     places = {name: folder / at for name, at in content.stages.items()}

@@ -17,14 +17,14 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.options.declare import require
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
 from domext_ray.downstream.finetune.word_dropout import DROPPING, name_model
-from domext_ray.downstream.start.model import StartModel, load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import RunError, name_file
 from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.families.losses import LossOptions, set_loss
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import StagedTask, TaskOptions
 from domext_ray.files import Kind, read_json
+from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runs.run_directory import CONFIG, RUN, TRAININGS, read_config, read_identity
 from domext_ray.runtime.trials import Ledger, Trial
 from domext_ray.storage import Place

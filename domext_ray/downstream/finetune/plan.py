@@ -15,11 +15,11 @@ from domext_ray.downstream.finetune.comparison import AGAINST, is_finetuned
 from domext_ray.downstream.finetune.finetuned import make_set_task, open_ledger, read_finetune_summary
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.training import Point, make_model
-from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.families.loading import LoadedSet, load_labelled
 from domext_ray.families.stages import list_notes
 from domext_ray.families.task import StagedTask
+from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.runs.run_directory import TRAININGS, check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.runtime.trials import Ledger, Trial

@@ -23,13 +23,13 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import CARD_TOKENS, OptimConfig
 from domext_ray.downstream.finetune.batches import batch_by_length, plan_epoch
 from domext_ray.downstream.finetune.word_dropout import WordDropout, make_readers, read_anew
-from domext_ray.downstream.start.model import StartModel, build_task_model
-from domext_ray.downstream.start.rules import scale_rates
 from domext_ray.errors import TrainingError
 from domext_ray.families.family import Prediction
 from domext_ray.families.readers.examples import Example
 from domext_ray.families.task import Row, StagedTask, Task, TaskBatch
 from domext_ray.model.build import merge_extensions, prepare_for_device
+from domext_ray.models.rules import scale_rates
+from domext_ray.models.start import StartModel, build_task_model
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Loss
 from domext_ray.training.objective import LOSS

@@ -8,7 +8,6 @@ both by source. What a model predicted is kept in the output folder, so that one
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,16 +21,14 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ForgettingConfig, name_scaled
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
-from domext_ray.downstream.start.model import StartModel, load_start_model
-from domext_ray.errors import BaseModelError, ConfigError, RunError, name_file
+from domext_ray.errors import ConfigError, RunError, name_file
 from domext_ray.families.metrics.metrics import divide
 from domext_ray.families.metrics.scores import Score, compare_scores, make_score
 from domext_ray.intervals import Estimate
-from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
+from domext_ray.models.masked_lm import build_masked_lm, hash_model, load_to_ask
 from domext_ray.progress import StatusLine, format_seconds
-from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import PREDICTION, as_worker, autocast
 from domext_ray.storage import Place, new_file
 from domext_ray.text.corpus.shards import make_settings
@@ -43,51 +40,6 @@ from domext_ray.training.step import move_batch
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"
 PREDICTED = "predicted"  # folder of what models predicted before
-# What a configuration says about files, starts and training; predictions do not depend on it.
-_NOT_PREDICTING = frozenset(
-    "transformers_version _name_or_path dtype architectures auto_map has_pooler hidden_dropout_prob "
-    "attention_probs_dropout_prob classifier_dropout initializer_range gate_bias adapter_init bottleneck_std".split()
-)
-
-
-def load_masked_lm(model: str, option: str = "--models") -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
-    """Load a model with its masked-LM head; code that a folder brings along is never run.
-
-    The model is in evaluation mode and fp32, with LoRA's updates merged.
-    """
-    start = _load_start(model, option)
-    return build_masked_lm(start, option), start.tokenizer
-
-
-def _load_start(model: str, option: str, scale: float = 1.0) -> StartModel:
-    """Read a run's newest checkpoint, an export of this library, a base's folder, or a hub id of one, at a scale."""
-    if (Path(model).expanduser() / TRAININGS).is_dir():
-        raise BaseModelError(f"{option} {model!r} is a fine-tuned run, which has no masked-LM head; give its start.")
-    return load_start_model(model, option=option, scale=scale)
-
-
-def build_masked_lm(start: StartModel, option: str) -> DomextForMaskedLM:
-    """Build what `load_masked_lm` returns of a model that was read; BaseModelError: it predicts no masked word."""
-    if not start.mlm_head:
-        raise BaseModelError(f"{option} {start.id!r} has no masked-LM head; give a pre-trained model.")
-    if start.config.causal:
-        raise BaseModelError(f"{option} {start.id!r} reads from left to right, so it predicts no masked word.")
-    with torch.random.fork_rng(devices=[]):
-        loaded = DomextForMaskedLM(start.config)
-    loaded.load_state_dict({**start.tensors, **start.mlm_head}, strict=False)
-    cast(nn.Module, loaded).float().eval().requires_grad_(False)
-    return loaded
-
-
-def hash_model(model: DomextForMaskedLM) -> str:
-    """Return the sha256 of what decides a model's predictions: its shape and its tensors."""
-    config = cast(DomextConfig, model.config)
-    shape = {name: value for name, value in config.to_dict().items() if name not in _NOT_PREDICTING}
-    unread = (POOLER, NEXT_SENTENCE_HEAD)
-    tensors = {name: param.detach() for name, param in model.named_parameters() if not name.startswith(unread)}
-    tensors |= {name: buffer for name, buffer in model.named_buffers() if name.startswith("bert.router.")}
-    record = json.dumps([shape, hash_tensors(tensors)], sort_keys=True, default=str)
-    return hashlib.sha256(record.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -160,13 +112,13 @@ def read_models(config: ForgettingConfig) -> tuple[AskedModel, ...]:
     """Read every model before any predicts, one at a time: a mistake shows at once, and memory holds one."""
     models: list[AskedModel] = []
     for name, place in config.named_models:
-        start = _load_start(place, "--models")
+        start = load_to_ask(place, "--models")
         scales = sorted(config.scales)
         if scales and start.no_scale:
             _check_reference(config, start.no_scale, name, place, is_first=not models)
             scales = []
         for scale in (1.0, *scales):
-            model = build_masked_lm(start if scale == 1 else _load_start(place, "--models", scale), "--models")
+            model = build_masked_lm(start if scale == 1 else load_to_ask(place, "--models", scale), "--models")
             if config.has_corpus:
                 _check_length(config, name, cast(DomextConfig, model.config))
             models.append(AskedModel(name_scaled(name, scale), place, scale, start.tokenizer, hash_model(model)))
@@ -245,7 +197,7 @@ def _predict_or_read(config: ForgettingConfig, masks: MaskSet, asked: AskedModel
             raise RunError(f"{path} is damaged ({error}); delete it.") from error
         print(f"{asked.name}: predicted before", file=sys.stderr, flush=True)
         return is_right
-    model = build_masked_lm(_load_start(asked.place, "--models", asked.scale), "--models")
+    model = build_masked_lm(load_to_ask(asked.place, "--models", asked.scale), "--models")
     if hash_model(model) != asked.sha256:
         raise RunError(f"--models {asked.name}={asked.place} has changed since this job began; start the job again.")
     with as_worker(PREDICTION):

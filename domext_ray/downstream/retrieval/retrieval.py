@@ -16,10 +16,10 @@ import numpy as np
 from domext_ray.config.jobs import RetrievalConfig
 from domext_ray.config.shared import Pooling
 from domext_ray.downstream.retrieval.collection import Collection, read_collection
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.families.metrics.scores import Score, compare_scores, make_score
 from domext_ray.intervals import Estimate
+from domext_ray.models.start import load_start_model
+from domext_ray.models.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.progress import StatusLine
 
 NDCG = "ndcg_at_10"

@@ -146,9 +146,35 @@ def find_local_base(base: str) -> Path | None:
         for place in (folder, folder / "export"):  # the second: of a run that trained all weights
             if (place / "config.json").is_file():
                 return place
-        raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
+        raise BaseModelError(f"--base {base!r} has no config.json; {_describe_folder(folder, base)}.")
     if folder.exists():
         raise BaseModelError(f"--base {base!r} is a file; give the folder that holds it and its config.json.")
     if not HUB_ID.fullmatch(base):
         raise BaseModelError(f"--base {base!r} does not exist; give a checkpoint folder or a hub id.")
     return None
+
+
+def _describe_folder(folder: Path, base: str) -> str:
+    """Say what a folder without a config.json is, and what to give."""
+    said = next((said for name, said in _NO_MODELS if (folder / name).exists()), "")
+    if said:
+        return said.format(base.rstrip("/"))
+    found = sorted((path for pattern in _INSIDE for path in folder.glob(pattern)), key=os.path.getmtime)
+    if found:
+        return f"there is one in {' and in '.join(str(path.parent) for path in found[-2:])}: give that folder"
+    return "give a folder that save_pretrained wrote"
+
+
+_NO_MODELS = (
+    ("bank.json", "it is an adapter bank, whose adapters predict, embed and serve take as {}:NAME"),
+    ("adapter_config.json", "it holds an adapter without its base: merge the two, save that, and give its folder"),
+    ("model.onnx", "it holds an ONNX graph, which predict alone takes: give what that was made from"),
+    ("config.yaml", "it is a run without an export: domext export_hf makes one of a run of pre-training"),
+    (
+        "modules.json",
+        "it is a model of sentence-transformers: give the folder of its encoder, such as {}/0_Transformer",
+    ),
+)
+"""Files and folders that tell a place that users take for a base, and what is said of it."""
+_INSIDE = ("*/config.json", "snapshots/*/config.json")
+"""Where a base may be inside of a folder: one of checkpoints, or of the hub's cache."""

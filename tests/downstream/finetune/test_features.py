@@ -20,7 +20,6 @@ from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.card import CardFigures
 from domext_ray.downstream.finetune.export import save_fitted
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, make_model, restore_task
-from domext_ray.downstream.start.model import StartModel, build_encoder, load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.families.choices import ChoiceTask
 from domext_ray.families.readers.examples import Choice, LabelledSet, TaggedSentence
@@ -28,6 +27,7 @@ from domext_ray.families.tagging import TokenClassificationTask
 from domext_ray.families.task import Task, TaskOptions
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification, StateBiLSTM
+from domext_ray.models.start import StartModel, build_encoder, load_start_model
 
 CONFIG = FinetuneConfig(
     engine=FP32,

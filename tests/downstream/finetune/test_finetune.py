@@ -34,12 +34,12 @@ from domext_ray.downstream.finetune.output import get_figure
 from domext_ray.downstream.finetune.plan import plan_finetuning
 from domext_ray.downstream.finetune.progress import FinetuneWatch
 from domext_ray.downstream.finetune.training import Point, at_stage
-from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError
 from domext_ray.families.loading import load_labelled
 from domext_ray.families.losses import ClassTask
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.families.task import ONLY_STAGE
+from domext_ray.models.start import load_start_model
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import lock_run
 from domext_ray.runtime.trials import Outcome, Trial

@@ -27,13 +27,13 @@ from domext_ray.downstream.finetune.card import CardFigures, build_card
 from domext_ray.downstream.finetune.export import export_stages, save_fitted
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
-from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS, is_plain
 from domext_ray.families.readers.examples import LabelledSet, TaggedSentence
 from domext_ray.families.readers.words import cut_words
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
+from domext_ray.models.start import StartModel, build_task_model, load_start_model
 from domext_ray.storage import Place
 
 ONE_MODEL = [each for each in EXAMPLES if each not in STAGED]

@@ -21,12 +21,12 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, restore_task
-from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import is_plain
 from domext_ray.families.classification import ClassificationTask
 from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.task import Task, TaskOptions
+from domext_ray.models.start import StartModel, build_task_model, load_start_model
 from domext_ray.storage import Place
 
 HEADS, UNITS, BOTTLENECK = {"heads": 1}, {"ffn_units": 6}, {"bottleneck_size": 4}

@@ -28,7 +28,6 @@ from domext_ray.downstream.finetune.training import (
     predict_examples,
     restore_task,
 )
-from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
 from domext_ray.families.classification import ClassificationTask
 from domext_ray.families.losses import LossOptions, set_loss
@@ -36,6 +35,7 @@ from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import LabelledSet, LabelledText
 from domext_ray.families.task import Task, TaskOptions
 from domext_ray.model.domext.configuration_domext import complete_adapter
+from domext_ray.models.start import StartModel, build_task_model, describe_task_model, load_start_model
 
 CONFIG = FinetuneConfig(
     method=FULL,

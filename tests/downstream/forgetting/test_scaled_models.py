@@ -19,13 +19,13 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig, RunConfig
 from domext_ray.downstream.forgetting.forgetting import Forgetting, measure_forgetting, read_models
 from domext_ray.downstream.forgetting.scales import find_runs, measure_curve
-from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import export_run
 from domext_ray.inputs import prepare_run
 from domext_ray.model.base import load_base
 from domext_ray.model.build import scale_extensions
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.start import load_start_model
 from domext_ray.plan import resolve
 from domext_ray.runs.run_directory import write_config, write_run
 from domext_ray.storage import Place

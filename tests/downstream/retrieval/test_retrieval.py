@@ -16,9 +16,9 @@ from domext_ray.downstream.retrieval import retrieval
 from domext_ray.downstream.retrieval.collection import CORPUS, QUERIES, read_collection
 from domext_ray.downstream.retrieval.report import write_retrieval
 from domext_ray.downstream.retrieval.retrieval import NDCG, evaluate_retrieval, score_rankings, search
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError
+from domext_ray.models.start import load_start_model
+from domext_ray.models.text_embedding import TextEmbedding
 
 DOCUMENTS = {"d1": "the cold river", "d2": "blood and heart disease", "d3": "a book of the school", "d4": "cell gene"}
 QUESTIONS = {"q1": "river water", "q2": "heart", "q3": "not judged", "q4": "cell protein"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,10 @@ from torch import Tensor
 
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.config.shared import LongTexts, Pooling, PoolingChoice
-from domext_ray.downstream.start.model import StartModel, build_encoder, is_run
 from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
+from domext_ray.models.source import Kind, open_model
+from domext_ray.models.start import StartModel, build_encoder
 from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.device import autocast
 from domext_ray.storage import Place
@@ -32,12 +32,12 @@ MAX_LENGTH = 64
 
 def choose_pooling(model: str, asked: PoolingChoice) -> Pooling:
     """Return how a model makes vectors: as asked, or as its run or export says; the mean where nothing does."""
-    folder = Path(model).expanduser()
     if asked != "auto":
         return asked
-    if is_run(folder):
-        return read_config(Place(folder), SettledConfig).objective.pooling
-    return read_pooling(folder)
+    source = open_model(model)
+    if source.kind == Kind.RUN:
+        return read_config(Place(source.folder), SettledConfig).objective.pooling
+    return read_pooling(source.folder)
 
 
 @dataclass(frozen=True)

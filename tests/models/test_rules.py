@@ -7,9 +7,9 @@ import torch
 
 from domext_ray.config.finetune import FinetuneOptimConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.downstream.start.rules import choose_trainables, scale_rates
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
+from domext_ray.models.rules import choose_trainables, scale_rates
 
 ADAPTERS = {"clinic": {"heads": 1, "ffn_units": 8}, "task": {"bottleneck_size": 4}}
 

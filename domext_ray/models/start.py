@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.downstream.start.head import StartHead, find_head, fit_head, read_config, read_head
-from domext_ray.downstream.start.rules import choose_trainables
 from domext_ray.errors import BaseModelError, ConfigError, find_storage_error
 from domext_ray.export.card import Terms, read_terms
 from domext_ray.families.task import Task
-from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base, name_base
+from domext_ray.model.base import MLM_HEAD, hash_tensors, load_base, name_base
 from domext_ray.model.build import (
     attach_extensions,
     describe_extensions,
@@ -37,8 +35,10 @@ from domext_ray.model.build import (
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
+from domext_ray.models.head import StartHead, find_head, fit_head, read_head
+from domext_ray.models.rules import choose_trainables
+from domext_ray.models.source import Kind, name_run, open_model
 from domext_ray.progress import quiet_libraries
-from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, require_readable
 from domext_ray.text.vocabulary.tokenizer import check_fit, load_tokenizer
@@ -78,22 +78,6 @@ class StartModel:
     def sha256(self) -> str:
         """`hash_tensors` of the encoder, and of the head that goes on."""
         return hash_tensors({**self.tensors, **(self.head.tensors if self.head else {})})
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a pre-training run's."""
-    return (folder / "config.yaml").is_file()
-
-
-def name_run(folder: Path) -> str:
-    """Return the name of the run that a folder is, or is the export of."""
-    folder = folder.resolve()
-    return folder.parent.name if folder.name == "export" else folder.name
-
-
-def is_export(folder: Path) -> bool:
-    """Whether a folder holds a model of this library."""
-    return is_own_config(read_config(folder))
 
 
 def _refuse_scale(config: DomextConfig) -> str:
@@ -154,16 +138,16 @@ def load_start_model(
     `step` is a run's checkpoint, 0 the newest. `scale` is of what a run's method adds (`scale_extensions`), or of what
     an export's adapter adds, beside its own.
     """
-    folder = Path(model).expanduser()
-    if step and not is_run(folder):
+    source = open_model(model, option)
+    folder = source.folder
+    if step and source.kind != Kind.RUN:
         raise ConfigError(
             f"--model_step is {step}; it must be 0 unless --model is a run's directory ({model!r} is not)."
         )
-    if (folder / TRAININGS).is_dir():
-        raise BaseModelError(f"{option} {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
+    source.require(Kind.RUN, Kind.EXPORT, Kind.BASE)
     card: Path | None = folder
     wrong_rules = ""
-    if is_run(folder):
+    if source.kind == Kind.RUN:
         run = rebuild_run(Place(folder), step)
         network, method = cast(nn.Module, run.model), run.config.method
         no_scale = refuse_scale(network, method)
@@ -171,7 +155,7 @@ def load_start_model(
             scale_extensions(network, method, scale)
         kind, config, tokenizer, step = "run", cast(DomextConfig, run.model.config), run.tokenizer, run.step
         tensors, card = take_tensors(run.model), run.spec.base.folder if run.spec.base else None
-    elif is_export(folder):
+    elif source.kind == Kind.EXPORT:
         kind, (config, tensors) = "export", _read_export(model, folder, option, scale)
         no_scale, tokenizer = _refuse_scale(config), load_tokenizer(folder)
         check_fit(tokenizer, config.vocab_size, f"{option} {model!r}")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from domext_ray.downstream.start import text_embedding
-from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
+from domext_ray.models import text_embedding
+from domext_ray.models.start import load_start_model
+from domext_ray.models.text_embedding import TextEmbedding
 
 
 def test_an_embedding_is_the_mean_of_transformers_states(tiny_base_folder: Path) -> None:
