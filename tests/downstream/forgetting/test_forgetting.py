@@ -307,7 +307,7 @@ def test_models_without_a_head_are_refused(tiny_base_folder: Path, tmp_path: Pat
     with pytest.raises(BaseModelError, match=r"--models '.*nowhere/at/all' does not exist"):
         load_masked_lm(str(tmp_path / "nowhere/at/all"))
     (tmp_path / "tuned" / "trainings").mkdir(parents=True)
-    with pytest.raises(BaseModelError, match="is a fine-tuned run"):
+    with pytest.raises(BaseModelError, match="was fine-tuned and has no masked-LM head"):
         load_masked_lm(str(tmp_path / "tuned"))
     (tmp_path / "config.yaml").write_text("{}\n")
     with pytest.raises(RunError, match="no (usable )?checkpoint"):
