@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -16,15 +17,15 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import MASKED_LM, BankEntry
+from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.config.shared import LongTextsChoice
 from domext_ray.downstream.finetune.exported import (
     ExportedModel,
+    ExportedTask,
     Predicted,
-    find_export,
     hash_export,
-    load_exported,
+    open_exported,
 )
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted
 from domext_ray.errors import ConfigError, CorpusError
@@ -32,7 +33,8 @@ from domext_ray.export.onnx_graph import POSITIONS, OnnxModel, is_graph
 from domext_ray.families.readers.examples import Example
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
 from domext_ray.families.registry import FAMILIES
-from domext_ray.families.task_description import make_described_task
+from domext_ray.families.task import StagedTask
+from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.inference.examples import list_fields, list_needed, make_example
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
@@ -110,57 +112,64 @@ class ModelPlace:
 
 
 def find_model(config: PredictConfig) -> ModelPlace:
-    """Look at the model that a configuration names."""
-    device, source = torch.device("cpu"), open_model(config.model)
-    if config.task != FILL_MASK and does_task(source):
-        description = load_task_model(config.model, device, long_texts=config.long_texts).description
-        is_adapter = source.kind == Kind.ADAPTER
-        sha256 = (
-            hash_values(describe_adapter(source).to_json()) if is_adapter else hash_export(find_export(source.folder))
-        )
-        marks = WordMarks.from_json(description.state)
-        return ModelPlace(config.model, description.family, sha256, description.labels, marks)
+    """Look at the model that a configuration names; of a task no tensor is read."""
+    if config.task != FILL_MASK and (found := open_task(config.model, config.long_texts)) is not None:
+        own = found.description
+        return ModelPlace(config.model, own.family, found.sha256, own.labels, WordMarks.from_json(own.state))
+    source = open_model(config.model)
     masked_lm, tokenizer = _load_masked_lm(source)
     config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
-    _make_fill_mask(masked_lm, tokenizer, config, device)
+    _make_fill_mask(masked_lm, tokenizer, config, torch.device("cpu"))
     sha256 = hash_export(source.folder) if source.kind == Kind.GRAPHS else hash_model(masked_lm)
     return ModelPlace(config.model, FILL_MASK, sha256)
 
 
-def describe_adapter(source: Source) -> BankEntry:
-    """Return what a bank says of one of its adapters."""
-    return AdapterBank.open(source.bank).describe(source.adapter)
+@dataclass(frozen=True)
+class BankTask:
+    """A bank's adapter that was looked at, as `ExportedTask` is an export."""
+
+    bank: AdapterBank
+    name: str
+    description: TaskDescription  # as it is asked for
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all that its predictions depend on."""
+        return hash_values(self.bank.describe(self.name).to_json())
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The base's."""
+        return load_tokenizer(self.bank.base.folder)
+
+    @cached_property
+    def task(self) -> StagedTask:
+        """The task."""
+        return make_described_task(self.description, self.tokenizer)
+
+    def load(self, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
+        """Load the adapter and its base."""
+        ((stage, own),) = self.task.stages.items()
+        model = cast(nn.Module, self.bank.load(self.name)).requires_grad_(False)
+        fitted = Fitted.place(own, model, device, bf16=has_bf16(device))
+        return ExportedModel(self.description, self.task, {stage: fitted}, self.tokenizer, batch_tokens)
 
 
-def does_task(source: Source) -> bool:
-    """Whether a model does a task that it was fine-tuned for."""
-    return describe_adapter(source).task is not None if source.kind == Kind.ADAPTER else source.does_task
-
-
-def load_task_model(
-    model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS, long_texts: LongTextsChoice = "auto"
-) -> ExportedModel:
-    """Load a fine-tuned model: an export, a run that has one, or BANK:NAME; `batch_tokens` counts padding."""
+def open_task(model: str, long_texts: LongTextsChoice = "auto") -> ExportedTask | BankTask | None:
+    """Look at a fine-tuned model: an export, a run that has one, or BANK:NAME; None: it does no task."""
     source = open_model(model)
     if source.kind != Kind.ADAPTER:
-        return load_exported(source.folder, device, batch_tokens, takes_graphs=True, long_texts=long_texts)
+        return open_exported(source.folder, takes_graphs=True, long_texts=long_texts) if source.does_task else None
     bank = AdapterBank.open(source.bank)
-    description = bank.describe(source.adapter).task
-    assert description is not None, "of an adapter that does a task"
-    description = description.read_long_texts(long_texts)
-    tokenizer = load_tokenizer(bank.base.folder)
-    task = make_described_task(description, tokenizer)
-    ((stage, own),) = task.stages.items()
-    model_of_it = cast(nn.Module, bank.load(source.adapter)).requires_grad_(False)
-    fitted = Fitted.place(own, model_of_it, device, bf16=has_bf16(device))
-    return ExportedModel(description, task, {stage: fitted}, tokenizer, batch_tokens)
+    task = bank.describe(source.adapter).task
+    return None if task is None else BankTask(bank, source.adapter, task.read_long_texts(long_texts))
 
 
 def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:
     """Load a model that `find_model` found on a device."""
     if place.task != FILL_MASK:
-        tokens = config.count_batch_tokens(device.type)
-        return TaskPredictor(load_task_model(place.id, device, tokens, config.long_texts))
+        found = cast("ExportedTask | BankTask", open_task(place.id, config.long_texts))
+        return TaskPredictor(found.load(device, config.count_batch_tokens(device.type)))
     model, tokenizer = _load_masked_lm(open_model(place.id))
     return _make_fill_mask(model, tokenizer, config, device)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from domext_ray.families.family import Prediction
 from domext_ray.families.metrics.scores import over_clusters
 from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.labelled_input import LabelledInput
-from domext_ray.inference.predictors import load_task_model
+from domext_ray.inference.predictors import open_task
 from domext_ray.storage import Place, write_json
 
 SCORES, ERRORS = "scores.json", "errors.html"
@@ -26,7 +24,8 @@ def score_split(model: str, source: LabelledInput, predictions: Sequence[Predict
     [low, high]), "figures" (all that the family has), "report" (see `describe_classes`) and "unknown_labels" (how often
     the split has each label that the model has not, which can never be right).
     """
-    found = load_task_model(model, torch.device("cpu"))
+    found = open_task(model)
+    assert found is not None, "its predictions are of a task"
     examples, metric = source.read(), found.description.metric
     score = over_clusters(found.task.score(examples, predictions), examples)
     figures = score.describe()

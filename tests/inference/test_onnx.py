@@ -32,7 +32,7 @@ from domext_ray.export.onnx_graph import GRAPH, INT8, OnnxModel, write_graph
 from domext_ray.families.registry import FAMILIES
 from domext_ray.inference.onnx_export import export_onnx
 from domext_ray.inference.predict import PredictPlan, plan_prediction
-from domext_ray.inference.predictors import load_task_model
+from domext_ray.inference.predictors import open_task
 from domext_ray.model.base import load_base
 from domext_ray.model.build import merge_extensions
 from domext_ray.model.spec import ModelSpec
@@ -161,7 +161,7 @@ def test_a_fine_tuned_model_is_a_graph(tiny_base_folder: Path, tmp_path: Path) -
     source = export_fitted(load_start_model(str(tiny_base_folder)), "ner", tmp_path / "export", BOTTLENECK)
     folder = export(source, tmp_path / "onnx")
     examples = draw_set("ner").test
-    expected, found = (load_task_model(str(each), CPU).predict(examples).predictions for each in (source, folder))
+    expected, found = (open_task(str(each)).load(CPU).predict(examples).predictions for each in (source, folder))
     check_close(found, expected)
     model = load_exported(source, CPU).fitted["model"].model
     tokenizer = load_tokenizer(source)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from domext_ray.families.family import Prediction
 from domext_ray.families.readers.examples import Example
 from domext_ray.families.task import StagedTask, Task
 from domext_ray.families.task_description import TaskDescription, make_described_task
-from domext_ray.families.task_file import TASK_FILE, read_task_file
+from domext_ray.families.task_file import TASK_FILE, TaskFile, read_task_file
 from domext_ray.models.head import find_head
 from domext_ray.models.source import Kind, open_model
 from domext_ray.models.start import NO_BILSTM, build_task_model, load_start_model
@@ -96,6 +96,61 @@ def find_export(folder: Path) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class ExportedTask:
+    """An exported folder that was looked at: all but the tensors of its models."""
+
+    folder: Path
+    task_file: TaskFile
+    tokenizer: PreTrainedTokenizerBase
+    task: StagedTask
+
+    @property
+    def description(self) -> TaskDescription:
+        """The task, as it is asked for."""
+        return self.task_file.description
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all that its predictions depend on."""
+        return hash_export(self.folder)
+
+    def load(self, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
+        """Load the models; graphs predict on the CPU."""
+        fitted = {}
+        for name, stage in self.task.stages.items():
+            place = self.folder / self.task_file.stages[name]
+            if is_graph(place):
+                fitted[name] = Fitted.place(stage, OnnxModel(place), torch.device("cpu"), bf16=False)
+                continue
+            model = _load_stage(place, stage)
+            fitted[name] = Fitted.place(stage, model.eval().requires_grad_(False), device, bf16=has_bf16(device))
+        return ExportedModel(self.description, self.task, fitted, self.tokenizer, batch_tokens)
+
+
+def open_exported(folder: Path, *, takes_graphs: bool = False, long_texts: LongTextsChoice = "auto") -> ExportedTask:
+    """Look at an exported folder, or at the export of a fine-tuning run; see `load_exported`."""
+    folder = find_export(folder)
+    if not takes_graphs:
+        open_model(str(folder)).require(Kind.EXPORT, Kind.BASE)
+    content = read_task_file(folder)
+    content = replace(content, description=content.description.read_long_texts(long_texts))
+    places = {name: folder / at for name, at in content.stages.items()}
+    fault = f"{folder / TASK_FILE} has the models {', '.join(places) or 'none'}; export the model again."
+    if not places:
+        raise RunError(fault)
+    for place in places.values():
+        if not is_graph(place) and find_head(place) is None:
+            raise RunError(f"{place} holds no fine-tuned model, and {TASK_FILE} says that it does; export it again.")
+    recalls = content.description.state.get("embedding_recall") is True
+    embed = TextEmbedding(load_start_model(str(folder / RECALL_ENCODER))) if recalls else None
+    tokenizer = load_tokenizer(next(iter(places.values())))
+    task = make_described_task(content.description, tokenizer, embed)
+    if task.stages.keys() != places.keys():
+        raise RunError(fault)
+    return ExportedTask(folder, content, tokenizer, task)
+
+
 def load_exported(
     folder: Path,
     device: torch.device,
@@ -114,36 +169,10 @@ def load_exported(
         long_texts: see `TaskDescription.read_long_texts`.
 
     Raises:
-        RunError: there is no fine-tuned model, it lacks a description that its task needs, or a file is damaged; or it
-            is an ONNX folder, which is not taken.
-        BaseModelError: a model's files are not what its configuration says.
+        RunError: there is no fine-tuned model, it lacks a description that its task needs, or a file is damaged.
+        BaseModelError: a model's files are not what its configuration says, or an ONNX folder is not taken.
     """
-    folder = find_export(folder)
-    if not takes_graphs:
-        open_model(str(folder)).require(Kind.EXPORT, Kind.BASE)
-    content = read_task_file(folder)
-    description = content.description.read_long_texts(long_texts)
-    places = {name: folder / at for name, at in content.stages.items()}
-    fault = f"{folder / TASK_FILE} has the models {', '.join(places) or 'none'}; export the model again."
-    if not places:
-        raise RunError(fault)
-    for place in places.values():
-        if not is_graph(place) and find_head(place) is None:
-            raise RunError(f"{place} holds no fine-tuned model, and {TASK_FILE} says that it does; export it again.")
-    recalls = description.state.get("embedding_recall") is True
-    embed = TextEmbedding(load_start_model(str(folder / RECALL_ENCODER))) if recalls else None
-    tokenizer = load_tokenizer(next(iter(places.values())))
-    task = make_described_task(description, tokenizer, embed)
-    if task.stages.keys() != places.keys():
-        raise RunError(fault)
-    fitted = {}
-    for name, stage in task.stages.items():
-        if is_graph(places[name]):
-            fitted[name] = Fitted.place(stage, OnnxModel(places[name]), torch.device("cpu"), bf16=False)
-            continue
-        model = _load_stage(places[name], stage)
-        fitted[name] = Fitted.place(stage, model.eval().requires_grad_(False), device, bf16=has_bf16(device))
-    return ExportedModel(description, task, fitted, tokenizer, batch_tokens)
+    return open_exported(folder, takes_graphs=takes_graphs, long_texts=long_texts).load(device, batch_tokens)
 
 
 def _load_stage(folder: Path, stage: Task) -> Any:
