@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from domext_ray.adapters.bank import AdapterBank
-    from domext_ray.api import FinetunedRun, Run, finetune, load, prepare, pretrain
+    from domext_ray.api import FinetunedRun, Run, compare, embed, finetune, load, predict, prepare, pretrain, sweep
     from domext_ray.errors import DomextError
 
     __version__: str
@@ -20,10 +20,14 @@ __all__ = [
     "FinetunedRun",
     "Run",
     "__version__",
+    "compare",
+    "embed",
     "finetune",
     "load",
+    "predict",
     "prepare",
     "pretrain",
+    "sweep",
 ]
 
 _HOMES = {"AdapterBank": "adapters.bank", "DomextError": "errors"}

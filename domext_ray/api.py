@@ -202,11 +202,106 @@ def finetune(
     Returns:
         The run, with its scores; with `dry_run=True` it is described and not started.
     """
-    models = {"model": model, "against": against}
-    places = {name: str(each.directory) if isinstance(each, Run) else each for name, each in models.items()}
-    named = {"task": task, "data": data, **places}
+    named = {"task": task, "data": data, "model": _name(model), "against": _name(against)}
     run = "downstream.finetune.finetune:run_finetuning"
     return FinetunedRun(_carry_out(["finetune"], run, named, preset, config, options))
+
+
+def predict(
+    model: Where | Run, input: Where | list[Where], output: Where, *, config: Where = "", **options: Any
+) -> Path | Place:
+    """Predict with a model on any number of texts, as `domext predict` does.
+
+    Args:
+        model: a fine-tuned run or its export, which does its task; another model, which fills masks; or BANK:NAME.
+        input: text, JSONL, CSV or Parquet: a file, a glob, a folder, or a list of them.
+        output: folder of what is predicted; the same call goes on with what is missing there.
+        config: as of `pretrain`.
+        options: all others by their names, as of `pretrain`.
+
+    Returns:
+        The folder: predictions/ (Parquet, which `pandas.read_parquet` reads), malformed.jsonl and summary.json. With
+        `dry_run=True` nothing is written.
+    """
+    named = {"model": _name(model), "input": input, "output": output}
+    return _as_folder(_carry_out(["predict"], "inference.predict:run_prediction", named, "", config, options))
+
+
+def embed(
+    model: Where | Run, input: Where | list[Where], output: Where, *, config: Where = "", **options: Any
+) -> Path | Place:
+    """Make a vector of each of any number of texts, as `domext embed` does.
+
+    Args:
+        model: a run, an export, a base, a hub id, or BANK:NAME.
+        input: as of `predict`.
+        output: as of `predict`.
+        config: as of `pretrain`.
+        options: all others by their names, as of `pretrain`.
+
+    Returns:
+        The folder: predictions/ with "id" and "vector" or, with `format="npy"`, vectors.npy and ids.jsonl.
+    """
+    named = {"model": _name(model), "input": input, "output": output}
+    return _as_folder(_carry_out(["embed"], "inference.embed:run_embedding", named, "", config, options))
+
+
+def compare(
+    methods: list[str] | str | None = None,
+    *,
+    corpus: Where | list[Where] | None = None,
+    preset: str = "",
+    config: Where = "",
+    **options: Any,
+) -> Path | Place:
+    """Train several methods side by side on several seeds, as `domext compare` does.
+
+    Args:
+        methods: their names, such as ["full", "exbert"]; None: the preset's.
+        corpus: as of `pretrain`.
+        preset: as of `pretrain`.
+        config: as of `pretrain`.
+        options: all others by their names, as of `pretrain`, such as `tasks`, `data` and `labels`.
+
+    Returns:
+        The study's directory: comparison.md, results.json and pictures.
+    """
+    named = {"methods": methods, "corpus": corpus}
+    return _as_folder(_carry_out(["compare"], "study.study:run_study", named, preset, config, options))
+
+
+def sweep(
+    tasks: list[str] | str | None = None,
+    data: Where | list[Where] | None = None,
+    *,
+    corpus: Where | list[Where] | None = None,
+    preset: str = "",
+    config: Where = "",
+    **options: Any,
+) -> Path | Place:
+    """Search a space of options for downstream F1 with Ray Tune, as `domext sweep` does.
+
+    Args:
+        tasks: task families or described sets; None: the preset's.
+        data: the folder of each one's labelled files.
+        corpus: as of `pretrain`.
+        preset: a sweep's, such as "sweeps/exbert_sizes_mini"; it has the space.
+        config: as of `pretrain`.
+        options: all others by their names, as of `pretrain`.
+
+    Returns:
+        The sweep's directory: sweep.html, best.yaml (`pretrain(config=...)` takes it) and trials/, each a run.
+    """
+    named = {"tasks": tasks, "data": data, "corpus": corpus}
+    return _as_folder(_carry_out(["sweep"], "search.sweep:run_sweep", named, preset, config, options))
+
+
+def _name(model: Where | Run | None) -> Where | None:
+    return str(model.directory) if isinstance(model, Run) else model
+
+
+def _as_folder(place: Place) -> Path | Place:
+    return place.local() if place.is_local else place
 
 
 def _carry_out(

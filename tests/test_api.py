@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from checkpoint_runs import make_run
@@ -161,6 +162,29 @@ def test_fine_tuning_takes_a_run_and_lists(
     main(["finetune", *map(str, flags)])
     assert given == capsys.readouterr().out and "trainings: 4 of each model, 8 in all" in given
     assert not run.directory.exists() and run.directory.parent == tmp_path / "runs"
+
+
+@pytest.mark.parametrize("verb", ["predict", "embed", "compare", "sweep"])
+def test_a_function_does_what_its_verb_does(
+    verb: str, text: Path, tiny_base_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run of both prints the same, and the function returns the folder, of which nothing is there."""
+    runs = {"run.dir": tmp_path / "runs", "run.name": "made", "base": tiny_base_folder}
+    sizes = {"train.seq_length": 32, "train.tokens_per_second": 1000, "dry_run": True}
+    ner = write_ner(tmp_path / "made")
+    positional, named, options = {
+        "predict": ((), {"model": tiny_base_folder, "input": text, "output": tmp_path / "out"}, {"dry_run": True}),
+        "embed": ((), {"model": tiny_base_folder, "input": text, "output": tmp_path / "out"}, {"dry_run": True}),
+        "compare": ((["af", "full"],), {"corpus": text}, {**runs, **sizes, "seeds": 2, "tokens": 20000}),
+        "sweep": ((["ner"], ner), {"corpus": text}, {**runs, **sizes, "method.ffn_units": 8}),
+    }[verb]
+    found = getattr(domext_ray, verb)(*positional, **named, **options)
+    shown = capsys.readouterr().out
+    given = dict(zip({"compare": ("methods",), "sweep": ("tasks", "data")}.get(verb, ()), positional, strict=True))
+    given = {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
+    main([verb, *(str(word) for name, value in {**given, **named, **options}.items() for word in (f"--{name}", value))])
+    assert shown == capsys.readouterr().out and shown
+    assert not found.exists() and found == (tmp_path / "out" if "output" in named else tmp_path / "runs" / "made")
 
 
 def test_a_mistake_is_an_exception_of_one_sentence(tmp_path: Path) -> None:
@@ -349,6 +373,11 @@ def test_a_fine_tuned_run_of_several_models_names_them(tmp_path: Path) -> None:
         domext_ray.load(run)
 
 
+def read_parts(folder: Any) -> list[dict[str, Any]]:
+    """The rows that a prediction wrote."""
+    return list(pq.read_table(Path(folder) / "predictions").to_pylist())
+
+
 @pytest.mark.jobs
 @pytest.mark.timeout(1800)
 def test_from_text_to_a_fine_tuned_model(local_ray: None, text: Path, tiny_base_folder: Path, tmp_path: Path) -> None:
@@ -385,6 +414,12 @@ def test_from_text_to_a_fine_tuned_model(local_ray: None, text: Path, tiny_base_
     assert tuned.metric == "f1.micro" and tuned.scores.keys() == {"dev", "test"} and tuned.scores["test"] > 0.6
     shown = ", ".join(f"{tuned.scores[split]:.3f} on {split}" for split in ("dev", "test"))
     assert repr(tuned) == f"<FinetunedRun {tmp_path / 'runs' / 'ner'}: f1.micro {shown}>"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"body": "the drug and the heart"}\n{"body": ""}\n', encoding="utf-8")
+    found = domext_ray.predict(tuned, rows, tmp_path / "found", field="body", scale={"workers": 1})
+    assert [row["id"] for row in read_parts(found)] == ["rows.jsonl:1", "rows.jsonl:2"]
+    vectors = domext_ray.embed(run, rows, tmp_path / "vectors", field="body", scale={"workers": 1})
+    assert [row["vector"] is None for row in read_parts(vectors)] == [False, True]
     tokenizer, model = domext_ray.load(tuned)
     assert type(model).__name__ == "DomextForTokenClassification" and "B-Drug" in model.config.id2label.values()
     plain = domext_ray.finetune(
