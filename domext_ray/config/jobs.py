@@ -163,7 +163,7 @@ class ForgettingConfig:
     corpus: Texts[str] = ""
     # scales of what a model adds to its base, such as 0.25,0.5,0.75, at which it is measured, too
     scales: Annotated[tuple[Share, ...], DIFFERENT] = ()
-    # folder of results.json, forgetting.md, forgetting.png and what was predicted before
+    # folder of results.json, forgetting.md and forgetting.png
     output: Written[Annotated[str, filled("a folder"), place()]] = "forgetting"
     num_texts: Count = 10_000  # texts that are drawn from the corpus (AF Adapter: 10,000)
     mask_frac: Share = 0.15  # share of the tokens that is masked, once and for all models

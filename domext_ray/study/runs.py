@@ -140,9 +140,9 @@ def _try_rate(place: Workplace, arm: Arm, trial: Trial) -> Step:
 def measure_retention(
     place: Workplace, names: Sequence[str], *, route: bool = False
 ) -> tuple[Retained, dict[str, float]]:
-    """Ask the base and finished runs for the masked words of general text; what was predicted before is read.
+    """Ask the base and finished runs for the masked words of general text.
 
-    With `route` the runs' routers choose, and the answers have a folder of their own. Accuracies are 0 to 1.
+    With `route` the runs' routers choose. Accuracies are 0 to 1.
     """
     config = place.config
     models = (f"{BASE}={config.base}", *(f"{name}={place.locate(name)}" for name in names))

@@ -2,13 +2,11 @@
 
 Enters: models (runs, exports, bases), and general text that none of them was trained on. Leaves: for every model its
 accuracy with a bootstrap 95 % interval over texts, the points it lost against the first model (paired over texts), and
-both by source. What a model predicted is kept in the output folder, so that one more model does not repeat the others.
+both by source.
 """
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ForgettingConfig, name_scaled
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
-from domext_ray.errors import ConfigError, RunError, name_file
+from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.metrics.metrics import divide
 from domext_ray.families.metrics.scores import Score, compare_scores, make_score
 from domext_ray.intervals import Estimate
@@ -30,7 +28,6 @@ from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.models.masked_lm import build_masked_lm, hash_model, load_to_ask
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runtime.device import PREDICTION, as_worker, autocast
-from domext_ray.storage import Place, new_file
 from domext_ray.text.corpus.shards import make_settings
 from domext_ray.text.corpus.unknown import check_sample
 from domext_ray.text.data.sample import check_corpus
@@ -39,7 +36,6 @@ from domext_ray.training.objective import pad_batch
 from domext_ray.training.step import move_batch
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"
-PREDICTED = "predicted"  # folder of what models predicted before
 
 
 @dataclass(frozen=True)
@@ -130,13 +126,13 @@ def measure_forgetting(config: ForgettingConfig, models: Sequence[AskedModel] = 
 
     `models` is what `read_models` found; empty: they are read here.
     """
-    output, device = Path(config.output), choose_device(config)
+    device = choose_device(config)
     sample = check_corpus(config.corpus, config.prepare)
     models = models or read_models(config)
     for asked in (model for model in models if model.scale == 1):
         settings = make_settings(asked.tokenizer, config.prepare, config.max_length)
         check_sample(config.corpus, sample, settings, config.prepare)
-    make_folder(output / PREDICTED)
+    make_folder(Path(config.output))
     texts = choose_texts(config.corpus, config.prepare, num_texts=config.num_texts, seed=config.seed)
     masks = build_mask_set(
         texts,
@@ -147,7 +143,7 @@ def measure_forgetting(config: ForgettingConfig, models: Sequence[AskedModel] = 
     )
     figures: list[ModelFigures] = []
     for model in models:
-        score = score_predictions(_predict_or_read(config, masks, model, device), masks)
+        score = score_predictions(_predict(config, masks, model, device), masks)
         lost: dict[str, Estimate] = {}
         if figures:
             paths = [ACCURACY, *(f"{BY_SOURCE}.{source}" for source in score.values.get(BY_SOURCE, {}))]
@@ -183,36 +179,21 @@ def _check_length(config: ForgettingConfig, name: str, shape: DomextConfig) -> N
         )
 
 
-def _predict_or_read(config: ForgettingConfig, masks: MaskSet, asked: AskedModel, device: torch.device) -> np.ndarray:
-    """Return which tokens a model predicts, bool [tokens], from an earlier call if it was asked the same."""
-    fingerprint = fingerprint_tokenizer(asked.tokenizer)
-    question = f"{asked.sha256} {masks.hash_rows(fingerprint)}" + (" routed" if config.route else "")
-    key = hashlib.sha256(question.encode()).hexdigest()
-    path = Place(config.output) / PREDICTED / f"{key[:32]}.npy"
-    if path.is_file():
-        try:
-            with name_file(path):
-                is_right = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise RunError(f"{path} is damaged ({error}); delete it.") from error
-        print(f"{asked.name}: predicted before", file=sys.stderr, flush=True)
-        return is_right
+def _predict(config: ForgettingConfig, masks: MaskSet, asked: AskedModel, device: torch.device) -> np.ndarray:
+    """Return which tokens a model predicts, bool [tokens]."""
     model = build_masked_lm(load_to_ask(asked.place, "--models", asked.scale), "--models")
     if hash_model(model) != asked.sha256:
         raise RunError(f"--models {asked.name}={asked.place} has changed since this job began; start the job again.")
     with as_worker(PREDICTION):
-        is_right = predict_masked(
+        return predict_masked(
             model,
-            masks.rows[fingerprint],
+            masks.rows[fingerprint_tokenizer(asked.tokenizer)],
             asked.tokenizer.pad_token_id,
             config.batch_size,
             asked.name,
             device=device,
             adapter_names=AUTO if config.route and model.bert.router.adapters else None,
         )
-    with new_file(path) as temporary, temporary.open("wb") as file:
-        np.save(file, is_right)
-    return is_right
 
 
 def choose_device(config: ForgettingConfig) -> torch.device:
