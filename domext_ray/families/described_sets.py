@@ -102,7 +102,7 @@ def find_set(task: str, data: str) -> tuple[SetDescription, str]:
     `data` is empty for a set whose files ship. A ConfigError says that there is no such task or path, or that the two
     do not go together.
     """
-    ships = (SETS / task).is_dir()
+    ships = task in list_shipped() and (SETS / task).is_dir()
     if ships and data:
         raise ConfigError(f"--data is {data!r}; it must be empty with --task {task}, which ships.")
     if not data and task not in FAMILIES and Path(task).is_dir():

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 USUAL_VALUES = (0.1, 10.0)
 """Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""
+_LARGEST = float(np.finfo(np.float32).max)
+"""What is larger is infinite to the loss."""
 
 
 class RegressionTask(TextRows):
@@ -69,7 +71,7 @@ class RegressionTask(TextRows):
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= _LARGEST:
             row.leave_out("has no finite number", value)
         return LabelledText("", row.source, *texts, "", number)
 

@@ -37,6 +37,7 @@ from domext_ray.families.readers.examples import (
 )
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.records import read_json_records
+from domext_ray.families.readers.tagged import UNTYPED
 from domext_ray.families.relations import RelationTask
 from domext_ray.families.state import COUNT, NOTHING_LEARNED, PAIRS, TEXTS, State
 from domext_ray.families.task import Predict, StagedTask, Task
@@ -361,12 +362,12 @@ def _list_triples(
     )
     parts = target if isinstance(target, dict) else {MAIN_PART: target}
     types = target_type if isinstance(target_type, dict) else {MAIN_PART: target_type}
-    if not all(isinstance(value, str) for value in (predicate, subject, parts.get(MAIN_PART))):
+    if not all(isinstance(value, str) for value in (predicate, subject, parts.get(MAIN_PART))) or not predicate.strip():
         raise CorpusError(f"{row.source} has a triple without texts as predicate, subject and object.")
     return [
         (
             (subject, name_relation(predicate, part), str(mention)),
-            (str(subject_type or ""), str(types.get(part) or "")),
+            (str(subject_type or UNTYPED), str(types.get(part) or UNTYPED)),
             (predicate, part),
         )
         for part, mention in parts.items()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from labelled_fixtures import DATA
+from labelled_fixtures import DATA, dump_lines, load
 from made_data import write_relations
 from transformers import PreTrainedTokenizerBase
 
@@ -256,6 +256,13 @@ def test_made_texts_from_files(tmp_path: Path, bert: PreTrainedTokenizerBase) ->
         for split in ("dev", "test"):
             assert result.scores[split].get("f1.micro") == 1.0
             assert score_baselines(task, split)["majority"].get("f1.micro") == 0.0
+
+
+def test_arguments_without_a_type_are_of_one(tmp_path: Path, bert: PreTrainedTokenizerBase) -> None:
+    row = {"text": "the dog likes the house", "triples": [{"subject": "dog", "predicate": "likes", "object": "house"}]}
+    made = load(tmp_path, "relation_extraction", {"train.jsonl": dump_lines([row])})
+    task = ExtractionTask(made, bert, OPTIONS)
+    assert task.entity_task.head_labels == ("ENTITY",) and list_pairs(task.relation_task.data.train)
 
 
 def test_cmeie_by_perfect_steps(bert: PreTrainedTokenizerBase) -> None:

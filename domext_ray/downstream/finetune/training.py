@@ -215,6 +215,8 @@ def draw_batches(
     for epoch in itertools.count():
         if readers:
             rows = read_anew(readers, point.seed, epoch)
+        if not rows:
+            raise TrainingError(f"no training example of {task.data.name} can be learned from: {' '.join(task.notes)}")
         for places in plan_epoch(len(rows), point.batch_size, point.seed, epoch):
             yield [rows[i] for i in places]
 

@@ -152,7 +152,13 @@ def _read_result(task: Record, result: Mapping[str, Any], role: str) -> list[Any
     if role == "entities":
         value = {"labels": [], **value}  # that of a stretch without one is not there
         return [{**value, "value": value}]
-    return None if "start" in value else value.get("choices") or []  # of a part of the text
+    if "start" in value:  # of a part of the text
+        return None
+    choices = value.get("choices") or []
+    if not isinstance(choices, list):
+        rule = f"a result has a list as 'choices', but {shorten(choices, 40)} is there"
+        raise CorpusError(f"{task.source} has another layout: {rule}; export JSON-MIN.")
+    return choices
 
 
 def _read_dataturks(row: Record, description: SetDescription) -> Record:

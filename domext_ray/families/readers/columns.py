@@ -82,7 +82,7 @@ def select_columns(records: Iterable[Record], description: SetDescription, issue
             continue
         values = {role: get_value(record.values, names) for role, names in description.columns.items()}
         if len(options := description.columns.get("options", ())) > 1:
-            values["options"] = [record.values[name] for name in options]
+            values["options"] = [_look_up(record.values, name) for name in options]
         if description.group_field != "":
             values[GROUP] = get_value(record.values, (description.group_field,))
         if description.reader == LABEL_COLUMNS:

@@ -246,6 +246,7 @@ def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> 
             width = len(cells)
             names = [cell.strip() for cell in cells]
             if find_missing(dict.fromkeys(names), description) is None:
+                _require_one_each(f"{path}:{number}", names, description)
                 header = names
                 continue
             if find_missing(dict.fromkeys(range(-width, width)), description) is not None:
@@ -256,6 +257,14 @@ def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> 
             yield Record(dict(zip(header, cells, strict=True)), str(path), number)
         else:
             yield Record({place: cell for i, cell in enumerate(cells) for place in (i, i - width)}, str(path), number)
+
+
+def _require_one_each(source: str, names: Sequence[str], description: SetDescription) -> None:
+    """Refuse a header that has a column twice of which the description speaks."""
+    known = {*description.labels, description.group_field, *itertools.chain(*description.columns.values())}
+    for name, number in Counter(names).items():
+        if number > 1 and name in known:
+            raise CorpusError(f"{source} has the column {name!r} {number} times; give each its own name.")
 
 
 def read_conll(path: Path, description: SetDescription, issues: DataIssues) -> Iterator[Record]:

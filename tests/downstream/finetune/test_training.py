@@ -306,6 +306,11 @@ def test_a_loss_that_is_not_finite_ends_the_training(start: StartModel, task: Cl
         fit_task(replace(start, tensors=broken), task, CONFIG, POINT, CPU, ignore)
 
 
+def test_examples_of_which_none_can_be_learned_end_the_training(start: StartModel, task: ClassificationTask) -> None:
+    with pytest.raises(TrainingError, match="no training example of "):
+        next(draw_batches(start, task, CONFIG, POINT, []))
+
+
 def test_rows_longer_than_the_position_table_are_refused(start: StartModel, task: ClassificationTask) -> None:
     long = ClassificationTask(task.data, start.tokenizer, TaskOptions(max_length=256))
     with pytest.raises(ConfigError, match=r"--labelled\.max_length is 256; .* at most 128"):

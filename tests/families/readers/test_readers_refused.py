@@ -28,6 +28,7 @@ def answer(answers: Any) -> str:
 
 FIRST = {"start_idx": 0, "end_idx": 3, "type": "x"}
 NO_LIST = "train.jsonl:1 has another layout: answers must be a list of objects"
+CHOICE = {"type": "choices", "value": {"choices": "mild"}}
 SQUAD = "has another layout: "
 # Family, train's name, its content, what the description says, and how the sentence begins.
 REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
@@ -172,6 +173,21 @@ REFUSED: list[tuple[str, str, str | bytes, dict[str, Any], str]] = [
         "train.csv:1 has no column 'text' or 'sentence'",
     ),
     ("multilabel", "jsonl", '{"comment": "a"}\n', READER, "train.jsonl:1 has no column 'text' or "),
+    (
+        CLASSES,
+        "csv",
+        "text,label,label\na,b,c\n",
+        {},
+        "train.csv:1 has the column 'label' 2 times; give each its own name.",
+    ),
+    (
+        *("relation_extraction", "jsonl", relate([{"subject": "a", "predicate": " ", "object": "a"}]), {}),
+        "train.jsonl:2 has a triple without texts as predicate, subject and object",
+    ),
+    (
+        *(CLASSES, "json", json.dumps([{"data": {"text": "a"}, "annotations": [{"result": [CHOICE]}]}]), {}),
+        "train.json:[0] has another layout: a result has a list as 'choices', but 'mild' is there; export JSON-MIN.",
+    ),
 ]
 
 

@@ -120,6 +120,7 @@ def test_glue_tables(tmp_path: Path) -> None:
     cola = "src1\t1\t\tThe cat sat.\nsrc1\t0\t*\tThe sat cat the.\n"
     mrpc = '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t10\t11\t" We agree , he said .\tHe said " yes " .\n'
     stsb = "index\tgenre\tsentence1\tsentence2\tscore\n0\tnews\tOne dog.\tA dog.\t4.250\n1\tnews\tA cat.\tRain.\tnan\n"
+    stsb += "2\tnews\tSnow.\tIce.\t1e308\n"
     for name, content in (("cola", cola), ("mrpc", mrpc), ("sts_b", stsb)):
         write(tmp_path / name / "train.tsv", content)
         write(tmp_path / name / "dev.tsv.gz", content)
@@ -361,6 +362,10 @@ def test_choices_in_one_column(tmp_path: Path) -> None:
     assert message == "train.jsonl:2 has 3 options; it must have 2 as the first row."
     with pytest.raises(CorpusError, match=r"train.jsonl:2 has 3 options; it must have 2 as the first row\.$"):
         read_split(make_description("multiple_choice", "made", columns=columns), str(tmp_path), "train")
+    parted: list[dict[str, Any]] = [{"context": "Rain.", "choices": {"A": "wet", "B": "dry"}, "answer": "B"}]
+    lettered = {"options": ("choices.A", "choices.B")}
+    made = load(tmp_path / "parted", "multiple_choice", {"train.jsonl": dump_lines(parted)}, columns=lettered)
+    assert made.train[0].options == ("wet", "dry") and made.train[0].answer == 1  # type: ignore[union-attr]
     rows[0]["choices"] = ["a"]
     message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)}, columns=columns)
     assert message == "train.jsonl:1 has \"['a']\" as 'options'; give 2 texts or more, or set columns.options."

@@ -353,6 +353,8 @@ def test_a_set_that_ships_takes_no_other_files(tmp_path: Path) -> None:
         find_set("code_entities", str(tmp_path))
     with pytest.raises(ConfigError, match=r"--data is empty; --task bc5cdr needs a folder, or a name on the hub\.$"):
         find_set("bc5cdr", "")
+    with pytest.raises(ConfigError, match=r"^--task is '/.*'; it must be a family"):
+        find_set(str(tmp_path), str(tmp_path))
 
 
 def test_a_cut_keeps_groups_together(tmp_path: Path) -> None:
