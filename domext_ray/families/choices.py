@@ -27,7 +27,7 @@ from domext_ray.families.readers.examples import Choice
 from domext_ray.families.readers.issues import DataIssues, SetRow, as_offset, as_whole
 from domext_ray.families.state import NOTHING_LEARNED, State
 from domext_ray.families.task import Row, Task
-from domext_ray.families.windows import make_cutting_backend, stack_rows
+from domext_ray.families.windows import make_cutting_backend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,19 +58,14 @@ class ChoiceTask(Task):
     fields = {"answer": pa.int64(), "text": pa.string(), "probabilities": pa.list_(pa.float64())}
     found = "answer"
     hub_task = "multiple-choice"
-    names_outputs = False
+    outputs = ("score",)
     nothing = {"answer": 0}
-
-    @classmethod
-    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the one score, whichever choice it is of."""
-        return ("score",)
 
     @classmethod
     def read(cls, row: SetRow) -> Choice:
         """Make a beginning with its continuations, from a column each (SWAG) or from one that lists them.
 
-        Its answer is a place among them, as `place_answers` has it.
+        Its answer is a place among them, as `read_together` has it.
         """
         context, options, stem = row.read_text("context"), row.get("options"), row.get("stem")
         if not isinstance(options, (list, tuple)) or len(options) < 2 or not all(isinstance(o, str) for o in options):
@@ -88,8 +83,47 @@ class ChoiceTask(Task):
 
     @classmethod
     def read_together(cls, splits: SplitRows, issues: DataIssues) -> SplitRows:
-        """Find which option each answer means; see `place_answers`."""
-        return place_answers(splits, issues)
+        """Return rows of choices whose answers are places among their options, from 0.
+
+        A file may count from 1, which no 0 and a number as high as there are options show, or have letters, or the
+        options' own texts; of two ways that differ the one that fits more rows is meant, and a tie is a CorpusError. An
+        answer that is none stays as it is.
+        """
+        every = [row for split in splits.values() for row in split if _has_options(row)]
+        numbers = {
+            (number, len(row.get("options"))) for row in every if (number := as_offset(row.get("answer"))) is not None
+        }
+        has_zero = any(number == 0 for number, _ in numbers)
+        first = int(not has_zero and any(number == count for number, count in numbers))
+        ways: dict[str, Callable[[SetRow], int | None]] = {
+            "a place": lambda row: _find_place(row, first),
+            "a letter, and A is the first option": _find_letter,
+            "the text of its option": _find_text,
+        }
+        found = [{way: place for way, read in ways.items() if (place := read(row)) is not None} for row in every]
+        counts = Counter(way for places in found for way in places)
+        chosen, used = dict[int, int](), Counter[str]()
+        for row, places in zip(every, found, strict=True):
+            best = [way for way in places if counts[way] == max(counts[other] for other in places)]
+            if len({places[way] for way in best}) > 1:
+                raise CorpusError(
+                    f"{row.source} has the answer {row.get('answer')!r}, which is a place and the text of another "
+                    "option; write answers as places from 0, and options that are no numbers or letters."
+                )
+            if best:
+                chosen[id(row)] = places[best[0]]
+                used[best[0]] += 1
+        for way, number in used.items():
+            if way != "a place":
+                issues.say(f"{number:,} x answer read as {way}.")
+        if used["a place"] and first:
+            issues.say("Answers are counted from 1: none is 0, and some are as high as the number of options.")
+        elif used["a place"] and not has_zero:
+            issues.say("Answers are counted from 0, though none is 0; write letters if they are counted from 1.")
+        return {
+            split: [row.put("answer", chosen[id(row)]) if id(row) in chosen else row for row in own]
+            for split, own in splits.items()
+        }
 
     @classmethod
     def begin_split(cls, rows: Sequence[SetRow], side: Any) -> tuple[Sequence[SetRow], Callable[[SetRow], Choice]]:
@@ -128,10 +162,12 @@ class ChoiceTask(Task):
             segments = [cutting.post_process(context, next(continuations)) for _ in example.options]
             if any(segment.overflowing for segment in segments):
                 cut.append(example.source)
-            ids = stack_rows([segment.ids for segment in segments], pad_id)
-            types = stack_rows([segment.type_ids for segment in segments], 0) * has_types
-            answer = np.array(example.answer, dtype=np.int64)
             lengths = tuple(len(segment.ids) for segment in segments)
+            for segment in segments:
+                segment.pad(max(lengths), pad_id=pad_id)
+            ids = np.array([segment.ids for segment in segments], dtype=np.int64)
+            types = np.array([segment.type_ids for segment in segments], dtype=np.int64) * has_types
+            answer = np.array(example.answer, dtype=np.int64)
             rows.append(Row(i, ids, types if types.any() else None, {"labels": answer}, segment_lengths=lengths))
         what = f"examples have more than {self.options.max_length} tokens: the longer one of context and continuation"
         self.note_cases(cut, len(examples), f"{what} is cut first")
@@ -165,50 +201,6 @@ def join_stem(stem: str, option: str) -> str:
     is_joined = not stem or not option or stem[-1].isspace() or option[0].isspace()
     is_wide = not is_joined and unicodedata.east_asian_width(stem[-1]) in "WF"
     return stem + option if is_joined or is_wide else f"{stem} {option}"
-
-
-def place_answers(rows: SplitRows, issues: DataIssues) -> SplitRows:
-    """Return rows of choices whose answers are places among their options, from 0.
-
-    A file may count from 1, which no 0 and a number as high as there are options show, or have letters, or the options'
-    own texts; of two ways that differ the one that fits more rows is meant, and a tie is a CorpusError. An answer that
-    is none stays as it is.
-    """
-    every = [row for split in rows.values() for row in split if _has_options(row)]
-    numbers = {
-        (number, len(row.get("options"))) for row in every if (number := as_offset(row.get("answer"))) is not None
-    }
-    has_zero = any(number == 0 for number, _ in numbers)
-    first = int(not has_zero and any(number == count for number, count in numbers))
-    ways: dict[str, Callable[[SetRow], int | None]] = {
-        "a place": lambda row: _find_place(row, first),
-        "a letter, and A is the first option": _find_letter,
-        "the text of its option": _find_text,
-    }
-    found = [{way: place for way, read in ways.items() if (place := read(row)) is not None} for row in every]
-    counts = Counter(way for places in found for way in places)
-    chosen, used = dict[int, int](), Counter[str]()
-    for row, places in zip(every, found, strict=True):
-        best = [way for way in places if counts[way] == max(counts[other] for other in places)]
-        if len({places[way] for way in best}) > 1:
-            raise CorpusError(
-                f"{row.source} has the answer {row.get('answer')!r}, which is a place and the text of another option; "
-                "write answers as places from 0, and options that are no numbers or letters."
-            )
-        if best:
-            chosen[id(row)] = places[best[0]]
-            used[best[0]] += 1
-    for way, number in used.items():
-        if way != "a place":
-            issues.say(f"{number:,} x answer read as {way}.")
-    if used["a place"] and first:
-        issues.say("Answers are counted from 1: none is 0, and some are as high as the number of options.")
-    elif used["a place"] and not has_zero:
-        issues.say("Answers are counted from 0, though none is 0; write letters if they are counted from 1.")
-    return {
-        split: [row.put("answer", chosen[id(row)]) if id(row) in chosen else row for row in own]
-        for split, own in rows.items()
-    }
 
 
 def _has_options(row: SetRow) -> bool:

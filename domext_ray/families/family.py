@@ -87,8 +87,8 @@ class Family(ABC):
     """Name of the head's class in model/heads_domext.py; of a task of several models none."""
     hub_task: ClassVar[str]
     """What the hub calls such a task."""
-    names_outputs: ClassVar[bool] = True
-    """Whether the head's outputs are labels of the set."""
+    outputs: ClassVar[tuple[str, ...]] = ()
+    """Names of the head's outputs in order; empty: those are labels of the set."""
 
     @classmethod
     def check_long_texts(cls, option: str, value: str) -> None:
@@ -131,7 +131,12 @@ class Family(ABC):
     @classmethod
     def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the head's outputs in order, given a set's labels."""
-        return labels
+        return cls.outputs or labels
+
+    @property
+    def names_outputs(self) -> bool:
+        """Whether the head's outputs are labels of the set."""
+        return not self.outputs
 
     @classmethod
     def adopt(cls, labels: tuple[str, ...], problem_type: str | None) -> dict[str, Any] | None:

@@ -49,6 +49,10 @@ class ClassTask(Task):
     def balance_classes(self) -> np.ndarray:
         """Return the weights, float64, with which classes are balanced over `data.train`."""
 
+    def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
+        """Return the rows, or words, whose label the head has."""
+        return int((targets["labels"] != NO_TARGET).count_nonzero())
+
     def sum_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the summed cross-entropy of fp32 logits [M, classes] and int64 labels [M]."""
         from torch.nn.functional import cross_entropy

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +55,8 @@ class MultiLabelTask(TextRows, ClassTask):
     metrics = ("accuracy", *ENTITY_METRICS)
     separator = ","
     head = "DomextForSequenceClassification"
+    # by which transformers computes the same loss, and its pipeline probabilities
+    head_config = {"problem_type": "multi_label_classification"}
     metric = "f1.micro"
     fields = {"labels": pa.list_(pa.string())}
     weighs_labels = True
@@ -67,11 +68,6 @@ class MultiLabelTask(TextRows, ClassTask):
     def prepare(self) -> None:
         """Start with the usual threshold."""
         self.thresholds = {"threshold": USUAL_THRESHOLD}
-
-    @property
-    def head_config(self) -> dict[str, Any]:
-        """The problem's type, by which transformers computes the same loss, and its pipeline probabilities."""
-        return {"problem_type": "multi_label_classification"}
 
     def make_card_values(self, thresholds: Mapping[str, float]) -> dict[str, Any]:
         """Return the threshold, which transformers' pipeline does not know."""
@@ -89,8 +85,36 @@ class MultiLabelTask(TextRows, ClassTask):
 
     @classmethod
     def read_together(cls, splits: SplitRows, issues: DataIssues) -> SplitRows:
-        """Take a 0 or 1 for each label as the labels that are there; see `name_labels`."""
-        return name_labels(splits, issues)
+        """Return rows of several labels; of those that have a 0 or 1 for each label, the labels that are there."""
+        every = [row for split in splits.values() for row in split if row.get("labels") is not None]
+        _check_separator(every)
+        vectors = [_read_bits(row.get("labels")) for row in every]
+        num_vectors = sum(bits is not None and len(set(bits)) < len(bits) for bits in vectors)  # no label stands twice
+        is_even = None not in vectors and len({len(bits) for bits in vectors if bits is not None}) == 1
+        if not every or {"0", "1"} & {*every[0].description.labels} or not (is_even or 2 * num_vectors > len(every)):
+            return splits
+        names, yaml = every[0].description.labels, every[0].description.yaml
+        sizes = Counter(len(bits) for bits in vectors if bits is not None)
+        size = sizes.most_common(1)[0][0]
+        odd = next((row for row, bits in zip(every, vectors, strict=True) if bits is None or len(bits) != size), None)
+        if odd is not None:
+            raise CorpusError(
+                f"{odd.source} has {shorten(odd.get('labels'), 40)} as its labels, where most rows have {size} times 0 "
+                "or 1; mend it."
+            )
+        if size != len(names):
+            shown = ", ".join(["NAME"] * min(size, 3)) + (", …" if size > 3 else "")
+            has = f" (it names {len(names)})" if names else ""
+            raise CorpusError(
+                f"{every[0].source} has {shorten(every[0].get('labels'), 40)} as its labels, and so has every row "
+                f"{size} times 0 or 1; write labels: [{shown}] in {yaml}, {size} names in the order of the list{has}."
+            )
+        issues.say(f"The labels of each row are 0 and 1, in the order of labels in {yaml}.")
+        made = {
+            id(row): row.put("labels", [name for name, bit in zip(names, bits or (), strict=True) if bit])
+            for row, bits in zip(every, vectors, strict=True)
+        }
+        return {split: [made.get(id(row), row) for row in own] for split, own in splits.items()}
 
     @classmethod
     def adopt(cls, labels: tuple[str, ...], problem_type: str | None) -> dict[str, Any] | None:
@@ -103,14 +127,8 @@ class MultiLabelTask(TextRows, ClassTask):
         sides = [{(label, label) for label in side} for side in (example.labels, prediction["labels"])]
         return compare_sets(example, join_pair(example.text, example.pair), *sides)
 
-    def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
+    def make_targets(self, example: Any) -> dict[str, np.ndarray]:
         """Return the target "labels", float32 [L], 1 for a label that the example has."""
-        strange = [label for label in example.labels if label not in self.data.labels]
-        if is_training and strange:
-            raise CorpusError(
-                f"{example.source}: the label {strange[0]!r} is none of {', '.join(self.data.labels)}; name it among "
-                "the set's labels."
-            )
         return {"labels": mark_labels([example.labels], self.data.labels)[0].astype(np.float32)}
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
@@ -148,7 +166,7 @@ class MultiLabelTask(TextRows, ClassTask):
         """Score label sets; see `score_label_sets`."""
         gold = [example.labels for example in examples]
         found = [prediction["labels"] for prediction in predictions]
-        return replace(score_label_sets(gold, found, self.data.labels), primary=self.metric)
+        return score_label_sets(gold, found, self.data.labels)
 
     def fit_thresholds(self, examples: Sequence[MultiLabelText], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Choose the threshold by the figure that dev chooses by, or by micro F1 where that is no F1 or accuracy."""
@@ -168,39 +186,6 @@ class MultiLabelTask(TextRows, ClassTask):
         sizes = 1 + np.arange(len(ranked))
         best = int(np.argmax(2 * matches / (sizes * len(self.data.train) + matches[-1])))
         return [{"labels": ranked[: best + 1]}] * len(examples)
-
-
-def name_labels(rows: SplitRows, issues: DataIssues) -> SplitRows:
-    """Return rows of several labels; of those that have a 0 or 1 for each label, the labels that are there."""
-    every = [row for split in rows.values() for row in split if row.get("labels") is not None]
-    _check_separator(every)
-    vectors = [_read_bits(row.get("labels")) for row in every]
-    num_vectors = sum(bits is not None and len(set(bits)) < len(bits) for bits in vectors)  # no label stands twice
-    is_even = None not in vectors and len({len(bits) for bits in vectors if bits is not None}) == 1
-    if not every or {"0", "1"} & {*every[0].description.labels} or not (is_even or 2 * num_vectors > len(every)):
-        return rows
-    names, yaml = every[0].description.labels, every[0].description.yaml
-    sizes = Counter(len(bits) for bits in vectors if bits is not None)
-    size = sizes.most_common(1)[0][0]
-    odd = next((row for row, bits in zip(every, vectors, strict=True) if bits is None or len(bits) != size), None)
-    if odd is not None:
-        raise CorpusError(
-            f"{odd.source} has {shorten(odd.get('labels'), 40)} as its labels, where most rows have {size} times 0 or "
-            "1; mend it."
-        )
-    if size != len(names):
-        shown = ", ".join(["NAME"] * min(size, 3)) + (", …" if size > 3 else "")
-        has = f" (it names {len(names)})" if names else ""
-        raise CorpusError(
-            f"{every[0].source} has {shorten(every[0].get('labels'), 40)} as its labels, and so has every row {size} "
-            f"times 0 or 1; write labels: [{shown}] in {yaml}, {size} names in the order of the list{has}."
-        )
-    issues.say(f"The labels of each row are 0 and 1, in the order of labels in {yaml}.")
-    made = {
-        id(row): row.put("labels", [name for name, bit in zip(names, bits or (), strict=True) if bit])
-        for row, bits in zip(every, vectors, strict=True)
-    }
-    return {split: [made.get(id(row), row) for row in own] for split, own in rows.items()}
 
 
 def _read_bits(value: Any) -> list[bool] | None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import expit
 
-from domext_ray.errors import CorpusError
 from domext_ray.families.comparison import Compared, compare_spans
 from domext_ray.families.entity_dictionary import DictionaryMatcher, build_matcher
 from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, Prediction, describe_entity, read_entity
@@ -85,7 +84,7 @@ class SpanTask(Task):
         cut: list[str] = []
         encoded = encode_texts(self.backend, [text.text for text in examples])
         for i, (example, pieces) in enumerate(zip(examples, encoded, strict=True)):
-            spans = self._align(example, pieces, unaligned, is_training)
+            spans = self._align(example, pieces, unaligned)
             whole = [span for _, span in spans] if is_training else []
             windows = plan_windows(len(pieces), size, self.options.stride, whole)
             cut += [example.source for _, span in spans if not any(holds(window, span) for window in windows)]
@@ -100,9 +99,7 @@ class SpanTask(Task):
         self.note_cases(cut, num_entities, "entities are whole in no window; a larger stride or max_length helps")
         return rows
 
-    def _align(
-        self, example: AnnotatedText, pieces: TextPieces, unaligned: list[str], is_training: bool
-    ) -> list[tuple[int, Window]]:
+    def _align(self, example: AnnotatedText, pieces: TextPieces, unaligned: list[str]) -> list[tuple[int, Window]]:
         """Type and pieces of the entities whose ends are ends of pieces; the sources of the others are kept."""
         # A character may be several pieces: the first one begins it and the last one ends it.
         firsts: dict[int, int] = {}
@@ -113,11 +110,6 @@ class SpanTask(Task):
         spans = []
         for entity in example.entities:
             kind = self._type_ids.get(entity.label)
-            if kind is None and is_training:
-                raise CorpusError(
-                    f"{example.source}: the entity type {entity.label!r} is none of {', '.join(self.data.labels)}; "
-                    "name it among the set's labels."
-                )
             first, last = firsts.get(entity.start), lasts.get(entity.end)
             if first is None or last is None or last < first:
                 unaligned.append(example.source)

@@ -195,8 +195,18 @@ class NormalizationTask(StagedTask):
 
     @classmethod
     def read_side(cls, path: Path) -> tuple[str, ...]:
-        """Read the catalogue."""
-        return read_catalogue(path)
+        """Read the catalogue without duplicates: a .json list, the last column of .csv or .tsv, or a term per line."""
+        if find_suffix(str(path)) == ".json":
+            terms = list_items(path, parse_document(path, read_text(path)), "")
+            for i, term in enumerate(terms):
+                if not isinstance(term, str):
+                    raise CorpusError(f"{path}:[{i}] must be a text, a standard term; found {shorten(term, 40)}.")
+        else:
+            terms = [cells[-1] for _, cells in read_table(path)]
+        catalogue = tuple(dict.fromkeys(term.strip() for term in terms if term.strip()))
+        if not catalogue:
+            raise CorpusError(f"{path} has no term; give one standard term a line.")
+        return catalogue
 
     @classmethod
     def check_set(cls, splits: Mapping[str, Sequence[Mention]], side: Any, issues: DataIssues) -> None:
@@ -264,18 +274,3 @@ def _flatten(mentions: Sequence[Mention], terms: Sequence[Sequence[str]]) -> lis
 
 def _pair_up(mention: Mention, place: int, term: str, label: str) -> LabelledText:
     return LabelledText(f"{mention.id}/{place}", mention.source, mention.text, term, label)
-
-
-def read_catalogue(path: Path) -> tuple[str, ...]:
-    """Read the standard terms without duplicates: a .json list, the last column of .csv or .tsv, or one per line."""
-    if find_suffix(str(path)) == ".json":
-        terms = list_items(path, parse_document(path, read_text(path)), "")
-        for i, term in enumerate(terms):
-            if not isinstance(term, str):
-                raise CorpusError(f"{path}:[{i}] must be a text, a standard term; found {shorten(term, 40)}.")
-    else:
-        terms = [cells[-1] for _, cells in read_table(path)]
-    catalogue = tuple(dict.fromkeys(term.strip() for term in terms if term.strip()))
-    if not catalogue:
-        raise CorpusError(f"{path} has no term; give one standard term a line.")
-    return catalogue

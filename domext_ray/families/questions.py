@@ -75,7 +75,7 @@ class QuestionTask(Task):
     fields = {"answer": pa.string(), "start": pa.int64(), "end": pa.int64(), "score": pa.float64()}
     found = "answer"
     hub_task = "question-answering"
-    names_outputs = False
+    outputs = ("start", "end")
     nothing = {"answer": None}
     state_rules = {"rule": (f"one of {', '.join(RULES)}", RULES.__contains__), "has_no_answer": BOOL}
 
@@ -94,11 +94,6 @@ class QuestionTask(Task):
     def max_answer_length(self) -> int:
         """Tokens of an answer at most."""
         return MAX_CHINESE_ANSWER_LENGTH if self.rule == CMRC else MAX_ANSWER_LENGTH
-
-    @classmethod
-    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the head's two scores of a token."""
-        return ("start", "end")
 
     @classmethod
     def read(cls, row: SetRow) -> Question:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,10 +40,11 @@ class RegressionTask(TextRows):
     columns = {**TEXTS, "value": ("value", "score", "label")}
     metrics = ("pearson", "spearman")
     head = "DomextForSequenceClassification"
+    head_config = {"problem_type": "regression"}  # by which the head computes a loss of its own outside of here
     metric = "spearman"
     fields = {"value": pa.float64()}
     hub_task = "text-classification"
-    names_outputs = False
+    outputs = ("value",)
     nothing = {"value": 0.0}
     state_rules = {"mean": NUMBER, "std": POSITIVE}
 
@@ -58,11 +58,6 @@ class RegressionTask(TextRows):
                 "starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
             )
         return {"mean": mean, "std": std}
-
-    @classmethod
-    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the one output."""
-        return ("value",)
 
     @classmethod
     def read(cls, row: SetRow) -> LabelledText:
@@ -86,12 +81,7 @@ class RegressionTask(TextRows):
         text = join_pair(example.text, example.pair)
         return Compared(example.id, example.source, text, (), (), *values, distance=distance)
 
-    @property
-    def head_config(self) -> dict[str, Any]:
-        """The problem's type, by which the head computes a loss of its own outside of here."""
-        return {"problem_type": "regression"}
-
-    def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
+    def make_targets(self, example: Any) -> dict[str, np.ndarray]:
         """Return the target "values", float32 [], of an example."""
         return {"values": np.array(example.value, dtype=np.float32)}
 
@@ -107,7 +97,7 @@ class RegressionTask(TextRows):
     def score(self, examples: Sequence[LabelledText], predictions: Sequence[Prediction]) -> Score:
         """Score values by their correlations."""
         gold = [example.value for example in examples]
-        return replace(score_values(gold, [prediction["value"] for prediction in predictions]), primary=self.metric)
+        return score_values(gold, [prediction["value"] for prediction in predictions])
 
     def predict_baseline(self, examples: Sequence[LabelledText]) -> list[Prediction]:
         """Return the mean of training for every example: the constant with the least squared error."""

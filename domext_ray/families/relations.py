@@ -100,7 +100,7 @@ class RelationTask(SingleLabelTask):
                 num_cut[lost].append(example.source)
             row_ids, types = self._template.join(np.array(encoding.ids, dtype=np.int64)[kept])
             opening = self._template.find_text() + np.searchsorted(kept, [places[0], places[2]]).astype(np.int64)
-            targets = {**self.make_targets(example, is_training), "input_entity_positions": opening}
+            targets = {**self.make_targets(example), "input_entity_positions": opening}
             rows.append(Row(i, row_ids, types, targets))
         what = f"texts have more than {self.options.max_length} tokens and are cut around their marked stretches"
         self.note_cases(num_cut[_OUTSIDE], len(examples), what)

@@ -39,19 +39,17 @@ MIN_DEV = 50
 """Examples of dev that choose, at least, however few there are to learn from."""
 
 
-def load_set(
-    description: SetDescription, data: str, *, strict: bool = False, repair: bool = False, seed: int = 0
-) -> LabelledSet:
+def load_set(description: SetDescription, data: str, *, strict: bool = False, repair: bool = False) -> LabelledSet:
     """Read a labelled set from a folder of files, a folder of `datasets.save_to_disk`, or the hub.
 
     With `strict` the first row that breaks a rule is an error; with `repair` tags that their scheme forbids are mended
-    and counted. Another `seed` is another cut where splits are cut.
+    and counted.
     """
     issues = DataIssues(strict, mends=repair)
     family = FAMILIES[description.task]
     side = _read_side(description, data)
     read = read_splits(description, data, issues, side)
-    splits, notes = cut_splits(read, description, data, seed, issues.list_notes())
+    splits, notes = cut_splits(read, description, data, issues.list_notes())
     warnings = tuple(issues.warnings)
     if "test" in read and not splits["test"]:
         notes.append(f"The test of {data} has no example.")
@@ -94,7 +92,7 @@ def read_split(
     read: Splits = read_splits(description, data, issues, side)
     notes, warnings = list[str](), tuple(issues.warnings)
     if split not in read and "train" in read:
-        read, notes = cut_splits(read, description, data, 0, issues.list_notes())
+        read, notes = cut_splits(read, description, data, issues.list_notes())
     found = issues.list_notes({example.source for example in read.get("train", ()) if split != "train"})
     if not read.get(split):
         has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
@@ -105,7 +103,7 @@ def read_split(
 
 
 def cut_splits(
-    splits: Splits, description: SetDescription, data: str, seed: int, found: Sequence[str]
+    splits: Splits, description: SetDescription, data: str, found: Sequence[str]
 ) -> tuple[dict[str, tuple[Example, ...]], list[str]]:
     """Cut the splits that are missing or empty from the one that is there.
 
@@ -126,7 +124,7 @@ def cut_splits(
     wanted = [split for split in SPLITS if split in (whole, *missing)]
     if present == [whole] and "test" in shares:
         wanted.append("test")
-    made.update(_cut(splits[whole], {split: shares[split] for split in wanted}, seed))
+    made.update(_cut(splits[whole], {split: shares[split] for split in wanted}))
     for split in wanted:
         if not made[split]:
             raise CorpusError(
@@ -139,11 +137,11 @@ def cut_splits(
     return made, [f"{whole} of {data} was cut by a hash of each {by}: {counts}{ending}"]
 
 
-def _cut(examples: Sequence[Example], shares: Mapping[str, float], seed: int) -> dict[str, tuple[Example, ...]]:
+def _cut(examples: Sequence[Example], shares: Mapping[str, float]) -> dict[str, tuple[Example, ...]]:
     parts: dict[str, list[Example]] = {split: [] for split in shares}
     total = sum(shares.values())
     for example in examples:
-        place = _hash_unit(example, seed) / 2**64 * total
+        place = _hash_unit(example, 0) / 2**64 * total
         bounds = itertools.accumulate(shares.values())
         chosen = next((split for split, bound in zip(shares, bounds, strict=True) if place < bound), [*shares][-1])
         parts[chosen].append(example)

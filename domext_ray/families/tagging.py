@@ -19,7 +19,6 @@ import numpy as np
 from scipy.special import softmax
 from tokenizers import Tokenizer, pre_tokenizers
 
-from domext_ray.errors import CorpusError
 from domext_ray.families.comparison import Compared, compare_spans
 from domext_ray.families.family import ENTITY_LIST, ENTITY_METRICS, ID, SPANS, Prediction, describe_entity
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
@@ -179,7 +178,7 @@ class TokenClassificationTask(ClassTask):
             starts = [0, *itertools.accumulate(len(example.words) for example in own)]
             ids, bounds = join_words(encoded[first:last], starts, self._room)
             for i, sentence in enumerate(own):
-                tags = self._read_tags(sentence, is_training)
+                tags = np.array([self._tag_ids.get(tag, NO_TARGET) for tag in sentence.tags], dtype=np.int64)
                 rows.extend(self._make_rows(first + i, tags, ids, bounds, starts[i], starts[i + 1]))
         return rows
 
@@ -205,16 +204,6 @@ class TokenClassificationTask(ClassTask):
         ):
             numbers = [*group]
             yield numbers[0], numbers[-1] + 1
-
-    def _read_tags(self, sentence: TaggedSentence, is_training: bool) -> np.ndarray:
-        """Targets of the words; a tag that the head does not have is none to learn from, and no mistake but in dev."""
-        for tag in sentence.tags:
-            if is_training and tag not in self._tag_ids:
-                raise CorpusError(
-                    f"{sentence.source}: the tag {tag!r} is of none of the types {', '.join(self.data.labels)}; "
-                    "name its type among the set's labels."
-                )
-        return np.array([self._tag_ids.get(tag, NO_TARGET) for tag in sentence.tags], dtype=np.int64)
 
     def _make_rows(
         self, number: int, tags: np.ndarray, ids: np.ndarray, bounds: np.ndarray, begin: int, end: int
@@ -242,10 +231,6 @@ class TokenClassificationTask(ClassTask):
         """Return the weights of the tags, O among them; see `losses.balance`."""
         return balance(itertools.chain.from_iterable(sentence.tags for sentence in self.data.train), self._tags)
 
-    def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
-        """Return the tagged words."""
-        return int((targets["labels"] != NO_TARGET).count_nonzero())
-
     def decode(self, examples: Sequence[TaggedSentence], rows: Sequence[Row], outputs: Outputs) -> list[Prediction]:
         scores = [np.full((len(sentence.words), len(self._tags)), -np.inf) for sentence in examples]
         for matrix in scores:
@@ -269,7 +254,7 @@ class TokenClassificationTask(ClassTask):
         """Score entities by boundaries and type (seqeval's strict mode); what no tags can say is a miss."""
         gold = [sentence.gold for sentence in examples]
         found = [own.place(prediction["tags"]) for own, prediction in zip(examples, predictions, strict=True)]
-        return replace(score_entities(gold, found, self.data.labels), primary=self.metric)
+        return score_entities(gold, found, self.data.labels)
 
     def predict_baseline(self, examples: Sequence[TaggedSentence]) -> list[Prediction]:
         """Give every word its most frequent tag in training, O if it is new; I- that continues nothing becomes B-.

@@ -94,8 +94,6 @@ class StagedTask(Family):
     ValueError. `embed` makes embeddings of texts, for a family that searches by them.
     """
 
-    step_options: Any = None
-    """Of a chain, what its steps take."""
     limits: list[str]
     """Sentences of a model's card on what its figures do not hold for; they name no file."""
     nothing: Prediction
@@ -112,10 +110,8 @@ class StagedTask(Family):
         metric: str = "",
         embed: Embed | None = None,
         state: State | None = None,
-        step_options: Any = None,
     ) -> None:
         self.data, self.tokenizer, self.options, self.embed = data, tokenizer, options, embed
-        self.step_options = step_options or self.step_options
         self.metric = metric or self.metric
         self.notes: list[str] = []
         self.limits: list[str] = []
@@ -219,6 +215,8 @@ class StagedTask(Family):
 class Task(StagedTask):
     """A task of one model."""
 
+    head_config: ClassVar[Mapping[str, Any]] = {}
+    """Further values of the model's configuration that the head needs, such as problem_type."""
     has_token_outputs: ClassVar[bool] = False
     """Whether the first dimension of what `read_outputs` gives, B apart, is the row's tokens."""
     target_pads: ClassVar[dict[str, float]] = {}
@@ -253,18 +251,9 @@ class Task(StagedTask):
         """Return what the template of a model card says of this family alone; `thresholds` are the model's."""
         return {}
 
-    @property
-    def head_config(self) -> dict[str, Any]:
-        """Further values of the model's configuration that the head needs, such as problem_type."""
-        return {}
-
     @abstractmethod
     def encode(self, examples: Sequence[Any], *, is_training: bool) -> list[Row]:
-        """Make the rows of examples, in their order.
-
-        Rows for training may differ (negative windows left out, say) but have all targets: a label there that the head
-        does not have raises a CorpusError.
-        """
+        """Make the rows of examples, in their order; those for training may differ (windows around labels, say)."""
 
     @abstractmethod
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from scipy.special import softmax
 from tokenizers import Encoding, Tokenizer
 
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import CorpusError
 from domext_ray.families.family import Prediction, SplitRows
 from domext_ray.families.losses import NO_TARGET, ClassTask, balance
 from domext_ray.families.metrics.metrics import score_classes
@@ -54,24 +54,46 @@ class SingleLabelTask(ClassTask):
     def prepare(self) -> None:
         """Number the classes, and choose the positive one."""
         labels, positive = self.data.labels, self.data.positive_label
-        if positive is not None and positive not in labels:
-            raise ConfigError(f"the positive class is {positive!r}; {self.data.name} has {', '.join(labels)}.")
         self.positive = labels[1] if positive is None and len(labels) == 2 else positive
         self._label_ids = {label: i for i, label in enumerate(labels)}
         self.nothing = {"label": next(iter(labels), "")}
 
     @classmethod
     def read_together(cls, splits: SplitRows, issues: DataIssues) -> SplitRows:
-        """Leave out the rows whose label says that they have none; see `leave_out_unlabelled`."""
-        return leave_out_unlabelled(splits, issues)
+        """Leave out the rows whose label says that they have none: -1 beside whole numbers from 0, - beside words.
 
-    def make_targets(self, example: LabelledText | MarkedText, is_training: bool) -> dict[str, np.ndarray]:
-        """Return the target "labels", int64 [], of an example."""
-        if is_training and example.label not in self._label_ids:
+        SNLI and MNLI have "-" where annotators did not agree (Bowman et al., 2015, section 2.2), and such texts are
+        part of no score; `datasets` writes -1 for it, and for all labels of a test that is kept secret. Labels that are
+        named in the description are labels.
+        """
+        every = [row for split in splits.values() for row in split]
+        counts = {split: Counter(filter(None, map(_find_class, own))) for split, own in splits.items()}
+        labels = {label for counter in counts.values() for label in counter}
+        mark = next(
+            (label for label in _UNLABELLED if label in labels and label not in every[0].description.labels), None
+        )
+        others = labels - {*_UNLABELLED}
+        if mark is None or not (all(map(str.isdecimal, others)) if mark == "-1" else "+" not in others):
+            return splits
+        # a split with no other label is a test that is kept secret
+        shown = [counter for counter in counts.values() if counter.keys() != {mark}]
+        share = sum(counter[mark] for counter in shown) / max(1, sum(counter.total() for counter in shown))
+        has_pairs = any(row.get("pair") is not None for row in every)
+        description = every[0].description
+        if share > (MOST_UNLABELLED_PAIRS if has_pairs else MOST_UNLABELLED) and not description.labels:
+            names = ", ".join(sorted(others))
             raise CorpusError(
-                f"{example.source}: the label {example.label!r} is none of {', '.join(self.data.labels)}; "
-                "name it among the set's labels."
+                f"{share:.0%} of the examples of {description.name} have the label {mark!r}, which often says that "
+                f"there is none; name the classes as labels in {description.yaml}: [{names}], or with {mark!r} where "
+                "it is one."
             )
+        for row in every:
+            if _find_class(row) == mark:
+                issues.add(row.source, "row", f"has the label {mark!r}, which says that it has none")
+        return {split: [row for row in own if _find_class(row) != mark] for split, own in splits.items()}
+
+    def make_targets(self, example: LabelledText | MarkedText) -> dict[str, np.ndarray]:
+        """Return the target "labels", int64 [], of an example."""
         return {"labels": np.array(self._label_ids.get(example.label, NO_TARGET), dtype=np.int64)}
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
@@ -80,10 +102,6 @@ class SingleLabelTask(ClassTask):
     def balance_classes(self) -> np.ndarray:
         """Return the weights of the classes; see `losses.balance`."""
         return balance((example.label for example in self.data.train), self.data.labels)
-
-    def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
-        """Return the rows whose label the head has."""
-        return int((targets["labels"] != NO_TARGET).count_nonzero())
 
     def decode_row(self, example: Any, output: np.ndarray) -> Prediction:
         """Return the class with the highest logit, and the probabilities of all, the highest first."""
@@ -101,7 +119,6 @@ class SingleLabelTask(ClassTask):
             self.data.labels,
             negative=self.data.negative_label,
             positive=self.positive,
-            primary=self.metric,
         )
 
     def predict_baseline(self, examples: Sequence[Any]) -> list[Prediction]:
@@ -129,7 +146,7 @@ class TextRows(Task):
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         rows, overlong = list[Row](), list[str]()
         for i, (example, encoding) in enumerate(zip(examples, self.backend.encode_batch(pairs), strict=True)):
-            targets = self.make_targets(example, is_training)
+            targets = self.make_targets(example)
             if encoding.overflowing and example.pair is None and self.options.long_texts == "windows":
                 rows += [Row(i, ids, None, targets) for ids in self._list_windows(encoding)]
                 continue
@@ -158,7 +175,7 @@ class TextRows(Task):
         return [self.decode_row(example, np.mean(own, axis=0)) for example, own in zip(examples, windows, strict=True)]
 
     @abstractmethod
-    def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
+    def make_targets(self, example: Any) -> dict[str, np.ndarray]:
         """Return an example's targets."""
 
 
@@ -166,37 +183,6 @@ def read_texts(row: SetRow) -> tuple[str, str | None]:
     """Return a text and its pair, which is optional unless the description names its column."""
     text = row.read_text("text")
     return text, row.read_text("pair") if "pair" in row.description.required or row.get("pair") is not None else None
-
-
-def leave_out_unlabelled(rows: SplitRows, issues: DataIssues) -> SplitRows:
-    """Leave out the rows whose label says that they have none: -1 beside whole numbers from 0, - beside words.
-
-    SNLI and MNLI have "-" where annotators did not agree (Bowman et al., 2015, section 2.2), and such texts are part of
-    no score; `datasets` writes -1 for it, and for all labels of a test that is kept secret. Labels that are named in
-    the description are labels.
-    """
-    every = [row for split in rows.values() for row in split]
-    counts = {split: Counter(filter(None, map(_find_class, own))) for split, own in rows.items()}
-    labels = {label for counter in counts.values() for label in counter}
-    mark = next((label for label in _UNLABELLED if label in labels and label not in every[0].description.labels), None)
-    others = labels - {*_UNLABELLED}
-    if mark is None or not (all(map(str.isdecimal, others)) if mark == "-1" else "+" not in others):
-        return rows
-    # a split with no other label is a test that is kept secret
-    shown = [counter for counter in counts.values() if counter.keys() != {mark}]
-    share = sum(counter[mark] for counter in shown) / max(1, sum(counter.total() for counter in shown))
-    has_pairs = any(row.get("pair") is not None for row in every)
-    description = every[0].description
-    if share > (MOST_UNLABELLED_PAIRS if has_pairs else MOST_UNLABELLED) and not description.labels:
-        names = ", ".join(sorted(others))
-        raise CorpusError(
-            f"{share:.0%} of the examples of {description.name} have the label {mark!r}, which often says that there "
-            f"is none; name the classes as labels in {description.yaml}: [{names}], or with {mark!r} where it is one."
-        )
-    for row in every:
-        if _find_class(row) == mark:
-            issues.add(row.source, "row", f"has the label {mark!r}, which says that it has none")
-    return {split: [row for row in own if _find_class(row) != mark] for split, own in rows.items()}
 
 
 def _find_class(row: SetRow) -> str:

@@ -207,8 +207,23 @@ class ExtractionTask(StagedTask):
 
     @classmethod
     def read_side(cls, path: Path) -> Schema:
-        """Read the schema."""
-        return read_schema(path)
+        """Read the predicates and the types of their arguments, in the file's order.
+
+        Its rows are {subject_type, predicate, object_type}; object_type may be an object by part.
+        """
+        schema: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        for record in read_json_records(path, ("predicate",)):
+            predicate, subject_type, object_type = (
+                record.values.get(role) for role in ("predicate", "subject_type", "object_type")
+            )
+            parts = object_type if isinstance(object_type, dict) else {MAIN_PART: object_type}
+            if not all(isinstance(value, str) for value in (predicate, subject_type, *parts.values())):
+                raise CorpusError(f"{record.source} must have texts as predicate, subject_type and object_type.")
+            for part, kind in parts.items():
+                schema.setdefault((str(predicate), part), set()).add((str(subject_type), str(kind)))
+        if not schema:
+            raise CorpusError(f"{path} has no predicate; give a schema with one object a line.")
+        return {key: frozenset(types) for key, types in schema.items()}
 
     @classmethod
     def name_labels(cls, side: Schema | None) -> tuple[str, ...]:
@@ -277,17 +292,13 @@ class ExtractionTask(StagedTask):
 
 def _find_predicates(data: LabelledSet) -> tuple[str, ...]:
     texts = (*data.train, *data.dev)
-    if not any(example.relations for example in data.train):
-        raise CorpusError(f"the training texts of {data.name} have no relation; relation extraction needs some.")
-    predicates = data.labels or tuple(sorted({found.label for text in texts for found in text.relations}))
     for text in texts:
-        for relation in text.relations:
-            if relation.label not in predicates or relation.label == NO_RELATION:
-                raise CorpusError(
-                    f"{text.source}: the relation {relation.label!r} must be one of {', '.join(predicates)}, and not "
-                    f"{NO_RELATION!r}, which stands for none."
-                )
-    return tuple(predicate for predicate in predicates if predicate != NO_RELATION)
+        if any(relation.label == NO_RELATION for relation in text.relations):
+            raise CorpusError(
+                f"{text.source}: the relation {NO_RELATION!r} must be one of {', '.join(data.labels)}, and not "
+                f"{NO_RELATION!r}, which stands for none."
+            )
+    return tuple(predicate for predicate in data.labels if predicate != NO_RELATION)
 
 
 def _relate(pairs: Sequence[MarkedText], answers: Iterator[Prediction]) -> Iterator[Prediction]:
@@ -325,26 +336,6 @@ def _mark(text: AnnotatedText, pair: Pair, label: str, suffix: str = "") -> Mark
     # Types belong to the place: one stretch may be predicted with two.
     place = f"{head.start}-{head.end}-{head.label}>{tail.start}-{tail.end}-{tail.label}"
     return MarkedText(f"{text.id}/{place}{suffix}", text.source, text.text, head, tail, label)
-
-
-def read_schema(path: Path) -> Schema:
-    """Read the predicates and the types of their arguments, in the file's order.
-
-    Its rows are {subject_type, predicate, object_type}; object_type may be an object by part.
-    """
-    schema: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for record in read_json_records(path, ("predicate",)):
-        predicate, subject_type, object_type = (
-            record.values.get(role) for role in ("predicate", "subject_type", "object_type")
-        )
-        parts = object_type if isinstance(object_type, dict) else {MAIN_PART: object_type}
-        if not all(isinstance(value, str) for value in (predicate, subject_type, *parts.values())):
-            raise CorpusError(f"{record.source} must have texts as predicate, subject_type and object_type.")
-        for part, kind in parts.items():
-            schema.setdefault((str(predicate), part), set()).add((str(subject_type), str(kind)))
-    if not schema:
-        raise CorpusError(f"{path} has no predicate; give a schema with one object a line.")
-    return {key: frozenset(types) for key, types in schema.items()}
 
 
 def name_relation(predicate: str, part: str) -> str:

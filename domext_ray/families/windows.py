@@ -95,14 +95,6 @@ def make_cutting_backend(tokenizer: PreTrainedTokenizerBase, max_length: int) ->
     return backend
 
 
-def stack_rows(rows: Sequence[Sequence[int]], pad: int) -> np.ndarray:
-    """Pad rows at their end to one length and stack them, int64 [rows, N]."""
-    stacked = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int64)
-    for own, row in zip(stacked, rows, strict=True):
-        own[: len(row)] = row
-    return stacked
-
-
 @dataclass(frozen=True)
 class RowTemplate:
     """How a tokenizer writes a row: its special tokens and segment types around one text, or two."""

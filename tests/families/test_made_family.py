@@ -55,6 +55,7 @@ class Shouting(Task):
     head = "DomextForSequenceClassification"
     hub_task = "text-classification"
     nothing = {"level": 0}
+    outputs = ("0", "1", "2")
 
     @classmethod
     def read(cls, row: SetRow) -> Shout:
@@ -62,10 +63,6 @@ class Shouting(Task):
         if level not in (0, 1, 2):
             row.leave_out("has no level from 0 to 2", level)
         return Shout("", row.source, row.read_text("text"), level)
-
-    @classmethod
-    def list_outputs(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
-        return ("0", "1", "2")
 
     @classmethod
     def compare(cls, example: Shout, prediction: Prediction, state: State = NOTHING_LEARNED) -> Compared:
@@ -86,7 +83,7 @@ class Shouting(Task):
 
     def score(self, examples: Any, predictions: Any) -> Score:
         gold, found = [str(example.level) for example in examples], [str(own["level"]) for own in predictions]
-        return score_classes(gold, found, self.head_labels, primary=self.metric)
+        return score_classes(gold, found, self.head_labels)
 
     def predict_baseline(self, examples: Any) -> list[Prediction]:
         return [{"level": 0}] * len(examples)

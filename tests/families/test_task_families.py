@@ -14,7 +14,7 @@ from brief_training import make_head, predict, train_briefly
 from family_sets import EXAMPLES, make_family_task
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import ConfigError
 from domext_ray.families.losses import NO_TARGET
 from domext_ray.families.readers.examples import AnnotatedText, Choice, Entity, LabelledText, MarkedText, TaggedSentence
 from domext_ray.families.readers.examples import Question as Asked
@@ -46,11 +46,10 @@ def test_wrong_options_are_refused(bert: PreTrainedTokenizerBase) -> None:
     assert BOUNDS.keys() == EXAMPLES.keys()
 
 
-# What is changed in an example, what training says of it, the target that it has in dev, and a figure of predictions.
-STRANGE: dict[str, tuple[dict[str, Any], str, Any, Any, str, float]] = {
+# What is changed in an example, the target that it has in dev, and a figure of predictions.
+STRANGE: dict[str, tuple[dict[str, Any], Any, Any, str, float]] = {
     "ner": (
         {"tags": ("O", "B-Animal", "O")},
-        "the tag 'B-Animal' .* Disease; name its type",
         [NO_TARGET, 0, NO_TARGET, 0, NO_TARGET],
         {"tags": ("O",) * 3},
         "recall.micro",
@@ -58,7 +57,6 @@ STRANGE: dict[str, tuple[dict[str, Any], str, Any, Any, str, float]] = {
     ),
     "nested_ner": (
         {"entities": (Entity(4, 8, "animal"),)},
-        "the entity type 'animal' is none of drug, organ",
         [],
         {"entities": [{"start": 4, "end": 8, "label": "drug", "text": "drug"}]},
         "recall.micro",
@@ -66,7 +64,6 @@ STRANGE: dict[str, tuple[dict[str, Any], str, Any, Any, str, float]] = {
     ),
     "relation": (
         {"label": "likes"},
-        "the label 'likes' is none of treats, none",
         NO_TARGET,
         {"label": "treats"},
         "f1.micro",
@@ -74,7 +71,6 @@ STRANGE: dict[str, tuple[dict[str, Any], str, Any, Any, str, float]] = {
     ),
     "classification": (
         {"label": "maybe"},
-        "the label 'maybe' is none of a, b; name it",
         NO_TARGET,
         {"label": "a"},
         "accuracy",
@@ -82,7 +78,6 @@ STRANGE: dict[str, tuple[dict[str, Any], str, Any, Any, str, float]] = {
     ),
     "multilabel": (
         {"labels": ("a", "poem")},
-        "the label 'poem' is none of a, b, c",
         [1.0, 0.0, 0.0],
         {"labels": ("a",)},
         "f1.micro",
@@ -92,13 +87,9 @@ STRANGE: dict[str, tuple[dict[str, Any], str, Any, Any, str, float]] = {
 
 
 @pytest.mark.parametrize("family", STRANGE)
-def test_a_label_that_the_set_does_not_name_is_missed_in_dev_and_refused_in_training(
-    family: str, bert: PreTrainedTokenizerBase
-) -> None:
-    changes, says, target, prediction, figure, expected = STRANGE[family]
+def test_a_label_that_the_set_does_not_name_is_missed(family: str, bert: PreTrainedTokenizerBase) -> None:
+    changes, target, prediction, figure, expected = STRANGE[family]
     task, strange = make_family_task(family, bert).stages["model"], replace(EXAMPLES[family][0], **changes)
-    with pytest.raises(CorpusError, match=f"^t:1: {says}"):
-        task.encode([strange], is_training=True)
     (row,) = task.encode([strange], is_training=False)
     assert row.targets.get("labels", row.targets.get("spans")).tolist() == target
     assert task.score([strange], [prediction]).get(figure) == pytest.approx(expected)

@@ -74,8 +74,10 @@ def know_all(examples: Sequence[Mention]) -> Predict:
 def make_task(
     data: LabelledSet, bert: PreTrainedTokenizerBase, num_candidates: int = 6, num_negatives: int = 2
 ) -> NormalizationTask:
-    options = RecallOptions(num_candidates=num_candidates, num_negatives=num_negatives)
-    return NormalizationTask(data, bert, OPTIONS, step_options=options)
+    class Recalling(NormalizationTask):
+        step_options = RecallOptions(num_candidates=num_candidates, num_negatives=num_negatives)
+
+    return Recalling(data, bert, OPTIONS)
 
 
 def test_an_encoder_is_given_if_and_only_if_candidates_were_recalled_with_one(

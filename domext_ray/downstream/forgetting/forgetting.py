@@ -101,7 +101,7 @@ def score_predictions(is_right: np.ndarray, masks: MaskSet) -> Score:
     right = np.bincount(texts, weights=is_right, minlength=len(counts))
     of_source = np.eye(len(sources))[[sources.index(source) for source in masks.sources]]
     statistics = np.concatenate([of_source * right[:, None], of_source * counts[:, None]], axis=1)
-    return make_score(statistics, _Accuracies(sources), ACCURACY)
+    return make_score(statistics, _Accuracies(sources))
 
 
 def read_models(config: ForgettingConfig) -> tuple[AskedModel, ...]:

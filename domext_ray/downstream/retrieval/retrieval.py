@@ -110,7 +110,7 @@ def score_rankings(rankings: np.ndarray, judgements: Sequence[dict[int, int]], o
         for ranking, judged, own in zip(rankings.tolist(), judgements, own_places, strict=True)
     ]
     number = np.ones((len(rows), 1))
-    return make_score(np.hstack([np.array(rows), number]), _average, NDCG)
+    return make_score(np.hstack([np.array(rows), number]), _average)
 
 
 def _score_query(ranking: Sequence[int], judged: dict[int, int]) -> list[float]:

@@ -55,7 +55,7 @@ def score_label_sets(
     others = {label for side in (gold, predicted) for label_set in side for label in label_set} - {*labels}
     all_labels = (*labels, *sorted(others))
     statistics = count_labels(mark_labels(gold, all_labels), mark_labels(predicted, all_labels))
-    return make_score(statistics, LabelSetFigures(all_labels), "f1.micro")
+    return make_score(statistics, LabelSetFigures(all_labels))
 
 
 def choose_threshold(gold: np.ndarray, probabilities: np.ndarray, path: str) -> float:

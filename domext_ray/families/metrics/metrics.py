@@ -89,7 +89,7 @@ def _score_sets(
         for counts, things in zip(row, (own & found, found, own), strict=True):
             for thing in things:
                 counts[place[find_label(thing)]] += 1
-    return make_score(statistics.reshape(len(sets), -1), CountFigures(all_labels), "f1.micro")
+    return make_score(statistics.reshape(len(sets), -1), CountFigures(all_labels))
 
 
 def score_entities(
@@ -133,7 +133,6 @@ def score_classes(
     *,
     negative: str | None = None,
     positive: str | None = None,
-    primary: str = "accuracy",
 ) -> Score:
     """Score one class per example, also by "accuracy" and "matthews".
 
@@ -146,7 +145,7 @@ def score_classes(
     found = np.array([place[label] for label in predicted], dtype=np.int64)
     one_hot = np.eye(len(all_labels))
     statistics = np.concatenate([one_hot[own] * (own == found)[:, None], one_hot[found], one_hot[own]], axis=1)
-    return make_score(statistics, _ClassFigures(all_labels, negative, positive), primary)
+    return make_score(statistics, _ClassFigures(all_labels, negative, positive))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +195,7 @@ def score_values(gold: Sequence[float], predicted: Sequence[float]) -> Score:
     "pearson" and "spearman" go from -1 to 1, and are 0 where one side is constant.
     """
     own, found = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
-    return make_score(np.stack([own, found], axis=1), _Correlations(own, found), "spearman", is_additive=False)
+    return make_score(np.stack([own, found], axis=1), _Correlations(own, found), is_additive=False)
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ def score_answers(gold: Sequence[Sequence[str]], predicted: Sequence[str], rule:
         first = 0 if answers else 3
         row[first : first + 3] = 1.0, *score_answer(answers, answer, rule)
     compute = _AnswerFigures(any(map(len, gold)), not all(map(len, gold)))
-    return make_score(statistics, compute, "f1")
+    return make_score(statistics, compute)
 
 
 def score_triples(
@@ -287,4 +286,4 @@ def score_terms(
         depths = tuple(depth for depth in RECALL_DEPTHS if depth <= longest)
         for row, (own, _), terms in zip(rows, sets, ranked, strict=True):
             row += [len(own & {*terms[:depth]}) for depth in depths]
-    return make_score(np.array(rows, dtype=np.float64), _TermFigures(depths), "f1.micro")
+    return make_score(np.array(rows, dtype=np.float64), _TermFigures(depths))

@@ -28,7 +28,6 @@ class Score:
 
     It gets the statistics' sums over the drawn examples, float64 [R, k], or, unless `is_additive`, how often each
     example was drawn, float64 [R, examples]. It must be picklable."""
-    primary: str  # path of the figure to choose by, such as "f1.micro"
     is_additive: bool = True  # the figures follow from the statistics' sums
     clusters: np.ndarray | None = None  # int64 [examples], the cluster of each example, from 0; None: each its own
 
@@ -71,7 +70,7 @@ class Score:
 
 
 def make_score(
-    statistics: np.ndarray, compute: Callable[[np.ndarray], dict[str, Any]], primary: str, *, is_additive: bool = True
+    statistics: np.ndarray, compute: Callable[[np.ndarray], dict[str, Any]], *, is_additive: bool = True
 ) -> Score:
     """Make the score of one or more examples from their statistics, [examples, k]; see `Score`."""
     statistics = np.asarray(statistics, dtype=np.float64)
@@ -79,7 +78,7 @@ def make_score(
         raise ValueError("there is no example to score.")
     once = np.ones((1, len(statistics)))
     values = _take_first(compute(once @ statistics if is_additive else once))
-    return Score(values, statistics, compute, primary, is_additive)
+    return Score(values, statistics, compute, is_additive)
 
 
 def _take_first(values: dict[str, Any]) -> dict[str, Any]:

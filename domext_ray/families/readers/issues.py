@@ -40,6 +40,8 @@ class DataIssues:
     If it `mends`, readers put right and count what they can, instead of refusing it.
     """
 
+    refusal = "{place}: the {what} {said}; mend it, or leave out --labelled.strict."
+
     def __init__(self, is_strict: bool, *, mends: bool = False) -> None:
         self.is_strict, self.mends = is_strict, mends
         self._places: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
@@ -56,7 +58,7 @@ class DataIssues:
         """
         if self.is_strict:
             shown = f" ({shorten(detail)})" if detail != "" else ""
-            raise CorpusError(f"{place}: the {what} {fault}{shown}; mend it, or leave out --labelled.strict.")
+            raise CorpusError(self.refusal.format(place=place, what=what, said=f"{fault}{shown}"))
         self._places.setdefault((what, fault, outcome), []).append((place, source))
 
     def warn(self, sentence: str) -> None:
@@ -99,15 +101,10 @@ def shorten(value: object, length: int = 80) -> str:
 class Refusals(DataIssues):
     """Counts nothing: what breaks a rule is an error at once, as it is in text that somebody wants predictions of."""
 
+    refusal = "{place} {said}."
+
     def __init__(self) -> None:
         super().__init__(is_strict=True)
-
-    def add(
-        self, place: str, what: str, fault: str, detail: object = "", *, outcome: str = "left out", source: str = ""
-    ) -> None:
-        """Refuse; see `DataIssues.add`."""
-        shown = f" ({shorten(detail)})" if detail != "" else ""
-        raise CorpusError(f"{place} {fault}{shown}.")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,6 @@ def test_tags_score_as_in_seqeval_strict() -> None:
         by_type = seqeval_f1(gold, predicted, average=None, mode="strict", scheme=IOB2, zero_division=0)
         per_label = score.values["f1"]["per_label"]
         assert [per_label[each] for each in ("Cell", "Drug", "Gene")] == pytest.approx(list(by_type))
-        assert score.primary == "f1.micro"
 
 
 def test_entities_need_boundaries_and_type() -> None:
@@ -74,7 +73,7 @@ def test_classes_score_as_in_scikit_learn() -> None:
         rng = np.random.default_rng(seed)
         gold = [str(each) for each in rng.choice(LABELS[: 2 + seed % 3], size=60)]
         predicted = disturb(rng, gold, LABELS, 0.5)
-        score = score_classes(gold, predicted, LABELS, negative="none", positive="up", primary="f1.micro")
+        score = score_classes(gold, predicted, LABELS, negative="none", positive="up")
         assert score.get("accuracy") == accuracy_score(gold, predicted)
         assert score.get("matthews") == pytest.approx(matthews_corrcoef(gold, predicted))
         kept = LABELS[1:]
@@ -198,7 +197,7 @@ def test_triples() -> None:
     gold = [{("a", "treats", "b"), ("c", "treats", "d")}, set()]
     score = score_triples(gold, [[("a", "treats", "b"), ("b", "treats", "a")], [("x", "y", "z")]])
     assert [score.get(f"{name}.micro") for name in ("f1", "precision", "recall")] == pytest.approx([0.4, 1 / 3, 0.5])
-    assert score.values["f1"]["per_label"] == {"treats": 0.5, "y": 0.0} and score.primary == "f1.micro"
+    assert score.values["f1"]["per_label"] == {"treats": 0.5, "y": 0.0}
     marked = score_triples(
         [{("《Iron》", "treats", "B"), ("x", "Y", "z")}], [[("iron", "treats", "b"), ("x", "y", "z")]]
     )
@@ -213,7 +212,6 @@ def test_terms() -> None:
     assert score.get("accuracy") == pytest.approx(1 / 3)
     assert score.get("f1.micro") == pytest.approx(2 * 2 / (3 + 4))
     assert score.values["recall"] == {"micro": 0.5, "at_1": 0.5, "at_5": 1.0}
-    assert score.primary == "f1.micro"
 
 
 def make_scores() -> list[Score]:

@@ -13,7 +13,7 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import find_description, make_description
 from domext_ray.families.loading import load_labelled
-from domext_ray.families.normalization import read_catalogue
+from domext_ray.families.normalization import NormalizationTask
 from domext_ray.families.readers.examples import Choice, Entity, LabelledText, MarkedText, Mention
 from domext_ray.families.sets import load_set, read_split
 from domext_ray.inference.labelled_input import plan_labelled
@@ -384,7 +384,7 @@ CATALOGUES = {
 def test_catalogues(tmp_path: Path) -> None:
     for i, name in enumerate(CATALOGUES):
         folder = tmp_path / str(i)
-        assert read_catalogue(write(folder / name, CATALOGUES[name])) == ("胃炎", "慢性 胃炎", "头痛")
+        assert NormalizationTask.read_side(write(folder / name, CATALOGUES[name])) == ("胃炎", "慢性 胃炎", "头痛")
 
 
 def test_terms(tmp_path: Path) -> None:
