@@ -17,7 +17,6 @@ from domext_ray.errors import ConfigError, name_file
 from domext_ray.families.readers.set_description import (
     BRAT_FILES,
     DEFAULT_FILES,
-    ENDS,
     KEYS,
     OPTIONAL,
     RETIRED,
@@ -47,7 +46,6 @@ def make_description(task: str, name: str, path: str = "", **values: Any) -> Set
     for key, value, allowed in (
         ("reader", reader, family.readers),
         ("scheme", own.scheme, SCHEMES),
-        ("ends", own.ends, ENDS),
         ("rule", own.rule, (*family.rules, None)),
         *(("a key of columns", role, family.columns) for role in given),
     ):

@@ -121,7 +121,7 @@ class NormalizationTask(StagedTask):
             raise ValueError("candidates were recalled without embeddings, and an encoder is given that makes them")
         found = {"num_candidates": state["num_candidates"], "ngrams": tuple(state["ngrams"])}
         self.step_options = replace(self.step_options, **found)
-        self.recall = TermRecall(tuple(dict.fromkeys(data.catalogue)), self.step_options, self.embed)
+        self.recall = TermRecall(data.catalogue, self.step_options, self.embed)
         self.thresholds = {"threshold": 0.5}
         ranking_data = LabelledSet(
             f"{data.name} pairs",

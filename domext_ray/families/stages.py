@@ -22,33 +22,25 @@ class StagedResult:
 
 
 def evaluate_stages(
-    task: StagedTask,
-    predictors: Mapping[str, Predict],
-    *,
-    splits: Sequence[str] = ("dev", "test"),
-    thresholds: dict[str, float] | None = None,
+    task: StagedTask, predictors: Mapping[str, Predict], splits: Sequence[str] = ("dev", "test")
 ) -> StagedResult:
     """Score a chain of trained stages; an empty split is left out.
 
-    The task gets `thresholds`, which were tuned before; without them dev is run in any case, and they are tuned on it.
+    On dev, which comes first, the task's thresholds are tuned; without it they are those that the task has.
     """
-    known: dict[str, list[Prediction]] = {}
-    if thresholds is None:
-        known["dev"] = task.run(predictors, task.data.dev)
-        thresholds = task.fit_thresholds(task.data.dev, known["dev"])
-        known["dev"] = task.decide_all(task.data.dev, known["dev"])
-    else:
-        task.set_thresholds(thresholds)
-    result = StagedResult({}, {}, {}, thresholds, ())
+    result = StagedResult({}, {}, {}, {}, ())
     for split in splits:
         examples = getattr(task.data, split)
         if not examples:
             continue
-        predictions = known[split] if split in known else task.run(predictors, examples)
+        predictions = task.run(predictors, examples)
+        if split == "dev":
+            task.fit_thresholds(examples, predictions)
+            predictions = task.decide_all(examples, predictions)
         result.predictions[split] = predictions
         result.scores[split] = over_clusters(task.score(examples, predictions), examples)
         result.steps[split] = task.score_steps(examples, predictions)
-    return replace(result, notes=list_notes(task))
+    return replace(result, thresholds=task.thresholds, notes=list_notes(task))
 
 
 def list_notes(task: StagedTask) -> tuple[str, ...]:

@@ -280,18 +280,7 @@ class Task(StagedTask):
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
-        pad_id = self.tokenizer.pad_token_id or 0
-        ids = _stack([row.input_ids for row in rows], pad_id)
-        # By lengths, for "[PAD]" in a text is text.
-        lengths = torch.tensor([row.segment_lengths or row.length for row in rows])
-        mask = torch.arange(ids.shape[-1]) < lengths[..., None]
-        inputs: dict[str, Any] = {
-            "input_ids": ids,
-            "attention_mask": None if bool(mask.all()) else mask.to(torch.int64),
-            "token_type_ids": None,
-        }
-        sequences = find_sequences(mask.reshape(-1, ids.shape[-1]).numpy())
-        inputs |= {"cu_seq_lens": torch.from_numpy(sequences["cu_seq_lens"]), "max_length": sequences["max_length"]}
+        inputs = {**pad_rows(rows, self.tokenizer.pad_token_id or 0), "token_type_ids": None}
         if any(row.token_type_ids is not None for row in rows):
             types = [np.zeros_like(r.input_ids) if r.token_type_ids is None else r.token_type_ids for r in rows]
             inputs["token_type_ids"] = _stack(types, 0)
@@ -305,6 +294,23 @@ class Task(StagedTask):
             else:
                 targets[name] = stacked
         return TaskBatch(inputs, targets, self.count_targets(targets, len(rows)))
+
+
+def pad_rows(rows: Sequence[Row], pad_id: int) -> dict[str, Any]:
+    """Put the tokens of rows side by side, padded to the longest: input_ids, attention_mask and `find_sequences`."""
+    import torch
+
+    ids = _stack([row.input_ids for row in rows], pad_id)
+    # By lengths, for "[PAD]" in a text is text.
+    lengths = torch.tensor([row.segment_lengths or row.length for row in rows])
+    mask = torch.arange(ids.shape[-1]) < lengths[..., None]
+    sequences = find_sequences(mask.reshape(-1, ids.shape[-1]).numpy())
+    return {
+        "input_ids": ids,
+        "attention_mask": None if bool(mask.all()) else mask.to(torch.int64),
+        "cu_seq_lens": torch.from_numpy(sequences["cu_seq_lens"]),
+        "max_length": sequences["max_length"],
+    }
 
 
 def _stack(values: Sequence[np.ndarray], pad: int) -> Tensor:

@@ -96,7 +96,7 @@ def describe_task(task: StagedTask) -> TaskDescription:
         task.options,
         data.negative_label,
         data.positive_label,
-        tuple(dict.fromkeys(data.catalogue)),
+        data.catalogue,
         {name: dict(part.thresholds) for name, part in _list_parts(task).items() if part.thresholds},
         task.state_dict(),
     )

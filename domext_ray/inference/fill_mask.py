@@ -21,16 +21,14 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.finetune.batches import batch_by_length
 from domext_ray.downstream.finetune.exported import Predicted
-from domext_ray.families.task import Row
+from domext_ray.families.task import Row, pad_rows
 from domext_ray.families.windows import RowTemplate, read_template
 from domext_ray.inference.input_rows import check_text
 from domext_ray.model.build import prepare_for_device
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.runtime.device import autocast, has_bf16
-from domext_ray.text.corpus.batching import find_sequences
 from domext_ray.text.vocabulary.tokenizer import make_backend
-from domext_ray.training.objective import to_tensors
 from domext_ray.training.step import move_batch
 
 MASK = "[MASK]"
@@ -172,14 +170,10 @@ class FillMask:
 
     def _score(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """Return probabilities and ids [masks, k] of a batch's masks, row after row."""
-        length = max(row.length for row in rows)
-        ids = np.full((len(rows), length), self.tokenizer.pad_token_id, dtype=np.int64)
-        mask = np.zeros((len(rows), length), dtype=np.int64)
-        for place, row in enumerate(rows):
-            ids[place, : row.length], mask[place, : row.length] = row.input_ids, 1
+        inputs = pad_rows(rows, self.tokenizer.pad_token_id)
+        length = inputs["input_ids"].shape[-1]
         masked = np.concatenate([place * length + row.place[0] for place, row in enumerate(rows)])
-        arrays = {"input_ids": ids, "attention_mask": None if mask.all() else mask, "masked_positions": masked}
-        given = move_batch(to_tensors(arrays | find_sequences(mask > 0)), self.model.device)
+        given = move_batch({**inputs, "masked_positions": torch.from_numpy(masked)}, self.model.device)
         with autocast(self.model.device):
             logits = cast(nn.Module, self.model)(**given, **self.routing).logits
         top = logits.float().softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]))

@@ -111,7 +111,7 @@ class InputPlan(BlockInput):
         return self.sources.record()
 
     def require_unchanged(self) -> None:
-        with _name_input():
+        with name_input():
             self.sources.require_unchanged()
 
     def make_reader(self) -> Callable[[Block], list[InputRow]]:
@@ -159,12 +159,12 @@ class _BlockReader:
 
 def plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
     """Find the files of an input, count their rows and cut them into blocks."""
-    with _name_input():
+    with name_input():
         return _plan_input(spec, fields, block_rows)
 
 
 @contextlib.contextmanager
-def _name_input() -> Iterator[None]:
+def name_input() -> Iterator[None]:
     """Let messages about a corpus speak of --input."""
     try:
         yield

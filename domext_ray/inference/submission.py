@@ -20,7 +20,7 @@ from typing import Any
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.families.described_sets import list_shipped, read_description
 from domext_ray.families.readers.set_description import SetDescription
-from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, take_rows
+from domext_ray.inference.input_plan import Block, BlockInput, cut_rows, name_input, take_rows
 from domext_ray.inference.input_rows import MAX_ROW_BYTES, InputRow
 from domext_ray.storage import Place, parse_json, write_text
 from domext_ray.text.data.files import find_files, name_unreadable, open_stream
@@ -131,10 +131,8 @@ def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], bl
 
 def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields]]:
     """Read the one file: an array of JSON, or what a corpus may be."""
-    try:
+    with name_input():
         files = find_files(spec, by_names=False)[0]
-    except CorpusError as error:
-        raise CorpusError(str(error).replace("--corpus", "--input")) from error
     if len(files) > 1:
         raise CorpusError(f"--input {spec!r} names {len(files)} files; --submission takes one, the test file.")
     (file,) = files

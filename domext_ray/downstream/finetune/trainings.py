@@ -49,15 +49,11 @@ def make_pool(plan: FinetunePlan, number: int) -> Pool:
 
 
 def train(plan: FinetunePlan, item: tuple[Trial, int | None]) -> Step:
-    """Do a trial of the grid; see `train_point`."""
-    return train_point(plan, Point(**item[0].config))
-
-
-def train_point(plan: FinetunePlan, point: Point) -> Step:
     """Train all stages at one point of the grid, write what came out on dev, and return what it reached.
 
     A loss that is not finite, or too little memory, raises a TrainingError.
     """
+    point = Point(**item[0].config)
     try:
         return _train_point(plan, point)
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -115,11 +111,10 @@ def _score_point(plan: FinetunePlan, point: Point, export: Place | None, baselin
         return
     device = _prepare_process(plan)
     fitted = restore_stages(plan.start, plan.task, plan.config, plan.trainings, point, device)
-    thresholds = read_result(plan.trainings, point)["task_thresholds"]
-    plan.task.set_thresholds(thresholds)
+    plan.task.set_thresholds(read_result(plan.trainings, point)["task_thresholds"])
     if is_due:
         predictors = {name: model.predict for name, model in fitted.items()}
-        _write_splits(plan, point, evaluate_stages(plan.task, predictors, splits=("test",), thresholds=thresholds))
+        _write_splits(plan, point, evaluate_stages(plan.task, predictors, splits=("test",)))
     if export is not None:
         export_stages(plan.start, plan.task, fitted, export, _read_scores(plan, point), baselines)
 

@@ -36,7 +36,6 @@ SCHEMES = {
     **dict.fromkeys(("bilou", "bioul", "biolu", "biluo"), "bilou"),
 }
 """Names of tag schemes, and what those that go by several names are here."""
-ENDS = ("auto", "inclusive", "exclusive")
 RULES = ("squad_v1", "squad_v2", "cmrc")
 """How answers are compared: SQuAD 1.1's evaluation script, SQuAD 2.0's, or CMRC 2018's."""
 OPTIONAL = ("id", "pair", "document", "stem", "is_impossible")
@@ -95,7 +94,7 @@ class SetDescription:
     tags: _Labels = _key("a list of different tags, such as [O, B-TYPE, I-TYPE]", ())
     # whether an entity's end is its last character or the one after; auto: each entity's own text tells, and where it
     # has none ends are exclusive (spans) or must be named (nested_ner)
-    ends: _Text = _key(f"one of {', '.join(ENDS)}", "auto")
+    ends: Literal["auto", "inclusive", "exclusive"] = _key("one of auto, inclusive, exclusive", "auto")
     # of the two arguments (relation): (open, close), or one placeholder, which stays in the text
     marks: _Marks = _key("two different marks, each a placeholder or [open, close]", (("<<", ">>"), ("[[", "]]")))
     separator: _Text = _key()  # between several terms or labels of one cell (normalization, multilabel)
