@@ -227,7 +227,7 @@ class QuestionTask(Task):
             texts = example.context[slice(*prediction["best"])], ""
             answered, refused = (score_answer(example.answer_texts, text, self.rule)[figure] for text in texts)
             gains.append((prediction["score"], answered - refused))
-        self.thresholds = {"tau": choose_threshold(gains)}
+        self.thresholds = {"tau": choose_tau(gains)}
         return self.thresholds
 
     def predict_baseline(self, examples: Sequence[Question]) -> list[Prediction]:
@@ -275,7 +275,7 @@ def find_best(scores: np.ndarray, is_allowed: np.ndarray, max_length: int) -> tu
     return best
 
 
-def choose_threshold(gains: Sequence[tuple[float, float]]) -> float:
+def choose_tau(gains: Sequence[tuple[float, float]]) -> float:
     """Return the threshold above which things are done with the highest sum of gains, of equal ones that nearest to 0.
 
     `gains` has for every thing its value, which is compared with the threshold, and what doing it gains.

@@ -25,13 +25,14 @@ from domext_ray.errors import CorpusError
 from domext_ray.families.described_sets import make_description
 from domext_ray.families.readers.cells import read_nested
 from domext_ray.families.readers.examples import Example
-from domext_ray.families.readers.issues import Record, Refusals, SetRow, is_missing
+from domext_ray.families.readers.issues import UNLABELLED, DataIssues, Record, SetRow, is_missing
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.state import NOTHING_LEARNED, State
 
 RawRecord: TypeAlias = Mapping[str, Any]
 
+_REFUSALS = DataIssues(is_strict=True, refusal=UNLABELLED)
 _PAIR_NAMES = {"text": ("text_a",), "pair": ("text_b",)}
 
 
@@ -45,15 +46,9 @@ def make_example(family: str, record: RawRecord, source: str, state: State = NOT
         raise CorpusError(f"{source} is {type(record).__name__}; it must be an object with the fields of {family}.")
     fields = name_roles(family)
     values = {**record, **{role: _find(record, role, names) for role, names in fields.items()}}
-    row = _RawRow(Record(values, source, 0), _describe(family), Refusals(), fields, state)
+    row = SetRow(Record(values, source, 0), _describe(family), _REFUSALS, fields, state)
     given = record.get("id")
     return replace(FAMILIES[family].read(row), id=source if is_missing(given) or given == "" else str(given))
-
-
-class _RawRow(SetRow):
-    @property
-    def source(self) -> str:
-        return self.record.path
 
 
 @functools.cache

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from domext_ray.errors import CorpusError
+from domext_ray.families.readers.issues import as_whole
 from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
 from domext_ray.text.data.files import (
     JSONL,
@@ -143,6 +144,7 @@ class _BlockReader:
             elif row.value is not None:
                 values = fields.pick(file, row.value)
                 given = values.pop(ID_FIELD, None)
+                given = as_whole(given) if isinstance(given, float) else given  # numbers with a gap, as pandas has them
                 is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
                 yield InputRow(str(given) if is_id else f"{name}:{line}", file.path, line, values)
         if line != piece.first + piece.count:

@@ -27,15 +27,15 @@ from domext_ray.text.data.files import find_files, name_unreadable, open_stream
 from domext_ray.text.data.names import describe_near, pick_near
 from domext_ray.text.data.readers import part_values, read_rows
 
-Fields = Mapping[str, Any]
+Values = Mapping[str, Any]
 _ROLES = ("text", "pair")
 
 
-def _add_label(row: Fields, record: Fields) -> dict[str, Any]:
+def _add_label(row: Values, record: Values) -> dict[str, Any]:
     return {**row, "label": record["label"]}
 
 
-def _add_entities(row: Fields, record: Fields, last: int) -> dict[str, Any]:
+def _add_entities(row: Values, record: Values, last: int) -> dict[str, Any]:
     """`last`: what is added to an entity's exclusive end."""
     entities = [
         {"start_idx": span["start"], "end_idx": span["end"] + last, "type": span["label"], "entity": span["text"]}
@@ -44,7 +44,7 @@ def _add_entities(row: Fields, record: Fields, last: int) -> dict[str, Any]:
     return {"text": row["text"], "entities": entities}
 
 
-def _add_triples(row: Fields, record: Fields) -> dict[str, Any]:
+def _add_triples(row: Values, record: Values) -> dict[str, Any]:
     triples = [
         {
             "predicate": relation["label"],
@@ -58,11 +58,11 @@ def _add_triples(row: Fields, record: Fields) -> dict[str, Any]:
     return {"text": row["text"], "spo_list": triples}
 
 
-def _add_terms(row: Fields, record: Fields) -> dict[str, Any]:
+def _add_terms(row: Values, record: Values) -> dict[str, Any]:
     return {"text": row["text"], "normalized_result": "##".join(record["terms"])}
 
 
-def _answer(row: Fields, record: Fields) -> str:
+def _answer(row: Values, record: Values) -> str:
     """GLUE's cell; the similarity of STS-B is 0 to 5."""
     return str(record["label"]) if "label" in record else f"{min(5.0, max(0.0, record['value'])):.3f}"
 
@@ -71,7 +71,7 @@ _GLUE = {"CoLA": "cola", "SST-2": "sst2", "MRPC": "mrpc", "STS-B": "sts_b", "QQP
 _GLUE |= {"MNLI-mm": "mnli", "AX": "mnli", "QNLI": "qnli", "RTE": "rte"}
 _LABELS = {"CHIP-CTC": "chip_ctc", "CHIP-STS": "chip_sts"}
 _LABELS |= {f"KUAKE-{name}": f"kuake_{name.lower()}" for name in ("QIC", "QQR", "QTR")}
-SUBMISSIONS: Mapping[str, tuple[str, Callable[[Fields, Fields], Any]]] = {
+SUBMISSIONS: Mapping[str, tuple[str, Callable[[Values, Values], Any]]] = {
     **{f"{name}.tsv": (own, _answer) for name, own in _GLUE.items()},
     **{f"{name}_test.json": (own, _add_label) for name, own in _LABELS.items()},
     "CMeEE_test.json": ("cmeee", partial(_add_entities, last=-1)),
@@ -88,7 +88,7 @@ class SubmissionInput(BlockInput):
     """A benchmark's test file."""
 
     name: str  # of the server's file
-    rows: tuple[Fields, ...]  # as they are
+    rows: tuple[Values, ...]  # as they are
     examples: tuple[InputRow, ...]  # what the model reads of each
 
     def make_reader(self) -> Callable[[Block], list[InputRow]]:
@@ -129,7 +129,7 @@ def plan_submission(name: str, spec: str, family: str, labels: Sequence[str], bl
     return SubmissionInput(cut_rows(rows, block_rows), digest, name, tuple(rows), examples)
 
 
-def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields]]:
+def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Values]]:
     """Read the one file: an array of JSON, or what a corpus may be."""
     with name_input():
         files = find_files(spec, by_names=False)[0]
@@ -156,13 +156,13 @@ def _read_rows(spec: str, description: SetDescription) -> tuple[str, list[Fields
     return file.path, found
 
 
-def _name_roles(row: Fields, description: SetDescription) -> dict[str, Any]:
+def _name_roles(row: Values, description: SetDescription) -> dict[str, Any]:
     """What the set's columns call text and pair, under these names."""
     names = {role: map(str, description.columns[role]) for role in _ROLES if role in description.required}
     return {role: next((row[name] for name in own if name in row), None) for role, own in names.items()}
 
 
-def write_submission(plan: SubmissionInput, records: Sequence[Fields], folder: Place) -> Place:
+def write_submission(plan: SubmissionInput, records: Sequence[Values], folder: Place) -> Place:
     """Write the server's file into a folder, of what was predicted of each row."""
     answer = SUBMISSIONS[plan.name][1]
     answers = [answer(row, record) for row, record in zip(plan.rows, records, strict=True)]

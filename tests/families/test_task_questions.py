@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.families.family import Prediction
 from domext_ray.families.questions import (
     QuestionTask,
-    choose_threshold,
+    choose_tau,
     find_best,
 )
 from domext_ray.families.readers.examples import Entity, LabelledSet, Question
@@ -190,9 +190,9 @@ def test_tau_is_the_best_of_dev(bert: PreTrainedTokenizerBase) -> None:
     assert -3.0 < tune(5.0, -2.0, -3.0, -4.0) < -2.0
     assert tune(1.0, 1.0, 1.0, 1.0) in (0.0, 2.0)
     gains = [(5.0, -1.0), (4.0, -1.0)]
-    assert choose_threshold(gains) > 5.0, "nothing is answered"
-    assert choose_threshold([(5.0, 1.0), (4.0, 1.0)]) < 4.0
-    assert choose_threshold([(5.0, 0.0), (-5.0, 0.0)]) == 0.0
+    assert choose_tau(gains) > 5.0, "nothing is answered"
+    assert choose_tau([(5.0, 1.0), (4.0, 1.0)]) < 4.0
+    assert choose_tau([(5.0, 0.0), (-5.0, 0.0)]) == 0.0
 
 
 def test_answers_are_compared_by_the_rule_of_the_set(bert: PreTrainedTokenizerBase) -> None:

@@ -87,11 +87,12 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_row_has_its_own_id_and_field(tmp_path: Path) -> None:
-    rows = [{"id": "n1", "body": "a"}, {"id": 7, "body": "b"}, {"id": None, "body": "c"}, {"id": True, "body": "d"}]
+    given: tuple[Any, ...] = ("n1", 7, None, True, 8.0, 0.5)
+    rows = [{"id": each, "body": body} for each, body in zip(given, "abcdef", strict=True)]
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
     found = read_all(str(tmp_path / "a.jsonl"), 2, text="body")
-    assert [each.id for each in found] == ["n1", "7", "a.jsonl:5", "a.jsonl:7"]
-    assert [each.values for each in found] == [{"text": each} for each in "abcd"]
+    assert [each.id for each in found] == ["n1", "7", "a.jsonl:5", "a.jsonl:7", "8", "a.jsonl:11"]
+    assert [each.values for each in found] == [{"text": each} for each in "abcdef"]
 
 
 def test_a_field_that_no_row_has_is_told_before_the_rows_are_counted(tmp_path: Path) -> None:

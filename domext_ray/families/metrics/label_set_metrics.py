@@ -41,7 +41,7 @@ def mark_labels(label_sets: Sequence[Collection[str]], labels: Sequence[str]) ->
     return marked
 
 
-def count_labels(gold: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+def count_matches(gold: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """Return what `LabelSetFigures` sums up, float64 [examples, 2 + 3·L], of bool [examples, L] on either side."""
     is_exact = (gold == predicted).all(axis=1)
     columns = [np.ones((len(gold), 1)), is_exact[:, None], gold & predicted, predicted, gold]
@@ -54,7 +54,7 @@ def score_label_sets(
     """Score any number of labels per example; those that occur beside `labels` follow them in the figures."""
     others = {label for side in (gold, predicted) for label_set in side for label in label_set} - {*labels}
     all_labels = (*labels, *sorted(others))
-    statistics = count_labels(mark_labels(gold, all_labels), mark_labels(predicted, all_labels))
+    statistics = count_matches(mark_labels(gold, all_labels), mark_labels(predicted, all_labels))
     return make_score(statistics, LabelSetFigures(all_labels))
 
 
@@ -63,7 +63,7 @@ def choose_threshold(gold: np.ndarray, probabilities: np.ndarray, path: str) -> 
 
     `gold` (bool) and `probabilities` are [examples, L]; a label counts above the threshold.
     """
-    sums = np.stack([count_labels(gold, probabilities > threshold).sum(axis=0) for threshold in THRESHOLDS])
+    sums = np.stack([count_matches(gold, probabilities > threshold).sum(axis=0) for threshold in THRESHOLDS])
     names = tuple(str(i) for i in range(gold.shape[1]))
     figures = np.nan_to_num(flatten(LabelSetFigures(names)(sums))[path])
     return float(max(zip(figures, -abs(THRESHOLDS - USUAL_THRESHOLD), THRESHOLDS, strict=True))[2])

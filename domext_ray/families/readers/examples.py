@@ -231,8 +231,21 @@ class AnnotatedText(Example):
         return bool(self.relations or self.entities)
 
 
+class _Classified(Example):
+    """An example of one class."""
+
+    label: str
+
+    def list_labels(self) -> tuple[str, ...]:
+        return (self.label,) if self.label else ()
+
+    @property
+    def verdict(self) -> str:
+        return f"label {self.label!r}"
+
+
 @dataclass(frozen=True)
-class MarkedText(Example):
+class MarkedText(_Classified):
     """A text with two marked stretches, and the relation between them."""
 
     text: str  # without the file's own marks
@@ -246,16 +259,9 @@ class MarkedText(Example):
     def own_cluster(self) -> tuple[str, str]:
         return "text", self.text
 
-    def list_labels(self) -> tuple[str, ...]:
-        return (self.label,) if self.label else ()
-
-    @property
-    def verdict(self) -> str:
-        return f"label {self.label!r}"
-
 
 @dataclass(frozen=True)
-class LabelledText(Example):
+class LabelledText(_Classified):
     """A text, or a pair of texts, with a class or a number."""
 
     text: str
@@ -269,12 +275,9 @@ class LabelledText(Example):
     def number(self) -> float | None:  # type: ignore[override]
         return None if self.label else self.value
 
-    def list_labels(self) -> tuple[str, ...]:
-        return (self.label,) if self.label else ()
-
     @property
     def verdict(self) -> str:
-        return f"label {self.label!r}" if self.label else f"value {self.value:g}"
+        return super().verdict if self.label else f"value {self.value:g}"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from typing import Any, NoReturn
 from domext_ray.errors import CorpusError
 from domext_ray.families.readers.set_description import SetDescription
 
+STRICT = "{place}: the {what} {said}; mend it, or leave out --labelled.strict."
+UNLABELLED = "{place} {said}."
+"""How a row that breaks a rule is refused: one of a labelled set, and one that somebody wants a prediction of."""
 _NAMED_PLACES = 3
 _EXACT = 2**53  # above it, neighbouring whole numbers are one float
 _WHOLE_FLOAT = re.compile(r"-?[0-9]{1,15}\.0+")
@@ -22,12 +25,12 @@ class Record:
 
     values: Mapping[Any, Any]
     path: str  # its file or split
-    place: int | str  # its line there (or row), from 1; or its path inside of a JSON document, such as data[3]
+    place: int | str  # its line there (or row), from 1; or its path inside of a JSON document, such as data[3]; 0: none
 
     @property
     def source(self) -> str:
-        """FILE:PLACE."""
-        return f"{self.path}:{self.place}"
+        """FILE:PLACE, or what else a message calls it."""
+        return f"{self.path}:{self.place}" if self.place else self.path
 
 
 class LeftOut(Exception):  # noqa: N818 (it is no error: it was counted)
@@ -40,10 +43,8 @@ class DataIssues:
     If it `mends`, readers put right and count what they can, instead of refusing it.
     """
 
-    refusal = "{place}: the {what} {said}; mend it, or leave out --labelled.strict."
-
-    def __init__(self, is_strict: bool, *, mends: bool = False) -> None:
-        self.is_strict, self.mends = is_strict, mends
+    def __init__(self, is_strict: bool, *, mends: bool = False, refusal: str = STRICT) -> None:
+        self.is_strict, self.mends, self.refusal = is_strict, mends, refusal
         self._places: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
         self.warnings: list[str] = []
         self._said: list[str] = []
@@ -96,15 +97,6 @@ def shorten(value: object, length: int = 80) -> str:
     """Show a value in a message, at most `length` characters of it."""
     shown = repr(value)
     return shown if len(shown) <= length else f"{shown[: length - 1]}…"
-
-
-class Refusals(DataIssues):
-    """Counts nothing: what breaks a rule is an error at once, as it is in text that somebody wants predictions of."""
-
-    refusal = "{place} {said}."
-
-    def __init__(self) -> None:
-        super().__init__(is_strict=True)
 
 
 @dataclass(frozen=True)

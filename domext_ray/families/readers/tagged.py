@@ -84,13 +84,8 @@ def _name_tags(row: SetRow) -> SetRow:
 
 def _list_numbers(tags: Sequence[object]) -> list[int]:
     """List tags that are numbers; where one is not, none are."""
-    numbers = list[int]()
-    for tag in tags:
-        number = as_offset(tag)
-        if number is None:
-            return []
-        numbers.append(number)
-    return numbers
+    numbers = [number for tag in tags if (number := as_offset(tag)) is not None]
+    return numbers if len(numbers) == len(tags) else []
 
 
 def _name_tag(row: SetRow, place: int, number: int) -> str:
