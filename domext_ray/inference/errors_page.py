@@ -158,7 +158,7 @@ def _list_windows(item: Compared) -> list[tuple[int, int]]:
 
 def _surround(mistake: Mistake, size: int) -> tuple[int, int]:
     first, end = min(span.start for span in mistake.spans), max(span.end for span in mistake.spans)
-    return max(0, first - CONTEXT_CHARS), min(size, end + CONTEXT_CHARS)
+    return max(0, min(first, size) - CONTEXT_CHARS), min(size, end + CONTEXT_CHARS)  # gold may be outside of its text
 
 
 def _cut_text(

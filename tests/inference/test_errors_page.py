@@ -195,6 +195,11 @@ def test_long_texts_are_cut_around_their_mistakes_and_most_of_many_are_left_out(
     assert [int(each) for each in re.findall(r">(\d+) · f:", page)] == [0, 10, 20, 30, 40]
 
 
+def test_gold_outside_of_a_long_text_shows_its_end(tmp_path: Path) -> None:
+    text = AnnotatedText("1", "f:1", "x " * 400 + "the end", (), misplaced=(Entity(9000, 9005, "Organ"),))
+    assert "x the end</p>" in write(tmp_path / "errors.html", "nested_ner", [text], [find()])
+
+
 def test_a_page_without_mistakes_says_so(tmp_path: Path) -> None:
     page = write(tmp_path / "errors.html", "nested_ner", [AnnotatedText("1", "f", TEXT, GOLD)], [find(*GOLD)])
     assert "None of 1 examples is predicted wrongly." in page and "<article" not in page
