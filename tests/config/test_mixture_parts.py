@@ -69,11 +69,3 @@ def test_what_is_no_part_is_one_sentence() -> None:
     for name in ("domain", "general", "a b", "", "a/b"):
         with pytest.raises(ConfigError, match="names of letters, digits, _ and -, other than domain and general"):
             make({name: {"corpus": "x"}})
-
-
-def test_general_parts_need_a_base_to_keep() -> None:
-    shape = {"base": "none", "vocab": {"size": 100}, "method": {"trains": "all", "heads": 0, "ffn_units": 0}}
-    with pytest.raises(
-        ConfigError, match=r"objective\.keep is 'kl' \(its default\); it must be none when --base is none"
-    ):
-        make({"more": {"corpus": "x", "keep": True}}, **shape)

@@ -49,6 +49,9 @@ def test_a_revision_of_the_hub_is_no_password() -> None:
     assert hide_passwords(corpus) == corpus
 
 
+PAIR, WHOSE = "--prepare.pair a,b", "--prepare.group_field who"
+VECTORS = "--replay.corpus none --objective.kind infonce"
+GROUPS = f"{VECTORS} --objective.views crop --objective.group_rows 4 --train.global_batch_size"
 CAPTURE = "--engine.capture true --engine.fixed_shapes true --prepare.packed true --replay.corpus none"
 RULES: dict[str, tuple[tuple[str, ...], ...]] = {
     "pretrain af": (
@@ -81,12 +84,38 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--objective.mask_prob 0", "--objective.mask_prob", "between 0 and 1"),
         ("--objective.mask_prob 2", "--objective.mask_prob", "2"),
         ("--objective.kind left_to_right", "--objective.kind", "left_to_right", "causal"),
+        ("--objective.kind causal --objective.next_sentence true", "next_sentence", "false with"),
+        ("--objective.kind infonce --objective.next_sentence true", "next_sentence", "no pairs"),
+        ("--objective.kind infonce", "--replay.corpus is 'self' (", "which keeps nothing"),
+        (f"{VECTORS} {WITHOUT_BASE}", "--objective.kind is 'infonce'; ", "masked or causal when --base is none"),
+        (f"{VECTORS} --vocab.size 10", "--vocab.size is 10; ", "left out with --objective.kind infonce"),
+        (f"{VECTORS} --prepare.packed true", "--prepare.packed is True; ", "a row has one vector"),
+        (f"{VECTORS} --train.dropout 0", "--train.dropout is 0.0; it must be above 0 ", "(or give crop)"),
+        (f"{GROUPS} 16 --scale.num_workers 5", "--scale.num_workers is 5; ", "at most 4, for each worker"),
+        (f"{GROUPS} 18", "--objective.group_rows is 4; ", "a divisor of ", "_size (18)"),
+        (f"{GROUPS} 16 --train.micro_batch_size 2", "--train.micro_batch_size is 2; ", "multiple"),
+        ("--objective.group_rows 1", "--objective.group_rows is 1"),
+        ("--objective.temperature 0", "--objective.temperature is 0.0"),
+        ("--objective.views other", "--objective.views is 'other'"),
+        ("--objective.pooling max", "--objective.pooling is 'max'"),
         ("--train.seq_length 4", "--train.seq_length", "8 or more"),
         ("--train.long_seq_length 64", "--train.long_seq_length", "--train.seq_length"),
         ("--train.dropout 1", "--train.dropout", "below 1"),
         ("--train.micro_batch_size 33", "--train.micro_batch_size", "33"),
         ("--scale.num_workers 0", "--scale.num_workers", "1 or more"),
         ("--run.keep_checkpoints 0", "--run.keep_checkpoints", "1 or more"),
+        *((f"--prepare.pair {pair}", "two fields with a comma") for pair in ("a", "a,b,c", "a,", "'a, a'")),
+        (f"{PAIR} --prepare.field b", "--prepare.field is 'b'; ", "left out with --prepare.pair"),
+        (PAIR, "--prepare.pair is 'a,b'; ", "without --objective.kind infonce"),
+        (f"{PAIR} {VECTORS} --objective.views crop", "--objective.views is 'crop'; ", "left out with --prepare.pair"),
+        (f"{WHOSE} --prepare.held_out_by block", "--prepare.held_out_by", "auto or group with --prepare.group_field"),
+        (f"{WHOSE} --prepare.field who", "--prepare.group_field", "another field than --prepare.field"),
+        ("--prepare.held_out_by group", "--prepare.held_out_by", "given with --prepare.group_field"),
+        ("--replay.corpus none --vocab.min_groups 3", "--vocab.min_groups", "left out without --prepare.group_field"),
+        ("--vocab.size 9 --vocab.skip known", "--vocab.skip is 'known'; ", "empty without --vocab.words or --vocab.p"),
+        ("--vocab.words w.txt --vocab.skip knwon", "--vocab.skip", "one of known, doublets, special, malformed"),
+        ("--vocab.words w.txt --vocab.skip known,known", "--vocab.skip", "different ones"),
+        ("--scale.use_gpu 3", "--scale.use_gpu", "auto, true or false"),
         ("--prepare.document paragraph", "--prepare.document", "paragraph", "blank_line"),
         ("--prepare.held_out_frac 0.9", "--prepare.held_out_frac", "0.9"),
         ("--prepare.min_document_chars 0", "--prepare.min_document_chars", "1 or more"),
@@ -97,6 +126,7 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
     "pretrain bert": (
         ("--method.name lora", "--method.name", "lora"),
         ("--base none --vocab.size 10", "--vocab.size", "64 or more"),
+        (f"{WITHOUT_BASE} --mixture.parts '{{m: {{corpus: x, keep: true}}}}'", "--objective.keep is 'kl' ("),
         (f"{WITHOUT_BASE} --train.seq_length 1024", "--train.seq_length", "1024"),
     ),
     "pretrain exbert": (("--vocab.min_frequency 0", "--vocab.min_frequency", "1 or more"),),
@@ -131,6 +161,7 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--models general-mini --corpus a.txt --mask_frac 2", "--mask_frac", "2"),
         ("--models general-mini", "--corpus is ''", "at least one file or folder"),
         ("--models general-mini --scales 0.5,1", "--scales", "1"),
+        (f"--models general-mini --corpus a.txt {PAIR}", "--prepare.pair is 'a,b'; ", "left out here"),
     ),
     "bank": (
         ("", "--bank"),

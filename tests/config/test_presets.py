@@ -28,7 +28,6 @@ from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space
 from domext_ray.storage import Place
 
-PRESETS = FOLDER
 OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
     "ablate": (AblateConfig, ["--study", "size"]),
     "compare": (StudyConfig, ["--tokens", "1000"]),
@@ -37,8 +36,8 @@ OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
     "vocab": (PretrainConfig, ["--vocab.size", "50"]),
 }
 """What is no training job's: its configuration, and what its user must give."""
-SWEEPS = sorted((PRESETS / "sweeps").glob("*.yaml"))
-PRETRAINING = [path for path in sorted(PRESETS.rglob("*.yaml")) if path.stem not in OTHER_JOBS and path not in SWEEPS]
+SWEEPS = sorted((FOLDER / "sweeps").glob("*.yaml"))
+PRETRAINING = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.stem not in OTHER_JOBS and path not in SWEEPS]
 DRY_RUN = ("af_words", "exbert", "bert")
 """What all others do, too: new words, modules beside a base, and none of them."""
 BASE_SIZE = [path for path in PRETRAINING if path.stem.endswith("_base")]
@@ -79,7 +78,7 @@ def test_a_training_jobs_file_and_a_sweeps_are_read() -> None:
     "path",
     [
         pytest.param(
-            path, marks=() if path.parent == PRESETS and path.stem in DRY_RUN else pytest.mark.slow, id=path.stem
+            path, marks=() if path.parent == FOLDER and path.stem in DRY_RUN else pytest.mark.slow, id=path.stem
         )
         for path in PRETRAINING
     ],
@@ -116,7 +115,7 @@ def test_masking_mixes_are_those_of_their_names() -> None:
 
 
 def test_ablations_of_one_table_differ_in_one_thing() -> None:
-    folder = PRESETS / "ablations"
+    folder = FOLDER / "ablations"
 
     def read(pattern: str, *left_out: str) -> list[dict[str, Any]]:
         found = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob(pattern))]

@@ -17,7 +17,7 @@ from made_patients import NAME, NUM_PATIENTS, TERM, list_entries_of, number_of, 
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, ReplayConfig, VocabConfig
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
 from domext_ray.text.corpus.estimate import count_near_duplicates
 from domext_ray.text.corpus.manifest import SPLITS, Manifest
@@ -174,16 +174,6 @@ def test_text_without_fields_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("patient_id,text\na,a note\n")
     with pytest.raises(CorpusError, match="has no column 'person' .*; set --prepare.group_field"):
         check_corpus(str(tmp_path / "x.csv"), replace(PREPARE, group_field="person"))
-
-
-def test_options_that_contradict_groups_are_refused() -> None:
-    for options in ({"held_out_by": "block"}, {"field": "patient_id"}):
-        with pytest.raises(ConfigError, match="group_field|held_out_by"):
-            replace(PREPARE, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="held_out_by"):
-        PrepareConfig(held_out_by="group")
-    with pytest.raises(ConfigError, match="min_groups"):
-        PretrainConfig(corpus="x.txt", vocab=VocabConfig(min_groups=3))
 
 
 def test_general_text_is_nobodys() -> None:

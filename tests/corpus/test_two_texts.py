@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import BertTokenizer
 
-from domext_ray.config.jobs import ForgettingConfig
-from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig
+from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
 from domext_ray.text.corpus.estimate import estimate_rows
 from domext_ray.text.corpus.manifest import Manifest
@@ -199,21 +198,6 @@ def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_pa
     settings = make_settings(load_tokenizer(tokenizer_dir), PAIR, 16)
     estimate = estimate_rows(check_corpus(str(path), PAIR, to_end=True), PAIR, settings)
     assert estimate is not None and estimate.num_rows == pytest.approx(0.9 * NUM_ROWS, rel=0.05)
-
-
-def test_what_does_not_go_with_pairs_is_refused() -> None:
-    for pair in ("title", "title,body,more", "title,", "title, title"):
-        with pytest.raises(ConfigError, match=r"--pair is '.*'; it must be two fields with a comma"):
-            PrepareConfig(pair=pair)
-    with pytest.raises(ConfigError, match=r"--field is 'body'; .*left out with --prepare.pair"):
-        PrepareConfig(pair=("title", "body"), field="body")
-    with pytest.raises(ConfigError, match=r"--prepare.pair is 'title,body'; .*without --objective.kind infonce"):
-        PretrainConfig(prepare=PAIR, objective=ObjectiveConfig())
-    with pytest.raises(ConfigError, match=r"--objective.views is 'crop'; .*left out with"):
-        PretrainConfig(prepare=PAIR, objective=ObjectiveConfig(kind="infonce", views="crop"))
-    with pytest.raises(ConfigError, match=r"--prepare.pair is 'title,body'; .*left out here"):
-        ForgettingConfig(models=("a",), corpus="x.txt", prepare=PAIR)
-    PretrainConfig(prepare=PAIR, objective=ObjectiveConfig(kind="infonce"), train=TrainConfig(dropout=0.0))
 
 
 def test_files_without_the_fields_are_one_sentence(tmp_path: Path) -> None:

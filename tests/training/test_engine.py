@@ -25,7 +25,7 @@ from torch import nn
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
-from domext_ray.errors import ConfigError, RunError
+from domext_ray.errors import RunError
 from domext_ray.model.base import HEADS
 from domext_ray.model.build import store_base, trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -339,12 +339,7 @@ def measure_options(stages: Stages) -> dict[str, Any]:
                 optim = replace(OPTIM, max_grad_norm=0.0)
             precision = "bf16" if name in ("bf16", "stored") else "fp32"
             engine = build_engine(
-                stage,
-                2,
-                model=model,
-                optim=optim,
-                precision=precision,
-                activation_checkpointing=name == "recomputed",
+                stage, 2, model=model, optim=optim, precision=precision, activation_checkpointing=name == "recomputed"
             )
             figures = train(engine, 0, START, 2)
             frozen = [param for param in model.parameters() if not param.requires_grad]
@@ -398,11 +393,7 @@ def measure_one(_: int, folder: Path, stages: Stages) -> dict[str, Any]:
 
 
 def measure_two(rank: int, folder: Path, stages: Stages) -> dict[str, Any]:
-    return {
-        **measure_one(rank, folder, stages),
-        "pairs": measure_pairs(stages),
-        "options": measure_options(stages),
-    }
+    return {**measure_one(rank, folder, stages), "pairs": measure_pairs(stages), "options": measure_options(stages)}
 
 
 def measure_uneven(_: int, stages: Stages) -> dict[str, Any]:
@@ -623,11 +614,6 @@ def test_nothing_was_compiled_or_printed(ranks: list[Any]) -> None:
     for result in ranks:
         assert not result["extensions"]
         assert [line for line in result["output"].splitlines() if "OVERFLOW" not in line] == []
-
-
-def test_compiling_at_stage_3_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--compile is True; it must be false at --engine.zero_stage 3"):
-        EngineConfig(zero_stage=3, compile=True)
 
 
 def test_a_frozen_base_is_stored_as_it_computes() -> None:

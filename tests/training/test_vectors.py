@@ -18,15 +18,11 @@ from domext_ray.config.pretrain import (
     EngineConfig,
     ObjectiveConfig,
     OptimConfig,
-    PrepareConfig,
     PretrainConfig,
-    ReplayConfig,
     ScaleConfig,
     TrainConfig,
-    VocabConfig,
     resolve_micro_batch_sizes,
 )
-from domext_ray.errors import ConfigError
 from domext_ray.model.base import load_base
 from domext_ray.model.build import detach
 from domext_ray.model.spec import ModelSpec, build_base
@@ -74,11 +70,7 @@ def make_batches(folder: Path, objective: ObjectiveConfig, size: int = 8, num_ro
 
 
 def make_engine(
-    folder: Path,
-    objective: ObjectiveConfig,
-    method: MethodConfig = METHODS["bottlenecks"],
-    *,
-    dropout: float = 0.0,
+    folder: Path, objective: ObjectiveConfig, method: MethodConfig = METHODS["bottlenecks"], *, dropout: float = 0.0
 ) -> Engine:
     join_alone()
     base = load_base(str(folder))
@@ -222,34 +214,6 @@ def test_micro_batches_change_nothing(tiny_base_folder: Path) -> None:
 VALID = PretrainConfig(
     objective=CROP, train=TrainConfig(global_batch_size=16), method=METHODS["bottlenecks"], scale=ScaleConfig()
 )
-
-
-REFUSED: dict[str, dict[str, Any]] = {
-    r"--vocab.size is 10; .*left out with --objective.kind infonce": {"vocab": VocabConfig(size=10)},
-    "--replay.corpus is 'x.txt'; .*which keeps nothing": {"replay": ReplayConfig(corpus="x.txt")},
-    "--prepare.packed is True; .*a row has one vector": {"prepare": PrepareConfig(packed=True)},
-    "--objective.kind is 'infonce'; .*masked or causal when --base is none": {"base": "none"},
-    "--scale.num_workers is 5; .*at most 4, for each worker needs a group": {"scale": ScaleConfig(num_workers=5)},
-    "--objective.group_rows is 4; .*a divisor of .*_size .18": {"train": TrainConfig(global_batch_size=18)},
-    "--train.micro_batch_size is 2; .*multiple": {"train": TrainConfig(global_batch_size=16, micro_batch_size=2)},
-    r"--train.dropout is 0.0; it must be above 0 .*\(or give crop\)": {
-        "objective": replace(CROP, views="dropout"),
-        "train": TrainConfig(global_batch_size=16, dropout=0.0),
-    },
-}
-OUTSIDE: list[dict[str, Any]] = [
-    *({"kind": "infonce", "next_sentence": True}, {"group_rows": 1}),
-    *({"temperature": 0.0}, {"views": "other"}, {"pooling": "max"}),
-]
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    for message, values in REFUSED.items():
-        with pytest.raises(ConfigError, match=message):
-            replace(VALID, **values)
-    for values in OUTSIDE:
-        with pytest.raises(ConfigError, match=f"--{[*values][-1]} is "):
-            ObjectiveConfig(**values)
 
 
 def test_automatic_micro_batches_cut_no_group() -> None:

@@ -172,9 +172,3 @@ def test_a_base_without_a_head_cannot(tmp_path: Path) -> None:
             f"--replay.corpus is self, and the base {base!r} has no MLM head to write general text with; "
             "give general text, or none."
         )
-
-
-def test_none_is_no_text_and_random_weights_cannot_write() -> None:
-    assert ReplayConfig(corpus="none") == ReplayConfig() and not ReplayConfig().is_written
-    with pytest.raises(ConfigError, match="--replay.corpus is 'self'; it must be general text, or none, when --base"):
-        PretrainConfig(base="none", replay=ReplayConfig(corpus="self"))

@@ -11,7 +11,7 @@ from transformers import BertTokenizer
 
 from domext_ray.config.options.build import identity_of
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig, TrainConfig, VocabConfig
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import CorpusError
 from domext_ray.inputs import run_preparation, run_vocabulary
 from domext_ray.text.data.documents import clean_text
 from domext_ray.text.vocabulary.extension import BaseVocabulary, extend_tokenizer, read_base_vocabulary
@@ -129,14 +129,7 @@ def test_a_vocabulary_file_is_a_list(known: BaseVocabulary, tmp_path: Path, caps
     assert count_new_words(protected, known) == 9, "a protected word may be known"
 
 
-def test_only_a_list_has_lines_to_skip() -> None:
-    for options, message in (
-        ({"size": 9, "skip": "known"}, "skip is 'known'; it must be empty without --vocab.words or --vocab.protected"),
-        ({"words": "w.txt", "skip": "knwon"}, "one of known, doublets, special, malformed"),
-        ({"words": "w.txt", "skip": "known,known"}, "different ones"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            VocabConfig(**options)
+def test_what_a_list_skips_is_in_a_runs_identity() -> None:
     skipping = VocabConfig(words="w.txt", skip="known,special")
     assert skipping.skip == ("known", "special") and identity_of(skipping)["skip"] == ["known", "special"]
     assert "skip" not in identity_of(VocabConfig(words="w.txt")), "runs that were made before the option go on"
