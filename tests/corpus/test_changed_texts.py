@@ -14,11 +14,19 @@ import pytest
 from changed_files import REPLACED, TOUCHED, watch_hashing
 from conftest import write_corpus
 from object_store import BUCKET
+from row_files import write_arrow
 from safetensors.torch import load_file, save_file
 from small_runs import make_config
 from transformers import AutoTokenizer
 
-from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, ReplayConfig, RunConfig
+from domext_ray.config.pretrain import (
+    ObjectiveConfig,
+    PrepareConfig,
+    PretrainConfig,
+    ReplayConfig,
+    RunConfig,
+    VocabConfig,
+)
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.inputs import prepare_run
 from domext_ray.plan import resolve
@@ -35,6 +43,10 @@ from domext_ray.text.corpus.manifest import (
 )
 from domext_ray.text.corpus.shards import identify_corpus, prepare_corpus
 from domext_ray.text.data.sources import SOURCES, resolve_sources
+from domext_ray.text.vocabulary import tokenizer as tokenizers
+from domext_ray.text.vocabulary import word_counts
+from domext_ray.text.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
+from domext_ray.text.vocabulary.word_counts import keep_counts
 
 PREPARE = PrepareConfig(held_out_frac=0.2, min_document_chars=5)
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -84,46 +96,52 @@ def test_rows_are_not_those_of_a_damaged_shard_that_was_read_before(
     rows = take_numbered(made.shards("train"), numbers)
     backwards = pa.ipc.open_file(shard).read_all().take(pa.array(numbers[::-1]))
     shard.unlink()
-    with pa.OSFile(str(shard), "wb") as sink, pa.ipc.new_file(sink, backwards.schema) as writer:
-        writer.write_table(backwards)
+    write_arrow(shard, backwards)
     assert take_numbered(made.shards("train"), numbers) != rows
     assert prepare(text, tiny_base_folder, tmp_path / "corpora") == made
     assert "is not what its manifest says" in capsys.readouterr().err
     assert take_numbered(made.shards("train"), numbers) == rows
 
 
-def test_a_text_that_is_touched_has_its_rows(
-    tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = write_corpus(tmp_path / "text.txt", 80)
-    made = prepare(text, tiny_base_folder, tmp_path / "corpora")
-    for touch in TOUCHED.values():
-        touch(text)
-        touch(Path(made.shards("train")[0].path))
-        monkeypatch.setattr(shards, "_build", None)
-        assert prepare(text, tiny_base_folder, tmp_path / "corpora") == made
+def learn(text: Path, base: Path, folder: Path) -> None:
+    learn_wordpiece(str(text), PREPARE, VocabConfig(size=70), folder / "learned", 64)
 
 
+def count(text: Path, base: Path, folder: Path) -> None:
+    tokenizer_json = load_tokenizer(base).backend_tokenizer.to_str()
+    with keep_counts(resolve_sources(str(text), PREPARE), PREPARE, tokenizer_json, Place(folder)):
+        pass
+
+
+WORK: dict[str, tuple[Any, str, Callable[[Path, Path, Path], object]]] = {
+    "prepared": (shards, "_build", prepare),
+    "counted": (word_counts, "_count_words", count),
+    "learned": (tokenizers, "_choose_alphabet", learn),
+}
+
+
+@pytest.mark.parametrize(("module", "step", "make"), WORK.values(), ids=WORK)
 def test_a_text_that_changes_while_it_is_prepared_leaves_nothing(
-    tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: Any, step: str, make: Any, tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What was made of it would be taken for that of the text put back."""
     watch_hashing(monkeypatch)
-    text, build = write_corpus(tmp_path / "text.txt", 80), shards._build
+    text, work = write_corpus(tmp_path / "text.txt", 80), getattr(module, step)
     content = text.read_bytes()
 
     def change_after(*given: Any) -> Any:
-        record = build(*given)
+        made = work(*given)
         REPLACED["cp -p"](text, swap(content))
-        return record
+        return made
 
-    monkeypatch.setattr(shards, "_build", change_after)
+    monkeypatch.setattr(module, step, change_after)
     with pytest.raises(CorpusError, match=rf"changed while it was read \({text} has changed\)"):
-        prepare(text, tiny_base_folder, tmp_path / "corpora")
-    left = (tmp_path / "corpora").iterdir() if (tmp_path / "corpora").exists() else ()
-    assert not [path for path in left if path.is_dir()], "rows of it would be taken for those of the text put back"
+        make(text, tiny_base_folder, tmp_path / "made")
+    assert not [path for path in (tmp_path / "made").glob("*") if path.is_dir()]
     REPLACED["cp -p"](text, content)
-    monkeypatch.setattr(shards, "_build", build)
-    assert "doctor" in read_text(prepare(text, tiny_base_folder, tmp_path / "corpora"), tiny_base_folder)
+    monkeypatch.setattr(module, step, work)
+    made = make(text, tiny_base_folder, tmp_path / "made")
+    assert made is None or "doctor" in read_text(made, tiny_base_folder)
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
+from row_files import make_token_rows, make_wordpiece
 from tiny_models import VOCAB, make_model
 from transformers import BertTokenizer
 
@@ -24,19 +24,15 @@ CPU = torch.device("cpu")
 
 def pack(length: int, num_rows: int, words: int, epochs: int = 1) -> tuple[BertTokenizer, list[MaskedRows]]:
     """Packed rows of documents of some words on average, masked with the draws of some epochs."""
-    tokenizer = BertTokenizer(vocab={token: i for i, token in enumerate(WORDS)})
+    tokenizer = make_wordpiece(WORDS)
     rng, backend = np.random.default_rng(0), tokenizer.backend_tokenizer.to_str()
     sizes = 1 + rng.geometric(1 / words, size=num_rows * length // words)
     documents = [" ".join(rng.choice([*WORDS[5:], *2 * WORDS[-5:]], size=size)) for size in sizes]
     ids = (tokenizer.cls_token_id, tokenizer.sep_token_id)
     rows = [*build_rows(documents, RowSettings(backend, *ids, length, False, True, packed=True))][:num_rows]
-    columns: dict[str, Any] = {
-        "input_ids": [tokens.tolist() for tokens, _ in rows],
-        "word_starts": [starts.tolist() for _, starts in rows],
-        "row_id": range(len(rows)),
-    }
+    table = make_token_rows(*zip(*rows, strict=True))
     masker = Masker(tokenizer, ObjectiveConfig(), seed=1, packed=True)
-    return tokenizer, [masker.mask(pa.table(columns), epoch) for epoch in range(epochs)]
+    return tokenizer, [masker.mask(table, epoch) for epoch in range(epochs)]
 
 
 def describe(batch: dict[str, Any]) -> tuple[Any, ...]:

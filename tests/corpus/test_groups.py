@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
-import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pc
-import pyarrow.parquet as pq
 import pytest
 from made_patients import NAME, NUM_PATIENTS, TERM, list_entries_of, number_of, write_notes
-from transformers import BertTokenizer
+from row_files import SPECIALS, save_wordpiece, write_kinds, write_rows
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, ReplayConfig, VocabConfig
 from domext_ray.errors import CorpusError
@@ -26,7 +20,6 @@ from domext_ray.text.data.documents import read_grouped
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.sample import check_corpus
 from domext_ray.text.data.sources import resolve_sources
-from domext_ray.text.data.split import choose_share, hold_out_hashes
 from domext_ray.text.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
 from domext_ray.text.vocabulary.word_counts import Groups, add_groups, add_packed, keep_counts, pack_groups
 
@@ -43,10 +36,8 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Path:
     """A tokenizer that has every word of the notes whole, so that rows can be read back."""
     words = sorted({word.strip(".") for word in notes.read_text().replace('"', " ").split()})
-    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
-    folder = tmp_path_factory.mktemp("tokenizer")
-    BertTokenizer(vocab={token: i for i, token in enumerate(entries)}).save_pretrained(folder)
-    return folder
+    entries = [*SPECIALS, ".", *words]
+    return save_wordpiece(tmp_path_factory.mktemp("tokenizer"), entries)
 
 
 def list_patients(manifest: Manifest, tokenizer_dir: Path) -> list[set[int]]:
@@ -95,9 +86,8 @@ def test_few_patients_are_divided(
     """If none falls into the share, four of them are held out, of fewer a quarter; one patient is nobody to test on."""
     for number, expected in ((2, 1), (6, 1), (12, 3), (86, 4)):
         few = tmp_path / f"{number}.jsonl"
-        rows = [
-            {"patient_id": i % number, "text": f"patient {i % number}. a note with the number {i}"} for i in range(172)
-        ]
+        texts = [f"patient {i % number}. a note with the number {i}" for i in range(172)]
+        rows = [{"patient_id": i % number, "text": text} for i, text in enumerate(texts)]
         write_rows(few, rows)
         prepare = replace(PREPARE, held_out_frac=0.0001, unknown="allow")
         prepare_corpus(str(few), prepare, tokenizer_dir, 64, Place(tmp_path / "cache"))
@@ -107,21 +97,6 @@ def test_few_patients_are_divided(
         prepare_corpus(str(few), prepare, tokenizer_dir, 64, Place(tmp_path / "cache"))
 
 
-def test_a_share_is_raised_where_few_are_there() -> None:
-    """Only if none falls into it: patients of another file decide nothing elsewhere, and equal hashes count once."""
-    hashes = np.random.default_rng(0).integers(0, 2**63, 10_000, dtype=np.uint64) * np.uint64(2)
-    assert choose_share([hashes[:3000], hashes[3000:]], 0.02) == choose_share([hashes[:200]], 0.02) == 0.02
-    for number, expected in ((0, 0), (1, 0), (2, 1), (3, 1), (8, 2), (15, 3), (16, 4), (40, 4)):
-        repeated = np.repeat(hashes[:number], 3)
-        share = choose_share([repeated[: number // 2], repeated[number // 2 :]], 1e-9)
-        assert len(np.unique(repeated[hold_out_hashes(repeated, share)])) == expected, number
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def read_groups(path: Path) -> list[tuple[str, int]]:
     return [
         pair for task in resolve_sources(str(path), PREPARE).tasks for pair in read_grouped(task, PREPARE, Dropped())
@@ -129,16 +104,9 @@ def read_groups(path: Path) -> list[tuple[str, int]]:
 
 
 def test_a_group_is_one_in_every_kind_of_file(tmp_path: Path) -> None:
-    table = pa.Table.from_pylist(ROWS)
-    pc.write_csv(table, tmp_path / "x.csv")
-    lines = ["patient_id\ttext", *("\t".join(row.values()) for row in ROWS)]
-    (tmp_path / "x.tsv").write_text("\n".join(lines) + "\n")
-    pq.write_table(table, tmp_path / "x.parquet")
-    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "x")
-    expected = read_groups(write_rows(tmp_path / "x.jsonl", ROWS))
-    assert [text for text, _ in expected] == [row["text"] for row in ROWS] and expected[0][1] != expected[1][1]
-    for name in ("x.csv", "x.tsv", "x.parquet", "x"):
-        assert read_groups(tmp_path / name) == expected, name
+    first, *others = (read_groups(path) for path in write_kinds(tmp_path, ROWS))
+    assert [text for text, _ in first] == [row["text"] for row in ROWS] and first[0][1] != first[1][1]
+    assert others == [first] * 7
 
 
 def test_a_row_without_a_group_is_a_mistake(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from row_files import SPECIALS, make_wordpiece, save_wordpiece
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig
@@ -26,23 +27,20 @@ from domext_ray.text.corpus.stream import BatchReader
 NUM_DOCUMENTS = 400
 SEQ_LENGTH = 64
 FILLERS = ["red", "green", "blue", "run", "##ner", "##s", "very", "house"]
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
 HAN = "天地人你我他山水火日月口手上下大小多少"
-TOKENS = [*SPECIALS, *FILLERS, *HAN, "。", *(f"doc{i}" for i in range(NUM_DOCUMENTS))]
+TOKENS = [*SPECIALS, ".", *FILLERS, *HAN, "。", *(f"doc{i}" for i in range(NUM_DOCUMENTS))]
 FIRST_DOCUMENT_ID = TOKENS.index("doc0")
 PREPARE = PrepareConfig(shard_bytes=16384, held_out_frac=0.1)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> BertTokenizer:
-    return BertTokenizer(vocab={token: i for i, token in enumerate(TOKENS)})
+    return make_wordpiece(TOKENS)
 
 
 @pytest.fixture(scope="module")
-def tokenizer_dir(tokenizer: BertTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(folder)
-    return folder
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_wordpiece(tmp_path_factory.mktemp("tokenizer"), TOKENS)
 
 
 def make_settings(tokenizer: BertTokenizer, seq_length: int = SEQ_LENGTH) -> RowSettings:
@@ -50,9 +48,9 @@ def make_settings(tokenizer: BertTokenizer, seq_length: int = SEQ_LENGTH) -> Row
     return RowSettings(record, tokenizer.cls_token_id, tokenizer.sep_token_id, seq_length, True, False, True)
 
 
-def make_documents(num_documents: int = NUM_DOCUMENTS, seed: int = 0) -> list[str]:
+def make_documents(num_documents: int = NUM_DOCUMENTS) -> list[str]:
     """Documents of 2 to 20 sentences of 3 to 17 words; every sentence names its document."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     words = ["red", "green", "blue", "runner", "very", "houses"]
     return [
         " ".join(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from row_files import SPECIALS, make_wordpiece
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
@@ -14,13 +15,11 @@ from domext_ray.text.data.documents import split_sentences
 
 HAN = "我喜欢北京大学的老师。今天天气很好"
 WORDS = ["the", "cat", "dog", "runs", "very", "##ly", "fast", "##er", "a", "and", ".", "!", ",", "[SEPARATE]"]
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @pytest.fixture(scope="module")
 def wordpiece() -> BertTokenizer:
-    tokens = [*SPECIALS, *WORDS, *sorted(set(HAN))]
-    return BertTokenizer(vocab={token: i for i, token in enumerate(tokens)})
+    return make_wordpiece([*SPECIALS, *WORDS, *sorted(set(HAN))])
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +38,8 @@ def make_settings(
     chinese_words: bool = True,
     packed: bool = False,
 ) -> RowSettings:
-    return RowSettings(
-        tokenizer.backend_tokenizer.to_str(),
-        tokenizer.cls_token_id,
-        tokenizer.sep_token_id,
-        seq_length,
-        cross_documents,
-        chinese_words,
-        packed=packed,
-    )
+    record, ids = tokenizer.backend_tokenizer.to_str(), (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    return RowSettings(record, *ids, seq_length, cross_documents, chinese_words, packed=packed)
 
 
 def show_rows(documents: Sequence[str], tokenizer: BertTokenizer, **settings: int | bool) -> list[str]:
@@ -195,7 +187,7 @@ def test_remembered_chunks_give_the_tokenizers_ids(chinese_words: bool, monkeypa
     characters = [*LETTERS, *"0123456789'.,;:!?()$%+[]#_，。？", *sorted({*CHINESE} - {*"，。？"})]
     tokens = [*SPECIALS, *characters, *(f"##{character}" for character in characters)]
     tokens += ["token", "##ise", "the", "cafe", "##ing", "words", "word"]
-    record = BertTokenizer(vocab={token: i for i, token in enumerate(tokens)}).backend_tokenizer.to_str()
+    record = make_wordpiece(tokens).backend_tokenizer.to_str()
     direct = Tokenizer.from_str(record)
     direct.encode_special_tokens = True
     random = np.random.default_rng(0)

@@ -19,31 +19,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from changed_files import watch_hashing
-from transformers import BertTokenizer
+from changed_files import TOUCHED, watch_hashing
+from row_files import SPECIALS, save_wordpiece, write_rows
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import AccessError, CorpusError
 from domext_ray.runtime import tasks
 from domext_ray.storage import Place
-from domext_ray.text.corpus import shards
+from domext_ray.text.corpus import overlap, shards
 from domext_ray.text.corpus.index import HELD_OUT, TRAIN, DocumentIndex
 from domext_ray.text.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest
+from domext_ray.text.corpus.overlap import DocumentHashes, count_common, find_overlaps, read_hashes
 from domext_ray.text.corpus.rows import SCHEMA, load_jieba
 from domext_ray.text.corpus.shards import prepare_corpus
 from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.data.split import describe_split, hold_out_blocks, resolve_held_out_by
 
 PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "line", "says", ".", *(f"{i}" for i in range(10))]
-VOCABULARY += [f"##{i}" for i in range(10)]
+VOCABULARY = [*SPECIALS, "line", "says", ".", *(f"{i}" for i in range(10)), *(f"##{i}" for i in range(10))]
 
 
 @pytest.fixture(scope="module")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    BertTokenizer(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(folder)
-    return folder
+    return save_wordpiece(tmp_path_factory.mktemp("tokenizer"), VOCABULARY)
 
 
 def write_lines(path: Path, numbers: list[int]) -> Path:
@@ -129,6 +127,10 @@ def test_the_second_time_it_is_found(
     path, cache, manifest = prepared
     monkeypatch.setattr(shards, "_build", None)  # building again would fail
     assert prepare_lines(path, tokenizer_dir, cache) == manifest
+    for touch in TOUCHED.values():
+        touch(path)
+        touch(Path(manifest.shards("train")[0].path))
+        assert prepare_lines(path, tokenizer_dir, cache) == manifest, "by its bytes"
     moved = replace(PREPARE, cache_dir="/somewhere/else")
     assert prepare_lines(path, tokenizer_dir, cache, moved) == manifest
     assert [entry.name for entry in cache.glob("[!.]*")] == [manifest.folder.name]
@@ -144,7 +146,7 @@ def test_rows_depend_on_content_and_settings_alone(
     again = prepare_lines(copy, tokenizer_dir, tmp_path / "cache")
     assert again.folder.name == manifest.folder.name
     assert (again.train, again.held_out) == (manifest.train, manifest.held_out)
-    BertTokenizer(vocab={token: i for i, token in enumerate([*VOCABULARY, "extra"])}).save_pretrained(other_dir)
+    save_wordpiece(other_dir, [*VOCABULARY, "extra"])
     for folder, seq_length in ((tokenizer_dir, 48), (other_dir, 32)):
         other = prepare_lines(copy, folder, tmp_path / "cache", seq_length=seq_length)
         assert other.folder != again.folder and other.fingerprint != manifest.fingerprint
@@ -160,17 +162,6 @@ def test_held_out_documents_do_not_depend_on_place_or_neighbours(
     held_out = set(read_numbers(prepare_lines(prepared[0], tokenizer_dir, tmp_path / "cache", prepare), "held_out"))
     shared = {*range(600, 800), *range(200)}
     assert set(read_numbers(other, "held_out")) & shared == held_out & shared
-
-
-def test_documents_of_any_size_of_task_split_alike(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "text.txt", list(range(400)))
-    found = [
-        prepare_lines(path, tokenizer_dir, tmp_path / "cache", replace(PREPARE, shard_bytes=size))
-        for size in (1024, 2**20)
-    ]
-    assert len(found[0].train) > len(found[1].train) == 1
-    for split in shards.SPLITS:
-        assert read_numbers(found[0], split) == read_numbers(found[1], split)
 
 
 HOLD_OUT = {"document": {}, "block": {}, "file": {}, "group": {"group_field": "patient"}}
@@ -198,13 +189,9 @@ def test_any_number_of_documents_at_a_time_are_chosen_alike(
             index.add(distinct[drawn[first:end]].tobytes(), groups[first:end].tobytes())
         index.choose(files, prepare)
         index.write_hashes(Place(folder))
-        found.append(
-            [index.uses.tobytes(), *((folder / f"documents-{part}.npy").read_bytes() for part in shards.SPLITS)]
-        )
-        assert (
-            sum(path.name.startswith("near-") for path in folder.iterdir())
-            == {2**20: 0, 100: 32, 2999: 2, 1: 256}[bucket]
-        )
+        written = [(folder / f"documents-{part}.npy").read_bytes() for part in shards.SPLITS]
+        found.append([index.uses.tobytes(), *written])
+        assert len([*folder.glob("near-*")]) == {2**20: 0, 100: 32, 2999: 2, 1: 256}[bucket]
     assert all(made == found[0] for made in found)
     firsts = np.zeros(3000, dtype=bool)
     firsts[np.unique(drawn, return_index=True)[1]] = True
@@ -272,6 +259,10 @@ def read_files(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_ino) for path in paths}
 
 
+def list_contents(files: dict[str, tuple[bytes, int]]) -> dict[str, bytes]:
+    return {name: content for name, (content, _) in files.items()}
+
+
 def test_an_interrupted_preparation_goes_on_with_its_finished_parts(
     prepared: tuple[Path, Path, Manifest],
     tokenizer_dir: Path,
@@ -298,10 +289,8 @@ def test_an_interrupted_preparation_goes_on_with_its_finished_parts(
     assert len([name for name in before if name.startswith("parts/rows/") and name.endswith(".json")]) >= 3
 
     again = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
-    after, whole = read_files(Path(again.folder)), read_files(Path(manifest.folder))
-    assert {name: content for name, (content, _) in after.items()} == {
-        name: content for name, (content, _) in whole.items()
-    }
+    after = read_files(Path(again.folder))
+    assert list_contents(after) == list_contents(read_files(Path(manifest.folder)))
     finished = [f"{name}-{number:06d}.arrow" for name in ("train", "held_out") for number in range(3)]
     assert all(after[name] == before[name] for name in finished if name in before)  # the very files
     told = capsys.readouterr().err
@@ -315,11 +304,9 @@ def test_a_damaged_corpus_is_made_anew_where_it_is_not_whole(
 ) -> None:
     path, _, manifest = prepared
     shard, whole = manifest.train[1].path, "manifest.json"
+    anew = "the shard {} is not what its manifest says; the corpus is prepared anew|tokenising: the shard {}"
     for name, told in (
-        (
-            shard,
-            "the shard {} is not what its manifest says; the corpus is prepared anew|tokenising: the shard {}",
-        ),
+        (shard, anew),
         (whole, "{} is damaged"),
         ("parts/rows/000001.json", "{} is damaged; that part is made anew"),
     ):
@@ -333,9 +320,7 @@ def test_a_damaged_corpus_is_made_anew_where_it_is_not_whole(
             (folder / whole).unlink()
         assert prepare_lines(path, tokenizer_dir, folder.parent).folder == folder
         after = read_files(folder)
-        assert {file: content for file, (content, _) in after.items()} == {
-            file: content for file, (content, _) in before.items()
-        }
+        assert list_contents(after) == list_contents(before)
         assert before[manifest.train[2].path] == after[manifest.train[2].path], "the very file"
         said = capsys.readouterr().err
         assert all(sentence.format(folder / name) in said for sentence in told.split("|"))
@@ -440,11 +425,9 @@ def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None
         read_manifest(Place(tmp_path / "nowhere"))
     path = Path(copied.folder, "manifest.json")
     record = json.loads(path.read_text())
+    later = "has format 99, which a later version .* reads format 3; delete its folder"
     for content, message in [
-        (
-            json.dumps({**record, "format": 99}),
-            "has format 99, which a later version .* reads format 3; delete its folder",
-        ),
+        (json.dumps({**record, "format": 99}), later),
         (json.dumps({name: value for name, value in record.items() if name != "train"}), "is damaged"),
         (json.dumps({name: value for name, value in record.items() if name != "texts"}), "is damaged"),
         (path.read_text()[:-30], "is damaged"),
@@ -531,10 +514,9 @@ def test_rows_without_text_are_told(
 ) -> None:
     """What was dropped is said with its first place, also where a range of the file begins below the first line."""
     path = tmp_path / "rows.jsonl"
-    rows = [json.dumps({"text": f"line {i} says {i * i}."}) for i in range(400)]
-    rows[300] = '{"text": null, "id": 1}'
-    rows[310:320] = ['{"body": "x"}'] * 10
-    path.write_text("\n".join(rows) + "\n")
+    rows: list[Any] = [{"text": f"line {i} says {i * i}."} for i in range(400)]
+    rows[300], rows[310:320] = {"text": None, "id": 1}, [{"body": "x"}] * 10
+    write_rows(path, rows)
     for is_new in (True, False):
         manifest = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
         told = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("dropped", "warning"))]
@@ -548,3 +530,53 @@ def test_rows_without_text_are_told(
     strict = replace(PREPARE, max_dropped_frac=0.02)
     with pytest.raises(CorpusError, match=r"11 of 400 rows .* with --prepare.max_dropped_frac 0.03"):
         prepare_lines(path, tokenizer_dir, tmp_path / "cache", strict)
+
+
+def make_hashes(train: list[int], held_out: list[int]) -> DocumentHashes:
+    return DocumentHashes(*(np.array(numbers, dtype=np.uint64) for numbers in (train, held_out)))
+
+
+def test_common_values_are_counted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(3)
+    first, second = (np.unique(random.integers(0, 900, size, dtype=np.uint64)) for size in (300, 700))
+    expected = len({*first.tolist()} & {*second.tolist()})
+    monkeypatch.setattr(overlap, "CHUNK", 7)
+    assert count_common(first, second) == count_common(second, first) == expected > 50
+    assert count_common(first, first[:0]) == 0
+
+
+def test_what_spoils_held_out_figures_is_said_first() -> None:
+    texts = [("--corpus", make_hashes([1, 2, 3], [7, 8])), ("--replay.corpus", make_hashes([2, 8, 9], [3, 4]))]
+    assert find_overlaps(texts) == [
+        "warning: 1 of 2 held-out documents of --replay.corpus are training documents of --corpus, too: figures on its "
+        "held-out text look better than they are",
+        "warning: 1 of 2 held-out documents of --corpus are training documents of --replay.corpus, too: figures on its "
+        "held-out text look better than they are",
+        "note: 3 of 5 documents of --replay.corpus are in --corpus, too",
+    ]
+    assert find_overlaps([texts[0], ("third", make_hashes([10], [11]))]) == []
+
+
+def test_a_prepared_corpus_keeps_the_hashes_of_its_documents(
+    local_ray: None, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    first = write_lines(tmp_path / "first.txt", [*range(300), *range(50)])
+    second = write_lines(tmp_path / "second.txt", [*range(200, 400)])
+    for held_out_by in ("document", "block"):
+        prepare = replace(PREPARE, held_out_by=held_out_by)
+        manifests = [prepare_lines(text, tokenizer_dir, tmp_path / "cache", prepare) for text in (first, second)]
+        own, other = (read_hashes(manifest.folder) for manifest in manifests)
+        assert (len(own), len(other)) == (300, 200)
+        lines = [{split: {*read_numbers(manifest, split)} for split in shards.SPLITS} for manifest in manifests]
+        for split, another in itertools.product(shards.SPLITS, shards.SPLITS):
+            assert len(getattr(own, split)) == len(lines[0][split])
+            common = count_common(getattr(own, split), getattr(other, another))
+            assert common == len(lines[0][split] & lines[1][another])
+        for path in Path(manifests[0].folder).glob("documents-*.npy"):
+            path.unlink()
+        prepare_lines(first, tokenizer_dir, tmp_path / "cache", prepare)  # which finds the corpus not whole
+        again = read_hashes(manifests[0].folder)
+        assert np.array_equal(again.train, own.train) and np.array_equal(again.held_out, own.held_out)
+    (manifests[1].folder / "documents-train.npy").put(b"\x93NUMPY")
+    with pytest.raises(CorpusError, match="has no sound hashes of its documents"):
+        read_hashes(manifests[1].folder)

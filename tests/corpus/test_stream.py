@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray
+from row_files import SPECIALS, make_token_rows, make_wordpiece, write_arrow
 from test_sampler import Sampler, list_rows, make_alone, make_curriculum, make_mixture
-from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.errors import CorpusError, RunError
@@ -38,14 +38,8 @@ def write_corpus(folder: Path, shard_rows: tuple[int, ...]) -> Manifest:
     records, number = [], 0
     for i, size in enumerate(shard_rows):
         ids = [[2, 5 + number + j, *[5 + j % 7] * (j % 9), 3] for j in range(size)]
-        table = pa.table(
-            {
-                "input_ids": pa.array(ids, type=pa.list_(pa.int32())),
-                "word_starts": pa.array([[True] * len(row) for row in ids], type=pa.list_(pa.bool_())),
-            }
-        )
-        with pa.OSFile(str(folder / f"train-{i}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=100)
+        table = make_token_rows(ids, [[True] * len(row) for row in ids]).drop_columns("row_id")
+        write_arrow(folder / f"train-{i}.arrow", table, 100)
         records.append(FileRecord(f"train-{i}.arrow", "", size, sum(map(len, ids))))
         number += size
     return Manifest(Place(folder), "f", 8, "t", {}, tuple(records), (), number, {})
@@ -53,15 +47,13 @@ def write_corpus(folder: Path, shard_rows: tuple[int, ...]) -> Manifest:
 
 def open_reader(folder: Path, sampler: Sampler, rank: int = 0, world_size: int = 1, size: int = 6) -> BatchReader:
     """A rank's reader of corpora that lie in a folder, written if they are not; the second text is kept."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(NUM_WORDS))]
-    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+    tokenizer = make_wordpiece([*SPECIALS, *(f"w{i}" for i in range(NUM_WORDS))])
     corpora = [write_corpus(folder / str(i), part.shard_rows) for i, part in enumerate(sampler.parts)]
     maskers = [Masker(tokenizer, ObjectiveConfig(mask_prob=0.4), part.seed) for part in sampler.parts]
     is_kept = (False, True, False)[: len(corpora)] if len(corpora) > 1 else ()
     rows = share_rows(sampler.global_batch_size, rank, world_size)
-    return BatchReader(
-        tuple(corpus.shards("train") for corpus in corpora), sampler, tuple(maskers), is_kept, rows, size
-    )
+    read = tuple(corpus.shards("train") for corpus in corpora)
+    return BatchReader(read, sampler, tuple(maskers), is_kept, rows, size)
 
 
 def take_apart(batch: RankBatch) -> list[tuple[list[int], list[int], bool]]:

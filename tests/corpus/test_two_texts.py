@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import BertTokenizer
+from row_files import SPECIALS, read_texts, save_wordpiece, write_kinds, write_rows
 
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig
 from domext_ray.errors import CorpusError
@@ -25,49 +25,24 @@ from domext_ray.text.corpus.sampler import Part, Sampler, share_rows
 from domext_ray.text.corpus.shards import make_settings, prepare_corpus
 from domext_ray.text.corpus.stream import BatchReader, RankBatch, stream_batches
 from domext_ray.text.corpus.views import make_masker
-from domext_ray.text.data.documents import read_documents
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.sample import check_corpus
-from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.training.evaluate import build_domain_set
 
 PAIR = PrepareConfig(pair=("title", "body"), min_document_chars=1, shard_bytes=4096, held_out_frac=0.1)
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "title", "body", "a", *(f"{i}" for i in range(10))]
-VOCABULARY += [f"##{i}" for i in range(10)]
+VOCABULARY = [*SPECIALS, "title", "body", "a", *(f"{i}" for i in range(10)), *(f"##{i}" for i in range(10))]
 CONTRAST = ObjectiveConfig(kind="infonce", group_rows=4)
 NUM_ROWS = 700
 
 
 @pytest.fixture(scope="module")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    BertTokenizer(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(folder)
-    return folder
+    return save_wordpiece(tmp_path_factory.mktemp("tokenizer"), VOCABULARY)
 
 
 def make_records(num_rows: int) -> list[dict[str, str]]:
     return [{"id": "x", "body": f"a body {i}" + " a" * (i % 9), "title": f"title {i}"} for i in range(num_rows)]
-
-
-def write_records(path: Path, records: list[Any]) -> Path:
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(records), path)
-    elif path.suffix == ".csv":
-        rows = ["body,title", *(f'"{record["body"]}","{record["title"]}"' for record in records)]
-        path.write_text("\n".join(rows) + "\n")
-    else:
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
-def read_all(path: Path, prepare: PrepareConfig = PAIR) -> tuple[list[str], Dropped]:
-    dropped, documents = Dropped(), list[str]()
-    for task in resolve_sources(str(path), prepare).tasks:
-        lost = Dropped()
-        documents += read_documents(task, prepare, lost)
-        dropped.merge(vars(lost))
-    return documents, dropped
 
 
 def decode(ids: np.ndarray) -> str:
@@ -83,11 +58,10 @@ def require_one_row(title: np.ndarray, body: np.ndarray) -> int:
 
 
 def test_both_fields_are_read_in_the_order_of_the_option(tmp_path: Path) -> None:
-    for name in ("rows.jsonl", "rows.csv", "rows.parquet"):
-        documents, dropped = read_all(write_records(tmp_path / name, make_records(5)))
-        assert documents == [f"title {i}\na body {i}" + " a" * i for i in range(5)] and not dropped.counts, name
-    other = PrepareConfig(pair=("body", "title"), min_document_chars=1)
-    assert read_all(tmp_path / name, other)[0][3] == "a body 3 a a a\ntitle 3"
+    for path in write_kinds(tmp_path, make_records(5)):
+        documents, dropped = read_texts(path, PAIR)
+        assert documents == [f"title {i}\na body {i}" + " a" * i for i in range(5)] and not dropped.counts, path
+    assert read_texts(path, replace(PAIR, pair=("body", "title")))[0][3] == "a body 3 a a a\ntitle 3"
 
 
 def test_a_row_without_both_texts_is_counted_and_its_place_told(tmp_path: Path) -> None:
@@ -100,24 +74,22 @@ def test_a_row_without_both_texts_is_counted_and_its_place_told(tmp_path: Path) 
         {"title": " \n", "body": "a body"},
         {"title": "title 4", "body": ""},
     ]
-    documents, dropped = read_all(write_records(tmp_path / "rows.jsonl", [whole, *lacking, whole]))
+    documents, dropped = read_texts(write_rows(tmp_path / "rows.jsonl", [whole, *lacking, whole]), PAIR)
     assert documents == ["title 1\nline breaks are spaces"] * 2
     assert dropped.counts == {"no_field": 2, "null": 1, "not_text": 1, "empty": 2}
     path = tmp_path / "rows.jsonl"
     places = {reason: f"{path}:{line}" for reason, line in (("null", 4), ("not_text", 5), ("empty", 6))}
     assert dropped.places == {"no_field": f"{path}:2 (it has title)", **places}
     pq.write_table(pa.table({"title": ["title 1", None], "body": [None, "a body"]}), tmp_path / "rows.parquet")
-    documents, dropped = read_all(tmp_path / "rows.parquet")
+    documents, dropped = read_texts(tmp_path / "rows.parquet", PAIR)
     assert not documents and dropped.counts == {"null": 2}
 
 
 def test_a_text_that_is_too_long_is_cut_and_its_pair_stays_one(tmp_path: Path) -> None:
-    path = write_records(tmp_path / "rows.jsonl", [{"title": "title " * 10, "body": "body " * 20}])
-    documents, dropped = read_all(
-        path, PrepareConfig(pair=("title", "body"), min_document_chars=9, max_document_chars=50)
-    )
+    path = write_rows(tmp_path / "rows.jsonl", [{"title": "title " * 10, "body": "body " * 20}])
+    documents, dropped = read_texts(path, replace(PAIR, min_document_chars=9, max_document_chars=50))
     assert documents == ["title title title title title title title title ti\n" + ("body " * 10)] and not dropped.counts
-    documents, dropped = read_all(path, PrepareConfig(pair=("title", "body"), min_document_chars=500))
+    documents, dropped = read_texts(path, replace(PAIR, min_document_chars=500))
     assert not documents and dropped.counts == {"too_short": 1}
 
 
@@ -140,7 +112,7 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
     """700 rows, of which one makes no token, and one that lacks its body."""
     folder = tmp_path_factory.mktemp("prepared")
     odd = [{"title": "\u0301", "body": "a body"}, {"title": "title 9"}]
-    path = write_records(folder / "rows.jsonl", [*make_records(NUM_ROWS), *odd])
+    path = write_rows(folder / "rows.jsonl", [*make_records(NUM_ROWS), *odd])
     return prepare_corpus(str(path), PAIR, tokenizer_dir, 16, Place(folder / "cache"))
 
 
@@ -194,7 +166,7 @@ def test_documents_that_make_no_row_are_told() -> None:
 
 
 def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_path: Path) -> None:
-    path = write_records(tmp_path / "rows.jsonl", make_records(NUM_ROWS))
+    path = write_rows(tmp_path / "rows.jsonl", make_records(NUM_ROWS))
     settings = make_settings(load_tokenizer(tokenizer_dir), PAIR, 16)
     estimate = estimate_rows(check_corpus(str(path), PAIR, to_end=True), PAIR, settings)
     assert estimate is not None and estimate.num_rows == pytest.approx(0.9 * NUM_ROWS, rel=0.05)
@@ -206,7 +178,7 @@ def test_files_without_the_fields_are_one_sentence(tmp_path: Path) -> None:
         check_corpus(str(tmp_path / "plain.txt"), PAIR)
     with pytest.raises(CorpusError, match=r"is plain text, without fields for --prepare.pair"):
         check_corpus("package-docs", PAIR)
-    write_records(tmp_path / "rows.jsonl", [{"title": "title 1", "text": "a"}] * 3)
+    write_rows(tmp_path / "rows.jsonl", [{"title": "title 1", "text": "a"}] * 3)
     with pytest.raises(
         CorpusError,
         match=r"3 of 3 rows .* hold no text \(3 rows without the field 'title' or 'body'; the first is .*rows.jsonl:1 "

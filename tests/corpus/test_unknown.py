@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from made_tokenizers import save_roberta, save_xlm_roberta
-from transformers import BertTokenizer
+from row_files import SPECIALS, save_wordpiece, write_rows
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError
@@ -22,7 +21,6 @@ from domext_ray.text.corpus.unknown import check_sample, describe_unknown, find_
 from domext_ray.text.data.sample import check_corpus
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "kidney", "of", "a", "patient", ".", "a", "##b", *"0123456789", *(f"##{i}" for i in range(10))]
 PREPARE = PrepareConfig(min_document_chars=5, held_out_frac=0.1, shard_bytes=4096)
 KNOWN, GREEK, LONG = "the kidney of a patient", "ο ασθενής έχει νεφρού", "acgt" * 40
@@ -30,10 +28,8 @@ KNOWN, GREEK, LONG = "the kidney of a patient", "ο ασθενής έχει νε
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
     names = [*SPECIALS, *dict.fromkeys(WORDS)]
-    BertTokenizer(vocab={name: i for i, name in enumerate(names)}, do_lower_case=False).save_pretrained(folder)
-    return folder
+    return save_wordpiece(tmp_path_factory.mktemp("tokenizer"), names, do_lower_case=False)
 
 
 def count(folder: Path, *sentences: str) -> dict[str, Any]:
@@ -117,8 +113,7 @@ def test_a_sample_refuses_what_is_beyond_doubt(folder: Path, tmp_path: Path) -> 
 
 def test_names_are_not_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"text": f"{text} {i} .", "who": i} for i in range(30) for text in (KNOWN, "the Kidney of a Patient")]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path = write_rows(tmp_path / "rows.jsonl", rows)
     prepare = replace(PREPARE, group_field="who")
     check(path, folder, prepare)
     told = capsys.readouterr().err

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
-from changed_files import REPLACED, watch_hashing
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
-from domext_ray.text.vocabulary import tokenizer as tokenizers
 from domext_ray.text.vocabulary.tokenizer import (
     LAST_FILE,
     check_fit,
@@ -192,20 +189,3 @@ def test_a_folder_is_made_anew_as_a_whole(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"notes\.md is no part of the vocabulary"), replace_folder(Place(folder)):
         pass
     assert (folder / "notes.md").read_text() == "mine"
-
-
-def test_a_text_that_changes_while_a_vocabulary_is_learned_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch_hashing(monkeypatch)
-    text, choose = tmp_path / "text.txt", tokenizers._choose_alphabet
-    text.write_text("Mrs Miller was seen.\n" * 9)
-
-    def change_before(*given: Any) -> list[str]:
-        REPLACED["rsync -t"](text, b"Mrs [NAME] was seen.\n" * 9)
-        return choose(*given)
-
-    monkeypatch.setattr(tokenizers, "_choose_alphabet", change_before)
-    with pytest.raises(CorpusError, match=rf"changed while it was read \({text} has changed\)"):
-        learn_wordpiece(str(text), PREPARE, VocabConfig(size=70), tmp_path / "learned", 64)
-    assert not (tmp_path / "learned").exists()

@@ -6,10 +6,8 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from changed_files import REPLACED, watch_hashing
 from tokenizers import Tokenizer
 from transformers import BertTokenizer
 
@@ -90,17 +88,11 @@ def test_counting_goes_on_with_its_finished_parts(
 
     with monkeypatch.context() as patched:
         patched.setattr(tasks._Progress, "advance", interrupt)
-        with (
-            pytest.raises(KeyboardInterrupt),
-            keep_counts(sources, small, serialise(), Place(tmp_path / "cache")),
-        ):
+        with pytest.raises(KeyboardInterrupt), keep_counts(sources, small, serialise(), Place(tmp_path / "cache")):
             pass
     (work,) = (tmp_path / "cache").glob("[!.]*")
     assert len(list(work.glob("parts/*.json"))) >= 3
-    with (
-        pytest.raises(KeyboardInterrupt),
-        keep_counts(sources, small, serialise(), Place(tmp_path / "cache")) as again,
-    ):
+    with pytest.raises(KeyboardInterrupt), keep_counts(sources, small, serialise(), Place(tmp_path / "cache")) as again:
         raise KeyboardInterrupt  # while the words are ranked
     assert again == whole
     num_kept = re.search(r"^counting words: (\d+) parts were finished before", capsys.readouterr().err, re.M)
@@ -153,22 +145,3 @@ def test_tokenizers_that_take_no_new_words() -> None:
     added.add_tokens(["thalamus"])
     with pytest.raises(CorpusError, match="has 1 added tokens .* the first is 'thalamus'"):
         tokenizer_family(added.to_str(), "base")
-
-
-def test_a_text_that_changes_while_its_words_are_counted_is_refused(
-    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its names would be words of the text that has none."""
-    watch_hashing(monkeypatch)
-    text, counted = tmp_path / "text.txt", word_counts._count_words
-    text.write_text("Mrs Miller was seen.\n" * 9)
-
-    def change_after(*given: Any) -> dict[str, int]:
-        found = counted(*given)
-        REPLACED["cp -p"](text, b"Mrs [NAME] was seen.\n" * 9)
-        return found
-
-    monkeypatch.setattr(word_counts, "_count_words", change_after)
-    with pytest.raises(CorpusError, match=rf"changed while it was read \({text} has changed\)"):
-        count(text, serialise())
-    assert not list((tmp_path / "cache").glob("words-*"))
