@@ -9,48 +9,28 @@ import os
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from labelled_fixtures import dump_parquet
+from row_files import read_texts, write_arrow
 
 from domext_ray import files as option_files
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
 from domext_ray.text.data import files
-from domext_ray.text.data.documents import read_documents
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.files import SourceFile, find_files
-from domext_ray.text.data.sources import Sources, resolve_sources
+from domext_ray.text.data.sources import resolve_sources
 
 SENTENCE = "A sentence that is long enough."
 
 
-def read_all(resolved: Sources, prepare: PrepareConfig) -> tuple[list[str], Dropped]:
-    dropped = Dropped()
-    documents = []
-    for task in resolved.tasks:
-        lost = Dropped()
-        documents += read_documents(task, prepare, lost)
-        dropped.merge(json.loads(json.dumps(vars(lost))))
-    return documents, dropped
-
-
-def read_spec(spec: str | Path, **options: object) -> tuple[list[str], Dropped]:
-    prepare = PrepareConfig(**{"min_document_chars": 1, **options})  # type: ignore[arg-type]
-    return read_all(resolve_sources(str(spec), prepare), prepare)
-
-
-def to_parquet(**columns: list[object]) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue().to_pybytes()
-
-
-def compress_table() -> bytes:
-    return gzip.compress(to_parquet(text=[SENTENCE]))
+def read_spec(spec: str | Path, **options: Any) -> tuple[list[str], Dropped]:
+    return read_texts(spec, PrepareConfig(**{"min_document_chars": 1, **options}))
 
 
 ARRAY = [{"text": SENTENCE}, {"text": SENTENCE}]
@@ -67,7 +47,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "packed.txt": (gzip.compress(SENTENCE.encode()), "not UTF-8 text but gzip, whose name must end in .gz"),
     "letter.txt": (b"PK\x03\x04 rest", "not UTF-8 text but a zip archive or an office document"),
     "paper.txt": (b"%PDF-1.7 rest", "not UTF-8 text but a PDF"),
-    "table.txt": (to_parquet(text=[SENTENCE]), "not UTF-8 text but Parquet, whose name must end in .parquet"),
+    "table.txt": (dump_parquet(ARRAY), "not UTF-8 text but Parquet, whose name must end in .parquet"),
     "bytes.txt": (bytes(range(256)) * 20, "not UTF-8 text .it has NUL bytes"),
     "paper.PDF": (b"%PDF", "whose format cannot be read"),
     "letter.docx": (b"PK", "whose format cannot be read"),
@@ -91,12 +71,12 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "pretty.json": (json.dumps(ARRAY, indent=1).encode(), "is not JSON Lines, an object a line, but an array"),
     "object.json": (json.dumps(ARRAY[0], indent=1).encode(), "but an object over several lines; run jq -c . FILE"),
     "long.json": (json.dumps(ARRAY * 90_000).encode(), "is not JSON Lines, an object a line, but an array"),
-    "cut.parquet": (to_parquet(text=[SENTENCE] * 99)[:-30], "cut.parquet cannot be read to its end"),
+    "cut.parquet": (dump_parquet([{"text": SENTENCE}] * 99)[:-30], "cut.parquet cannot be read to its end"),
     "empty.parquet": (b"", "empty.parquet cannot be read to its end"),
-    "number.parquet": (to_parquet(text=[1, 2]), "the column 'text' of .*number.parquet holds int64, not text"),
-    "lists.parquet": (to_parquet(text=[["a"], ["b"]]), "holds list.*, not text"),
-    "other.parquet": (to_parquet(body=["a"]), r"has no column 'text' \(it has body\); set --prepare.field"),
-    "other.parquet.gz": (compress_table(), "cannot be read to its end"),
+    "number.parquet": (dump_parquet([{"text": 1}]), "the column 'text' of .*number.parquet holds int64, not text"),
+    "lists.parquet": (dump_parquet([{"text": ["a"]}]), "holds list.*, not text"),
+    "other.parquet": (dump_parquet([{"body": "a"}]), r"has no column 'text' \(it has body\); set --prepare.field"),
+    "other.parquet.gz": (gzip.compress(dump_parquet(ARRAY)), "cannot be read to its end"),
     "text.arrow": (b"no arrow at all", "text.arrow cannot be read to its end"),
     "other.csv": (b"id,body\n1,a\n", r"has no column 'text' \(it has id, body\); set --prepare.field, or name it .txt"),
     "semicolons.csv": (b"id;text\n1;a\n", "parted by ';', and those of a .csv file must be by ','"),
@@ -198,8 +178,7 @@ def test_other_columns_of_text(tmp_path: Path) -> None:
     texts = pa.array(["first", None, "third"])
     for column in (texts.dictionary_encode(), texts.cast(pa.string_view())):
         table = pa.table({"text": column})
-        with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
+        write_arrow(tmp_path / "a.arrow", table)
         documents, dropped = read_spec(tmp_path / "a.arrow")
         assert documents == ["first", "third"] and dropped.counts == {"null": 1}
 
@@ -231,7 +210,7 @@ def test_places_lead_to_the_line_in_every_range(tmp_path: Path, document: str) -
     path.write_bytes(b"".join(lines))
     resolved = resolve_sources(str(path), PrepareConfig(document=document, shard_bytes=1024))
     assert len(resolved.tasks) > 5
-    dropped = read_all(resolved, PrepareConfig(document=document, min_document_chars=1))[1]
+    dropped = read_texts(resolved, PrepareConfig(document=document, min_document_chars=1))[1]
     place = dropped.places["bad_utf8"]
     found = re.fullmatch(re.escape(str(path)) + r", line (\d+) from byte ([\d,]+) on", place)
     assert found is not None
@@ -241,15 +220,11 @@ def test_places_lead_to_the_line_in_every_range(tmp_path: Path, document: str) -
     assert whole[first:].split(b"\n")[number - 1] == b"bad \xff line" and whole.count(b"bad", 0, first) == 0
 
 
-def make_dataset(folder: Path) -> None:
-    datasets.Dataset.from_dict({"text": [SENTENCE] * 3}).save_to_disk(folder)
-
-
 def test_a_saved_dataset_stays_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("A secret of the machine.\n" * 9)
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "secret.txt"}]}')
     folder = tmp_path / "saved"
-    make_dataset(folder)
+    datasets.Dataset.from_dict({"text": [SENTENCE] * 3}).save_to_disk(folder)
     assert len(read_spec(folder)[0]) == 3
     (folder / "linked.txt").symlink_to("../secret.txt")
     (folder / "train").symlink_to(tmp_path)

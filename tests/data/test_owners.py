@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
+from row_files import write_kinds, write_rows
 
 from domext_ray.commands.early import check_early
 from domext_ray.config.options.build import from_dict, identity_of
@@ -32,12 +31,6 @@ def make_rows(number: int = 120, **fields: Values) -> list[dict[str, Any]]:
         {**{name: value(i) for name, value in fields.items()}, "text": f"a note of some length, number {i}"}
         for i in range(number)
     ]
-
-
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
 
 
 @pytest.fixture
@@ -98,23 +91,11 @@ def test_the_sentences(tmp_path: Path, look: Callable[..., str]) -> None:
 
 def test_every_kind_of_file(tmp_path: Path, look: Callable[..., str]) -> None:
     """Values are texts and numbers, also where the beginning of a file alone is read, or nobody reads the column."""
-    rows = make_rows(mrn=lambda i: i % 40, picture=lambda i: b"\xff\x00")
-    table = pa.Table.from_pylist(rows)
-    plain = table.drop_columns("picture")
-    write_rows(tmp_path / "a.jsonl", plain.to_pylist())
-    write_rows(tmp_path / "b.jsonl.gz", plain.to_pylist())
-    pc.write_csv(plain, tmp_path / "c.csv")
-    pc.write_csv(plain, tmp_path / "d.tsv", pc.WriteOptions(delimiter="\t", quoting_style="none"))
-    pq.write_table(table, tmp_path / "e.parquet")
-    with pa.ipc.new_file(str(tmp_path / "f.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "g")
-    pq.write_table(
-        plain.set_column(0, "mrn", plain["mrn"].cast(pa.float64()).cast(pa.string()).dictionary_encode()),
-        tmp_path / "h.parquet",
-    )
-    for name in ("a.jsonl", "b.jsonl.gz", "c.csv", "d.tsv", "e.parquet", "f.arrow", "g", "h.parquet"):
-        assert "40 different 'mrn' in 120 rows" in look(tmp_path / name, words=50), name
+    paths = write_kinds(tmp_path, make_rows(mrn=lambda i: i % 40, picture=lambda i: b"\xff\x00"))
+    table = pa.Table.from_pylist(make_rows(mrn=lambda i: f"{i % 40}.0"))
+    pq.write_table(table.set_column(0, "mrn", table["mrn"].dictionary_encode()), tmp_path / "y.parquet")
+    for path in (*paths, tmp_path / "y.parquet"):
+        assert "40 different 'mrn' in 120 rows" in look(path, words=50), path
 
 
 def test_what_repeats(tmp_path: Path, look: Callable[..., str]) -> None:
@@ -123,22 +104,9 @@ def test_what_repeats(tmp_path: Path, look: Callable[..., str]) -> None:
     def repeats(values: Values, number: int = 120) -> bool:
         return look(write_rows(tmp_path / "x.jsonl", make_rows(number, visit_id=values)), words=50) != ""
 
-    assert (
-        repeats(lambda i: i % 60)
-        and repeats(lambda i: i // 3)
-        and repeats(lambda i: max(i, 1))
-        and repeats(lambda i: 7)
-    )
-    for values in (
-        int,
-        lambda i: None,
-        lambda i: True,
-        lambda i: 0.5,
-        lambda i: "",
-        lambda i: [1],
-        lambda i: "x" * 100,
-    ):
-        assert not repeats(values)
+    assert all(map(repeats, (lambda i: i % 60, lambda i: i // 3, lambda i: max(i, 1), lambda i: 7)))
+    others: list[Any] = [None, True, 0.5, "", [1], "x" * 100]
+    assert not any(map(repeats, (int, *(lambda i, value=value: value for value in others))))
     halves = [write_rows(tmp_path / f"{name}.jsonl", make_rows(40, mrn=lambda i: i)) for name in "yz"]
     halves[1].write_text(halves[1].read_text().replace("note", "letter"))
     assert "40 different 'mrn' in 80 rows" in look(f"{halves[0]},{halves[1]}") and look(halves[0]) == ""
@@ -212,9 +180,7 @@ def test_none(tmp_path: Path, look: Callable[..., str]) -> None:
     write_rows(tmp_path / "x.jsonl", [{"none": None, **row} for row in make_rows()])
     pc.write_csv(pa.Table.from_pylist(make_rows(none=int)), tmp_path / "x.csv")
     for name in ("x.jsonl", "x.csv"):
-        refusal = (
-            "has a field 'none', and --prepare.group_field none says that no rows belong together; give that field"
-        )
+        refusal = "has a field 'none', and --prepare.group_field none says that no rows belong together; give that fi"
         assert refusal in look(tmp_path / name, "none") and look(tmp_path / name) == "", name
     (tmp_path / "x.txt").write_text("a line that is long enough\nanother line that is\n")
     assert look(tmp_path / "x.txt", "none") == ""  # plain text has no fields, and needs none

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from row_files import write_arrow
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError
@@ -79,8 +80,7 @@ def test_a_text_of_a_column_that_is_not_utf8_costs_its_row(tmp_path: Path) -> No
         raw = pa.array([b"first", None, b"s\xffcond", b"third"], binary)
         table = pa.table({"text": pa.Array.from_buffers(kind, 4, raw.buffers()), "n": range(4)})
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
-        with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
+        write_arrow(tmp_path / "a.arrow", table)
         for name in ("a.parquet", "a.arrow"):
             rows = read(tmp_path / name)
             assert [row.value["text"] for row in rows if not row.reason] == ["first", None, "third"]

@@ -74,11 +74,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     ("late.csv", f'id,text\n1,"a \\"b\\" c"\n{FILLER}2,"a "b" c"\n', f": row 302 (line 303) {STRAY}"),
     ("late.tsv", f'id,text\n1,"a ""b"""\n{FILLER}2,"a" b\n'.replace(",", "\t"), f": row 302 (line 303) {STRAY}"),
-    (
-        "folders_late.csv",
-        f'text\n"C:\\a\\"\n{FILLER.replace(",", "")}"a \\"b\\""\n',
-        f": row 302 (line 303) {STRAY}",
-    ),
+    ("folders_late.csv", f'text\n"C:\\a\\"\n{FILLER.replace(",", "")}"a \\"b\\""\n', f": row 302 (line 303) {STRAY}"),
     (
         "break.tsv",
         'id\ttext\n1\t"a ""b"""\n2\tc\n' + FILLER.replace(",", "\t") + "3\td\re\n",
