@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from object_store import BUCKET, put_object, use_objects
@@ -89,13 +90,14 @@ def test_an_address_names_objects(texts: None) -> None:
     assert read == ["some words of a line"] * len(ODD), "each is opened by the name that it was listed with"
 
 
-def test_what_is_no_address_is_refused_before_anybody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_address_is_refused_before_anybody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    (tmp_path / "a.txt").write_text("some words of a line\n")
     for spec, says in REFUSED.items():
         with pytest.raises(CorpusError, match=rf"^--input {re.escape(repr(spec.strip()))} cannot be read; .*{says}"):
             check_text("input", spec)
         with pytest.raises(CorpusError, match=says):
-            find_files(f"README.md,{spec}")
+            find_files(f"{tmp_path / 'a.txt'},{spec}")
 
 
 def test_what_is_not_there_is_named(texts: None) -> None:

@@ -202,12 +202,18 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def test_a_damaged_summary_is_one_sentence(tmp_path: Path) -> None:
-    run = lay_out(tmp_path / "run")
+def lay_out_trained(folder: Path) -> Path:
+    """A run that has said everything, and exported nothing."""
+    run = lay_out(folder / "run")
     (run / "export").mkdir()
     (run / "report.html").touch()
+    (run / "summary.json").write_text(json.dumps(SUMMARY))
+    return run
+
+
+def test_a_damaged_summary_is_one_sentence(tmp_path: Path) -> None:
+    run = lay_out_trained(tmp_path)
     path = run / "summary.json"
-    path.write_text(json.dumps(SUMMARY))
     assert read_summary(Place(path)) == SUMMARY
     for content in (json.dumps(SUMMARY)[:-40], "", "null", '{"train": {"steps": 12}}'):
         path.write_text(content)
@@ -221,24 +227,13 @@ def test_a_damaged_summary_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_run_without_its_options_is_not_finished(tmp_path: Path) -> None:
-    run = lay_out(tmp_path / "run")
-    (run / "export").mkdir()
-    (run / "report.html").touch()
-    (run / "summary.json").write_text(json.dumps(SUMMARY))
+    run = lay_out_trained(tmp_path)
     assert not is_finished(Place(run), CONFIG), "its export is not whole"
     with new_export(Place(run / "export"), ExportRecord("huggingface", "run", 12)):
         pass
     assert is_finished(Place(run), CONFIG)
     (run / "config.yaml").write_text("train: {")
     assert not is_finished(Place(run), CONFIG)
-
-
-def test_one_job_at_a_time_has_a_run(tmp_path: Path) -> None:
-    is_told = pytest.raises(RunError, match="another job is working in .*; wait for it")
-    with lock_run(Place(tmp_path)), is_told, lock_run(Place(tmp_path)):
-        pass
-    with lock_run(Place(tmp_path)):
-        pass
 
 
 def test_a_job_that_is_stopped_leaves_what_it_learned(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import resource
 import stat
 import subprocess
@@ -88,11 +89,8 @@ def test_every_listener_is_on_localhost_and_asks_for_the_token() -> None:
         codes = {rpc: call(port, rpc, {}) for rpc in CALLS}
         assert "OK" not in codes.values(), (name, codes)
         assert pid != busy or codes[CALLS[3]] == "UNAUTHENTICATED", codes
-        assert "UNAUTHENTICATED" in codes.values() or status in (401, 403) or (status, page) == (200, METRICS), (
-            name,
-            codes,
-            status,
-        )
+        refuses = "UNAUTHENTICATED" in codes.values() or status in (401, 403)
+        assert refuses or (status, page) == (200, METRICS), (name, codes, status)
         for method, code in codes.items():
             if code == "UNAUTHENTICATED":
                 assert call(port, method, {"authorization": "Bearer wrong"}) == code, name
@@ -133,9 +131,7 @@ with exit_on_user_error():
     environment = {**os.environ, "RAY_TMPDIR": str(tmp_path / ("long" * 25))}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert (
-        "error: Ray does not start on this machine (" in done.stderr and "another folder in RAY_TMPDIR" in done.stderr
-    )
+    assert re.search(r"error: Ray does not start on this machine \(.*another folder in RAY_TMPDIR", done.stderr)
 
 
 @pytest.mark.slow
@@ -153,13 +149,10 @@ print(Path("/proc", str(raylet.pid), "maps").read_text())
 """
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # paths of sockets are short
         command = [sys.executable, "-c", code, str(tmp_path / "none")]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "RAY_TMPDIR": folder}, timeout=240
-        )
+        environment = {**os.environ, "RAY_TMPDIR": folder}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(
-            f"note: {tmp_path / 'none'} has room for 0 MB, and what Ray's processes share takes"
-        )
+        assert done.stdout.startswith(f"note: {tmp_path / 'none'} has room for 0 MB, and what Ray's processes share")
         assert f" {folder}/ray-{os.getuid()}/plasma" in done.stdout
 
 

@@ -267,11 +267,8 @@ def test_a_share_that_would_wait_for_ever_is_found() -> None:
 
 def test_nodes_are_described() -> None:
     assert describe_nodes([ONE] * 4) == "4 nodes of 1 CPU"
-    assert (
-        describe_nodes([EIGHT, HEAD, EIGHT])
-        == describe_nodes([HEAD, EIGHT, EIGHT])
-        == "2 nodes of 8 CPUs and 1 GPU and 1 node of 0 CPUs"
-    )
+    for nodes in ([EIGHT, HEAD, EIGHT], [HEAD, EIGHT, EIGHT]):
+        assert describe_nodes(nodes) == "2 nodes of 8 CPUs and 1 GPU and 1 node of 0 CPUs"
 
 
 def test_cpus_are_those_that_this_process_may_use() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from job_processes import heed_signals
@@ -58,6 +59,8 @@ def start(begin: Callable[[], object] = heed_signals, **settings: object) -> Ite
         process.wait()
 
 
+RAY = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}})}
+SLURM, POD = {"SLURM_JOB_ID": "7"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 SIGNALS = [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143), (signal.SIGHUP, "SIGHUP", 129)]
 
 
@@ -89,8 +92,16 @@ def test_only_ctrl_c_cuts_a_save_short() -> None:
     assert job.returncode == 129 and output == "" and error == "stopped at step 7 by SIGHUP.\n"
 
 
-def test_a_save_that_takes_too_long_or_is_done_is_not_waited_for() -> None:
-    for settings in ({"limit": 1}, {"is_done": True}):
+def test_a_save_that_takes_too_long_or_is_done_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too long is also what does not fit before the job is killed."""
+    cases: tuple[tuple[dict[str, Any], dict[str, str]], ...] = (
+        ({"limit": 1}, {}),
+        ({"is_done": True}, {}),
+        ({}, RAY | {stopping.RAY_GIVEN: "1"}),
+    )
+    for settings, environment in cases:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
         with start(can_save=True, saves=False, **settings) as job:
             job.send_signal(signal.SIGTERM)
             output, error = job.communicate(timeout=120)
@@ -115,10 +126,6 @@ def test_a_terminal_that_closes_lets_the_job_save() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 129
 
 
-RAY = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}})}
-SLURM, POD = {"SLURM_JOB_ID": "7"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-
-
 @pytest.mark.parametrize(
     ("environment", "seconds", "left", "says"),
     [
@@ -135,11 +142,8 @@ SLURM, POD = {"SLURM_JOB_ID": "7"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 )
 def test_who_kills_a_job_and_when(environment: dict[str, str], seconds: float, left: float, says: str) -> None:
     timer = stopping.find_kill_timer(environment)
+    assert stopping.find_kill_timer({"HOME": "/root"}) is None, "nobody kills a job of a terminal"
     assert timer is not None and (timer.seconds, timer.left) == (seconds, left) and says in timer.describe()
-
-
-def test_nobody_kills_a_job_of_a_terminal() -> None:
-    assert stopping.find_kill_timer({"HOME": "/root"}) is None
 
 
 @pytest.mark.parametrize(
@@ -166,16 +170,6 @@ def test_no_more_is_promised_than_fits(
     assert output == "saved\n" and job.returncode == 128 + number
     said = f"\n{stopping.NAMES[number]}: the next step is saved{promise}\n"
     assert re.search(re.escape(said).replace(r"\.\*", ".*"), error), error
-
-
-def test_what_does_not_fit_is_given_up_before_the_job_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in RAY.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv(stopping.RAY_GIVEN, "1")
-    with start(can_save=True, saves=False) as job:
-        job.send_signal(signal.SIGTERM)
-        output, error = job.communicate(timeout=120)
-    assert job.returncode == 143 and output == "" and error.endswith("stopped at step 7 by SIGTERM.\n")
 
 
 def test_what_ends_a_job_is_what_has_started_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,13 @@ import ray
 import torch
 from file_limits import limit_files
 from ray.exceptions import RayError
-from safetensors import SafetensorError
+from row_files import write_arrow
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from domext_ray.errors import CorpusError, StorageError, find_user_error
 from domext_ray.runtime.stopping import exit_on_user_error
-from domext_ray.storage import Place, new_file, write_text
+from domext_ray.storage import Place, new_file
 
 SIZE = 10_000
 
@@ -45,22 +45,6 @@ with exit_on_user_error(), open("/dev/full", "w") as file:
         "error: a file of this job cannot be read or written (No space left on device): free space there, and the "
         "same command goes on.\n"
     )
-
-
-def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
-    path = tmp_path / "summary.json"
-    write_text(Place(path), "old")
-    with (
-        limit_files(SIZE),
-        pytest.raises(StorageError, match=r"summary\.json cannot be read or written \(File too large\)"),
-    ):
-        write_text(Place(path), "x" * 2 * SIZE)
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-def write_arrow(path: Path, table: pyarrow.Table) -> None:
-    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
 
 
 def write_lines(path: Path, text: str) -> None:
@@ -154,16 +138,6 @@ def test_files_reach_the_disk_before_they_have_their_name(tmp_path: Path, monkey
     *before, flushed, named, folder = told
     assert flushed.startswith(".record.") and (named, folder) == ("named record", tmp_path.name)
     assert all(event.startswith("named .record.") for event in before), "from one temporary name to another"
-
-
-def test_errors_of_libraries_are_known(tmp_path: Path) -> None:
-    with limit_files(SIZE), pytest.raises(SafetensorError) as tensors:
-        save_file({"x": torch.zeros(SIZE)}, tmp_path / "x.safetensors")
-    table = pyarrow.table({"x": os.urandom(4 * SIZE).hex().split("0")})
-    with limit_files(SIZE), pytest.raises(OSError) as parquet:
-        pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-    for raised in (tensors, parquet):
-        assert "(File too large)" in str(find_user_error(raised.value))
 
 
 def test_a_task_that_meets_one_is_a_sentence_too(local_ray: None) -> None:

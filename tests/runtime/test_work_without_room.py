@@ -21,7 +21,7 @@ from domext_ray.runtime.trials import Ledger, Rules, Trial, Watch
 from domext_ray.runtime.waiting import StallTimer
 from domext_ray.storage import Place
 
-SAID = {"verb": "counting", "unit": "rows", "remedy": "lower --something"}
+SAID: dict[str, Any] = {"verb": "counting", "unit": "rows", "remedy": "lower --something"}
 
 
 def test_what_is_waited_for_is_said_after_growing_intervals(
@@ -38,9 +38,8 @@ def test_what_is_waited_for_is_said_after_growing_intervals(
             stall.look("preparing")
             said = capsys.readouterr().err
             if said:
-                assert (
-                    said
-                    == f"preparing: no news for {second} s (Ray has no room yet); wait, or end the job with Ctrl-C.\n"
+                assert said.startswith(
+                    f"preparing: no news for {second} s (Ray has no room yet); wait, or end the job "
                 )
                 ends.append(second)
         return ends
@@ -92,9 +91,9 @@ def test_work_that_has_no_room_ends(short_wait: None, tmp_path: Path) -> None:
     ledger, rules = Ledger(Place(tmp_path / "trials")), Rules("searching", lambda trial, deaths: "died")
     pool, work = Pool(lambda: lambda item: {"f1": 1.0}, 2, 0.5), make_work()
     ways: dict[str, Any] = {
-        "counting": lambda: [*run_tasks(work, list_tasks(3), None, total=3, **SAID)],  # type: ignore[arg-type]
+        "counting": lambda: [*run_tasks(work, list_tasks(3), None, total=3, **SAID)],
         "pooling": lambda: [
-            *run_tasks(Pool(lambda: work, 2, 0.5), list_tasks(3), None, total=3, **(SAID | {"verb": "pooling"}))  # type: ignore[arg-type]
+            *run_tasks(Pool(lambda: work, 2, 0.5), list_tasks(3), None, total=3, **(SAID | {"verb": "pooling"}))
         ],
         "searching": lambda: run_trials(pool, trials, ledger, Watch(2, 0), rules),
     }
@@ -102,12 +101,9 @@ def test_work_that_has_no_room_ends(short_wait: None, tmp_path: Path) -> None:
         for verb, start in ways.items():
             with pytest.raises(RunError) as raised:
                 start()
-            assert str(raised.value).startswith(
-                f"{verb}: nothing of it runs after 3 s (--scale.wait): Ray has no room yet for "
-            )
-            assert "; free are 0.25 of " in str(raised.value) and "end what has the room, add nodes" in str(
-                raised.value
-            )
+            said = str(raised.value)
+            assert said.startswith(f"{verb}: nothing of it runs after 3 s (--scale.wait): Ray has no room yet for ")
+            assert "; free are 0.25 of " in said and "end what has the room, add nodes" in said
     assert len(ways["counting"]()) == 3, "once there is room, the same goes on"
     ways["searching"]()
     assert [record.status for record in ledger.list()] == ["complete", "complete"]
@@ -118,6 +114,6 @@ def test_work_that_has_some_room_is_done_there(short_wait: None) -> None:
     """A process of a pool that never starts is given no task, and a long task is no wait."""
     short, long = make_work(1.5), make_work(5.0)
     with hold(0.75):
-        found = [*run_tasks(Pool(lambda: short, 3, 0.5), list_tasks(4), None, total=4, **SAID)]  # type: ignore[arg-type]
+        found = [*run_tasks(Pool(lambda: short, 3, 0.5), list_tasks(4), None, total=4, **SAID)]
         assert found == [{"i": i} for i in range(4)]
-        assert [*run_tasks(long, list_tasks(1), None, total=1, cpus=0.5, **SAID)] == [{"i": 0}]  # type: ignore[arg-type]
+        assert [*run_tasks(long, list_tasks(1), None, total=1, cpus=0.5, **SAID)] == [{"i": 0}]

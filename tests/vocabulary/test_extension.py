@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import SPECIALS, save_wordpiece
 from transformers import AutoTokenizer, BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
@@ -26,7 +26,6 @@ from domext_ray.text.vocabulary.learn import count_new_words, import_words, lear
 from domext_ray.text.vocabulary.statistics import format_statistics
 from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 KNOWN = "is a part of brain the and in with tha ##lam ##us ##ing ##s relay station sensory region cell nerve".split()
 PREPARE = PrepareConfig(min_document_chars=5)
@@ -40,10 +39,7 @@ ENDINGS = "genic genesis toxic toxin trophic pathy pathic plasty ectomy scopy tr
 def make_base(folder: Path, *more: str, letters: str = LETTERS, num_unused: int = 0, **options: bool) -> Path:
     entries = [*SPECIALS, *(f"[unused{i}]" for i in range(num_unused)), *".,;:!?'\"()-", *letters]
     entries = dict.fromkeys([*entries, *(f"##{letter}" for letter in letters), *KNOWN, *more])
-    BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)}, model_max_length=64, **options).save_pretrained(
-        folder
-    )
-    return folder
+    return save_wordpiece(folder, entries, model_max_length=64, **options)
 
 
 @pytest.fixture(scope="module")
@@ -293,25 +289,13 @@ def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path, local_ra
     assert not [path for path in made.folder.iterdir() if path.name.startswith(".")]
 
 
-def test_a_list_with_a_mistake_makes_nothing(base_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text("neuron\nbasal ganglia\n")
-    with pytest.raises(CorpusError, match=r"has 1 malformed \(line 2: 'basal ganglia' is 2 words"):
-        bring(tmp_path / "words.txt", base_folder, tmp_path / "made")
-    assert not (tmp_path / "made").exists()
-
-
-def test_what_holds_no_new_words(base_folder: Path, tiny_roberta_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="--vocab.words .* cannot be read as UTF-8 text"):
-        bring(tmp_path / "nowhere.txt", base_folder, tmp_path / "made")
-    (tmp_path / "words.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(CorpusError, match="cannot be read as UTF-8 text"):
-        bring(tmp_path / "words.txt", base_folder, tmp_path / "made")
-    with pytest.raises(CorpusError, match="has no extension.json"):
-        bring(base_folder, base_folder, tmp_path / "made")
-    with pytest.raises(CorpusError, match="is a vocabulary that was made, .* leave out --vocab.skip"):
-        bring(base_folder, base_folder, tmp_path / "made", skip=("known",))
-    with pytest.raises(CorpusError, match="cannot be read as UTF-8 text"):
-        bring(tmp_path / "words.txt", tiny_roberta_folder, tmp_path / "made")
+def test_a_folder_that_holds_no_new_words(base_folder: Path, tmp_path: Path) -> None:
+    for skip, says in (
+        ((), "has no extension.json"),
+        (("known",), "is a vocabulary that was made, .* leave out --vocab.s"),
+    ):
+        with pytest.raises(CorpusError, match=says):
+            bring(base_folder, base_folder, tmp_path / "made", skip=skip)
 
 
 def test_sizes_and_texts_that_make_no_vocabulary(
@@ -343,34 +327,24 @@ def test_a_damaged_folder_is_made_anew(base_folder: Path, tmp_path: Path) -> Non
 
 
 def test_damaged_records(base_folder: Path, tmp_path: Path) -> None:
+    assert load_extension(base_folder) is load_extension(tmp_path / "nowhere") is None
     (tmp_path / "words.txt").write_text("thalamus\n##lamic\nneuron\n")
     path = bring(tmp_path / "words.txt", base_folder, tmp_path / "made").folder / "extension.json"
-    whole = path.read_text(encoding="utf-8")
-    record = json.loads(whole)
+    record = json.loads(path.read_text(encoding="utf-8"))
     words = record["words"]
     for changed, message in (
-        ({**record, "words": ["thalamus", "thalamus", "neuron"]}, "have other words"),
-        ({**record, "words": words[:2]}, "and the tokenizer beside it have other words"),
-        ({**record, "words": [words[1], words[0], words[2]]}, "have other words"),
-        ({**record, "words": [*words, "more"]}, "have other words"),
-        ({**record, "first_id": 3}, "have other words"),
-        ({name: value for name, value in record.items() if name != "base"}, "is damaged"),
-        ({**record, "words": None}, "is damaged"),
-        ({**record, "format": 99}, "has format 99, which a later version .* reads format 2; make it again"),
-        ([], "is damaged"),
+        ({"words": ["thalamus", "thalamus", "neuron"]}, "have other words"),
+        ({"words": words[:2]}, "and the tokenizer beside it have other words"),
+        ({"words": [words[1], words[0], words[2]]}, "have other words"),
+        ({"words": [*words, "more"]}, "have other words"),
+        ({"first_id": 3}, "have other words"),
+        ({"words": None}, "is damaged"),
+        ({"format": 99}, "has format 99, which a later version .* reads format 2; make it again"),
     ):
-        path.write_text(json.dumps(changed))
+        path.write_text(json.dumps({**record, **changed}))
         with pytest.raises(CorpusError, match=message):
             load_extension(path.parent)
-    path.write_text(whole[:50])
+    path.write_text(json.dumps(record))
+    (path.parent / "tokenizer.json").unlink()
     with pytest.raises(CorpusError, match="is damaged"):
         load_extension(path.parent)
-
-
-def test_folders_without_a_record(base_folder: Path, learned: ExtensionVocabulary, tmp_path: Path) -> None:
-    assert load_extension(base_folder) is None
-    assert load_extension(tmp_path / "nowhere") is None
-    shutil.copytree(learned.folder, tmp_path / "copy")
-    (tmp_path / "copy" / "tokenizer.json").unlink()
-    with pytest.raises(CorpusError, match="is damaged"):
-        load_extension(tmp_path / "copy")

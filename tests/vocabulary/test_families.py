@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_tokenizers import MAKERS, PROSE, learn_bytes, save_xlm_roberta
+from row_files import SPECIALS, make_wordpiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaConfig
 
@@ -195,10 +196,7 @@ def test_lists_with_a_mistake(bases: dict[str, Path], tmp_path: Path) -> None:
         ("x" * 101, "more than 100 characters"),
     ]
     cases = [(name, *mistake) for name in bases for mistake in mistakes]
-    cases += [
-        ("roberta", "thalamus2", "is 2 words"),
-        ("roberta with a space first", "##co-opt", "is 3 words"),
-    ]
+    cases += [("roberta", "thalamus2", "is 2 words"), ("roberta with a space first", "##co-opt", "is 3 words")]
     for name, word, message in cases:
         with pytest.raises(CorpusError, match=message):
             bring(["amygdala", word], bases[name], tmp_path / "made")
@@ -258,7 +256,7 @@ def make_bytes(**options: Any) -> Tokenizer:
     return tokenizer
 
 
-def test_byte_level_tokenizers_that_take_no_new_words() -> None:
+def test_tokenizers_that_take_no_new_words(tmp_path: Path) -> None:
     gemma = make_bytes()
     gemma.normalizer = normalizers.Replace(" ", "▁")
     gemma.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
@@ -266,6 +264,11 @@ def test_byte_level_tokenizers_that_take_no_new_words() -> None:
     unsplit.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     lost = make_bytes()
     lost.add_tokens(["thalamus"])
+    pieces = make_wordpiece([*SPECIALS, "a"]).backend_tokenizer
+    spaced = Tokenizer.from_str(pieces.to_str().replace("BertPreTokenizer", "Whitespace"))
+    pieces.add_tokens(["thalamus"])
+    unigram = load_tokenizer(save_xlm_roberta(tmp_path)).backend_tokenizer
+    others = "give a base with WordPiece .* or leave --vocab.size 0 and --vocab.words"
     tokenizer_family(make_bytes().to_str(), "base")
     tokenizer_family(make_bytes(ignore_merges=True).to_str(), "base")
     for tokenizer, message in [
@@ -275,18 +278,12 @@ def test_byte_level_tokenizers_that_take_no_new_words() -> None:
         (unsplit, "does not cut text into words before its BPE model"),
         (lost, "has the entry 'thalamus', which its merges do not lead to"),
         (Tokenizer(models.WordLevel({"a": 0}, "a")), "is a WordLevel model, and new words"),
+        (unigram, f"--base base is a Unigram model, .* {others}"),
+        (spaced, "has the pre-tokenizer Whitespace in place of BertPreTokenizer, and new words"),
+        (pieces, "has 1 added tokens .* the first is 'thalamus'"),
     ]:
         with pytest.raises(CorpusError, match=message):
             tokenizer_family(tokenizer.to_str(), "base")
-
-
-def test_a_unigram_base_takes_no_new_words(tmp_path: Path) -> None:
-    base = save_xlm_roberta(tmp_path / "base")
-    message = (
-        "--base tiny is a Unigram model, .* give a base with WordPiece .* or leave --vocab.size 0 and --vocab.words"
-    )
-    with pytest.raises(CorpusError, match=message):
-        bring(["thalamus"], base, tmp_path / "made")
 
 
 def test_new_words_stand_beside_earlier_ones(bases: dict[str, Path], tmp_path: Path) -> None:

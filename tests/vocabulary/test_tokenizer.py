@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from row_files import SPECIALS, make_wordpiece
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
@@ -22,12 +23,11 @@ from domext_ray.text.vocabulary.tokenizer import (
     replace_folder,
 )
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PREPARE = PrepareConfig(min_document_chars=5)
 
 
 def make_tokenizer(*words: str, **options: bool) -> BertTokenizer:
-    return BertTokenizer(vocab={token: i for i, token in enumerate([*SPECIALS, *words])}, **options)
+    return make_wordpiece([*SPECIALS, *words], **options)
 
 
 def test_the_fingerprint_is_of_what_decides_ids(tmp_path: Path) -> None:
@@ -108,16 +108,6 @@ def test_learned_vocabularies(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_learned_vocabulary_is_kept_while_its_record_matches(text: Path, tmp_path: Path) -> None:
-    folder = learn_wordpiece(str(text), PREPARE, VocabConfig(size=70), tmp_path / "learned", 64)
-    before = (folder / "tokenizer.json").stat().st_mtime_ns
-    learn_wordpiece(str(text), PREPARE, VocabConfig(size=70), folder, 64)
-    assert (folder / "tokenizer.json").stat().st_mtime_ns == before
-    learn_wordpiece(str(text), PREPARE, VocabConfig(size=64), folder, 64)
-    assert len(load_tokenizer(folder)) == 64
-    assert json.loads((folder / "learned_from.json").read_text())["size"] == 64
-
-
-def test_a_learned_vocabulary_is_of_its_prepare_options(text: Path, tmp_path: Path) -> None:
     """Documents of another kind are other text: short lines count, or do not."""
     path = tmp_path / "text.txt"
     path.write_text("xq\n" * 2000 + text.read_text(encoding="utf-8"), encoding="utf-8")
@@ -133,13 +123,13 @@ def test_a_learned_vocabulary_is_of_its_prepare_options(text: Path, tmp_path: Pa
         before = (folder / "tokenizer.json").stat().st_ino
         learn_wordpiece(str(path), others, VocabConfig(size=70), folder, 64)
         assert ((folder / "tokenizer.json").stat().st_ino == before) == is_kept
+    learn_wordpiece(str(path), others, VocabConfig(size=64), folder, 64)
+    assert len(load_tokenizer(folder)) == json.loads((folder / "learned_from.json").read_text())["size"] == 64
 
 
 def test_a_vocabulary_never_exceeds_its_size(tmp_path: Path) -> None:
     """A hundred letters, each at the start and inside of words, want 200 entries."""
-    letters = (
-        [chr(0x430 + i) for i in range(32)] + [chr(0x3B1 + i) for i in range(24)] + [chr(0x561 + i) for i in range(38)]
-    )
+    letters = [chr(first + i) for first, number in ((0x430, 32), (0x3B1, 24), (0x561, 38)) for i in range(number)]
     path = tmp_path / "text.txt"
     lines = [" ".join(letters[(i * 13 + j) % 94] + letters[(i + j * 29) % 94] for j in range(20)) for i in range(94)]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -182,9 +172,7 @@ def test_a_folder_is_made_anew_as_a_whole(tmp_path: Path) -> None:
     assert (folder / "vocab.txt").read_text() == "old"
     with replace_folder(Place(folder)) as temporary:
         (temporary / LAST_FILE).write_text("{}")
-    assert [path.name for path in folder.iterdir()] == [LAST_FILE] and [path.name for path in tmp_path.iterdir()] == [
-        "tokenizer"
-    ]
+    assert [*tmp_path.rglob("*")] == [folder, folder / LAST_FILE]
     (folder / "notes.md").write_text("mine")
     with pytest.raises(CorpusError, match=r"notes\.md is no part of the vocabulary"), replace_folder(Place(folder)):
         pass

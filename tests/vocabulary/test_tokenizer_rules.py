@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from made_tokenizers import MAKERS, save_xlm_roberta
-from transformers import BertTokenizer, PreTrainedTokenizerFast
+from row_files import SPECIALS, make_wordpiece
+from transformers import PreTrainedTokenizerFast
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig
 from domext_ray.inputs import run_preparation
@@ -17,7 +18,6 @@ from domext_ray.text.vocabulary import tokenizer_rules
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.text.vocabulary.tokenizer_rules import find_wrong_rules
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SMALL = [*"abcdefghijklmnopqrstuvwxyz", *"0123456789.,-", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
 CAPITALS = ["A", "S", "Smith", "Berlin", "##NA", "Noted"]
 ACCENTS = ["é", "für", "##ère", "größe", "ça"]
@@ -56,12 +56,7 @@ def tell(folder: Path) -> str:
             "strips accents: 5 of its 76 entries",
             '"strip_accents": false',
         ),
-        (
-            SMALL + ["丘脑", "大脑", "##脑是"],
-            {},
-            "parts Chinese characters: 3 of its",
-            '{"tokenize_chinese_chars": false}',
-        ),
+        (SMALL + ["丘脑", "大脑", "##脑是"], {}, "parts Chinese characters: 3 of", '{"tokenize_chinese_chars": false}'),
         (SMALL, {"do_lower_case": False}, "keeps capitals: 0 of its 65 entries", '"do_lower_case": true'),
         (SMALL, {"strip_accents": False}, "keeps accents: 0 of its 65 entries", '"strip_accents": true'),
     ],
@@ -135,7 +130,7 @@ def test_other_models_have_their_own_rules(tmp_path: Path) -> None:
 
 def test_rules_that_only_tokenizer_json_has(tmp_path: Path) -> None:
     """Classes other than BERT's do not read those of tokenizer_config.json."""
-    made = BertTokenizer(vocab={entry: i for i, entry in enumerate([*SPECIALS, *SMALL, *CAPITALS])})
+    made = make_wordpiece([*SPECIALS, *SMALL, *CAPITALS])
     names = {f"{name}_token": getattr(made, f"{name}_token") for name in ("unk", "sep", "pad", "cls", "mask")}
     PreTrainedTokenizerFast(tokenizer_object=made.backend_tokenizer, **names).save_pretrained(tmp_path)
     assert f'set "lowercase": false in the normalizer of {tmp_path / "tokenizer.json"} ' in tell(tmp_path)
@@ -148,6 +143,5 @@ def test_rules_that_only_tokenizer_json_has(tmp_path: Path) -> None:
 def test_a_large_vocabulary_is_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_rules, "SAMPLE_ENTRIES", 100)
     entries = [*SPECIALS, *(f"{'W' if i % 4 else 'w'}ord{i}" for i in range(295))]
-    tokenizer = BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)})
-    found = find_wrong_rules(tokenizer, "large", Path("large"))
+    found = find_wrong_rules(make_wordpiece(entries), "large", Path("large"))
     assert "lowercases text: about 219 of its 294 entries have capitals" in found

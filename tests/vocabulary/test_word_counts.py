@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from row_files import SPECIALS, make_wordpiece
 from tokenizers import Tokenizer
-from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.errors import CorpusError
@@ -19,7 +20,6 @@ from domext_ray.text.data.documents import read_documents
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.vocabulary import word_counts
-from domext_ray.text.vocabulary.family import tokenizer_family
 from domext_ray.text.vocabulary.word_counts import forget_rarest, keep_counts
 
 PREPARE = PrepareConfig(min_document_chars=5)
@@ -40,8 +40,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serialise(**options: bool) -> str:
-    vocabulary = {entry: i for i, entry in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])}
-    return BertTokenizer(vocab=vocabulary, **options).backend_tokenizer.to_str()
+    return make_wordpiece([*SPECIALS, "a"], **options).backend_tokenizer.to_str()
 
 
 def count(spec: Path | str, tokenizer_json: str, prepare: PrepareConfig = PREPARE) -> dict[str, int]:
@@ -66,7 +65,7 @@ def test_counts_are_those_of_the_text(local_ray: None, text: Path) -> None:
 
 
 def test_counts_do_not_depend_on_the_tasks(local_ray: None, text: Path) -> None:
-    small = PrepareConfig(min_document_chars=5, shard_bytes=4096)
+    small = replace(PREPARE, shard_bytes=4096)
     assert len(resolve_sources(str(text), small).tasks) > 5
     assert [*count(text, serialise()).items()] == [*count(text, serialise(), small).items()]
 
@@ -74,7 +73,7 @@ def test_counts_do_not_depend_on_the_tasks(local_ray: None, text: Path) -> None:
 def test_counting_goes_on_with_its_finished_parts(
     local_ray: None, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = PrepareConfig(min_document_chars=5, shard_bytes=4096)
+    small = replace(PREPARE, shard_bytes=4096)
     sources = resolve_sources(str(text), small)
     whole = count(text, serialise(), small)
 
@@ -122,7 +121,7 @@ def test_the_driver_keeps_a_bounded_number_of_words(
     path = tmp_path / "text.txt"
     lines = [f"often seldom{i} once{i}{' twice' * 2}{' often' * (i % 3)}" for i in range(400)]
     path.write_text("\n".join(lines))
-    small = PrepareConfig(min_document_chars=5, shard_bytes=1024)
+    small = replace(PREPARE, shard_bytes=1024)
     monkeypatch.setattr(word_counts, "MAX_WORDS", 100)
     found = count(path, serialise(), small)
     assert len(found) <= 100 and [*found.items()][:2] == [("twice", 800), ("often", 400 + 399)]
@@ -134,14 +133,3 @@ def test_corpora_that_cannot_be_counted(local_ray: None, tmp_path: Path) -> None
     (tmp_path / "blank.txt").write_text("\n \n\n")
     with pytest.raises(CorpusError, match="has no usable word"):
         count(tmp_path / "blank.txt", serialise())
-
-
-def test_tokenizers_that_take_no_new_words() -> None:
-    with pytest.raises(
-        CorpusError, match="has the pre-tokenizer Whitespace in place of BertPreTokenizer, and new words"
-    ):
-        tokenizer_family(serialise().replace("BertPreTokenizer", "Whitespace"), "base")
-    added = Tokenizer.from_str(serialise())
-    added.add_tokens(["thalamus"])
-    with pytest.raises(CorpusError, match="has 1 added tokens .* the first is 'thalamus'"):
-        tokenizer_family(added.to_str(), "base")

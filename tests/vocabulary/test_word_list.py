@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from made_tokenizers import MAKERS
-from transformers import BertTokenizer
+from row_files import SPECIALS, save_wordpiece
 
 from domext_ray.config.options.build import identity_of
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig, TrainConfig, VocabConfig
@@ -19,14 +19,12 @@ from domext_ray.text.vocabulary.learn import count_new_words
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 from domext_ray.text.vocabulary.word_list import read_words
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def make_known(folder: Path, **options: bool) -> BaseVocabulary:
     entries = [*SPECIALS, *LETTERS, *LETTERS.upper(), *(f"##{char}" for char in LETTERS), "brain", "##us", "[unused1]"]
-    BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)}, **options).save_pretrained(folder)
-    return read_base_vocabulary("tiny", folder, len(entries))
+    return read_base_vocabulary("tiny", save_wordpiece(folder, entries, **options), len(entries))
 
 
 @pytest.fixture(scope="module")
