@@ -16,7 +16,9 @@ from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig
 from domext_ray.model.spec import ModelSpec
 from domext_ray.runs.attempts import supersede
 from domext_ray.storage import Place
+from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.engine import join_alone
+from domext_ray.training.metrics import read_metrics
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
 
@@ -72,3 +74,18 @@ def train_in_cuts(run: Run, folder: Path, *cuts: int) -> PretrainWorker:
             worker = begin(run, folder)
             worker.run(cut)
     return worker
+
+
+def read_records(run: Path) -> list[dict[str, Any]]:
+    """What a run has recorded, step by step."""
+    return read_metrics(Place(run / "metrics.jsonl"))
+
+
+def list_saved(run: Path) -> list[int]:
+    """The steps of a run's checkpoints."""
+    return list_steps(Place(run / "checkpoints"))
+
+
+def find_saved(run: Path, **settings: Any) -> Any:
+    """A run's newest checkpoint."""
+    return find_latest(Place(run / "checkpoints"), **settings)

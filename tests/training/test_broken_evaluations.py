@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import write_corpus
-from small_runs import attempts, make_config, make_train, train_in_cuts
+from small_runs import attempts, find_saved, list_saved, make_config, make_train, read_records, train_in_cuts
 
 from domext_ray.config.pretrain import RunConfig
 from domext_ray.errors import DivergenceError
@@ -19,8 +19,7 @@ from domext_ray.inputs import prepare_run
 from domext_ray.plan import resolve
 from domext_ray.runs.attempts import Attempt
 from domext_ray.storage import Place
-from domext_ray.training.checkpoint import check_all, find_latest, list_steps
-from domext_ray.training.metrics import read_metrics
+from domext_ray.training.checkpoint import check_all
 from domext_ray.training.notices import ASKED, LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
@@ -65,15 +64,15 @@ def disturb(worker: PretrainWorker, step: int, act: Callable[[], torch.Tensor | 
 def read_figures(folder: Path) -> list[dict[str, Any]]:
     """All lines of a run, less what a clock and the machine's memory have to do with."""
     measured = ("time/", "throughput/", "data/", "memory/")
-    records = read_metrics(Place(folder / "metrics.jsonl"))
+    records = read_records(folder)
     return [{name: value for name, value in record.items() if not name.startswith(measured)} for record in records]
 
 
 def check_as_if_undisturbed(folder: Path, straight: Path) -> None:
     assert read_figures(folder) == read_figures(straight)
-    own, other = (find_latest(Place(run_dir / "checkpoints")) for run_dir in (folder, straight))
+    own, other = (find_saved(run_dir) for run_dir in (folder, straight))
     assert own is not None and own == other and own.trainer_state.keys() == other.trainer_state.keys()
-    assert list_steps(Place(folder / "checkpoints")) == list_steps(Place(straight / "checkpoints")) == [LAST]
+    assert list_saved(folder) == list_saved(straight) == [LAST]
 
 
 def kill() -> None:
@@ -87,11 +86,9 @@ def test_killed_in_an_evaluation(step: int, before: int, task: Run, straight: Pa
         disturb(worker, step, kill)
         with pytest.raises(Killed):
             worker.run()
-    assert list_steps(Place(tmp_path / "checkpoints")) == [before, step], (
-        "the one that counts stays until another one does"
-    )
+    assert list_saved(tmp_path) == [before, step], "the one that counts stays until another one does"
     assert [found.unevaluated is None for _, found in check_all(Place(tmp_path / "checkpoints"))] == [False, True]
-    assert find_latest(Place(tmp_path / "checkpoints")).step == before
+    assert find_saved(tmp_path).step == before
     assert read_figures(tmp_path)[-1]["step"] == step - 1
     with attempts() as begin:
         worker = begin(task, tmp_path)
@@ -119,7 +116,7 @@ def test_an_evaluation_listens(
         steps = disturb(worker, step, lambda: attempt.ask_to_end() if reason == ASKED else told.append(True))
         worker.run()
         assert worker.end == reason and steps.count(step) == 2 and max(steps) == step
-        assert attempt.is_end_confirmed() and list_steps(Place(tmp_path / "checkpoints"))[-1] == step
+        assert attempt.is_end_confirmed() and list_saved(tmp_path)[-1] == step
     train_in_cuts(task, tmp_path, LAST)
     check_as_if_undisturbed(tmp_path, straight)
 
@@ -131,7 +128,7 @@ def test_the_first_evaluation_listens_too(task: Run, straight: Path, tmp_path: P
         steps = disturb(worker, 0, lambda: told.append(True))
         worker.run()
     assert worker.end == TOLD and steps == [0, 0]
-    assert read_figures(tmp_path) == [] and list_steps(Place(tmp_path / "checkpoints")) == []
+    assert read_figures(tmp_path) == [] and list_saved(tmp_path) == []
     train_in_cuts(task, tmp_path, LAST)
     check_as_if_undisturbed(tmp_path, straight)
 
@@ -150,10 +147,7 @@ def test_a_loss_that_is_not_finite_takes_its_checkpoint_along(task: Run, tmp_pat
                 says = f"after step {MIDDLE} the held-out loss is nan, so the weights are not kept"
                 with pytest.raises((DivergenceError, Killed), match=says if act is ruin else None):
                     worker.run()
-        assert (
-            list_steps(Place(tmp_path / "checkpoints")) == [5]
-            and find_latest(Place(tmp_path / "checkpoints")).step == 5
-        )
+        assert list_saved(tmp_path) == [5] and find_saved(tmp_path).step == 5
         assert read_figures(tmp_path)[-1]["eval/domain_mlm_loss"] is None
 
 

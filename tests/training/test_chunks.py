@@ -44,12 +44,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def places(tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Places:
-    return make_places(
-        tmp_path_factory.mktemp("chunks"),
-        tiny_base_folder,
-        tiny_roberta_folder,
-        [*NAMES, "new words"],
-    )
+    return make_places(tmp_path_factory.mktemp("chunks"), tiny_base_folder, tiny_roberta_folder, [*NAMES, "new words"])
 
 
 def measure(row: Row, places: Places) -> tuple[int, list[tuple[Tensor, ...]], dict[str, Tensor | None]]:
@@ -93,12 +88,9 @@ def test_kinds_are_kept_in_chunks(places: Places, monkeypatch: pytest.MonkeyPatc
     model = build(row, places).model
     batch = draw_batches(row, places, 0)[0][0]
     batch = replace(batch, kinds=(torch.arange(model.config.vocab_size) % 3).to(torch.uint8))
-    found = [
-        losses.MaskedLoss(cast(nn.Module, model), CPU, bf16=False, num_chunks=num_chunks).eval()
-        for num_chunks in (1, 4)
-    ]
+    found = [losses.MaskedLoss(cast(nn.Module, model), CPU, bf16=False, num_chunks=number) for number in (1, 4)]
     with torch.no_grad():
-        whole, chunks = (objective(batch) for objective in found)
+        whole, chunks = (objective.eval()(batch) for objective in found)
     torch.testing.assert_close(chunks, whole, rtol=1e-5, atol=1e-5)
     assert int(whole[:, 1].sum()) <= int(whole[:, 2].sum()) == batch.num_masked
 

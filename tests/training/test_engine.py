@@ -9,7 +9,9 @@ worker, whose steps the matrix of all methods has, too.
 from __future__ import annotations
 
 import copy
+import functools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +47,7 @@ CPU = torch.device("cpu")
 VOCAB, LENGTH, ROWS, STEPS, START = 1700, 16, 8, 6, 3
 # The gradient of a key's bias is zero but for rounding; AdamW's usual eps would blow that up to whole steps of noise.
 OPTIM = OptimConfig(lr=5e-3, warmup_steps=2, decay_steps=8, max_grad_norm=0.7, weight_decay=0.1, eps=1e-6)
+MOMENTS = ("exp_avg", "exp_avg_sq")
 Stages = tuple[int, ...]
 DEFAULT_STAGES, OTHER_STAGES = (0, 3), (0, 1, 2)
 """ZeRO stages of a launch; stage 0 is what others are compared with."""
@@ -56,12 +59,10 @@ Parts = list[MaskedBatch]
 
 def build_model(dropout: float = 0.0, method: str = "af") -> DomextForMaskedLM:
     """Two layers; frozen and trainable tensors above and below DeepSpeed's threshold for sharding (1e5 elements)."""
+    modules = {"extension_vocab_size": VOCAB // 2, "module_hidden_size": 32, "module_ffn_size": 1600}
     extensions: dict[str, dict[str, Any]] = {
         "af": {"adapters": {"domain": {"heads": 1, "ffn_units": 1600}}, "adapter_init": "paper"},
-        "exbert": {
-            **{"extension_vocab_size": VOCAB // 2, "module_hidden_size": 32, "module_ffn_size": 1600},
-            "has_pooler": True,
-        },
+        "exbert": {**modules, "has_pooler": True},
     }
     config = DomextConfig(
         vocab_size=VOCAB,
@@ -135,14 +136,9 @@ def train_bare(method: str = "af") -> Bare:
     torch.set_num_threads(1)
     model, found, pairs = build_model(method=method), Bare(), method == "exbert"
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [param for param in trained.values() if param.ndim > 1], "weight_decay": 0.1},
-            {"params": [param for param in trained.values() if param.ndim == 1], "weight_decay": 0.0},
-        ],
-        lr=0.0,
-        eps=1e-6,
-    )
+    matrices, others = ([p for p in trained.values() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
+    decayed, kept = {"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW([decayed, kept], lr=0.0, eps=1e-6)
     for step in range(STEPS):
         batch = join(draw_rows(step, pairs=pairs))
         for group in optimizer.param_groups:
@@ -159,13 +155,8 @@ def train_bare(method: str = "af") -> Bare:
         optimizer.step()
         found.losses.append(words.item())
         found.pair_losses.append(order.item())
-        moments = {name: optimizer.state[param] for name, param in trained.items()}
-        tensors = {
-            name: TensorState(
-                param.detach().clone(), moments[name]["exp_avg"].clone(), moments[name]["exp_avg_sq"].clone()
-            )
-            for name, param in trained.items()
-        }
+        shares = {name: (param.detach(), *map(optimizer.state[param].get, MOMENTS)) for name, param in trained.items()}
+        tensors = {name: TensorState(*(tensor.clone() for tensor in share)) for name, share in shares.items()}
         found.states.append(TrainState(tensors, step + 1))
     return found
 
@@ -209,7 +200,7 @@ def train(engine: Engine, first: int, last: int, accumulation_steps: int = 1) ->
     ]
 
 
-def measure_losses(stages: Stages) -> dict[str, Any]:
+def measure_losses(folder: Path, stages: Stages) -> dict[str, Any]:
     """Steps from scratch at every stage, with whole and with smallest micro batches."""
     results: dict[str, Any] = {}
     for stage in stages:
@@ -220,7 +211,7 @@ def measure_losses(stages: Stages) -> dict[str, Any]:
     return results
 
 
-def measure_pairs(stages: Stages) -> dict[str, Any]:
+def measure_pairs(folder: Path, stages: Stages) -> dict[str, Any]:
     """Two losses; from step 4 on there are twice as many micro batches, as in the phase of long rows."""
     results: dict[str, Any] = {}
     place = dist.get_rank(), dist.get_world_size()
@@ -284,12 +275,8 @@ def measure_resume(folder: Path, stages: Stages) -> dict[str, Any]:
             results[f"given/{stage}/{offload}"] = loaded, train(engine, START, STEPS, 2), gather_whole(engine)
         engine = build_engine(stage, 2, dropout=0.3)
         train(engine, 0, START, 2)
-        saved, rows, place = (
-            save(engine, folder / f"own-{stage}"),
-            draw_rows(99),
-            (dist.get_rank(), dist.get_world_size()),
-        )
-        batch, asked = rows[0] if place[0] else join(rows[2:6]), EvalSet(np.arange(1, 6), join_evaluated)
+        saved, rows = save(engine, folder / f"own-{stage}"), draw_rows(99)
+        batch, asked = rows[0] if dist.get_rank() else join(rows[2:6]), EvalSet(np.arange(1, 6), join_evaluated)
         scores = [engine.evaluate(batch).sum(0).tolist() for _ in range(2)]
         sets = [
             evaluate(engine, replace(asked, rows=asked_rows)).tolist() for asked_rows in (asked.rows, asked.rows[:1])
@@ -303,7 +290,7 @@ def measure_resume(folder: Path, stages: Stages) -> dict[str, Any]:
     return results
 
 
-def measure_bad_steps(stages: Stages) -> dict[str, Any]:
+def measure_bad_steps(folder: Path, stages: Stages) -> dict[str, Any]:
     """An infinite loss, then a gradient with one infinite element, both on the last rank only; then good steps."""
     results: dict[str, Any] = {}
     is_last = dist.get_rank() == dist.get_world_size() - 1
@@ -325,7 +312,7 @@ def measure_bad_steps(stages: Stages) -> dict[str, Any]:
     return results
 
 
-def measure_options(stages: Stages) -> dict[str, Any]:
+def measure_options(folder: Path, stages: Stages) -> dict[str, Any]:
     """bf16, a base stored in bf16, recomputed activations, no clipping; the frozen tensors afterwards."""
     import deepspeed
 
@@ -347,6 +334,16 @@ def measure_options(stages: Stages) -> dict[str, Any]:
                 kept = [param.detach().clone() for param in frozen]
             results[f"{name}/{stage}"] = figures, gather_whole(engine), kept
     return results
+
+
+MEASURED = {
+    **{"losses": measure_losses, "pairs": measure_pairs, "options": measure_options},
+    **{"resume": measure_resume, "bad": measure_bad_steps},
+}
+
+
+def measure(_: int, names: Sequence[str], folder: Path, stages: Stages) -> dict[str, Any]:
+    return {name: MEASURED[name](folder, stages) for name in names}
 
 
 def measure_compiled(_: int, stages: Stages) -> dict[str, Any]:
@@ -374,26 +371,13 @@ def _measure_padded() -> list[list[float]]:
     for num_rows, most in ((1, 9), (3, 16), (8, 17), (6, 12), (5, 17), (7, 9)):
         rows = [draws.integers(5, VOCAB, size) for size in draws.integers(4, most, num_rows)]
         batches.append(pad_batch(rows, rows, [np.arange(len(row)) % 4 == 1 for row in rows], pad_id=0))
-    assert any(batch.token_indices is not None for batch in batches) and any(
-        batch.attention_mask is None for batch in batches
-    )
+    assert any(batch.token_indices is not None for batch in batches)
+    assert any(batch.attention_mask is None for batch in batches)
     losses = []
     for compile in (False, True):
         engine = build_engine(compile=compile)
         losses.append([engine.train_step([batch], batch.counts, i).loss for i, batch in enumerate(batches)])
     return losses
-
-
-def measure_one(_: int, folder: Path, stages: Stages) -> dict[str, Any]:
-    return {
-        "losses": measure_losses(stages),
-        "resume": measure_resume(folder, stages),
-        "bad": measure_bad_steps(stages),
-    }
-
-
-def measure_two(rank: int, folder: Path, stages: Stages) -> dict[str, Any]:
-    return {**measure_one(rank, folder, stages), "pairs": measure_pairs(stages), "options": measure_options(stages)}
 
 
 def measure_uneven(_: int, stages: Stages) -> dict[str, Any]:
@@ -411,39 +395,32 @@ def measure_uneven(_: int, stages: Stages) -> dict[str, Any]:
     return {"losses": results}
 
 
-def measure_four(_: int, stages: Stages) -> dict[str, Any]:
-    return {"losses": measure_losses(stages)}
+@pytest.fixture(scope="module")
+def launch_once(bare: Bare, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], list[Any]]:
+    """Gives what the ranks of a world gave, by its size and a ZeRO stage, beside which others run."""
 
-
-def make_launch(world_size: int, stages: Stages) -> Any:
-    """A fixture: what the ranks of a world gave that ran some stages."""
-
-    @pytest.fixture(scope="module")
-    def ranks_of_launch(bare: Bare, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    @functools.cache
+    def launch_stages(world_size: int, stages: Stages) -> list[Any]:
         folder = tmp_path_factory.mktemp("engine")
         torch.save(bare.states[START - 1], folder / "state.pt")
-        ranks = launch(measure_one if world_size == 1 else measure_two, (folder, stages), world_size, folder)
+        names = ("losses", "resume", "bad", *(("pairs", "options") if world_size > 1 else ()))
+        ranks = launch(measure, (names, folder, stages), world_size, folder)
         for i, result in enumerate(ranks):
             result["output"] = (folder / f"output-{i}").read_text()
             result["extensions"] = (folder / f"extensions-{i}").exists()
         return ranks
 
-    return ranks_of_launch
-
-
-launch_1_default, launch_2_default = make_launch(1, DEFAULT_STAGES), make_launch(2, DEFAULT_STAGES)
-launch_1_slow, launch_2_slow = make_launch(1, OTHER_STAGES), make_launch(2, OTHER_STAGES)
+    return lambda size, stage: launch_stages(size, DEFAULT_STAGES if stage in DEFAULT_STAGES else OTHER_STAGES)
 
 
 @pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 2], ids=["one_rank", "two_ranks"])
-def ranks(request: pytest.FixtureRequest, stage: int) -> list[Any]:
-    tier = "default" if stage in DEFAULT_STAGES else "slow"
-    return request.getfixturevalue(f"launch_{request.param}_{tier}")
+def ranks(request: pytest.FixtureRequest, stage: int, launch_once: Callable[[int, int], list[Any]]) -> list[Any]:
+    return launch_once(request.param, stage)
 
 
 @pytest.fixture
-def two_ranks(request: pytest.FixtureRequest, stage: int) -> list[Any]:
-    return request.getfixturevalue(f"launch_2_{'default' if stage in DEFAULT_STAGES else 'slow'}")
+def two_ranks(stage: int, launch_once: Callable[[int, int], list[Any]]) -> list[Any]:
+    return launch_once(2, stage)
 
 
 # --- what is asserted -----------------------------------------------------------------------------------------------
@@ -477,7 +454,7 @@ def test_uneven_shares_equal_the_bare_loop(bare: Bare, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_four_workers_equal_the_bare_loop(bare: Bare, tmp_path: Path) -> None:
     stages = (0, 1, 2, 3)
-    ranks = launch(measure_four, (stages,), 4, tmp_path)
+    ranks = launch(measure, (("losses",), tmp_path, stages), 4, tmp_path)
     for stage in stages:
         for accumulation_steps in (1, 2):
             check_steps(ranks, bare, stage, accumulation_steps)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 from lone_engine import make_lone_engine
+from row_files import SPECIALS, make_wordpiece, write_arrow
 from torch import nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
@@ -62,9 +63,7 @@ def write_held_out(folder: Path, tokenizer: PreTrainedTokenizerBase, shard_rows:
             [tokenizer.cls_token_id, *random.integers(40, len(tokenizer), 20).tolist(), tokenizer.sep_token_id]
             for _ in range(size)
         ]
-        table = pa.table({"input_ids": ids, "word_starts": [[True] * 22] * size}, schema=SCHEMA)
-        with pa.OSFile(str(folder / f"{i}.arrow"), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
-            writer.write_table(table)
+        write_arrow(folder / f"{i}.arrow", pa.table({"input_ids": ids, "word_starts": [[True] * 22] * size}, SCHEMA))
         records.append(FileRecord(f"{i}.arrow", "", size, 22 * size))
     return Manifest(Place(folder), "f", 32, "t", {}, (), tuple(records), 1, {})
 
@@ -135,33 +134,11 @@ def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTr
 
 
 def make_model(base_folder: Path, next_sentence: bool = False) -> nn.Module:
-    return ModelSpec(
-        load_base(str(base_folder)), MethodConfig(heads=1, ffn_units=8), next_sentence=next_sentence, dropout=0.1
-    ).build()
+    method = MethodConfig(heads=1, ffn_units=8)
+    return ModelSpec(load_base(str(base_folder)), method, next_sentence=next_sentence, dropout=0.1).build()
 
 
-def test_scores_are_the_models(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path) -> None:
-    manifest = write_held_out(tmp_path, tokenizer, (25,))
-    asked = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=25, batch_size=4)
-    model, batches = make_model(tiny_base_folder), asked.batches
-    scores = Scores.add_up(evaluate(make_lone_engine(model), asked))
-    loss, correct, count = 0.0, 0, 0
-    model.eval()
-    with torch.no_grad():
-        for batch in batches:
-            logits = model(batch.input_ids, attention_mask=batch.attention_mask).logits.flatten(0, 1)
-            chosen = logits[batch.masked_positions]
-            loss += nn.functional.cross_entropy(chosen, batch.labels, reduction="sum").item()
-            correct += int((chosen.argmax(-1) == batch.labels).sum())
-            count += len(batch.labels)
-    assert scores.num_tokens == count
-    assert scores.loss == pytest.approx(loss / count, abs=1e-5)
-    assert scores.accuracy == pytest.approx(correct / count)
-
-
-PASSAGES_WORDS = (
-    "patient disease protein heart gene drug study treat house water garden bread thalamus brain 1998".split()
-)
+WORDS = "patient disease protein heart gene drug study treat house water garden bread thalamus brain 1998".split()
 
 
 def write_texts(folder: Path, num_documents: int = 60, num_files: int = 3) -> Manifest:
@@ -170,7 +147,7 @@ def write_texts(folder: Path, num_documents: int = 60, num_files: int = 3) -> Ma
     for i in range(num_files):
         documents = []
         for _ in range(num_documents):
-            sentences = [" ".join(random.choice(PASSAGES_WORDS, random.integers(3, 25))) for _ in range(8)]
+            sentences = [" ".join(random.choice(WORDS, random.integers(3, 25))) for _ in range(8)]
             documents.append(". ".join(sentences) + ".")
         record = shards._write_texts(Place(folder / f"text-{i}.jsonl"), documents)
         assert record is not None
@@ -182,7 +159,7 @@ def write_texts(folder: Path, num_documents: int = 60, num_files: int = 3) -> Ma
 def extended(tokenizer: PreTrainedTokenizerBase) -> BertTokenizer:
     """The base's tokenizer and four words more, of which it has pieces only."""
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
-    return BertTokenizer(vocab={piece: i for i, piece in enumerate([*words, "thalamus", "##amus", "brain", "1998"])})
+    return make_wordpiece([*words, "thalamus", "##amus", "brain", "1998"])
 
 
 def read_words(characters: EvalSet, tokenizer: PreTrainedTokenizerBase) -> Counter[tuple[str, str]]:
@@ -246,15 +223,9 @@ def test_passages_are_the_same_every_time_and_nested(tmp_path: Path, tokenizer: 
 
 def test_words_that_fall_off_or_are_unknown_are_not_scored(tmp_path: Path, extended: BertTokenizer) -> None:
     """Letters only: passages of twice as many characters as there is room for tokens overflow by half."""
-    characters, specials = (
-        {*string.ascii_lowercase, *string.digits, "."},
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
-    )
-    kept = [*specials, *(piece for piece in sorted(extended.get_vocab()) if piece.strip("#") in characters)]
-    letters, blind = (
-        BertTokenizer(vocab={piece: i for i, piece in enumerate(entry for entry in kept if entry != left_out)})
-        for left_out in ("", "##e")
-    )
+    characters = {*string.ascii_lowercase, *string.digits, "."}
+    kept = [*SPECIALS, *(piece for piece in sorted(extended.get_vocab()) if piece.strip("#") in characters)]
+    letters, blind = (make_wordpiece(entry for entry in kept if entry != left_out) for left_out in ("", "##e"))
     manifest = write_texts(tmp_path)
     whole, cut, unknown = (
         build_characters(manifest, vocabulary, 100, 40, batch_size=8) for vocabulary in (extended, letters, blind)
@@ -323,23 +294,24 @@ def test_domain_batches_of_pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerB
     assert torch.equal(torch.cat([part.next_sentence_labels for part in parts]), whole.next_sentence_labels)
 
 
-def test_scores_of_pairs_are_the_models(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path
-) -> None:
-    manifest = write_pairs(tmp_path, tokenizer)
-    asked = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=60, batch_size=8)
-    model, batches = make_model(tiny_base_folder, next_sentence=True), asked.batches
+def test_scores_are_the_models(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path) -> None:
+    """Of words, and of pairs."""
+    asked = build_domain_set(write_pairs(tmp_path, tokenizer), tokenizer, ObjectiveConfig(), num_rows=60, batch_size=8)
+    model = make_model(tiny_base_folder, next_sentence=True)
     rows = evaluate(make_lone_engine(model), asked)
     scores, sets = Scores.add_up(rows), Evaluations(asked)
     assert np.array_equal(unpack_scores(pack_scores({"domain": rows}, sets), sets)["domain"], rows[:, :3])
     model.eval()
+    losses, words, pairs = [], [], []
     with torch.no_grad():
-        right = [
-            model(batch.input_ids, attention_mask=batch.attention_mask, token_type_ids=batch.token_type_ids)
-            .seq_relationship_logits.argmax(-1)
-            .eq(batch.next_sentence_labels)
-            for batch in batches
-        ]
-    assert scores.num_pairs == 60 and 0 < torch.cat(right).sum() < 60
-    assert scores.next_sentence_accuracy == pytest.approx(torch.cat(right).float().mean().item())
-    assert scores.num_tokens == sum(batch.num_masked for batch in batches)
+        for batch in asked.batches:
+            segments = {"attention_mask": batch.attention_mask, "token_type_ids": batch.token_type_ids}
+            found = model(batch.input_ids, **segments)
+            counts = batch.weights > 0
+            chosen = found[0].flatten(0, 1)[batch.masked_positions[counts]]
+            losses.append(nn.functional.cross_entropy(chosen, batch.labels[counts], reduction="none"))
+            words.append(chosen.argmax(-1) == batch.labels[counts])
+            pairs.append(found.seq_relationship_logits.argmax(-1) == batch.next_sentence_labels)
+    assert (scores.num_tokens, scores.num_pairs) == (len(torch.cat(words)), 60) and 0 < torch.cat(pairs).sum() < 60
+    figures = [torch.cat(values).float().mean().item() for values in (losses, words, pairs)]
+    assert [scores.loss, scores.accuracy, scores.next_sentence_accuracy] == pytest.approx(figures, abs=1e-5)

@@ -144,10 +144,9 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
     assert abs(float(run(without, make_batch(KEPT))[KEEP_LOSS])) < 1e-6
     model = build(base, config, dropout=0.5, start="zero")
     loss = make_loss_of(base, config, model).train()
-    asked = [
-        loss._ask_base({"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}, batch.kept_rows)
-        for batch in (make_batch(KEPT), make_batch(KEPT))
-    ]
+    batch = make_batch(KEPT)
+    shown = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    asked = [loss._ask_base(shown, batch.kept_rows) for _ in range(2)]
     # Not to the last bit: how MKL sums may depend on where a tensor lies in memory.
     torch.testing.assert_close(cast(Tensor, asked[0]), cast(Tensor, asked[1]), rtol=0, atol=1e-5)
     assert cast(nn.Module, model).training and float(run(loss, make_batch(KEPT))[KEEP_LOSS]) > 0.01
@@ -191,9 +190,8 @@ def test_the_base_is_asked_within_the_bounds_of_its_rows(
     words, kept = sums[LOSS], sums[KEEP_LOSS]
     model.set_attn_implementation("sdpa")
     masked = run(loss, replace(batch, kept_rows=without, token_indices=None))
-    assert float(kept) == pytest.approx(float(masked[KEEP_LOSS]), rel=1e-4) and float(words) == pytest.approx(
-        float(masked[LOSS])
-    )
+    assert float(kept) == pytest.approx(float(masked[KEEP_LOSS]), rel=1e-4)
+    assert float(words) == pytest.approx(float(masked[LOSS]))
 
 
 def test_the_extensions_take_part_again_when_the_base_was_asked(base: Base) -> None:
@@ -211,10 +209,8 @@ def test_the_extensions_take_part_again_when_the_base_was_asked(base: Base) -> N
 
 
 def test_only_a_base_that_stays_is_asked_in_the_model(base: Base) -> None:
-    asks_itself = {
-        name: make_loss_of(base, config, build(base, config)).teaches_itself
-        for name, config in {name: make_config(base, **method) for name, method in METHODS.items()}.items()
-    }
+    configs = {name: make_config(base, **method) for name, method in METHODS.items()}
+    asks_itself = {name: make_loss_of(base, own, build(base, own)).teaches_itself for name, own in configs.items()}
     assert asks_itself == {"af": True, "shifts": True, "modules": True, "lora": False, "full": False}
     config = make_config(base, **AF)
     model = cast(nn.Module, build(base, config))
@@ -245,11 +241,8 @@ def test_layers_below_the_first_adapter_run_once_for_model_and_base(
         words, kept = sums[LOSS], sums[KEEP_LOSS]
         (words + kept).backward()
         assert float(kept) > 1e-3
-        return [
-            words.detach(),
-            kept.detach(),
-            *(tensor.grad for tensor in model.parameters() if tensor.grad is not None),
-        ]
+        gradients = [tensor.grad for tensor in model.parameters() if tensor.grad is not None]
+        return [words.detach(), kept.detach(), *gradients]
 
     for first_id, attention, is_checkpointed in ((None, "sdpa", False), (2, "varlen", False), (2, "sdpa", True)):
         batch = to_batch(pad_masked(make_long_rows(KEPT), 0, first_id=first_id))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from object_store import BUCKET, Proxy, use_objects
+from small_runs import read_records
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError
@@ -17,11 +18,13 @@ from domext_ray.runs.attempts import supersede
 from domext_ray.runs.events import notify_driver
 from domext_ray.storage import Place
 from domext_ray.training import metrics as metrics_module
-from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics
+from domext_ray.training.metrics import MetricsLog, RunProgress
+
+SPEED = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
 
 
 def read_steps(run: Path) -> list[int]:
-    return [record["step"] for record in read_metrics(Place(run / "metrics.jsonl"))]
+    return [record["step"] for record in read_records(run)]
 
 
 def test_resuming_cuts_the_file_back_to_the_checkpoint(tmp_path: Path) -> None:
@@ -57,7 +60,7 @@ def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
     log.write({"step": 1, "train/mlm_loss": math.nan, "train/grad_norm": math.inf})
     log.close()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
-    assert read_metrics(Place(tmp_path / "metrics.jsonl"))[0]["train/mlm_loss"] is None
+    assert read_records(tmp_path)[0]["train/mlm_loss"] is None
 
 
 @pytest.mark.parametrize(
@@ -67,9 +70,8 @@ def test_progress_shows_the_last_step_where_it_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: dict[str, Any], shown_step: str
 ) -> None:
     log = MetricsLog(supersede(Place(tmp_path)), 0)
-    speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
     with RunProgress(Place(tmp_path / "metrics.jsonl"), TrainConfig(max_steps=9, **limits)):
-        log.write({"step": 1, "train/mlm_loss": 2.0, **speed})
+        log.write({"step": 1, "train/mlm_loss": 2.0, **SPEED})
     log.close()
     assert f"step {shown_step}  loss 2.000  10 tokens/s" in capsys.readouterr().err
 
@@ -94,10 +96,9 @@ def test_progress_shows_what_is_not_finite(tmp_path: Path, capsys: pytest.Captur
     log = MetricsLog(supersede(Place(tmp_path)), 0)
     figures = dict.fromkeys(("domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character"), math.nan)
     evaluation = {f"eval/{name}": value for name, value in {**figures, "general_mlm_accuracy": None}.items()}
-    speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
     with RunProgress(Place(tmp_path / "metrics.jsonl"), TrainConfig(max_steps=9)):
         log.write({"step": 0, **evaluation})
-        log.write({"step": 1, "train/mlm_loss": math.inf, "train/grad_norm": math.nan, **speed, **evaluation})
+        log.write({"step": 1, "train/mlm_loss": math.inf, "train/grad_norm": math.nan, **SPEED, **evaluation})
     log.close()
     shown = capsys.readouterr().err
     assert "step 1/9  loss nan  10 tokens/s" in shown and "Traceback" not in shown
@@ -113,13 +114,12 @@ def test_of_a_run_in_a_bucket_one_thing_is_asked_at_a_time(
     monkeypatch.setattr(metrics_module, "REQUEST_SECONDS", 0.25)
     proxy, run = Proxy(objects), Place(f"{BUCKET}/{tmp_path.name}/run")
     use_objects(proxy.address, monkeypatch)
-    speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
     with RunProgress(run / "metrics.jsonl", TrainConfig(max_steps=9)):
         time.sleep(0.6)  # neither file is there
         (run / "metrics.jsonl").put(b"")
         notify_driver(run, "2 workers train.")
         time.sleep(0.6)
-        (run / "metrics.jsonl").put((json.dumps({"step": 3, "train/mlm_loss": 2.0, **speed}) + "\n").encode())
+        (run / "metrics.jsonl").put((json.dumps({"step": 3, "train/mlm_loss": 2.0, **SPEED}) + "\n").encode())
         time.sleep(0.6)
         proxy.requests.clear()
         started = time.monotonic()

@@ -10,21 +10,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_corpus
-from small_runs import attempts, make_config, make_train, train_in_cuts
+from small_runs import attempts, make_config, make_train, read_records, train_in_cuts
 from torch.nn import functional as F
 
 from domext_ray.config.mixture import MixtureConfig
-from domext_ray.config.pretrain import (
-    ObjectiveConfig,
-    OptimConfig,
-    ReplayConfig,
-)
+from domext_ray.config.pretrain import ObjectiveConfig, OptimConfig, ReplayConfig
 from domext_ray.inputs import prepare_run
 from domext_ray.plan import resolve
 from domext_ray.report.figures import measure_run
-from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
-from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.run import Run
 
@@ -54,7 +48,7 @@ def records(task: Run, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
     """What an undisturbed run says; the first line is of its start."""
     folder = tmp_path_factory.mktemp("straight")
     train_in_cuts(task, folder, STEPS)
-    return read_metrics(Place(folder / "metrics.jsonl"))
+    return read_records(folder)
 
 
 def pick(record: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +58,7 @@ def pick(record: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_run_that_stops_anywhere_says_the_same(task: Run, records: list[dict[str, Any]], tmp_path: Path) -> None:
     train_in_cuts(task, tmp_path, 3, 8, 9, STEPS)  # the further part comes with step 9
-    cut = [pick(record) for record in read_metrics(Place(tmp_path / "metrics.jsonl"))]
+    cut = [pick(record) for record in read_records(tmp_path)]
     straight = [pick(record) for record in records]
     stops = {3, 8, 9}  # where a run ends it evaluates itself
     assert [record for record in cut if record["step"] not in stops] == [

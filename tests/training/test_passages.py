@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from lone_engine import make_lone_engine
+from row_files import SPECIALS, make_wordpiece
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
@@ -40,9 +41,8 @@ MIXED = {word: (WHOLE if i % 2 else CUT)[word] for i, word in enumerate(SHARES)}
 
 def make_tokenizer(cuts: dict[str, tuple[str, ...]]) -> BertTokenizer:
     """A tokenizer that cuts the words so, with spare entries that no text has."""
-    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ",", "spare", "##spare"]
-    entries += dict.fromkeys(piece for pieces in cuts.values() for piece in pieces)
-    return BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)})
+    pieces = dict.fromkeys(piece for pieces in cuts.values() for piece in pieces)
+    return make_wordpiece([*SPECIALS, ",", "spare", "##spare", *pieces])
 
 
 class Head:
@@ -83,9 +83,8 @@ class Knowing(MaskedModel):
 
     def forward(self, input_ids: Tensor, masked_positions: Tensor, **_: Any) -> tuple[Tensor]:
         length = input_ids.shape[1]
-        rows = [
-            self.predict(input_ids[place // length].tolist(), place % length) for place in masked_positions.tolist()
-        ]
+        places = [divmod(place, length) for place in masked_positions.tolist()]
+        rows = [self.predict(input_ids[row].tolist(), place) for row, place in places]
         return (torch.stack(rows).log() * self.scale,)
 
     def predict(self, row: list[int], place: int) -> Tensor:
@@ -239,8 +238,7 @@ def check_competition(tokenizer: PreTrainedTokenizerBase, mark: str, texts: Mani
 
 
 def test_a_chinese_word_is_a_character(tmp_path: Path) -> None:
-    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"患者治疗心脏，", "##脏"]
-    tokenizer = BertTokenizer(vocab={entry: i for i, entry in enumerate(entries)})
+    tokenizer = make_wordpiece([*SPECIALS, *"患者治疗心脏，", "##脏"])
     texts = write_texts(tmp_path, ["患者", "治疗", "心脏"], [0.3, 0.3, 0.4], "，")
     passages = read_passages(texts, tokenizer, num_passages=50, max_length=64)
     words = build_word_set(passages, tokenizer, batch_size=16)

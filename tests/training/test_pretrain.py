@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from conftest import FEW_SENTENCES, write_corpus
+from conftest import write_corpus
 from ray.exceptions import ActorDiedError, RayActorError
 from ray.train import ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, create_scaling_policy
+from small_runs import make_train
 
-from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
+from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig
 from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.attempts import Attempt, supersede
@@ -40,13 +41,8 @@ def test_processes_that_a_job_does_not_need_are_spared(
 ) -> None:
     """They are there by these names in Ray Train's own; a cluster keeps the one that cleans up."""
     monkeypatch.setenv("RAY_ADDRESS", address)
-    own, theirs = (
-        [
-            type(callback).__name__
-            for callback in made(lambda: None, scaling_config=ScalingConfig())._create_default_callbacks()
-        ]
-        for made in (_Trainer, TorchTrainer)
-    )
+    trainers = [made(lambda: None, scaling_config=ScalingConfig()) for made in (_Trainer, TorchTrainer)]
+    own, theirs = ([type(made).__name__ for made in trainer._create_default_callbacks()] for trainer in trainers)
     assert set(theirs) - set(own) == spared
     assert own == [name for name in theirs if name not in spared]
 
@@ -105,14 +101,7 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
         base=str(tiny_base_folder),
         corpus=str(write_corpus(tmp_path / "corpus.txt", 400)),
         run=RunConfig(name="two", dir=str(tmp_path / "runs"), trackers=()),
-        train=TrainConfig(
-            max_steps=40,
-            global_batch_size=8,
-            seq_length=32,
-            save_every=2,
-            eval_rows=20,
-            general_probe=str(FEW_SENTENCES),
-        ),
+        train=make_train(40, global_batch_size=8, save_every=2),
         engine=EngineConfig(precision="fp32"),
         scale=ScaleConfig(num_workers=2, use_gpu=False),
     )
@@ -125,24 +114,9 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
     assert "start again" not in said + capfd.readouterr().err
 
 
-def test_the_process_that_leads_workers_is_counted_like_them(tmp_path: Path) -> None:
-    own, reader = Interruptions(Place(tmp_path), ScaleConfig(max_failures=1)), EventReader(Place(tmp_path))
-    own.note_failure(ActorDiedError())
-    what = "the process that leads the workers was killed, as happens where memory is short"
-    assert [event.text for event in reader.read()] == [
-        f"{what}: failure 1 of at most 1 (--scale.max_failures); all workers start again."
-    ]
-    with pytest.raises(
-        TrainingError, match=rf"^workers died more than --scale.max_failures \(1\) times, .* {what}; the"
-    ):
-        own.note_failure(ActorDiedError())
-
-
 def test_what_ends_workers_is_said_counted_and_limited(tmp_path: Path) -> None:
-    own, reader = (
-        Interruptions(Place(tmp_path), ScaleConfig(max_failures=1, max_preemptions=2)),
-        EventReader(Place(tmp_path)),
-    )
+    own = Interruptions(Place(tmp_path), ScaleConfig(max_failures=1, max_preemptions=2))
+    reader = EventReader(Place(tmp_path))
 
     def fail(failures: dict[int, Exception]) -> list[str]:
         own.note_failure(cast(Any, WorkerGroupError("", failures)))
@@ -177,6 +151,15 @@ def test_what_ends_workers_is_said_counted_and_limited(tmp_path: Path) -> None:
     assert [event.text for event in reader.read()] == ["a worker was sent SIGTERM; training starts again."]
     with pytest.raises(TrainingError, match=r"^machines were taken back more than --scale.max_preemptions \(2\)"):
         own.note_preemption("a worker was sent SIGTERM")
+    own = Interruptions(Place(tmp_path), ScaleConfig(max_failures=1))
+    own.note_failure(ActorDiedError())  # which is counted like a worker
+    what = "the process that leads the workers was killed, as happens where memory is short"
+    counted = f"{what}: failure 1 of at most 1 (--scale.max_failures); all workers start again."
+    assert [event.text for event in reader.read()][-1] == counted
+    with pytest.raises(
+        TrainingError, match=rf"^workers died more than --scale.max_failures \(1\) times, .* {what}; the"
+    ):
+        own.note_failure(ActorDiedError())
 
 
 @pytest.mark.parametrize(

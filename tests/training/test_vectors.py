@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from lone_engine import make_lone_engine
+from row_files import make_token_rows
 from torch.nn import functional as F
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import (
-    EngineConfig,
     ObjectiveConfig,
     OptimConfig,
     PretrainConfig,
-    ScaleConfig,
     TrainConfig,
     resolve_micro_batch_sizes,
 )
@@ -28,7 +28,7 @@ from domext_ray.model.build import detach
 from domext_ray.model.spec import ModelSpec, build_base
 from domext_ray.text.corpus.views import Viewer
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
-from domext_ray.training.engine import Engine, join_alone
+from domext_ray.training.engine import Engine
 from domext_ray.training.losses import InfoNCELoss
 from domext_ray.training.objective import LOSS, ViewBatch, to_batch
 from domext_ray.training.step import move_batch
@@ -46,18 +46,12 @@ METHODS = {
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 
 
-def make_rows(num_rows: int, first_id: int = 0, seed: int = 0) -> pa.Table:
+def make_rows(num_rows: int) -> pa.Table:
     """Rows of 8 to 31 tokens, every third of which goes on with the word before it."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     ids = [[2, *random.integers(5, 60, length - 2).tolist(), 3] for length in random.integers(8, 32, num_rows)]
     starts = [[i % 3 != 2 for i in range(len(row))] for row in ids]
-    return pa.table(
-        {
-            "input_ids": pa.array(ids, pa.list_(pa.int32())),
-            "word_starts": pa.array(starts, pa.list_(pa.bool_())),
-            "row_id": pa.array(range(first_id, first_id + num_rows), pa.int64()),
-        }
-    )
+    return make_token_rows(ids, starts)
 
 
 def make_viewer(folder: Path, objective: ObjectiveConfig) -> Viewer:
@@ -70,21 +64,12 @@ def make_batches(folder: Path, objective: ObjectiveConfig, size: int = 8, num_ro
 
 
 def make_engine(
-    folder: Path, objective: ObjectiveConfig, method: MethodConfig = METHODS["bottlenecks"], *, dropout: float = 0.0
+    folder: Path, objective: ObjectiveConfig, method: MethodConfig = METHODS["bottlenecks"], **spec: Any
 ) -> Engine:
-    join_alone()
-    base = load_base(str(folder))
-    model: Any = ModelSpec(base, method, reads_words=objective.reads_words, dropout=dropout).build()
-    return Engine(
-        model,
-        engine=EngineConfig(precision="fp32"),
-        optim=OptimConfig(lr=1e-2, decay_steps=20, warmup_steps=1),
-        warmup_steps=1,
-        micro_batch_size=8,
-        accumulation_steps=1,
-        seed=0,
-        device=torch.device("cpu"),
-        objective=functools.partial(InfoNCELoss, objective=objective),
+    model: Any = ModelSpec(load_base(str(folder)), method, reads_words=objective.reads_words, **spec).build()
+    optim = OptimConfig(lr=1e-2, decay_steps=20, warmup_steps=1)
+    return make_lone_engine(
+        model, optim=optim, micro_batch_size=8, objective=functools.partial(InfoNCELoss, objective=objective)
     )
 
 
@@ -129,22 +114,14 @@ def test_a_row_that_is_one_word_is_cropped(tiny_base_folder: Path) -> None:
     ids = [[2, *range(5, 59), 3]] * 50
     for begins in (True, False):
         starts = [[True, begins, *[False] * 53, True]] * 50
-        columns = [pa.array(ids, pa.list_(pa.int32())), pa.array(starts, pa.list_(pa.bool_())), np.arange(50)]
-        rows = pa.table(columns, ["input_ids", "word_starts", "row_id"])
-        first = make_viewer(tiny_base_folder, CROP).mask(rows, epoch=0).first
+        first = make_viewer(tiny_base_folder, CROP).mask(make_token_rows(ids, starts), epoch=0).first
         assert 15 < np.mean([*map(len, first)]) < 31
         assert all(view[0] == 2 and view[-1] == 3 and (np.diff(view[1:-1]) > 0).all() for view in first)
         assert all((view[1:-1] > 3).all() for view in first), "[CLS] comes once"
 
 
 def test_a_row_of_special_tokens_has_views(tiny_base_folder: Path) -> None:
-    rows = pa.table(
-        {
-            "input_ids": pa.array([[2, 3]], pa.list_(pa.int32())),
-            "word_starts": pa.array([[True, True]], pa.list_(pa.bool_())),
-            "row_id": pa.array([0], pa.int64()),
-        }
-    )
+    rows = make_token_rows([[2, 3]], [[True, True]])
     for objective in OBJECTIVES.values():
         viewed = make_viewer(tiny_base_folder, objective).mask(rows, epoch=0)
         assert viewed.first[0].tolist() == viewed.second[0].tolist() == [2, 3]
@@ -211,14 +188,12 @@ def test_micro_batches_change_nothing(tiny_base_folder: Path) -> None:
     assert one == pytest.approx(two, rel=1e-5)
 
 
-VALID = PretrainConfig(
-    objective=CROP, train=TrainConfig(global_batch_size=16), method=METHODS["bottlenecks"], scale=ScaleConfig()
-)
-
-
 def test_automatic_micro_batches_cut_no_group() -> None:
     train = TrainConfig(global_batch_size=96)
-    config = replace(VALID, train=train, objective=replace(CROP, group_rows=48))
-    assert resolve_micro_batch_sizes(config)[0] == 48
-    assert resolve_micro_batch_sizes(replace(config, objective=replace(CROP, group_rows=12)))[0] == 24
-    assert resolve_micro_batch_sizes(replace(config, objective=ObjectiveConfig()))[0] == 32
+    for objective, rows in (
+        (replace(CROP, group_rows=48), 48),
+        (replace(CROP, group_rows=12), 24),
+        (ObjectiveConfig(), 32),
+    ):
+        config = PretrainConfig(objective=objective, train=train, method=METHODS["bottlenecks"])
+        assert resolve_micro_batch_sizes(config)[0] == rows

@@ -21,14 +21,10 @@ import torch
 from conftest import write_corpus
 from file_limits import limit_files
 from safetensors.torch import load_file
-from small_runs import attempts, make_config, make_train, train_in_cuts
+from small_runs import attempts, find_saved, list_saved, make_config, make_train, read_records, train_in_cuts
 
 from domext_ray import storage
-from domext_ray.config.pretrain import (
-    ObjectiveConfig,
-    OptimConfig,
-    ReplayConfig,
-)
+from domext_ray.config.pretrain import ObjectiveConfig, OptimConfig, ReplayConfig
 from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.inputs import prepare_run
 from domext_ray.model.base import load_base
@@ -38,9 +34,7 @@ from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place
-from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.evaluate import SETS
-from domext_ray.training.metrics import read_metrics
 from domext_ray.training.notices import LIMIT, TAKEN, TOLD, Notices
 from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.records import MAX_SKIPPED_STEPS
@@ -65,15 +59,12 @@ def start(task: Run, tmp_path: Path) -> Iterator[Start]:
 
 
 def read_steps(run: Path) -> list[int]:
-    return [record["step"] for record in read_metrics(Place(run / "metrics.jsonl"))]
+    return [record["step"] for record in read_records(run)]
 
 
 def read_progress(run: Path) -> list[tuple[float | None, int | None]]:
     """Loss and tokens so far of every step."""
-    return [
-        (record.get("train/mlm_loss"), record.get("train/tokens"))
-        for record in read_metrics(Place(run / "metrics.jsonl"))
-    ]
+    return [(record.get("train/mlm_loss"), record.get("train/tokens")) for record in read_records(run)]
 
 
 @pytest.mark.parametrize("reads_late", [False, True])
@@ -106,9 +97,9 @@ def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(
     worker.records.reads_late = reads_late
     with pytest.raises(TrainingError, match=r"as have the 10 steps before it.* a lower --optim\.lr under another"):
         worker.run()
-    skipped = [record["train/skipped"] for record in read_metrics(Place(tmp_path / "metrics.jsonl"))[1:]]
+    skipped = [record["train/skipped"] for record in read_records(tmp_path)[1:]]
     assert skipped == [0] + [1] * MAX_SKIPPED_STEPS
-    assert list_steps(Place(tmp_path / "checkpoints")) == []
+    assert list_saved(tmp_path) == []
 
 
 def test_an_end_among_skipped_steps_leaves_a_checkpoint_that_the_next_start_looks_at(
@@ -119,11 +110,11 @@ def test_an_end_among_skipped_steps_leaves_a_checkpoint_that_the_next_start_look
     worker = start(optim=optim, train=make_train(100, save_every=50))
     worker.ranks.notices = Notices(is_told=lambda: worker.step >= 4)
     worker.run()
-    latest = find_latest(Place(tmp_path / "checkpoints"), provisional=True)
+    latest = find_saved(tmp_path, provisional=True)
     assert worker.end == TOLD and latest is not None and latest.step == 4 and latest.unevaluated is not None
     with pytest.raises(TrainingError, match=r"after step 4 the held-out loss is \S+, so the weights are not kept"):
         start(optim=optim, train=make_train(100, save_every=50)).run()
-    assert list_steps(Place(tmp_path / "checkpoints")) == []
+    assert list_saved(tmp_path) == []
 
 
 @pytest.mark.parametrize("reads_late", [False, True])
@@ -133,21 +124,8 @@ def test_a_skipped_step_puts_its_checkpoint_off(start: Start, tmp_path: Path, re
     embeddings = cast(Any, worker.engine._deepspeed).module.model.bert.embeddings
     embeddings.register_forward_hook(lambda _, __, output: output * (math.nan if worker.step in (4, 5) else 1.0))
     worker.run(8)
-    assert [record.get("train/skipped") for record in read_metrics(Place(tmp_path / "metrics.jsonl"))][5:8] == [1, 1, 0]
-    assert list_steps(Place(tmp_path / "checkpoints")) == [
-        7,
-        8,
-    ]  # 5 is due, 5 and 6 are skipped; the last one is the end
-
-
-def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path) -> None:
-    worker = start()
-    worker.run(3)
-    poison(worker)
-    with pytest.raises(TrainingError, match=r"after step 3 .* not finite, so they are not saved"):
-        worker._save({})
-        worker.saver.finish()
-    assert list_steps(Place(tmp_path / "checkpoints")) == [3]
+    assert [record.get("train/skipped") for record in read_records(tmp_path)][5:8] == [1, 1, 0]
+    assert list_saved(tmp_path) == [7, 8], "5 is due, 5 and 6 are skipped; the last one is the end"
 
 
 def hold_files(monkeypatch: pytest.MonkeyPatch, hold: Callable[[Path], None]) -> list[tuple[int, str]]:
@@ -188,12 +166,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     def look(record: dict[str, Any]) -> None:
         write(record)
         if record["step"] == 8:
-            assert begun.wait(60) and list_steps(Place(tmp_path / "checkpoints")) == []
+            assert begun.wait(60) and list_saved(tmp_path) == []
             ended.set()
 
     worker.log.write = look  # type: ignore[method-assign]
     worker.run(9)
-    assert steps == [5, 9] and list_steps(Place(tmp_path / "checkpoints")) == [5, 9]
+    assert steps == [5, 9] and list_saved(tmp_path) == [5, 9]
     saved = tmp_path / "checkpoints" / "step-00000005-0002"
     for name in ("tensors", "moments"):
         assert (saved / f"{name}.safetensors").read_bytes() == (straight / f"{name}.safetensors").read_bytes()
@@ -208,7 +186,7 @@ def test_a_save_waits_for_the_one_before_it_and_says_so(
     files = ("tensors", "moments", "manifest")
     evaluated = (6, "manifest")  # the end's, which no longer says that an evaluation is to come
     assert taken == [*((step, name) for step in (2, 4, 6) for name in files), evaluated]
-    assert find_latest(Place(tmp_path / "checkpoints")).step == 6
+    assert find_saved(tmp_path).step == 6
     said = [event.text for event in EventReader(Place(tmp_path), from_start=True).read()]
     waited = [re.fullmatch(r"waited (\d+\.\d) s for the checkpoint of step (\d) to be written", text) for text in said]
     assert [int(match[2]) for match in waited if match] == [2, 4, 6]
@@ -231,7 +209,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(
         StorageError, match=r"checkpoint of step 5 cannot be written to .*No space left on device.*before"
     ):
         worker.run()
-    assert 5 <= read_steps(tmp_path)[-1] <= 10 and list_steps(Place(tmp_path / "checkpoints")) == [3]
+    assert 5 <= read_steps(tmp_path)[-1] <= 10 and list_saved(tmp_path) == [3]
     monkeypatch.undo()
     assert start().step == 3
 
@@ -256,18 +234,18 @@ def test_one_that_dies_while_it_writes_leaves_the_checkpoint_before(
     second = start()
     assert second.step == 3
     second.run()
-    checkpoints = sorted(path.parent.name for path in (tmp_path / "checkpoints").glob("*/manifest.json"))
+    checkpoints = sorted((tmp_path / "checkpoints").glob("*/manifest.json"))
     ended.set()
     with pytest.raises(RunError):
         first.saver.finish()
-    assert sorted(path.parent.name for path in (tmp_path / "checkpoints").glob("*/manifest.json")) == checkpoints
-    assert find_latest(Place(tmp_path / "checkpoints")).step == 16 and read_steps(tmp_path) == list(range(17))
+    assert sorted((tmp_path / "checkpoints").glob("*/manifest.json")) == checkpoints
+    assert find_saved(tmp_path).step == 16 and read_steps(tmp_path) == list(range(17))
 
 
 def test_a_run_without_a_masked_token_stops(start: Start, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"no token was masked in 16 steps .* \(1e-09\) is too low"):
         start(objective=ObjectiveConfig(mask_prob=1e-9)).run()
-    assert read_steps(tmp_path) == list(range(16)) and list_steps(Place(tmp_path / "checkpoints")) == [10, 15]
+    assert read_steps(tmp_path) == list(range(16)) and list_saved(tmp_path) == [10, 15]
 
 
 def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(
@@ -285,12 +263,12 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(
     assert worker.run_dir.fence is not None
     Attempt(Place(tmp_path), worker.run_dir.fence.number).ask_to_end()
     worker.run()
-    assert read_steps(tmp_path)[-1] == list_steps(Place(tmp_path / "checkpoints"))[-1] == 7
+    assert read_steps(tmp_path)[-1] == list_saved(tmp_path)[-1] == 7
     worker = start()
     assert worker.step == 7
     worker.run()
     assert read_progress(tmp_path) == undisturbed
-    tensors = find_latest(Place(tmp_path / "checkpoints")).state.tensors
+    tensors = find_saved(tmp_path).state.tensors
     assert all(torch.equal(tensors[name].param, value) for name, value in kept.items())
 
 
@@ -300,7 +278,7 @@ def test_a_rank_that_hears_that_its_machine_goes_saves_and_says_why(
     worker, asked = start(), list[int]()
     worker.ranks.notices = Notices(is_told=lambda: worker.step >= 3)
     worker.run()
-    assert (worker.end, list_steps(Place(tmp_path / "checkpoints"))) == (TOLD, [3])
+    assert (worker.end, list_saved(tmp_path)) == (TOLD, [3])
 
     def is_taken() -> bool:
         asked.append(worker.step)
@@ -310,7 +288,7 @@ def test_a_rank_that_hears_that_its_machine_goes_saves_and_says_why(
     worker = start()
     worker.ranks.notices = Notices(is_taken=is_taken)
     worker.run()
-    assert (worker.end, list_steps(Place(tmp_path / "checkpoints"))[-1], asked) == (TAKEN, 6, [3, 4, 5, 6])
+    assert (worker.end, list_saved(tmp_path)[-1], asked) == (TAKEN, 6, [3, 4, 5, 6])
     monkeypatch.setattr("domext_ray.training.ranks.ASK_SECONDS", 3600.0)
     worker, asked[:] = start(), []
     worker.ranks.notices = Notices(is_taken=is_taken)
@@ -356,7 +334,7 @@ def mixed(task: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def read_figures(run_dir: Path, *names: str) -> list[list[Any]]:
-    records = [record for record in read_metrics(Place(run_dir / "metrics.jsonl")) if names[0] in record]
+    records = [record for record in read_records(run_dir) if names[0] in record]
     return [[record[name] for name in names] for record in records]
 
 
@@ -367,7 +345,7 @@ def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed:
     table = torch.zeros(words + ROUTER_PAIRS, dtype=torch.int32)
     save_routers(Place(tmp_path), {mixed.config.method.adapter: (table, RouterRecord(threshold, 1.0, 0.0))})
     train_in_cuts(mixed, tmp_path, 16)
-    records = {record["step"]: record for record in read_metrics(Place(tmp_path / "metrics.jsonl"))}
+    records = {record["step"]: record for record in read_records(tmp_path)}
     names = ["domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character", "domain_word_bits_per_character"]
     for name in (*names, "general_mlm_accuracy"):
         assert records[16][f"eval/routed_{name}"] == pytest.approx(records[step][f"eval/{name}"], rel=1e-5)
@@ -399,7 +377,7 @@ def test_the_last_evaluation_waits_for_a_router_that_comes(
 
     threading.Thread(target=fit, daemon=True).start()
     train_in_cuts(run, tmp_path, 16)
-    assert "eval/routed_domain_mlm_loss" in read_metrics(Place(tmp_path / "metrics.jsonl"))[-1]
+    assert "eval/routed_domain_mlm_loss" in read_records(tmp_path)[-1]
 
 
 def note_batches(worker: PretrainWorker, steps: list[int]) -> None:
@@ -427,7 +405,7 @@ def train_routed(run: Run, folder: Path, *cuts: int, forgets: bool = False) -> t
             worker.measures.of_base = {} if forgets else worker.measures.of_base
             note_batches(worker, scored)
             worker.run(cut)
-    record = read_metrics(Place(folder / "metrics.jsonl"))[-1]
+    record = read_records(folder)[-1]
     figures = {name: value for name, value in record.items() if name.startswith("eval/routed_")}
     assert len(figures) == 5 and figures != {name: record[name.replace("routed_", "")] for name in figures}
     return figures, scored.count(cuts[-1])
@@ -478,7 +456,7 @@ def test_an_objective_of_vectors_goes_on_exactly_and_names_its_figures(task: Run
     straight, cut = (read_figures(tmp_path / folder, *names) for folder in ("straight", "cut"))
     assert straight == cut and len(cut) == 16
     assert all(figures[1] == 4 for figures in cut)
-    records = read_metrics(Place(tmp_path / "cut" / "metrics.jsonl"))
+    records = read_records(tmp_path / "cut")
     assert not any("mlm_loss" in name or name == "train/masked_tokens" for record in records for name in record)
     measured = measure_run(records)
     loss, share = (measured["domain"][f"infonce_{name}"] for name in ("loss", "accuracy"))
@@ -491,17 +469,17 @@ def test_an_objective_of_vectors_goes_on_exactly_and_names_its_figures(task: Run
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: Run, tmp_path: Path) -> None:
     worker = start(train=make_train(6, evaluate_every=2))
     worker.run(4)
-    name, records = "eval/domain_word_bits_per_character", read_metrics(Place(tmp_path / "metrics.jsonl"))
+    name, records = "eval/domain_word_bits_per_character", read_records(tmp_path)
     assert [record["step"] for record in records if name in record] == [0]
     worker.run()
-    records = [record for record in read_metrics(Place(tmp_path / "metrics.jsonl")) if "eval/domain_mlm_loss" in record]
+    records = [record for record in read_records(tmp_path) if "eval/domain_mlm_loss" in record]
     assert [record["step"] for record in records] == [0, 2, 4, 6]
     assert [record["step"] for record in records if record.get(name, 0) > 0] == [0, 6]
     bits = measure_run(records)["domain"]["word_bits_per_character"]
     assert bits == {"before": records[0][name], "after": records[-1][name]}
     events = [json.loads(line).get("phase", "") for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [phase.partition(": ")[2] for phase in events if phase.startswith("evaluating step 6")] == [
-        *("held-out text", "the general probe", "bits per character", "word bits per character"),
+        *("held-out text", "the general probe", "bits per character", "word bits per character")
     ], "a driver that sees these does not say that nothing has moved"
 
 
@@ -509,7 +487,7 @@ def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_p
     """Its horizon in steps is far away; the schedule sees which limit is near."""
     optim = OptimConfig(lr=1e-3, schedule="wsd", decay_frac=0.5, decay_steps=10_000, warmup_steps=1)
     start(optim=optim, train=make_train(10_000, evaluate_every=10_000, max_tokens=2000)).run()
-    records = [record for record in read_metrics(Place(tmp_path / "metrics.jsonl")) if "train/lr" in record]
+    records = [record for record in read_records(tmp_path) if "train/lr" in record]
     rates, spent = [record["train/lr"] for record in records], [record["train/tokens"] / 2000 for record in records]
     assert spent[-1] >= 1 > spent[-2] and len(rates) < 40
     assert rates[1:] == pytest.approx([1e-3 * min(1.0, (1 - done) / 0.5) for done in spent[:-1]])
@@ -529,7 +507,7 @@ def test_a_run_limited_by_seconds_goes_on_with_its_clock(start: Start, tmp_path:
     (saved,) = (tmp_path / "checkpoints").iterdir()
     assert [text for text in said if "step 9" in text and "going" in text] == [f"going on from step 9: {saved}"]
     second.run()
-    records = [record for record in read_metrics(Place(tmp_path / "metrics.jsonl")) if "train/lr" in record]
+    records = [record for record in read_records(tmp_path) if "train/lr" in record]
     spent = [record["time/seconds"] for record in records]
     assert spent[8] == first.records.seconds and spent == sorted(spent) and spent[-1] >= limit > spent[-2]
     rates = [record["train/lr"] for record in records]
@@ -542,7 +520,7 @@ def test_a_cadence_of_time_goes_by_the_runs_clock(start: Start, task: Run, tmp_p
     train = make_train(12, evaluate_every="0.01s", save_every="0.03s")
     start(train=train).run(6)
     start(train=train).run()
-    records = [record for record in read_metrics(Place(tmp_path / "metrics.jsonl")) if record["step"]]
+    records = [record for record in read_records(tmp_path) if record["step"]]
     clock = [0.0, *(record["time/seconds"] for record in records)]
     due = [i for i in range(1, 13) if clock[i] // 0.01 > clock[i - 1] // 0.01]
     assert len(records) == 12 and clock == sorted(clock)
