@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from domext_ray.downstream.finetune.errors_page import ERRORS, write_errors_page
 from domext_ray.families.family import Prediction
 from domext_ray.families.metrics.scores import over_clusters
-from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.predictors import open_task
 from domext_ray.storage import Place, write_json
 
-SCORES, ERRORS = "scores.json", "errors.html"
+SCORES = "scores.json"
 MOST_LABELS = 20
 """Labels that the table shows; the files have all of them."""
 

@@ -5,9 +5,8 @@ In all of them the columns of text are the first `num_texts`; the others are num
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 NONE = "–"
 """Cell of a figure that there is not."""
@@ -48,12 +47,3 @@ def format_text(rows: Rows, *, gap: int = 2, num_texts: int = 1) -> str:
 def format_bounds(low: float, high: float, form: str = ".3f") -> str:
     """Return an interval in words."""
     return f"{low:{form}} to {high:{form}}"
-
-
-def list_figures(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested figures as (path, shown value)."""
-    rows: list[tuple[str, str]] = []
-    for name, value in values.items():
-        form = ".2%" if name.endswith("_frac") else ",.1f" if isinstance(value, float) else "," * isinstance(value, int)
-        rows += list_figures(value, f"{name}.") if isinstance(value, Mapping) else [(name, format(value, form))]
-    return [(prefix + name, shown) for name, shown in rows]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from domext_ray.config.finetune import FinetuneConfig
@@ -19,6 +20,7 @@ from domext_ray.downstream.finetune.comparison import (
     read_sample,
     tabulate_finetuned,
 )
+from domext_ray.downstream.finetune.errors_page import ERRORS
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
@@ -26,6 +28,7 @@ from domext_ray.downstream.finetune.progress import PROGRESS
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.families.label_counts import count_labels, list_label_rows
 from domext_ray.families.metrics.scores import flatten
+from domext_ray.progress import format_seconds
 from domext_ray.report.page import (
     fill_page,
     format_html,
@@ -35,7 +38,7 @@ from domext_ray.report.page import (
     format_settings,
 )
 from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, Picture, draw_legend, new_picture
-from domext_ray.report.tables import NONE, format_text, list_figures
+from domext_ray.report.tables import NONE, format_text
 from domext_ray.runs.run_directory import TRAININGS
 from domext_ray.storage import Place, write_text
 from domext_ray.training.metrics import read_metrics
@@ -43,6 +46,8 @@ from domext_ray.training.metrics import read_metrics
 MAX_BARS = 24
 """Figures of a picture at most; a set of many labels has the most important ones first."""
 SCORED = ("dev", "test")
+BY_LABEL = ".per_label."
+"""In paths of figures of one label."""
 _EPOCHS = ("last_epoch", "best_epoch")
 """Epochs of a training by its stage."""
 
@@ -272,12 +277,11 @@ def write_finetune_report(folder: Place) -> Place:
         (str(i), f"{point['lr']:g}", str(point["batch_size"]), describe_epochs(point), str(point["seed"]), outcome)
         for i, (point, outcome) in enumerate(outcomes, 1)
     ]
-    scores = [
-        (path, *(_show_interval(summary[split], path) if summary[split] else "" for split in SCORED))
-        for path in summary["dev"]["intervals"]
-    ]
+    paths = sorted(summary["dev"]["intervals"], key=lambda path: path != summary["metric"])  # the metric is first
+    scores = [_show_splits(summary, path, path) for path in paths if BY_LABEL not in path]
     labels = list_label_rows(summary["set"].get("labels", {}))  # of 0.1.0 there are none
-    figures = {"parameters": summary["parameters"], "train": summary["train"]}
+    by_label = [_show_splits(summary, row[0], f"f1{BY_LABEL}{row[0]}")[1:] for row in labels[1:]]
+    has_scores = any(any(cells) for cells in by_label)
     header = ("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev")
     parts = [
         format_paragraph(_describe_result(summary), "result"),
@@ -285,14 +289,54 @@ def write_finetune_report(folder: Place) -> Place:
         format_paragraph(summary.get("against", {}).get("verdict", ""), "result"),
         format_html(("", "dev", "test"), scores),
         _format_pair(folder) if "against" in summary else "",
-        format_section("Labels", format_html(labels[0], labels[1:]), *map(format_paragraph, summary["notes"])),
+        format_section(
+            "Labels",
+            format_html(
+                (*labels[0], *(("F1 on dev", "F1 on test") if has_scores else ())),
+                [(*row, *(cells if has_scores else ())) for row, cells in zip(labels[1:], by_label, strict=True)],
+            ),
+            *map(format_paragraph, summary["notes"]),
+        ),
+        format_section("Mistakes", _format_mistakes(summary.get("mistakes", {}))),  # of 0.1.0 there are none
         format_section("Pictures", format_pictures(_list_pictures(summary, progress))),
         format_section("Trainings", format_html(header, trainings)),
-        format_section("What it took", format_html(("", ""), list_figures(figures), "pairs")),
+        format_section("What it took", format_html(("", ""), _list_costs(summary), "pairs")),
         format_section("Options", format_settings((folder / "config.yaml").read_text(encoding="utf-8"))),
     ]
     write_text(folder / "report.html", fill_page(folder.name, parts))
     return folder / "report.html"
+
+
+def _show_splits(summary: Mapping[str, Any], name: str, path: str) -> tuple[str, ...]:
+    """A figure of dev and test under a name; empty where a split, or the figure, is not there."""
+    splits = (summary[split] if path in summary[split].get("intervals", {}) else {} for split in SCORED)
+    return (name, *(_show_interval(own, path) if own else "" for own in splits))
+
+
+def _format_mistakes(mistakes: Mapping[str, Any]) -> str:
+    if not mistakes:
+        return ""
+    kinds = ", ".join(f"{kind}: {number:,}" for kind, number in mistakes["mistakes"].items())
+    said = f"{mistakes['wrong']:,} of {mistakes['examples']:,} dev examples are predicted wrongly"
+    link = Markup('<a href="{}">What is wrong, with the text of the examples, and which labels are confused</a>')
+    return format_paragraph(f"{said}{f' ({kinds})' * bool(kinds)}.") + format_paragraph(link.format(ERRORS))
+
+
+def _list_costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a run took, in words."""
+    took, counts = summary["train"], summary["parameters"]
+    return [
+        *(
+            (
+                f"parameters trained{f', {name}' * (len(counts) > 1)}",
+                f"{own['trainable']:,} of {own['total']:,} ({own['trainable_frac']:.1%})",
+            )
+            for name, own in counts.items()
+        ),
+        (f"training, {len(summary['trainings'])} in all", format_seconds(took["seconds"])),
+        ("speed of a training", f"{took['tokens_per_second']:,.0f} tokens/s"),
+        ("the last start, with scoring and export", format_seconds(took["wall_seconds"])),
+    ]
 
 
 def _format_pair(folder: Place) -> str:
@@ -371,6 +415,6 @@ def _draw_scores(axes: Axes, summary: Mapping[str, Any]) -> None:
     baseline = flatten(summary["baselines"]["dev"].get("majority", {})).get(summary["metric"])
     if baseline is not None:
         axes.axvline(baseline, color=VIOLET, linewidth=1.0, linestyle="--", label="majority baseline (dev)")
-    axes.set_yticks(places, paths)
+    axes.set_yticks(places, [path.rpartition(BY_LABEL)[2] for path in paths])
     axes.set_title(f"{summary['model']['name']} on {summary['set']['name']}")
     draw_legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)

@@ -114,8 +114,20 @@ def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir
         assert results[split]["value"] == pytest.approx(get_figure(summary[split], summary["metric"]), abs=1e-4)
     page = (run_dir / "report.html").read_text(encoding="utf-8")
     assert 'role="img" aria-label="Training loss of' in page
-    assert "f1.per_label.Drug" in page and "<svg" in page
+    assert "F1 on test" in page and "per_label" not in page and "wall_seconds" not in page, "words, and no keys"
     assert 'src="http' not in page and 'href="http' not in page, "the page needs no network"
+
+
+def test_a_run_shows_what_its_model_got_wrong_on_dev_and_nothing_of_test(run_dir: Path, config: FinetuneConfig) -> None:
+    dev, summary = load_labelled(config).data.dev, read_json(run_dir / "summary.json")
+    predictions = [each["prediction"]["tags"] for each in read_predictions(run_dir) if each["split"] == "dev"]
+    wrong = sum(list(example.tags) != tags for example, tags in zip(dev, predictions, strict=True))
+    assert (summary["mistakes"]["examples"], summary["mistakes"]["wrong"]) == (len(dev), wrong)
+    page = (run_dir / "errors.html").read_text(encoding="utf-8")
+    assert page.count("<article") == wrong and "what is wrong on dev" in page
+    report = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert f"{wrong:,} of {len(dev):,} dev examples are predicted wrongly" in report
+    assert '<a href="errors.html">' in report
 
 
 def test_the_export_alone_predicts_what_the_run_did(run_dir: Path, config: FinetuneConfig) -> None:

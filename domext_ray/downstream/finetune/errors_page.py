@@ -14,6 +14,7 @@ from domext_ray.families.readers.examples import Entity
 from domext_ray.report.page import render_page
 from domext_ray.storage import Place, write_text
 
+ERRORS = "errors.html"
 MAX_ERRORS = 200
 CONTEXT_CHARS = 160
 """Text around the stretches of a mistake that is shown."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from finetuned_models import draw_example
 
+from domext_ray.downstream.finetune.errors_page import write_errors_page
 from domext_ray.families.comparison import Compared, describe_classes, match_spans
 from domext_ray.families.family import Prediction, describe_entity
 from domext_ray.families.metrics.metrics import score_classes, score_entities
@@ -26,7 +27,6 @@ from domext_ray.families.readers.examples import (
     TaggedSentence,
 )
 from domext_ray.families.registry import FAMILIES
-from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.storage import Place
 
 TEXT = "Aspirin & <b>heart</b> \U0001f600 pain of $title"
