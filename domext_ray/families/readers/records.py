@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError, name_file
-from domext_ray.families.readers.columns import find_missing, lacks_column
+from domext_ray.families.readers.columns import LABEL_COLUMNS, find_missing, lacks_column
 from domext_ray.families.readers.issues import DataIssues, Record, shorten
 from domext_ray.families.readers.set_description import SetDescription
 from domext_ray.families.readers.tagged import is_tag
@@ -260,10 +260,12 @@ def _name_cells(path: Path, description: SetDescription, issues: DataIssues) -> 
 
 
 def _require_one_each(source: str, names: Sequence[str], description: SetDescription) -> None:
-    """Refuse a header that has a column twice of which the description speaks."""
-    known = {*description.labels, description.group_field, *itertools.chain(*description.columns.values())}
+    """Refuse a header that has a column twice which is read."""
+    read = {next((name for name in own if name in names), "") for own in description.columns.values()}
+    read |= {*description.columns.get("options", ()), description.group_field}
+    read |= {*description.labels} if description.reader == LABEL_COLUMNS else set()
     for name, number in Counter(names).items():
-        if number > 1 and name in known:
+        if number > 1 and name and name in read:
             raise CorpusError(f"{source} has the column {name!r} {number} times; give each its own name.")
 
 

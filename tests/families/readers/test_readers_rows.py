@@ -115,6 +115,11 @@ def test_rows_of_another_width(tmp_path: Path) -> None:
     assert made.notes[0].startswith("4 x row left out: it has not 2 fields as the first line")
 
 
+def test_columns_that_are_not_read_may_be_several(tmp_path: Path) -> None:
+    made = load(tmp_path, "classification", {"train.csv": ",text,label,,accept,accept\n0,fine,a,,0,1\n1,long,b,,1,0\n"})
+    assert shown(made) == [("fine", None, "a"), ("long", None, "b")]
+
+
 def test_glue_tables(tmp_path: Path) -> None:
     """CoLA has no header; MRPC begins with a byte-order mark and has literal quotes; STS-B has numbers."""
     cola = "src1\t1\t\tThe cat sat.\nsrc1\t0\t*\tThe sat cat the.\n"
