@@ -202,16 +202,12 @@ def score_values(gold: Sequence[float], predicted: Sequence[float]) -> Score:
 class _AnswerFigures:
     """Sums [R, 6] of (questions, exact, F1) over those with an answer and those without -> figures."""
 
-    has_answer: bool
-    no_answer: bool
+    are_both: bool  # questions of both kinds are there
 
     def __call__(self, sums: np.ndarray) -> dict[str, Any]:
         parts = {"has_answer": sums[:, :3], "no_answer": sums[:, 3:]}
-        figures = _divide_answers(parts["has_answer"] + parts["no_answer"])
-        for name, part in parts.items():
-            if self.has_answer and self.no_answer:
-                figures[name] = _divide_answers(part)
-        return figures
+        by_kind = {name: _divide_answers(part) for name, part in parts.items()} if self.are_both else {}
+        return {**_divide_answers(sums[:, :3] + sums[:, 3:]), **by_kind}
 
 
 def _divide_answers(sums: np.ndarray) -> dict[str, Any]:
@@ -228,8 +224,7 @@ def score_answers(gold: Sequence[Sequence[str]], predicted: Sequence[str], rule:
     for row, answers, answer in zip(statistics, gold, predicted, strict=True):
         first = 0 if answers else 3
         row[first : first + 3] = 1.0, *score_answer(answers, answer, rule)
-    compute = _AnswerFigures(any(map(len, gold)), not all(map(len, gold)))
-    return make_score(statistics, compute)
+    return make_score(statistics, _AnswerFigures(any(map(len, gold)) and not all(map(len, gold))))
 
 
 def score_triples(
