@@ -37,7 +37,7 @@ was fine-tuned before, --keep_head true keeps the head. Every extension but word
 the model has: with the head, --method.trains extensions trains them all, and adapter only the adapter that is added.
 --against trains another model with the same grid, seeds and examples, and the job ends with the difference, its
 interval and what that says. The run directory gets summary.json (dev and test with 95 % intervals), predictions.jsonl,
-report.html, errors.html (mistakes on dev), scores.png and export/; the same command goes on with what has not ended.""",
+report.html, errors.html (mistakes on dev), scores.png, export/. The same command goes on with what has not ended.""",
     FinetuneConfig,
     "downstream.finetune.finetune:run_finetuning",
     "finetune",

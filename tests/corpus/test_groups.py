@@ -23,6 +23,7 @@ from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
 from domext_ray.text.vocabulary.word_counts import Groups, add_groups, add_packed, keep_counts, pack_groups
 
+pytestmark = pytest.mark.usefixtures("local_ray")
 PREPARE = PrepareConfig(group_field="patient_id", held_out_frac=0.2, shard_bytes=8192, cross_documents=False)
 ROWS = [{"patient_id": patient, "text": f"a note of some length, number {patient}"} for patient in ("a", "b")]
 
@@ -53,7 +54,7 @@ def list_patients(manifest: Manifest, tokenizer_dir: Path) -> list[set[int]]:
     return found
 
 
-def test_nobody_is_on_both_sides(local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
+def test_nobody_is_on_both_sides(notes: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
     """Whatever the tasks, the file and the kind of number are."""
     sides = []
     for prepare in (PREPARE, replace(PREPARE, shard_bytes=2**20)):
@@ -72,17 +73,13 @@ def test_nobody_is_on_both_sides(local_ray: None, notes: Path, tokenizer_dir: Pa
     )
 
 
-def test_without_groups_these_notes_are_on_both_sides(
-    local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path
-) -> None:
+def test_without_groups_these_notes_are_on_both_sides(notes: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
     manifest = prepare_corpus(str(notes), replace(PREPARE, group_field=""), tokenizer_dir, 512, Place(tmp_path))
     train, held_out = list_patients(manifest, tokenizer_dir)
     assert len(train & held_out) > 10
 
 
-def test_few_patients_are_divided(
-    local_ray: None, tmp_path: Path, tokenizer_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_few_patients_are_divided(tmp_path: Path, tokenizer_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """If none falls into the share, four of them are held out, of fewer a quarter; one patient is nobody to test on."""
     for number, expected in ((2, 1), (6, 1), (12, 3), (86, 4)):
         few = tmp_path / f"{number}.jsonl"
@@ -149,7 +146,7 @@ def test_general_text_is_nobodys() -> None:
     assert [config.prepare_for(part).grouped_by for part in config.parts] == [""]
 
 
-def test_words_of_few_people_are_not_there(local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
+def test_words_of_few_people_are_not_there(notes: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
     """Twenty-four patients have the term, one has the name, more often than anyone has the term."""
     tokenizer_json = load_tokenizer(tokenizer_dir).backend_tokenizer.to_str()
     for min_groups, shard_bytes in ((1, 8192), (24, 8192), (25, 8192), (24, 2**20)):
@@ -193,7 +190,7 @@ def test_a_dry_run_divides_its_sample_by_group(notes: Path) -> None:
 
 
 def test_what_a_sample_does_not_show_is_told_before_anything_is_learned(
-    local_ray: None, tokenizer_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tokenizer_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two rows of a patient are in a stretch of the file that no sample has; and `none` changes no document."""
     path = tmp_path / "x.jsonl"
