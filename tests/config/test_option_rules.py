@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import shlex
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ from given_options import parse_config
 
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS
-from domext_ray.config.options.build import build, dump_yaml, from_dict, to_dict
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.method import KNOWN_METHODS
+from domext_ray.config.options.build import build, dump_yaml, from_dict, identity_of, to_dict
 from domext_ray.config.options.declare import read_seconds
 from domext_ray.config.options.kinds import list_options
 from domext_ray.config.options.read import read_file, read_flags, read_values
@@ -220,3 +225,95 @@ def test_a_cadence_is_steps_or_a_time() -> None:
             TrainConfig(save_every=wrong)  # type: ignore[arg-type]
     for text, seconds in (("90s", 90.0), ("15m", 900.0), ("1.5h", 5400.0)):
         assert read_seconds(text) == seconds
+
+
+SHIPPED = {"af": "af", "bert": "full", "bottleneck": "bottleneck", "exbert": "exbert", "lora": "lora"}
+"""The presets of methods, and what each is called."""
+
+
+def read_named(preset: str, *flags: str) -> PretrainConfig:
+    return parse_config(PretrainConfig, preset, flags)
+
+
+def test_a_known_name_is_one_methods() -> None:
+    fitting: dict[str, set[str]] = {"bert": {"full"}}
+    fitting |= dict.fromkeys(("fl_tuning", "top_layers", "layer_norms", "biases"), set())
+    for name, (preset, own) in itertools.product(KNOWN_METHODS, SHIPPED.items()):
+        if own in fitting.get(name, {name}):
+            assert read_named(preset, "--method.name", name).method.name == name
+        else:
+            with pytest.raises(ConfigError, match=f"--method.name is '{name}'; it must be .*name of your own"):
+                read_named(preset, "--method.name", name)
+    assert read_named("bert", "--method.name", "clinic-a").method.name == "clinic-a"
+
+
+def test_sizes_that_the_name_says_are_taken() -> None:
+    for preset, flags in (
+        ("af", "--method.name fl_tuning --method.heads 0"),
+        ("af", "--method.name af --method.heads 0"),
+        ("af", "--method.name LoRA --method.heads 0 --method.ffn_units 0 --method.lora_rank 8"),
+        ("exbert", "--method.name exbert --method.trains all"),
+        ("exbert", "--method.name exbert --method.module_hidden_size 0 --method.module_ffn_size 0"),
+        ("af", "--method.name biases --method.heads 0 --method.ffn_units 0 --method.trains biases"),
+    ):
+        read_named(preset, *flags.split())
+
+
+def test_a_file_that_says_a_name_alone_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("corpus: a.txt\nmethod:\n  name: lora\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"'lora' \(.*mine.yaml, line 3\); it must be bert, full"):
+        read_named("bert", "--config", str(path))
+
+
+def test_a_presets_name_that_no_longer_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--method.trains", "adapter", "--method.bottleneck_size", "64")
+    parse_config(FinetuneConfig, "finetune", flags)
+    assert "warning: --method.name is 'full', and what trains is bottleneck." in capsys.readouterr().out
+    parse_config(FinetuneConfig, "finetune", (*flags, "--method.name", "bottleneck"))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_stored_run_of_a_wrong_name_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From before names were looked at, or a sweep's trial, whose sizes the space changed."""
+    values = to_dict(read_named("bert"))
+    values["method"]["name"] = "lora"
+    stored = from_dict(PretrainConfig, values)
+    assert stored.method.name == "lora"
+    (tmp_path / "config.yaml").write_text(dump_yaml(stored), encoding="utf-8")
+    assert read_named("af", "--config", str(tmp_path / "config.yaml")) == stored
+    assert "warning: --method.name is 'lora', and what trains is bert." in capsys.readouterr().out
+
+
+MIXTURE = {"pubmed": {"corpus": "pubmed/*.txt", "weight": {0: 1, 0.5: 3}}, "guidelines": {"corpus": "guidelines.txt"}}
+
+
+def make(parts: dict[str, Any] = MIXTURE, **more: Any) -> PretrainConfig:
+    return from_dict(PretrainConfig, {"mixture": {"parts": parts}, **more})
+
+
+def test_shares_are_exact_and_sum_to_1() -> None:
+    config = make(replay={"corpus": "general.txt", "frac": 0.1})
+    assert [part.name for part in config.parts] == ["general", "guidelines", "pubmed"]
+    assert [part.keep for part in config.parts] == [True, False, False]
+    tenth = Fraction(1, 10)
+    assert config.part_shares == [
+        (Fraction(0), (3 * tenth, tenth, 3 * tenth, 3 * tenth)),
+        (Fraction(1, 2), (Fraction(9, 50), tenth, Fraction(9, 50), Fraction(27, 50))),
+    ]
+    assert make({}).part_shares == [(Fraction(0), (Fraction(1),))]
+
+
+def test_an_identity_survives_json_and_yaml_and_does_not_depend_on_how_it_is_written(tmp_path: Path) -> None:
+    config = make()
+    assert json.loads(json.dumps(identity_of(config))) == identity_of(config)
+    assert identity_of(make({**{name: MIXTURE[name] for name in reversed(MIXTURE)}})) == identity_of(config)
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_yaml(config))
+    assert parse_config(PretrainConfig, args=["--config", str(path)]) == config
+    text = "{guidelines: {corpus: guidelines.txt}, pubmed: {corpus: pubmed/*.txt, weight: {0: 1.0, '0.5': 3}}}"
+    assert parse_config(PretrainConfig, args=["--mixture.parts", text]) == config
+
+
+def test_a_run_without_parts_is_what_it_was() -> None:
+    assert identity_of(PretrainConfig())["mixture"] == {"weight": 1.0}

@@ -26,6 +26,7 @@ from domext_ray.text.vocabulary.learn import count_new_words, import_words, lear
 from domext_ray.text.vocabulary.statistics import format_statistics
 from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("local_ray")
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 KNOWN = "is a part of brain the and in with tha ##lam ##us ##ing ##s relay station sensory region cell nerve".split()
 PREPARE = PrepareConfig(min_document_chars=5)
@@ -165,7 +166,7 @@ def test_a_folder_is_kept_while_its_record_matches(text: Path, base_folder: Path
     assert learn(text, base_folder, folder, size=15, whole_words=True, min_frequency=400).words != whole.words
 
 
-def test_a_cased_base_keeps_its_case(text: Path, tmp_path: Path, local_ray: None) -> None:
+def test_a_cased_base_keeps_its_case(text: Path, tmp_path: Path) -> None:
     letters = LETTERS + LETTERS[:26].upper()
     base = make_base(tmp_path / "cased", letters=letters, do_lower_case=False)
     made = learn(text, base, tmp_path / "vocab", size=50)
@@ -175,7 +176,7 @@ def test_a_cased_base_keeps_its_case(text: Path, tmp_path: Path, local_ray: None
     assert read_backend(base)["normalizer"]["lowercase"] is False
 
 
-def test_a_chinese_base(tmp_path: Path, local_ray: None) -> None:
+def test_a_chinese_base(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     lines = [
         f"丘脑是大脑的一部分，{'多巴胺' if i % 2 else '血清素'}在丘脑中。使用PCR和CT检查thalamus。" for i in range(60)
@@ -190,7 +191,7 @@ def test_a_chinese_base(tmp_path: Path, local_ray: None) -> None:
     assert load_tokenizer(base).tokenize("多巴胺") == ["[UNK]"] * 3
 
 
-def test_rows_beyond_the_tokenizer_are_filled(text: Path, tmp_path: Path, local_ray: None) -> None:
+def test_rows_beyond_the_tokenizer_are_filled(text: Path, tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", num_unused=2)
     num_entries = len(load_tokenizer(base))
     made = learn(text, base, tmp_path / "vocab", size=12, num_rows=num_entries + 3)
@@ -204,7 +205,7 @@ def test_rows_beyond_the_tokenizer_are_filled(text: Path, tmp_path: Path, local_
         learn(text, base, tmp_path / "other", size=12, num_rows=num_entries - 1)
 
 
-def test_more_special_tokens_keep_their_ids(text: Path, tmp_path: Path, local_ray: None) -> None:
+def test_more_special_tokens_keep_their_ids(text: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(make_base(tmp_path / "plain"))
     tokenizer.add_special_tokens({"additional_special_tokens": ["[ENT]", "[REL]"]})
     tokenizer.save_pretrained(tmp_path / "base")
@@ -215,9 +216,7 @@ def test_more_special_tokens_keep_their_ids(text: Path, tmp_path: Path, local_ra
     assert made.first_id == len(tokenizer)
 
 
-def test_protected_words_and_earlier_ones_come_first(
-    text: Path, base_folder: Path, tmp_path: Path, local_ray: None
-) -> None:
+def test_protected_words_and_earlier_ones_come_first(text: Path, base_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "protected.txt").write_text("amygdala\nbrain\n##ergic\n")
     first = learn(text, base_folder, tmp_path / "first", size=15, protected=str(tmp_path / "protected.txt"))
     assert first.words[:2] == ("amygdala", "##ergic") and len(first.words) == 15
@@ -258,7 +257,7 @@ def test_new_entries_in_the_bases_pieces(base_folder: Path) -> None:
     assert tokens == [["tha", "##lam", "##us"], ["##lam", "##us"], ["##ing", "##s"], ["[UNK]"], ["[UNK]"]]
 
 
-def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path, local_ray: None) -> None:
+def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("thalamus\r\n##lamic\nα\n", encoding="utf-8-sig")
     made = bring(tmp_path / "words.txt", base_folder, tmp_path / "made")
     assert made.words == ("thalamus", "##lamic", "α") and load_extension(made.folder) == made
@@ -298,9 +297,7 @@ def test_a_folder_that_holds_no_new_words(base_folder: Path, tmp_path: Path) -> 
             bring(base_folder, base_folder, tmp_path / "made", skip=skip)
 
 
-def test_sizes_and_texts_that_make_no_vocabulary(
-    text: Path, base_folder: Path, tmp_path: Path, local_ray: None
-) -> None:
+def test_sizes_and_texts_that_make_no_vocabulary(text: Path, base_folder: Path, tmp_path: Path) -> None:
     poor = make_base(tmp_path / "poor", letters="aeiou")
     with pytest.raises(CorpusError, match=r"--vocab.size is 8; the alphabet that --base tiny lacks takes \d+ entries"):
         learn(text, poor, tmp_path / "made", size=8)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from made_tokenizers import MAKERS, PROSE, learn_bytes, save_xlm_roberta
 from row_files import SPECIALS, make_wordpiece
+from test_extension import bring as bring_list
+from test_extension import learn
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaConfig
 
@@ -19,14 +21,9 @@ from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
 from domext_ray.text.corpus.rows import RowSettings, tokenize_sentences
 from domext_ray.text.data.documents import split_sentences
-from domext_ray.text.vocabulary.extension import (
-    ExtensionVocabulary,
-    base_token_ids,
-    load_extension,
-    read_base_vocabulary,
-)
+from domext_ray.text.vocabulary.extension import ExtensionVocabulary, base_token_ids, load_extension
 from domext_ray.text.vocabulary.family import PREFIX, tokenizer_family
-from domext_ray.text.vocabulary.learn import import_words, learn_extension, measure_extension
+from domext_ray.text.vocabulary.learn import measure_extension
 from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, make_backend
 
 PREPARE = PrepareConfig(min_document_chars=5)
@@ -59,8 +56,7 @@ def base_folder(request: pytest.FixtureRequest, bases: dict[str, Path]) -> Path:
 def bring(words: list[str], base: Path, folder: Path, more_rows: int = 0, **vocab: Any) -> ExtensionVocabulary:
     path = folder.parent / f"{folder.name}.txt"
     path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    known = read_base_vocabulary("tiny", base, count_rows(base) + more_rows)
-    return import_words(VocabConfig(words=str(path), **vocab), known, folder)
+    return bring_list(path, base, folder, count_rows(base) + more_rows, **vocab)
 
 
 def count_rows(base: Path) -> int:
@@ -219,18 +215,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def learn(text: Path, base: Path, folder: Path, **vocab: Any) -> ExtensionVocabulary:
-    known = read_base_vocabulary("tiny", base, count_rows(base))
-    return learn_extension(str(text), PREPARE, VocabConfig(**vocab), known, folder, Place(text.parent / "cache"))
-
-
 def test_words_are_learned_in_the_bases_notion_of_them(
     base_folder: Path, text: Path, tmp_path: Path, local_ray: None
 ) -> None:
-    learned = learn(text, base_folder, tmp_path / "vocab", size=30)
+    num_rows = count_rows(base_folder)
+    learned = learn(text, base_folder, tmp_path / "vocab", num_rows, size=30)
     assert {"neurogenic", "Serotoxin", "hippoectomy"} <= set(learned.words) and "serotoxin" not in learned.words
     assert "##neurogenic" in learned.words
-    assert learn(text, base_folder, tmp_path / "fewer", size=12).words == learned.words[:12]
+    assert learn(text, base_folder, tmp_path / "fewer", num_rows, size=12).words == learned.words[:12]
     union = load_tokenizer(learned.folder)
     family, backend = tokenizer_family(union), make_backend(union)
     sentences = [part for line in text.read_text(encoding="utf-8").split("\n") for part in split_sentences(line)]
@@ -242,7 +234,7 @@ def test_words_are_learned_in_the_bases_notion_of_them(
     assert min(counts.values()) >= 5, "every new word is a token of the text"
     record = json.loads((learned.folder / "statistics.json").read_text())
     assert {word: count for word, count in record["top_words"]} == counts
-    learn(text, base_folder, tmp_path / "again", size=30)
+    learn(text, base_folder, tmp_path / "again", num_rows, size=30)
     for path in learned.folder.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
     measure_extension(str(text), PREPARE, VocabConfig(), learned, Place(tmp_path / "cache"))
