@@ -58,6 +58,20 @@ PAIR, WHOSE = "--prepare.pair a,b", "--prepare.group_field who"
 VECTORS = "--replay.corpus none --objective.kind infonce"
 GROUPS = f"{VECTORS} --objective.views crop --objective.group_rows 4 --train.global_batch_size"
 CAPTURE = "--engine.capture true --engine.fixed_shapes true --prepare.packed true --replay.corpus none"
+NAMES, WEIGHTS = (
+    ("domain", "general", "a b", "''", "a/b"),
+    ("0.5: 1", "0: 1, 1: 2", "0: 1, 0.6: 2, 0.5: 3", "0: 1, half: 2", ""),
+)
+ONE, WEIGHT = "--mixture.parts.more", "--mixture.parts.more.weight"
+PARTS = {
+    "{corpus: x, wieght: 2}": f"{ONE} is 'wieght'; it must be of corpus, weight, keep",
+    "{corpus: x, weight: -1}": f"{WEIGHT} is -1; it must be from 0 to 1,000,000",
+    **dict.fromkeys(("{corpus: x, weight: 0}", "{corpus: x, weight: {0: 0, 0.5: 0}}"), "must be above 0 somewhere"),
+    **{f"{{corpus: x, weight: {{{weight}}}}}": "ascending from 0 to below 1" for weight in WEIGHTS},
+    "{corpus: x, keep: maybe}": f"{ONE}.keep is 'maybe'; it must be true or false",
+    "x": "it must be options of a part, such as {corpus: more.txt, weight: 2}",
+}
+"""Parts of a mixture that are none, and what is said."""
 RULES: dict[str, tuple[tuple[str, ...], ...]] = {
     "pretrain af": (
         ("--train.max_steps 0", "--train.max_steps"),
@@ -109,6 +123,11 @@ RULES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--train.micro_batch_size 33", "--train.micro_batch_size", "33"),
         ("--scale.num_workers 0", "--scale.num_workers", "1 or more"),
         ("--run.keep_checkpoints 0", "--run.keep_checkpoints", "1 or more"),
+        *((f"--mixture.parts '{{more: {part}}}'", says) for part, says in PARTS.items()),
+        *(
+            (f'--mixture.parts "{{{name}: {{corpus: x}}}}"', "names of letters, digits, _ and -, other than d")
+            for name in NAMES
+        ),
         *((f"--prepare.pair {pair}", "two fields with a comma") for pair in ("a", "a,b,c", "a,", "'a, a'")),
         (f"{PAIR} --prepare.field b", "--prepare.field is 'b'; ", "left out with --prepare.pair"),
         (PAIR, "--prepare.pair is 'a,b'; ", "without --objective.kind infonce"),

@@ -204,10 +204,10 @@ def test_a_run_names_the_file_that_changed(config: PretrainConfig, tmp_path: Pat
 
     for path in (tmp_path / "runs" / ".corpora").glob("*/" + SOURCES):
         path.unlink()  # as 0.1.0 left it
-    assert begin(config) == identity and list((tmp_path / "runs" / ".corpora").glob("*/" + SOURCES)), (
-        "known from now on"
-    )
-    for path in (tmp_path / "runs" / ".corpora").glob("*/" + SOURCES):
+    assert begin(config) == identity
+    known = [*(tmp_path / "runs" / ".corpora").glob("*/" + SOURCES)]
+    assert known, "from now on"
+    for path in known:
         path.unlink()
     REPLACED["cp -p"](own, swap(kept))
     with pytest.raises(RunError) as error:

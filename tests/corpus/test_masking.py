@@ -170,14 +170,6 @@ def test_masks_move_with_the_row_and_change_with_epoch_and_seed(tokenizer: BertT
     assert (Masker(tokenizer, ObjectiveConfig(), seed=2).mask(rows, epoch=2).selected != whole.selected).mean() > 0.1
 
 
-def test_rows_of_several_epochs_are_masked_as_those_of_each(tokenizer: BertTokenizer) -> None:
-    rows, masker, epochs = make_rows(30), Masker(tokenizer, ObjectiveConfig(), seed=1), np.arange(30) % 3
-    whole = masker.mask(rows, epochs)
-    for epoch in range(3):
-        own = masker.mask(rows.take(pa.array(np.flatnonzero(epochs == epoch))), epoch)
-        np.testing.assert_array_equal(own.inputs, whole.inputs[np.repeat(epochs, whole.lengths) == epoch])
-
-
 def test_a_pass_that_counts_nothing_counts_nothing() -> None:
     rows = MaskedRows(np.arange(8), np.arange(8), np.arange(8) % 2 == 1, np.array([5, 3]))
     rows = replace(rows, second_starts=np.array([2, 1]), next_sentence=np.array([0, 1]), parts=np.array([0, 2]))

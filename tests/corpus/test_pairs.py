@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,7 @@ from domext_ray.text.corpus import pairs, shards
 from domext_ray.text.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest
 from domext_ray.text.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, PAIR_SCHEMA, PairRow, build_pairs
 from domext_ray.text.corpus.rows import RowSettings
-from domext_ray.text.corpus.sampler import Part, Sampler
 from domext_ray.text.corpus.shards import prepare_corpus
-from domext_ray.text.corpus.stream import BatchReader
 
 NUM_DOCUMENTS = 400
 SEQ_LENGTH = 64
@@ -84,6 +83,10 @@ def split_texts(row: PairRow) -> tuple[list[int], list[int]]:
 def find_documents(ids: Sequence[int]) -> set[int]:
     """The documents that a text's sentences name."""
     return {token - FIRST_DOCUMENT_ID for token in ids if token >= FIRST_DOCUMENT_ID}
+
+
+def prepare(text: Path, tokenizer_dir: Path, cache: Path, seq_length: int = SEQ_LENGTH, **options: Any) -> Manifest:
+    return prepare_corpus(str(text), replace(PREPARE, **options), tokenizer_dir, seq_length, Place(cache), pairs=True)
 
 
 def test_texts_of_a_document_hold_every_sentence_in_order(tokenizer: BertTokenizer) -> None:
@@ -174,9 +177,7 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("prepared")
     lines = [*make_documents(), *(f"doc{i} only one sentence here" for i in range(30))]
     (folder / "text.txt").write_text("\n".join(lines))
-    return prepare_corpus(
-        str(folder / "text.txt"), PREPARE, tokenizer_dir, SEQ_LENGTH, Place(folder / "cache"), pairs=True
-    )
+    return prepare(folder / "text.txt", tokenizer_dir, folder / "cache")
 
 
 def read_pairs(manifest: Manifest, split: Split = "train") -> list[PairRow]:
@@ -209,29 +210,17 @@ def test_preparation_writes_pairs(prepared: Manifest, tokenizer_dir: Path) -> No
     assert plain.texts == prepared.texts
 
 
-def test_batches_hold_pairs_of_every_epoch(prepared: Manifest) -> None:
-    sampler = Sampler((Part("--corpus", tuple(shard.num_rows for shard in prepared.train), seed=5),), 16)
-    reader = BatchReader((prepared.shards("train"),), sampler, (), (), slice(0, 16), 16)
-    batches = range(prepared.num_rows("train") // 16 + 2)
-    rows = [row for batch in batches for row in reader.read(0, sampler.draw(batch)[1]).to_pylist()]
-    assert rows[-1]["epoch"] == 1 and abs(np.mean([row["next_sentence"] for row in rows]) - 0.5) < 0.06
-
-
 def test_a_corpus_without_partners_is_refused(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
     lines = [f"doc{i} has only one sentence" for i in range(200)]
     text, cache = tmp_path / "text.txt", tmp_path / "cache"
+    none = "has 0 documents of two or more sentences in the training split.*--prepare.document blank_line or file"
     for documents, message in (
-        (
-            lines,
-            r"has 0 documents of two or more sentences in the training split.*--prepare.document blank_line or file",
-        ),
+        (lines, none),
         (["doc0 red. doc0 blue.", *lines], "next-sentence prediction needs two or more"),
     ):
         text.write_text("\n".join(documents))
         with pytest.raises(CorpusError, match=message):
-            prepare_corpus(
-                str(text), replace(PREPARE, unknown="allow"), tokenizer_dir, SEQ_LENGTH, Place(cache), pairs=True
-            )
+            prepare(text, tokenizer_dir, cache, unknown="allow")
         assert not cache.exists()
 
 
@@ -243,9 +232,7 @@ def test_chinese_pairs(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> 
         for _ in range(200)
     ]
     (tmp_path / "zh.txt").write_text("\n".join(lines), encoding="utf-8")
-    manifest = prepare_corpus(
-        str(tmp_path / "zh.txt"), PREPARE, tokenizer_dir, 48, Place(tmp_path / "cache"), pairs=True
-    )
+    manifest = prepare(tmp_path / "zh.txt", tokenizer_dir, tmp_path / "cache", 48)
     assert read_manifest(manifest.folder) == manifest
     rows = read_pairs(manifest)
     labels = np.array([row.next_sentence for row in rows])

@@ -163,9 +163,7 @@ def test_every_row_of_a_part_comes_once_per_epoch_but_for_the_tail(name: str) ->
         if part == 0 and not epochs[1]:  # the curriculum's 60 batches read less than it
             assert len(epochs[0]) == len(set(epochs[0]))
             continue
-        assert len(epochs[0]) == len(set(epochs[0])) == length and 0 <= min(epochs[0]) <= max(epochs[0]) < sum(
-            corpus.shard_rows
-        )
+        assert len(epochs[0]) == len(set(epochs[0])) == length and {*epochs[0]} <= {*range(sum(corpus.shard_rows))}
         assert epochs[0][: len(epochs[1])] != epochs[1]
         assert len(set(epochs[1])) == len(epochs[1]) > 0
 

@@ -15,7 +15,6 @@ import pytest
 from row_files import SPECIALS, read_texts, save_wordpiece, write_kinds, write_rows
 
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig
-from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
 from domext_ray.text.corpus.estimate import estimate_rows
 from domext_ray.text.corpus.manifest import Manifest
@@ -170,24 +169,3 @@ def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_pa
     settings = make_settings(load_tokenizer(tokenizer_dir), PAIR, 16)
     estimate = estimate_rows(check_corpus(str(path), PAIR, to_end=True), PAIR, settings)
     assert estimate is not None and estimate.num_rows == pytest.approx(0.9 * NUM_ROWS, rel=0.05)
-
-
-def test_files_without_the_fields_are_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "plain.txt").write_text("title 1\nbody 1\n")
-    with pytest.raises(CorpusError, match=r"plain.txt is plain text, without fields for --prepare.pair 'title,body'"):
-        check_corpus(str(tmp_path / "plain.txt"), PAIR)
-    with pytest.raises(CorpusError, match=r"is plain text, without fields for --prepare.pair"):
-        check_corpus("package-docs", PAIR)
-    write_rows(tmp_path / "rows.jsonl", [{"title": "title 1", "text": "a"}] * 3)
-    with pytest.raises(
-        CorpusError,
-        match=r"3 of 3 rows .* hold no text \(3 rows without the field 'title' or 'body'; the first is .*rows.jsonl:1 "
-        r"\(it has title, text\)\); set --prepare.pair to the two fields that hold the texts\.",
-    ):
-        check_corpus(str(tmp_path / "rows.jsonl"), PAIR)
-    pq.write_table(pa.table({"title": ["title 1"], "body": [1]}), tmp_path / "rows.parquet")
-    with pytest.raises(CorpusError, match=r"the column 'body' of .* holds int64, not text; set --prepare.pair\."):
-        check_corpus(str(tmp_path / "rows.parquet"), PAIR)
-    (tmp_path / "rows.csv").write_text("title,text\na,b\n")
-    with pytest.raises(CorpusError, match=r"no column 'body' \(it has title, text\); set --prepare.pair"):
-        check_corpus(str(tmp_path / "rows.csv"), PAIR)

@@ -77,14 +77,8 @@ def test_what_is_told_of_a_text(folder: Path, tmp_path: Path, capsys: pytest.Cap
             r"of the tokens of --corpus '.*text.txt' \(.*% of its characters\) are unknown to the tokenizer, "
             rf"such as 'έχει', .* predict unknown tokens; {advice} .*, or train on it .* --prepare.unknown allow\.$",
         ),
-        (
-            (f"{KNOWN} {LONG}", 60),
-            r"^1\d\.\d% of the tokens .* \(8\d\.\d% of its characters\) .* no word of more than 100",
-        ),
-        (
-            ("The Kidney Of A Patient", 60),
-            'such as .*; .* is known, so write "do_lower_case": true into the tokenizer_c',
-        ),
+        ((f"{KNOWN} {LONG}", 60), r"^1\d\.\d% of the tokens .* \(8\d\.\d% of its characters\) .* no word of more th"),
+        (("The Kidney Of A Patient", 60), 'such as .*; .* is known, so write "do_lower_case": true into the token'),
     ]
     for part, message in refused:
         path = write(tmp_path / "text.txt", part)
@@ -139,9 +133,8 @@ def test_all_of_a_text_is_counted_as_it_is_prepared(
     path.write_text("\n".join(line for block in lines for line in block), encoding="utf-8")
     cache = tmp_path / "cache"
     unseen = replace(PREPARE, shard_bytes=2**16)
-    with pytest.raises(
-        CorpusError, match=r"^2\d\.\d% of the tokens of --corpus .* \(45\.0% of its characters\) are unknown"
-    ):
+    says = r"^2\d\.\d% of the tokens of --corpus .* \(45\.0% of its characters\) are unknown"
+    with pytest.raises(CorpusError, match=says):
         prepare_corpus(str(path), unseen, folder, 32, Place(cache))
     assert not list(cache.glob("*/manifest.json"))
     manifest = prepare_corpus(str(path), replace(unseen, unknown="allow"), folder, 32, Place(cache))

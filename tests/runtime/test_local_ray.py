@@ -1,8 +1,9 @@
-"""A job's own Ray: who may talk to it, and who may read its files."""
+"""A job's own Ray: who may talk to it, who may read its files, and what is used of it that Ray does not promise."""
 
 from __future__ import annotations
 
 import http.client
+import importlib
 import os
 import re
 import resource
@@ -17,13 +18,14 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from conftest import REPOSITORY
 from file_limits import limit_files
 from ray._private import services
 
 from domext_ray.errors import RunError, StorageError
-from domext_ray.runtime import ray_cluster
+from domext_ray.runtime import ray_cluster, ray_private
 from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
-from domext_ray.runtime.ray_private import make_token_header
+from domext_ray.runtime.ray_private import REACHES, make_token_header, reach
 
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 CALLS = (  # one of each kind of process
@@ -184,3 +186,32 @@ def test_workers_use_again_what_they_have_kept() -> None:
         return grown // 1024
 
     assert ray.get(ray.remote(num_cpus=0)(grow).remote()) < 50, "MB beside the 600 that were there"
+
+
+PRIVATE = ("ray._private", "ray._raylet", "ray._common", "ray.serve._private", "ray.train._internal", "internal_kv")
+
+
+def test_a_ray_without_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in REACHES:
+        reach(place)
+        module, _, name = place.partition(":")
+        says = rf"^Ray {ray.__version__} has no {module}\.{name}, .* install Ray 2\.60, .*\.$"
+        with monkeypatch.context() as patched:
+            patched.delattr(importlib.import_module(module), name.partition(".")[0])
+            with pytest.raises(RunError, match=says):
+                reach(place)
+    monkeypatch.setitem(ray_private.REACHES, "ray.gone:thing", "a test")
+    with pytest.raises(RunError, match=r"has no ray\.gone\.thing, which is used for a test"):
+        reach("ray.gone:thing")
+
+
+def test_the_version_is_the_one_that_is_installed_by_default() -> None:
+    assert ray.__version__.startswith(f"{ray_private.TESTED}.")
+    assert f">={ray_private.TESTED}," in (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_nothing_else_reaches_into_ray() -> None:
+    for path in [*REPOSITORY.glob("domext_ray/**/*.py"), *REPOSITORY.glob("jobs/**/*.py")]:
+        if path.name != "ray_private.py":
+            source = path.read_text(encoding="utf-8")
+            assert not [name for name in PRIVATE if name in source], path

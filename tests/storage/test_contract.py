@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -140,23 +142,18 @@ def test_links_of_a_disk_lead_to_a_place(place: Place, tmp_path: Path) -> None:
 
 
 def test_only_one_makes_a_file(any_place: Place) -> None:
-    made, barrier = [], threading.Barrier(8)
+    barrier = threading.Barrier(8)
 
-    def make(number: int) -> None:
+    def make(number: int) -> list[int]:
         barrier.wait()
-        try:
+        with contextlib.suppress(FileExistsError):
             (any_place / "lock").put(b"%d" % number, NEW)
-        except FileExistsError:
-            return
-        made.append(number)
+            return [number]
+        return []
 
-    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 1 and (any_place / "lock").read_bytes() == b"%d" % made[0]
-    assert any_place.list_names() == ["lock"]
+    with ThreadPoolExecutor(8) as pool:
+        (made,) = sum(pool.map(make, range(8)), [])
+    assert (any_place / "lock").read_bytes() == b"%d" % made and any_place.list_names() == ["lock"]
 
 
 def test_a_deleted_folder_is_gone(any_place: Place) -> None:

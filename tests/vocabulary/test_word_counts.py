@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +22,10 @@ from domext_ray.text.data.documents import read_documents
 from domext_ray.text.data.dropped import Dropped
 from domext_ray.text.data.sources import resolve_sources
 from domext_ray.text.vocabulary import word_counts
-from domext_ray.text.vocabulary.word_counts import forget_rarest, keep_counts
+from domext_ray.text.vocabulary.word_counts import keep_counts
 
 PREPARE = PrepareConfig(min_document_chars=5)
+SMALL = replace(PREPARE, shard_bytes=4096)
 FRAGMENTS = (
     "The THE the Zoë zoe\u0308 thalamus Thalamus's co-operate 3.14 10µg α-synuclein naïve≠x ￥5 end. (x) [SEP] [UNK] "
     "##us 丘脑是大脑 a丘b İstanbul ſtraße ﬁbre e\u0301\u0323x 한국어 … “quoted” — x\u200dy \u00a0 ±5 °C fi\u00adbre "
@@ -51,6 +54,7 @@ def count(spec: Path | str, tokenizer_json: str, prepare: PrepareConfig = PREPAR
 
 def test_counts_are_those_of_the_text(local_ray: None, text: Path) -> None:
     sources = resolve_sources(str(text), PREPARE)
+    assert len(resolve_sources(str(text), SMALL).tasks) > 5
     documents = [content for task in sources.tasks for content in read_documents(task, PREPARE, Dropped())]
     for options in ({}, {"do_lower_case": False}, {"tokenize_chinese_chars": False}):
         tokenizer = Tokenizer.from_str(serialise(**options))
@@ -58,45 +62,37 @@ def test_counts_are_those_of_the_text(local_ray: None, text: Path) -> None:
         for document in documents:
             words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(document))
             expected.update(word for word, _ in words)
-        found = count(text, serialise(**options))
-        assert found == expected, options
-        assert [*found] == sorted(expected, key=lambda word: (-expected[word], word))
+        for prepare in (PREPARE, SMALL):
+            found = count(text, serialise(**options), prepare)
+            assert found == expected, options
+            assert [*found] == sorted(expected, key=lambda word: (-expected[word], word))
         assert expected["丘脑是大脑" if "tokenize_chinese_chars" in options else "丘"]
-
-
-def test_counts_do_not_depend_on_the_tasks(local_ray: None, text: Path) -> None:
-    small = replace(PREPARE, shard_bytes=4096)
-    assert len(resolve_sources(str(text), small).tasks) > 5
-    assert [*count(text, serialise()).items()] == [*count(text, serialise(), small).items()]
 
 
 def test_counting_goes_on_with_its_finished_parts(
     local_ray: None, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = replace(PREPARE, shard_bytes=4096)
-    sources = resolve_sources(str(text), small)
-    whole = count(text, serialise(), small)
+    sources, whole, shown = resolve_sources(str(text), SMALL), count(text, serialise(), SMALL), itertools.count(1)
 
-    num_shown = 0
+    def keep() -> AbstractContextManager[dict[str, int]]:
+        return keep_counts(sources, SMALL, serialise(), Place(tmp_path / "cache"))
 
-    def interrupt(self: object, size: float, *, is_kept: bool) -> None:
-        nonlocal num_shown
-        num_shown += 1
-        if num_shown == 3:
+    def interrupt(*_: object, **__: object) -> None:
+        if next(shown) == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(tasks._Progress, "advance", interrupt)
-        with pytest.raises(KeyboardInterrupt), keep_counts(sources, small, serialise(), Place(tmp_path / "cache")):
+        with pytest.raises(KeyboardInterrupt), keep():
             pass
     (work,) = (tmp_path / "cache").glob("[!.]*")
     assert len(list(work.glob("parts/*.json"))) >= 3
-    with pytest.raises(KeyboardInterrupt), keep_counts(sources, small, serialise(), Place(tmp_path / "cache")) as again:
+    with pytest.raises(KeyboardInterrupt), keep() as again:
         raise KeyboardInterrupt  # while the words are ranked
     assert again == whole
     num_kept = re.search(r"^counting words: (\d+) parts were finished before", capsys.readouterr().err, re.M)
     assert num_kept and int(num_kept[1]) >= 3
-    with keep_counts(sources, small, serialise(), Place(tmp_path / "cache")) as again:
+    with keep() as again:
         assert again == whole
     assert f"{len(sources.tasks)} parts were finished before" in capsys.readouterr().err
     assert list((tmp_path / "cache").glob("[!.]*")) == []
@@ -106,13 +102,6 @@ def test_words_beyond_the_limit_are_left_out(local_ray: None, tmp_path: Path) ->
     path = tmp_path / "text.txt"
     path.write_text(f"short {'x' * 100} {'y' * 101} {'y' * 101} {'z' * 300}.\n")
     assert count(path, serialise()) == {"short": 1, "x" * 100: 1, ".": 1}
-
-
-def test_the_rarest_words_are_forgotten() -> None:
-    totals = Counter({"a": 9, "b": 5, "c": 2, "d": 2, "e": 1})
-    assert forget_rarest(totals, 5) == 0 and len(totals) == 5
-    assert forget_rarest(totals, 4) == 5
-    assert totals == {"a": 9, "b": 5}
 
 
 def test_the_driver_keeps_a_bounded_number_of_words(
