@@ -159,6 +159,9 @@ def _make(
             group = hash_group(row.get(GROUP), row.source, field, option).hex()
         try:
             example = read(row)
+            row.check_text(str(row.get("id")), "id")
+            for label in example.list_labels():
+                row.check_text(label, "label")
         except LeftOut:
             continue
         made.append(replace(example, id=_name(row.get("id"), taken), path=row.record.path, group=group))

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.readers.issues import as_whole
-from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
+from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow, find_fault
 from domext_ray.text.data.files import (
     JSONL,
     LINES,
@@ -146,7 +146,8 @@ class _BlockReader:
                 given = values.pop(ID_FIELD, None)
                 given = as_whole(given) if isinstance(given, float) else given  # numbers with a gap, as pandas has them
                 is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
-                yield InputRow(str(given) if is_id else f"{name}:{line}", file.path, line, values)
+                own = str(given) if is_id else f"{name}:{line}"
+                yield InputRow(own, file.path, line, values, find_fault(own, ID_FIELD))
         if line != piece.first + piece.count:
             raise CorpusError(f"{file.path} has changed while it was read; start the job again.")
 

@@ -89,6 +89,12 @@ def check_text(values: Mapping[str, Any], shown: str = TEXT_FIELD) -> str:
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         raise RowError(f"has {kind} as {shown!r}, which must be text")
-    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        raise RowError(f"has half a surrogate pair, or bytes that are not UTF-8, in {shown!r}")
+    if fault := find_fault(text, shown):
+        raise RowError(fault)
     return text
+
+
+def find_fault(text: str, shown: str) -> str:
+    """Say why a field's text cannot be read or written; empty: it can."""
+    has_half = not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
+    return f"has half a surrogate pair, or bytes that are not UTF-8, in {shown!r}" if has_half else ""

@@ -276,13 +276,13 @@ def _plan_workers(scale: InferenceScaleConfig, most: int) -> tuple[int, float]:
 
 
 def split_malformed(
-    rows: Sequence[InputRow], make_example: Callable[[InputRow], Any], *, is_strict: bool
+    rows: Sequence[InputRow], make_example: Callable[[InputRow], Any], *, is_strict: bool, answers_all: bool = False
 ) -> tuple[list[InputRow], list[Any], list[dict[str, Any]]]:
     """Separate a block's rows that can be used from those that cannot.
 
     `make_example` raises a RowError for a row with text that cannot be used. Return the rows that can, the examples of
-    those that are not blank, and file, line and reason of the others; if `is_strict`, the first malformed row is a
-    CorpusError.
+    those that are not blank, and file, line and reason of the others; if `is_strict`, or every row must have an answer
+    (`answers_all`), the first malformed row is a CorpusError.
     """
     kept, examples, malformed = list[InputRow](), list[Any](), list[dict[str, Any]]()
     for row in rows:
@@ -293,8 +293,9 @@ def split_malformed(
                 examples.append(make_example(row))
             kept.append(row)
         except RowError as error:
-            if is_strict:
-                raise CorpusError(f"{row.path}:{row.line}: the row {error}; mend it, or leave out --strict.") from error
+            if is_strict or answers_all:
+                remedy = "mend it: a submission answers every row" if answers_all else "mend it, or leave out --strict"
+                raise CorpusError(f"{row.path}:{row.line}: the row {error}; {remedy}.") from error
             malformed.append({"file": row.path, "line": row.line, "reason": f"the row {error}"})
     return kept, examples, malformed
 

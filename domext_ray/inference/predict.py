@@ -164,7 +164,8 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
     kept, examples, malformed = split_malformed(
         rows,
         lambda row: row.example or predictor.make_example(row.values, config.field),
-        is_strict=config.strict or bool(config.submission),
+        is_strict=config.strict,
+        answers_all=bool(config.submission),
     )
     found = predictor.predict(examples)
     made, empty = iter(found.records), make_empty(predictor.schema)

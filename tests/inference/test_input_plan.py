@@ -131,6 +131,7 @@ FAULTS = [
     (b'{"text": "\xff"}', "is not UTF-8 (byte 0xff)"),
     (b"[" * 100_000, "is nested too deeply"),
     (b'{"text": "%s"}' % (b"x" * 2000), "has more than 1,000 bytes"),
+    (b'{"text": "a", "id": "\\ud83d"}', "has half a surrogate pair, or bytes that are not UTF-8, in 'id'"),
     (b'{"text": ' + b"9" * 900 + b"e}", "is no JSON (column 910: Expecting ',' delimiter)"),
 ]
 

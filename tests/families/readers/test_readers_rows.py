@@ -90,6 +90,8 @@ DIRTY = [
     ({"text": "t", "label": 0.5}, "it has no label"),
     ({"text": "t"}, "it has no column for 'label'"),
     ({"text": "t\ud83d", "label": "a"}, "it has half a surrogate pair in 'text'"),
+    ({"text": "t", "label": "a\ud83d"}, "it has half a surrogate pair in 'label'"),
+    ({"text": "t", "label": "a", "id": "\udc00"}, "it has half a surrogate pair in 'id'"),
     ({"text": "t", "pair": "", "label": "a"}, "it has an empty 'pair'"),
 ]
 
