@@ -107,7 +107,8 @@ UNFINISHED = {"run", "tuned"}
 def test_who_does_not_take_a_kind_says_what_it_is(use: Callable[[str], Any], places: dict[str, str]) -> None:
     for name in KINDS:
         said = USERS[use].get(name)
-        if said is None and name not in UNFINISHED:
+        is_slow = use is write_graphs and name != "ner"  # `inference/test_onnx.py` writes graphs of all kinds
+        if said is None and name not in UNFINISHED and not is_slow:
             use(places[name])
         elif said is not None:
             with pytest.raises(DomextError, match=re.escape(said)) as error:
