@@ -118,6 +118,8 @@ def test_who_does_not_take_a_kind_says_what_it_is(use: Callable[[str], Any], pla
 
 def test_a_folder_that_is_no_base_is_told_what_it_is(places: dict[str, str], tmp_path: Path) -> None:
     write(tmp_path / "peft" / "adapter_config.json", "{}")
+    write(tmp_path / "hub" / "adapter" / "adapter_config.json", "{}")
+    write(tmp_path / "hub" / "base" / "config.json", "{}")
     write(tmp_path / "old" / "modules.json", "[]")
     for name in ("checkpoint-500", "checkpoint-1000"):
         write(tmp_path / "trained" / name / "config.json", json.dumps({"model_type": "bert"}))
@@ -127,7 +129,11 @@ def test_a_folder_that_is_no_base_is_told_what_it_is(places: dict[str, str], tmp
         (places["bank"], f"adapters predict, embed and serve take as {places['bank']}:NAME."),
         (places["graph"], "an ONNX graph, which predict alone takes"),
         (places["run"], "it is a run without an export"),
-        (tmp_path / "peft", "an adapter without its base: merge the two"),
+        (tmp_path / "peft", "an adapter, not a model: merge it into its base"),
+        (
+            tmp_path / "hub",
+            "an adapter, not a model: merge it into its base",
+        ),  # its base alone is not what was meant
         (tmp_path / "old", f"such as {tmp_path}/old/0_Transformer."),
         (tmp_path / "trained", f"trained/checkpoint-500 and in {tmp_path}/trained/checkpoint-1000: give that folder."),
         (tmp_path / "models--bert", f"there is one in {tmp_path}/models--bert/snapshots/0a1b: give that folder."),

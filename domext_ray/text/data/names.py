@@ -156,7 +156,7 @@ def find_local_base(base: str) -> Path | None:
 
 def _describe_folder(folder: Path, base: str) -> str:
     """Say what a folder without a config.json is, and what to give."""
-    said = next((said for name, said in _NO_MODELS if (folder / name).exists()), "")
+    said = next((said for pattern, said in _NO_MODELS if any(folder.glob(pattern))), "")
     if said:
         return said.format(base.rstrip("/"))
     found = sorted((path for pattern in _INSIDE for path in folder.glob(pattern)), key=os.path.getmtime)
@@ -165,9 +165,10 @@ def _describe_folder(folder: Path, base: str) -> str:
     return "give a folder that save_pretrained wrote"
 
 
+_ADAPTER = "it holds an adapter, not a model: merge it into its base, save that, and give its folder"
 _NO_MODELS = (
     ("bank.json", "it is an adapter bank, whose adapters predict, embed and serve take as {}:NAME"),
-    ("adapter_config.json", "it holds an adapter without its base: merge the two, save that, and give its folder"),
+    *((pattern, _ADAPTER) for pattern in ("adapter_config.json", "*/adapter_config.json")),
     ("model.onnx", "it holds an ONNX graph, which predict alone takes: give what that was made from"),
     ("config.yaml", "it is a run without an export: domext export_hf makes one of a run of pre-training"),
     (
