@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domext_ray.downstream.finetune.errors_page import ERRORS, write_errors_page
+from domext_ray.downstream.finetune.errors_page import ERRORS, write_mistakes
 from domext_ray.families.family import Prediction
 from domext_ray.families.metrics.scores import over_clusters
 from domext_ray.inference.labelled_input import LabelledInput
@@ -31,14 +31,8 @@ def score_split(model: str, source: LabelledInput, predictions: Sequence[Predict
     figures = score.describe()
     scores = {"metric": metric, "value": score.get(metric), "interval": figures["intervals"][metric]}
     title = f"{found.description.set_name}: {source.split} of {source.task}"
-    shown = [(metric, _format_value(scores))]
-    report = write_errors_page(
-        folder / ERRORS,
-        [found.task.compare(*pair, found.task.state) for pair in zip(examples, predictions, strict=True)],
-        title=title,
-        labels=found.description.labels,
-        scores=shown,
-        is_private=any(example.group for example in examples),
+    report = write_mistakes(
+        folder / ERRORS, found.task, examples, predictions, title=title, score=(metric, _format_value(scores))
     )
     counts = {name: row["support"] for name, row in report["labels"].items() if row["support"]}
     unknown = {name: count for name, count in counts.items() if name not in found.description.labels}

@@ -10,7 +10,9 @@ from typing import Any
 from markupsafe import Markup
 
 from domext_ray.families.comparison import Compared, Mistake, describe_classes
-from domext_ray.families.readers.examples import Entity
+from domext_ray.families.family import Prediction
+from domext_ray.families.readers.examples import Entity, Example
+from domext_ray.families.task import StagedTask
 from domext_ray.report.page import render_page
 from domext_ray.storage import Place, write_text
 
@@ -24,6 +26,29 @@ NUM_COLOURS = 6
 MAX_CONFUSION = 40
 """Labels of a confusion matrix at most; a larger one is in the JSON only."""
 PRIVATE = "No example is shown: its set says whose each row is (group_field), and this page may be passed on."
+
+
+def write_mistakes(
+    path: Place,
+    task: StagedTask,
+    examples: Sequence[Example],
+    predictions: Sequence[Prediction],
+    *,
+    title: str,
+    score: tuple[str, str],
+) -> dict[str, Any]:
+    """Write the page of a task's predictions, which shows no example of a set that says whose each row is.
+
+    `score` is a figure and its value. Return what `write_errors_page` does.
+    """
+    return write_errors_page(
+        path,
+        [task.compare(*pair, task.state) for pair in zip(examples, predictions, strict=True)],
+        title=title,
+        labels=task.data.labels,
+        scores=[score],
+        is_private=any(example.group for example in examples),
+    )
 
 
 def write_errors_page(

@@ -20,7 +20,7 @@ import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.downstream.finetune.comparison import summarize_pair, write_resamples
-from domext_ray.downstream.finetune.errors_page import ERRORS, write_errors_page
+from domext_ray.downstream.finetune.errors_page import ERRORS, write_mistakes
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, choose_point, gather_results
 from domext_ray.downstream.finetune.output import (
@@ -139,25 +139,24 @@ def report_finetuning(plan: FinetunePlan, scored: ScoredGrid, seconds: float) ->
     summary = build_summary(plan, scored, seconds)
     if plan.config.against:
         summary["against"] = summarize_pair(plan.folder, summary)
-    summary["mistakes"] = write_mistakes(plan, summary)
+    summary["mistakes"] = _write_mistakes(plan, summary)
     write_json(plan.folder / "summary.json", summary)
     write_finetune_report(plan.folder)
     print(format_finetune_summary(summary))
     print(f"\n{plan.folder / 'report.html'}", *_list_verdicts(summary), sep="\n")
 
 
-def write_mistakes(plan: FinetunePlan, summary: dict[str, Any]) -> dict[str, Any]:
+def _write_mistakes(plan: FinetunePlan, summary: dict[str, Any]) -> dict[str, Any]:
     """Write errors.html, what the exported model got wrong on dev, and return how much it is, by kind."""
-    examples, own = plan.task.data.dev, Point(**summary["best"]["point"])
+    own, metric = Point(**summary["best"]["point"]), summary["metric"]
     lines = (plan.trainings / own.key / "dev.predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    predictions = [json.loads(line)["prediction"] for line in lines]
-    report = write_errors_page(
+    report = write_mistakes(
         plan.folder / ERRORS,
-        [plan.task.compare(*pair, plan.task.state) for pair in zip(examples, predictions, strict=True)],
+        plan.task,
+        plan.task.data.dev,
+        [json.loads(line)["prediction"] for line in lines],
         title=f"{plan.folder.name}: what is wrong on dev",
-        labels=plan.loaded.data.labels,
-        scores=[(summary["metric"], f"{get_figure(summary['dev'], summary['metric']):.4f}")],
-        is_private=any(example.group for example in examples),
+        score=(metric, f"{get_figure(summary['dev'], metric):.4f}"),
     )
     return {name: report[name] for name in ("examples", "wrong", "mistakes")}
 

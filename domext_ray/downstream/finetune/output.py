@@ -317,9 +317,10 @@ def _format_mistakes(mistakes: Mapping[str, Any]) -> str:
     if not mistakes:
         return ""
     kinds = ", ".join(f"{kind}: {number:,}" for kind, number in mistakes["mistakes"].items())
-    said = f"{mistakes['wrong']:,} of {mistakes['examples']:,} dev examples are predicted wrongly"
-    link = Markup('<a href="{}">What is wrong, with the text of the examples, and which labels are confused</a>')
-    return format_paragraph(f"{said}{f' ({kinds})' * bool(kinds)}.") + format_paragraph(link.format(ERRORS))
+    said = f"{mistakes['wrong']:,} of {mistakes['examples']:,} dev examples are predicted wrongly ({kinds})."
+    link = Markup('<a href="{}">What is wrong on dev</a>, with the text of the examples.')
+    # numbers are more or less wrong, and counted nowhere
+    return format_paragraph(said if kinds else "") + format_paragraph(link.format(ERRORS))
 
 
 def _list_costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from finetuned_models import CPU, FP32, FULL
+from finetuned_models import CPU, FP32, FULL, finetune_here
 from job_calls import call_job
 from labelled_fixtures import write, write_ner
 from made_tokenizers import save_xlm_roberta
@@ -118,15 +118,18 @@ def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir
     assert 'src="http' not in page and 'href="http' not in page, "the page needs no network"
 
 
-def test_a_run_shows_what_its_model_got_wrong_on_dev_and_nothing_of_test(run_dir: Path, config: FinetuneConfig) -> None:
-    dev, summary = load_labelled(config).data.dev, read_json(run_dir / "summary.json")
-    predictions = [each["prediction"]["tags"] for each in read_predictions(run_dir) if each["split"] == "dev"]
+def test_a_run_shows_what_its_model_got_wrong_on_dev_and_nothing_of_test(config: FinetuneConfig) -> None:
+    grid = replace(config.grid, lr=(2e-3,), epochs=(1.0,), restarts=1)
+    folder = finetune_here(replace(config, grid=grid, export=False, run=replace(config.run, name="poor")))
+    dev, summary = load_labelled(config).data.dev, read_json(folder / "summary.json")
+    predictions = [each["prediction"]["tags"] for each in read_predictions(folder) if each["split"] == "dev"]
     wrong = sum(list(example.tags) != tags for example, tags in zip(dev, predictions, strict=True))
-    assert (summary["mistakes"]["examples"], summary["mistakes"]["wrong"]) == (len(dev), wrong)
-    page = (run_dir / "errors.html").read_text(encoding="utf-8")
+    assert (summary["mistakes"]["examples"], summary["mistakes"]["wrong"]) == (len(dev), wrong) and wrong > 0
+    page = (folder / "errors.html").read_text(encoding="utf-8")
     assert page.count("<article") == wrong and "what is wrong on dev" in page
-    report = (run_dir / "report.html").read_text(encoding="utf-8")
-    assert f"{wrong:,} of {len(dev):,} dev examples are predicted wrongly" in report
+    assert all(f"{example.source}</span>" not in page for example in load_labelled(config).data.test)
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert f"{wrong:,} of {len(dev):,} dev examples are predicted wrongly (" in report
     assert '<a href="errors.html">' in report
 
 
