@@ -15,7 +15,7 @@ import pyarrow as pa
 from domext_ray.errors import CorpusError
 from domext_ray.text.data.files import PACKAGE_DOCS, TEXT, SourceFile
 from domext_ray.text.data.names import describe_near, pick_near
-from domext_ray.text.data.readers import TEXT_FIELD, CheckColumns, Row, read_rows
+from domext_ray.text.data.readers import TEXT_FIELD, CheckColumns, Row, has_half_pair, read_rows
 from domext_ray.text.data.tables import Forms
 
 ID_FIELD = "id"
@@ -96,5 +96,4 @@ def check_text(values: Mapping[str, Any], shown: str = TEXT_FIELD) -> str:
 
 def find_fault(text: str, shown: str) -> str:
     """Say why a field's text cannot be read or written; empty: it can."""
-    has_half = not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
-    return f"has half a surrogate pair, or bytes that are not UTF-8, in {shown!r}" if has_half else ""
+    return f"has half a surrogate pair, or bytes that are not UTF-8, in {shown!r}" if has_half_pair(text) else ""

@@ -23,6 +23,7 @@ from domext_ray.serving.engine import Outcome, ServedRow
 from domext_ray.serving.metrics import NO_ADAPTER, SEVERAL, Metrics
 from domext_ray.serving.served_model import ServedAdapter
 from domext_ray.text.data.files import part_words
+from domext_ray.text.data.readers import has_half_pair
 
 _LOG = logging.getLogger(__name__)
 THREAD_CHARACTERS = 20_000
@@ -124,7 +125,7 @@ class Service:
                     )
                 if not text.strip():
                     raise FaultyTextError(422, "is empty; give texts that have some words.")
-                if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+                if has_half_pair(text):
                     raise FaultyTextError(422, "has half a surrogate pair; give text that UTF-8 can hold.")
 
     def _complete_names(self, texts: Sequence[str], adapters: Sequence[str]) -> Sequence[str]:

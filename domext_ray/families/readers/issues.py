@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from domext_ray.errors import CorpusError
 from domext_ray.families.readers.set_description import SetDescription
+from domext_ray.text.data.readers import has_half_pair
 
 STRICT = "{place}: the {what} {said}; mend it, or leave out --labelled.strict."
 UNLABELLED = "{place} {said}."
@@ -159,7 +160,7 @@ class SetRow:
 
     def check_text(self, text: str, role: str) -> None:
         """Leave out a row with a text that no tokenizer takes."""
-        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        if has_half_pair(text):
             self.leave_out(f"has half a surrogate pair in {role!r}", text)
 
     def read_label(self) -> str:

@@ -308,3 +308,8 @@ def is_text(kind: pa.DataType) -> bool:
     """Whether a column of a type holds texts."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def has_half_pair(text: str) -> bool:
+    """Whether a text has half a surrogate pair, which no tokenizer takes and no file of UTF-8 holds."""
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
