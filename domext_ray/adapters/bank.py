@@ -260,7 +260,7 @@ class AdapterBank:
         """
         self._check_free(name)
         place = Place(run_dir)
-        if place.is_local and open_model(str(place.local()), "--add").does_task:
+        if place.is_local and open_model(str(place.local())).does_task:
             return self._add_finetuned(name, place.local())
         config = read_config(place, SettledConfig)
         if config.objective.next_sentence:

@@ -12,7 +12,7 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.errors import ConfigError, DomextError, RunError, StorageError
-from domext_ray.models.source import BANK, Kind, open_model
+from domext_ray.models.source import BANK, SourceKind, open_model
 from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place
@@ -60,7 +60,7 @@ def _add_run(folder: Place, config: BankConfig) -> BankEntry:
     run = Place(config.add)
     if (folder / BANK).is_file():
         return AdapterBank.open(folder, config.base).add_run(config.name, run)
-    is_tuned = run.is_local and open_model(config.add, "--add").does_task
+    is_tuned = run.is_local and open_model(config.add).does_task
     own = config.base or (find_base(config.add) if is_tuned else read_config(run, SettledConfig).base)
     bank = AdapterBank.create(folder, own)
     try:
@@ -75,15 +75,15 @@ def find_base(model: str) -> str:
     """Return the base at the beginning of the runs of a model: a run's directory, an export in it, or a base."""
     source = open_model(model)
     folder, kind = source.folder, source.kind
-    if kind == Kind.EXPORT:
+    if kind == SourceKind.EXPORT:
         folder = folder.resolve().parent
         kind = open_model(str(folder)).kind
-        if kind not in (Kind.RUN, Kind.FINETUNED):
+        if kind not in (SourceKind.RUN, SourceKind.FINETUNED):
             reason = "does not say what its base is, and is no longer in the folder of its run"
             raise ConfigError(f"--base is empty; it must say what the new bank's base is: {model} {reason}.")
-    if kind == Kind.FINETUNED:
+    if kind == SourceKind.FINETUNED:
         return find_base(read_config(Place(folder), FinetuneConfig).model)
-    if kind != Kind.RUN:
+    if kind != SourceKind.RUN:
         return model
     config = read_config(Place(folder), SettledConfig)
     return config.base if config.method.has_adapter else str(folder)

@@ -32,7 +32,7 @@ from domext_ray.families.task_file import write_task_file
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.models.masked_lm import build_masked_lm
-from domext_ray.models.source import Kind, name_run, open_model
+from domext_ray.models.source import SourceKind, name_run, open_model
 from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place, write_json
 
@@ -106,13 +106,13 @@ def export_onnx(config: ExportConfig) -> Place:
     if "://" in config.run:
         raise ConfigError(f"--run is {config.run!r}; with --format onnx it must be on a disk: copy its export there.")
     source = open_model(config.run, "--run")
-    source.require(Kind.RUN, Kind.FINETUNED, Kind.EXPORT, Kind.BASE)
-    if config.scale != 1 and source.kind != Kind.RUN:
+    source.require(SourceKind.RUN, SourceKind.FINETUNED, SourceKind.EXPORT, SourceKind.BASE)
+    if config.scale != 1 and source.kind != SourceKind.RUN:
         raise ConfigError(
             f"--scale is {config.scale:g}; it must be 1 unless --run is a pre-training run's directory "
             f"({config.run!r} is not)."
         )
-    if not config.output and source.kind not in (Kind.RUN, Kind.FINETUNED):
+    if not config.output and source.kind not in (SourceKind.RUN, SourceKind.FINETUNED):
         raise ConfigError(f"--output is empty; it must be a folder, for --run {config.run!r} is no run's directory.")
     folder = Place(config.output or run / config.folder_name)
     with new_export(folder, ExportRecord(ONNX), run) as temporary:

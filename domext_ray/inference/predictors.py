@@ -42,7 +42,7 @@ from domext_ray.model.build import has_router
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.models.masked_lm import hash_model, load_masked_lm
-from domext_ray.models.source import Kind, Source, open_model
+from domext_ray.models.source import Source, SourceKind, open_model
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import hash_values
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
@@ -112,7 +112,7 @@ class ModelPlace:
 
 
 def find_model(config: PredictConfig) -> ModelPlace:
-    """Look at the model that a configuration names; of a task no tensor is read."""
+    """Look at the model that a configuration names; of a task no tensor is read but those that recall terms."""
     if config.task != FILL_MASK and (found := open_task(config.model, config.long_texts)) is not None:
         own = found.description
         return ModelPlace(config.model, own.family, found.sha256, own.labels, WordMarks.from_json(own.state))
@@ -120,7 +120,7 @@ def find_model(config: PredictConfig) -> ModelPlace:
     masked_lm, tokenizer = _load_masked_lm(source)
     config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
     _make_fill_mask(masked_lm, tokenizer, config, torch.device("cpu"))
-    sha256 = hash_export(source.folder) if source.kind == Kind.GRAPHS else hash_model(masked_lm)
+    sha256 = hash_export(source.folder) if source.kind == SourceKind.GRAPHS else hash_model(masked_lm)
     return ModelPlace(config.model, FILL_MASK, sha256)
 
 
@@ -158,7 +158,7 @@ class BankTask:
 def open_task(model: str, long_texts: LongTextsChoice = "auto") -> ExportedTask | BankTask | None:
     """Look at a fine-tuned model: an export, a run that has one, or BANK:NAME; None: it does no task."""
     source = open_model(model)
-    if source.kind != Kind.ADAPTER:
+    if source.kind != SourceKind.ADAPTER:
         return open_exported(source.folder, takes_graphs=True, long_texts=long_texts) if source.does_task else None
     bank = AdapterBank.open(source.bank)
     task = bank.describe(source.adapter).task
@@ -180,7 +180,9 @@ def _make_fill_mask(
     cast(nn.Module, model).to(device)
     tokens = config.count_batch_tokens(device.type)
     # A graph, and BANK:NAME, are one adapter's.
-    routes = config.router and isinstance(model, DomextForMaskedLM) and open_model(config.model).kind != Kind.ADAPTER
+    routes = (
+        config.router and isinstance(model, DomextForMaskedLM) and open_model(config.model).kind != SourceKind.ADAPTER
+    )
     return FillMask(
         model,
         tokenizer,
@@ -193,12 +195,12 @@ def _make_fill_mask(
 
 def _load_masked_lm(source: Source) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
     match source.kind:
-        case Kind.GRAPHS:
+        case SourceKind.GRAPHS:
             graph = OnnxModel(source.folder) if is_graph(source.folder) else None
             if graph is None or POSITIONS not in graph.inputs:
                 raise ConfigError(f"--model {source.id!r} fills no masks: it is the graph of a task; leave --task out.")
             return cast(DomextForMaskedLM, graph), load_tokenizer(source.folder)
-        case Kind.ADAPTER:
+        case SourceKind.ADAPTER:
             bank = AdapterBank.open(source.bank)
             if bank.describe(source.adapter).architecture != MASKED_LM:
                 raise ConfigError(

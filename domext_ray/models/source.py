@@ -22,7 +22,7 @@ from domext_ray.storage import Place
 BANK = "bank.json"
 
 
-class Kind(Enum):
+class SourceKind(Enum):
     """What a user may call a model: what a sentence calls it, and what it tells to give where it is not taken."""
 
     RUN = "a run of pre-training", "its export, {id}/export"
@@ -39,7 +39,7 @@ class Source:
 
     id: str  # what the user called it
     option: str  # the command's option that named it
-    kind: Kind
+    kind: SourceKind
     folder: Path  # of a bank's adapter, of a hub's model, and of one that is nowhere, no folder
 
     @property
@@ -56,9 +56,9 @@ class Source:
     def does_task(self) -> bool:
         """Whether it was fine-tuned; of a bank's adapter the bank knows."""
         folder = self.folder
-        return self.kind == Kind.FINETUNED or (folder / TASK_FILE).is_file() or find_head(folder) is not None
+        return self.kind == SourceKind.FINETUNED or (folder / TASK_FILE).is_file() or find_head(folder) is not None
 
-    def require(self, *kinds: Kind) -> None:
+    def require(self, *kinds: SourceKind) -> None:
         """Refuse another kind than these."""
         if self.kind not in kinds:
             what, instead = self.kind.value
@@ -76,13 +76,13 @@ def open_model(model: str, option: str = "--model") -> Source:
     folder = Path(model).expanduser()
     bank, colon, _ = model.rpartition(":")
     if colon and (Place(bank) / BANK).is_file():
-        kind = Kind.ADAPTER
+        kind = SourceKind.ADAPTER
     elif (folder / TRAININGS).is_dir():
-        kind = Kind.FINETUNED
+        kind = SourceKind.FINETUNED
     elif (folder / CONFIG).is_file():
-        kind = Kind.RUN
+        kind = SourceKind.RUN
     elif is_graph(folder) or ((folder / TASK_FILE).is_file() and any(map(is_graph, folder.iterdir()))):
-        kind = Kind.GRAPHS
+        kind = SourceKind.GRAPHS
     else:
-        kind = Kind.EXPORT if is_own_config(read_config(folder)) else Kind.BASE
+        kind = SourceKind.EXPORT if is_own_config(read_config(folder)) else SourceKind.BASE
     return Source(model, option, kind, folder)

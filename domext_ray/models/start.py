@@ -37,7 +37,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
 from domext_ray.models.head import StartHead, find_head, fit_head, read_head
 from domext_ray.models.rules import choose_trainables
-from domext_ray.models.source import Kind, name_run, open_model
+from domext_ray.models.source import SourceKind, name_run, open_model
 from domext_ray.progress import quiet_libraries
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, require_readable
@@ -140,14 +140,14 @@ def load_start_model(
     """
     source = open_model(model, option)
     folder = source.folder
-    if step and source.kind != Kind.RUN:
+    if step and source.kind != SourceKind.RUN:
         raise ConfigError(
             f"--model_step is {step}; it must be 0 unless --model is a run's directory ({model!r} is not)."
         )
-    source.require(Kind.RUN, Kind.EXPORT, Kind.BASE)
+    source.require(SourceKind.RUN, SourceKind.EXPORT, SourceKind.BASE)
     card: Path | None = folder
     wrong_rules = ""
-    if source.kind == Kind.RUN:
+    if source.kind == SourceKind.RUN:
         run = rebuild_run(Place(folder), step)
         network, method = cast(nn.Module, run.model), run.config.method
         no_scale = refuse_scale(network, method)
@@ -155,7 +155,7 @@ def load_start_model(
             scale_extensions(network, method, scale)
         kind, config, tokenizer, step = "run", cast(DomextConfig, run.model.config), run.tokenizer, run.step
         tensors, card = take_tensors(run.model), run.spec.base.folder if run.spec.base else None
-    elif source.kind == Kind.EXPORT:
+    elif source.kind == SourceKind.EXPORT:
         kind, (config, tensors) = "export", _read_export(model, folder, option, scale)
         no_scale, tokenizer = _refuse_scale(config), load_tokenizer(folder)
         check_fit(tokenizer, config.vocab_size, f"{option} {model!r}")

@@ -31,7 +31,7 @@ from domext_ray.families.task_description import TaskDescription, make_described
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.model.domext.routers_domext import Router
 from domext_ray.models.masked_lm import load_masked_lm
-from domext_ray.models.source import Kind, name_run, open_model
+from domext_ray.models.source import SourceKind, name_run, open_model
 from domext_ray.models.text_embedding import choose_pooling
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
@@ -233,10 +233,10 @@ def find_single_model(model: str) -> SingleModel | None:
     A fine-tuning run without an export is a RunError.
     """
     source = open_model(model)
-    source.require(Kind.RUN, Kind.FINETUNED, Kind.EXPORT, Kind.BASE)
-    if source.kind == Kind.RUN:
+    source.require(SourceKind.RUN, SourceKind.FINETUNED, SourceKind.EXPORT, SourceKind.BASE)
+    if source.kind == SourceKind.RUN:
         source = open_model(str(source.folder / "export"))
-    if source.kind != Kind.EXPORT and not source.does_task:
+    if source.kind != SourceKind.EXPORT and not source.does_task:
         return None
     folder = find_export(source.folder) if source.does_task else source.folder
     return SingleModel(folder.resolve(), name_adapter(folder), hash_export(folder))

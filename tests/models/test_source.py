@@ -22,7 +22,7 @@ from domext_ray.inference.embed import plan_embedding
 from domext_ray.inference.onnx_export import export_onnx
 from domext_ray.inference.predict import plan_prediction
 from domext_ray.models.masked_lm import load_masked_lm
-from domext_ray.models.source import Kind, open_model
+from domext_ray.models.source import SourceKind, open_model
 from domext_ray.models.start import load_start_model
 from domext_ray.serving.served_model import find_single_model
 from domext_ray.text.data.names import SHIPPED_BASE, find_local_base
@@ -47,13 +47,13 @@ def places(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 KINDS = {
-    "run": (Kind.RUN, False),
-    "tuned": (Kind.FINETUNED, True),
-    "ner": (Kind.EXPORT, True),
-    "classification": (Kind.BASE, True),  # all of it was trained, so that it is a plain model
-    "base": (Kind.BASE, False),
-    "graph": (Kind.GRAPHS, True),
-    "adapter": (Kind.ADAPTER, False),
+    "run": (SourceKind.RUN, False),
+    "tuned": (SourceKind.FINETUNED, True),
+    "ner": (SourceKind.EXPORT, True),
+    "classification": (SourceKind.BASE, True),  # all of it was trained, so that it is a plain model
+    "base": (SourceKind.BASE, False),
+    "graph": (SourceKind.GRAPHS, True),
+    "adapter": (SourceKind.ADAPTER, False),
 }
 
 
@@ -62,7 +62,7 @@ def test_each_kind_is_known_by_its_files(places: dict[str, str]) -> None:
         found = open_model(places[name], "--models")
         assert (found.kind, found.does_task, found.option) == (kind, does_task, "--models"), name
     for name in (SHIPPED_BASE, "bert-base-uncased", "nowhere/model", "s3://bucket/model", places["bank"]):
-        assert open_model(name).kind == Kind.BASE, "whoever reads it says what is wrong with it"
+        assert open_model(name).kind == SourceKind.BASE, "whoever reads it says what is wrong with it"
     adapter = open_model(places["adapter"])
     assert (str(adapter.bank), adapter.adapter) == (places["bank"], "tags")
 

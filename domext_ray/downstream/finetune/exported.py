@@ -29,7 +29,7 @@ from domext_ray.families.task import StagedTask, Task
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.families.task_file import TASK_FILE, TaskFile, read_task_file
 from domext_ray.models.head import find_head
-from domext_ray.models.source import Kind, open_model
+from domext_ray.models.source import SourceKind, open_model
 from domext_ray.models.start import NO_BILSTM, build_task_model, load_start_model
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runtime.device import has_bf16
@@ -85,7 +85,7 @@ def hash_export(folder: Path) -> str:
 def find_export(folder: Path) -> Path:
     """Return the folder of a fine-tuned model: an export, or that of a fine-tuning run."""
     source = open_model(str(folder))
-    if source.kind == Kind.FINETUNED:
+    if source.kind == SourceKind.FINETUNED:
         folder /= "export"
         if not folder.is_dir():
             cause = "the run has not ended, or was made with --export false"
@@ -132,7 +132,7 @@ def open_exported(folder: Path, *, takes_graphs: bool = False, long_texts: LongT
     """Look at an exported folder, or at the export of a fine-tuning run; see `load_exported`."""
     folder = find_export(folder)
     if not takes_graphs:
-        open_model(str(folder)).require(Kind.EXPORT, Kind.BASE)
+        open_model(str(folder)).require(SourceKind.EXPORT, SourceKind.BASE)
     content = read_task_file(folder)
     content = replace(content, description=content.description.read_long_texts(long_texts))
     places = {name: folder / at for name, at in content.stages.items()}
