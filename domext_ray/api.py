@@ -13,10 +13,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb
 from domext_ray.config.options.read import Given, read_values
 from domext_ray.config.options.submitted import find_input
@@ -150,7 +148,7 @@ def pretrain(
         The run; with `dry_run=True` it is described and not started.
     """
     named = {"base": base, "corpus": corpus}
-    return Run(_carry_out(["pretrain", method], "pipeline:run_pretraining", named, preset, config, options))
+    return Run(_carry_out(["pretrain", method], named, preset, config, options, "pipeline:run_pretraining"))
 
 
 def prepare(
@@ -174,7 +172,7 @@ def prepare(
         What was prepared: its folder, rows and tokens; None with `dry_run=True`.
     """
     named = {"base": base, "corpus": corpus}
-    made: Manifest | None = _carry_out(["prepare_corpus"], "inputs:run_preparation", named, preset, config, options)
+    made: Manifest | None = _carry_out(["prepare_corpus"], named, preset, config, options)
     return made
 
 
@@ -203,8 +201,7 @@ def finetune(
         The run, with its scores; with `dry_run=True` it is described and not started.
     """
     named = {"task": task, "data": data, "model": _name(model), "against": _name(against)}
-    run = "downstream.finetune.finetune:run_finetuning"
-    return FinetunedRun(_carry_out(["finetune"], run, named, preset, config, options))
+    return FinetunedRun(_carry_out(["finetune"], named, preset, config, options))
 
 
 def predict(
@@ -224,7 +221,7 @@ def predict(
         `dry_run=True` nothing is written.
     """
     named = {"model": _name(model), "input": input, "output": output}
-    return _as_folder(_carry_out(["predict"], "inference.predict:run_prediction", named, "", config, options))
+    return _as_folder(_carry_out(["predict"], named, "", config, options))
 
 
 def embed(
@@ -243,7 +240,7 @@ def embed(
         The folder: predictions/ with "id" and "vector" or, with `format="npy"`, vectors.npy and ids.jsonl.
     """
     named = {"model": _name(model), "input": input, "output": output}
-    return _as_folder(_carry_out(["embed"], "inference.embed:run_embedding", named, "", config, options))
+    return _as_folder(_carry_out(["embed"], named, "", config, options))
 
 
 def compare(
@@ -267,7 +264,7 @@ def compare(
         The study's directory: comparison.md, results.json and pictures.
     """
     named = {"methods": methods, "corpus": corpus}
-    return _as_folder(_carry_out(["compare"], "study.study:run_study", named, preset, config, options))
+    return _as_folder(_carry_out(["compare"], named, preset, config, options))
 
 
 def sweep(
@@ -293,7 +290,7 @@ def sweep(
         The sweep's directory: sweep.html, best.yaml (`pretrain(config=...)` takes it) and trials/, each a run.
     """
     named = {"tasks": tasks, "data": data, "corpus": corpus}
-    return _as_folder(_carry_out(["sweep"], "search.sweep:run_sweep", named, preset, config, options))
+    return _as_folder(_carry_out(["sweep"], named, preset, config, options))
 
 
 def _name(model: Where | Run | None) -> Where | None:
@@ -305,16 +302,14 @@ def _as_folder(place: Place) -> Path | Place:
 
 
 def _carry_out(
-    words: list[str], run: str, named: dict[str, Any], preset: str, config: Where, options: dict[str, Any]
+    words: list[str], named: dict[str, Any], preset: str, config: Where, options: dict[str, Any], run: str = ""
 ) -> Any:
+    """Carry out a job, as `Job.start` does."""
     with raise_user_error():
         job = JOBS[find_verb(words)]
         given = {name: value for name, value in named.items() if value is not None}
         settings = read_values(job.config_class, {**given, **options})
-        all_given = Given(settings, preset, os.fspath(config))
-        made = configure(job, all_given)
-        with job.name_searched(made):
-            return resolve_name(f"domext_ray.{run}")(made, **job.tell(all_given))
+        return job.start(Given(settings, preset, os.fspath(config)), run)
 
 
 def load(place: Where | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:

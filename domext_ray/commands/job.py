@@ -65,12 +65,12 @@ class Job(Generic[ConfigT]):
         has_word = self.word and args and not args[0].startswith("-")
         return read_flags(self.config_class, [f"--{self.word}", *args] if has_word else args)
 
-    def start(self, given: Given) -> None:
-        """Carry it out."""
-        config = configure(self, given)
-        run = resolve_name(f"domext_ray.{self.run}") if isinstance(self.run, str) else self.run
+    def start(self, given: Given, instead: str = "") -> Any:
+        """Carry it out, by another function of the package if one is named `instead`, and return what that returns."""
+        config, run = configure(self, given), instead or self.run
+        run = resolve_name(f"domext_ray.{run}") if isinstance(run, str) else run
         with self.name_searched(config):
-            run(config, **self.tell(given))
+            return run(config, **self.tell(given))
 
     def tell(self, given: Given) -> dict[str, str]:
         """Return what `run` is given beside the configuration."""
