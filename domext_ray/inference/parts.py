@@ -38,12 +38,18 @@ from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.submission import SubmissionInput
 from domext_ray.runs.run_directory import RUN, check_identity, lock_run, read_identity, write_config, write_run
 from domext_ray.runtime.device import PREDICTION, prepare_device
-from domext_ray.runtime.ray_cluster import describe_hold, describe_nodes, list_nodes, resolve_gpu, start_ray
+from domext_ray.runtime.ray_cluster import (
+    check_shared_storage,
+    describe_hold,
+    describe_nodes,
+    list_nodes,
+    resolve_gpu,
+    start_ray,
+)
 from domext_ray.runtime.records import Records
 from domext_ray.runtime.tasks import Function, Pool, Task, run_tasks
 from domext_ray.storage import Place, new_file
 from domext_ray.text.data.sources import SOURCES, require_files, write_files
-from domext_ray.training.pretrain import check_shared_storage
 
 PARTS, RECORDS, SUMMARY, MALFORMED = "predictions", ".blocks", "summary.json", "malformed.jsonl"
 BlockRecord: TypeAlias = dict[str, Any]

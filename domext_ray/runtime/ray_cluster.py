@@ -43,6 +43,7 @@ from domext_ray.runtime.ray_private import (
 )
 from domext_ray.runtime.stopping import keep_signals
 from domext_ray.runtime.waiting import WAIT_SECONDS, set_limit
+from domext_ray.storage import Place
 
 OBJECT_STORE_BYTES = 512 * 2**20
 CONNECT_SECONDS = 5.0
@@ -377,6 +378,23 @@ def run_on_each_node(function: Callable[..., Any], *args: Any, own: bool = True)
         names = ", ".join(sorted(asked[answer] for answer in late))
         raise RunError(f"no answer within {ANSWER_SECONDS:g} s from {names}; see to what ray status says of them.")
     return [(name, ray.get(answer)) for answer, name in asked.items()]
+
+
+def check_shared_storage(run_dir: Place, corpora: Place | None = None) -> None:
+    """Refuse a run's directory, or folder of prepared corpora, that a node of the cluster does not see."""
+    options = {run_dir: ("the run directory", "--run.dir")}
+    if corpora is not None:
+        options.setdefault(corpora, ("the folder of prepared corpora", "--prepare.cache_dir"))
+    for place, (what, option) in options.items():
+        if not place.is_local:
+            continue
+        with place.scratch() as marker:
+            for name, sees in run_on_each_node(os.path.exists, str(marker), own=False):
+                if not sees:
+                    raise RunError(
+                        f"{what} {place} is not visible on node {name}; give {option} a folder on storage that all "
+                        "nodes share."
+                    )
 
 
 def _list_alive() -> list[dict[str, Any]]:

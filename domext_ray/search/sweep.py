@@ -25,7 +25,7 @@ from domext_ray.runs.run_directory import (
     write_run,
 )
 from domext_ray.runtime.on_tune import run_trials
-from domext_ray.runtime.ray_cluster import start_ray
+from domext_ray.runtime.ray_cluster import check_shared_storage, start_ray
 from domext_ray.runtime.tasks import Pool, Task, run_tasks
 from domext_ray.runtime.trials import Rules, Trial
 from domext_ray.search.plan import (
@@ -44,7 +44,6 @@ from domext_ray.search.sweep_report import BASE, read_base_scores, write_sweep_r
 from domext_ray.search.trial import SweepWorker, score_base
 from domext_ray.search.watching import SweepWatch
 from domext_ray.storage import Place, write_json
-from domext_ray.training.pretrain import check_shared_storage
 
 PREPARED = "prepared"
 

@@ -8,7 +8,6 @@ checkpoint that verifies.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import uuid
 from collections.abc import Callable
@@ -24,11 +23,11 @@ from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import WORKERS, enter_phase, notify_driver
 from domext_ray.runtime.machine import is_cluster
 from domext_ray.runtime.ray_cluster import (
+    check_shared_storage,
     describe_nodes,
     describe_waiting,
     list_nodes,
     resolve_gpu,
-    run_on_each_node,
 )
 from domext_ray.runtime.stopping import Stopped, find_kill_timer, is_stopped, save_first, signal_name
 from domext_ray.storage import Place
@@ -200,20 +199,3 @@ def _describe_stop(run_dir: Place) -> str:
         return f"stopped at step {saved:,} by {signal_name()}; the same command goes on from there."
     again = describe_resumption(run_dir / "checkpoints")
     return f"stopped at step {step:,} by {signal_name()}, before it was saved; the same command {again}."
-
-
-def check_shared_storage(run_dir: Place, corpora: Place | None = None) -> None:
-    """Refuse a run's directory, or folder of prepared corpora, that a node of the cluster does not see."""
-    options = {run_dir: ("the run directory", "--run.dir")}
-    if corpora is not None:
-        options.setdefault(corpora, ("the folder of prepared corpora", "--prepare.cache_dir"))
-    for place, (what, option) in options.items():
-        if not place.is_local:
-            continue
-        with place.scratch() as marker:
-            for name, sees in run_on_each_node(os.path.exists, str(marker), own=False):
-                if not sees:
-                    raise RunError(
-                        f"{what} {place} is not visible on node {name}; give {option} a folder on storage that all "
-                        "nodes share."
-                    )

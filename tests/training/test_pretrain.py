@@ -22,14 +22,14 @@ from domext_ray.errors import RunError, StorageError, TrainingError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EVENTS, EventReader
-from domext_ray.runtime.ray_cluster import Node, find_shortage
+from domext_ray.runtime import ray_cluster
+from domext_ray.runtime.ray_cluster import Node, check_shared_storage, find_shortage
 from domext_ray.storage import Place, write_text
 from domext_ray.text.corpus.stream import READ_CPUS
-from domext_ray.training import pretrain as pretrain_module
 from domext_ray.training.checkpoint import MANIFEST, list_steps
 from domext_ray.training.elastic import ENOUGH_CPUS, Interruptions, count_room, fit_workers
 from domext_ray.training.metrics import MetricsLog
-from domext_ray.training.pretrain import _plan_save, _Trainer, check_shared_storage
+from domext_ray.training.pretrain import _plan_save, _Trainer
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_nodes_that_do_not_share_a_disk_are_one_sentence(tmp_path: Path, monkeyp
         asked.append(path)
         return [("node-1", True), ("node-2", False)]
 
-    monkeypatch.setattr(pretrain_module, "run_on_each_node", ask)
+    monkeypatch.setattr(ray_cluster, "run_on_each_node", ask)
     with pytest.raises(
         RunError, match=f"the run directory {tmp_path / 'run'} is not visible on node node-2; give --run"
     ):

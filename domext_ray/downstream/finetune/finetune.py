@@ -41,12 +41,18 @@ from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.files import read_json
 from domext_ray.runs.run_directory import lock_run, write_config, write_run
 from domext_ray.runtime.on_tune import run_trials
-from domext_ray.runtime.ray_cluster import describe_hold, list_nodes, resolve_gpu, resolve_precision, start_ray
+from domext_ray.runtime.ray_cluster import (
+    check_shared_storage,
+    describe_hold,
+    list_nodes,
+    resolve_gpu,
+    resolve_precision,
+    start_ray,
+)
 from domext_ray.runtime.tasks import Task, run_tasks
 from domext_ray.runtime.trials import Rules, Trial, describe_amount
 from domext_ray.storage import Place, write_json, write_text
 from domext_ray.text.data.sources import write_files
-from domext_ray.training.pretrain import check_shared_storage
 
 
 def run_finetuning(config: FinetuneConfig) -> Place:
