@@ -45,12 +45,12 @@ from domext_ray.adapters.entry import (
 )
 from domext_ray.config.options.submitted import find_input, find_output, hide_places
 from domext_ray.config.pretrain import SettledConfig
-from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.errors import DomextError, RunError, StorageError
 from domext_ray.families.task_description import TaskDescription
 from domext_ray.files import newest_format, read_json, read_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, is_adapter_name
+from domext_ray.models.exported import load_exported
 from domext_ray.models.source import BANK, name_run, open_model
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import NEW, Place, Where, hash_values, write_text
@@ -275,13 +275,13 @@ class AdapterBank:
 
     def _add_finetuned(self, name: str, folder: Path) -> BankEntry:
         exported = load_exported(folder, torch.device("cpu"))
-        if len(exported.fitted) > 1:
-            raise RunError(f"{folder} takes {len(exported.fitted)} models for its task, and an adapter is one model.")
-        (fitted,) = exported.fitted.values()
-        config = cast(DomextConfig, fitted.model.config)
+        if len(exported.stages) > 1:
+            raise RunError(f"{folder} takes {len(exported.stages)} models for its task, and an adapter is one model.")
+        (only,) = exported.stages.values()
+        config = cast(DomextConfig, only.model.config)
         active = list(config.adapters) if config.active_adapters is None else config.active_adapters
         origin = {"run": name_run(folder), "set": exported.description.set_name}
-        return self.add(name, fitted.model, active[-1] if active else "", origin, exported.description)
+        return self.add(name, only.model, active[-1] if active else "", origin, exported.description)
 
     def remove(self, name: str) -> None:
         """Delete an adapter."""

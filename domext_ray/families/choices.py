@@ -25,8 +25,9 @@ from domext_ray.families.metrics.metrics import score_classes
 from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import Choice
 from domext_ray.families.readers.issues import DataIssues, SetRow, as_offset, as_whole
+from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, State
-from domext_ray.families.task import Row, Task
+from domext_ray.families.task import Task
 from domext_ray.families.windows import make_cutting_backend
 
 if TYPE_CHECKING:

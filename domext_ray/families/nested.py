@@ -23,8 +23,9 @@ from domext_ray.families.readers.examples import AnnotatedText, Entity, sort_ent
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.readers.offsets import Unit
 from domext_ray.families.readers.spans import place_annotations, read_annotations
+from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, State
-from domext_ray.families.task import Outputs, Row, Task
+from domext_ray.families.task import Outputs, Task
 from domext_ray.families.windows import (
     TextPieces,
     Window,

@@ -25,8 +25,9 @@ from domext_ray.families.readers.cells import read_mark
 from domext_ray.families.readers.examples import Entity, Question
 from domext_ray.families.readers.issues import SetRow, as_offset
 from domext_ray.families.readers.set_description import RULES
+from domext_ray.families.rows import Row
 from domext_ray.families.state import BOOL, NOTHING_LEARNED, State
-from domext_ray.families.task import Outputs, Row, Task
+from domext_ray.families.task import Outputs, Task
 from domext_ray.families.windows import TextPieces, Window, encode_texts, holds, plan_windows, read_template
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from domext_ray.families.comparison import Compared, compare_classes
 from domext_ray.families.family import CLASS_METRICS, ID, Prediction
 from domext_ray.families.readers.examples import Entity, MarkedText
 from domext_ray.families.readers.issues import SetRow
+from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, State
-from domext_ray.families.task import Row
 from domext_ray.families.texts import SingleLabelTask
 from domext_ray.families.windows import read_template
 

@@ -30,8 +30,9 @@ from domext_ray.families.readers.offsets import Unit
 from domext_ray.families.readers.spans import place_annotations, read_annotations
 from domext_ray.families.readers.tagged import choose_scheme, convert_tags, name_tags
 from domext_ray.families.readers.words import NO_MARKS, WordMarks, cut_words, learn_marks
+from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, TEXTS, State
-from domext_ray.families.task import Outputs, Row
+from domext_ray.families.task import Outputs
 from domext_ray.families.windows import Window, read_template
 
 if TYPE_CHECKING:

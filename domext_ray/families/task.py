@@ -15,7 +15,7 @@ import copy
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
@@ -27,8 +27,8 @@ from domext_ray.errors import ConfigError
 from domext_ray.families.family import Family, Prediction
 from domext_ray.families.metrics.scores import Score, flatten
 from domext_ray.families.readers.examples import LabelledSet
+from domext_ray.families.rows import Row, pad_rows
 from domext_ray.families.state import Rule, State, check_state
-from domext_ray.text.corpus.batching import find_sequences
 from domext_ray.text.vocabulary.tokenizer import make_backend
 
 if TYPE_CHECKING:
@@ -58,31 +58,11 @@ class TaskOptions:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of a model's input."""
-
-    example: int  # place of its example in the sequence that was encoded
-    input_ids: np.ndarray
-    """int64 [N], special tokens included; [C, N] for the C options of a choice, padded among themselves."""
-    token_type_ids: np.ndarray | None = None  # int64, as `input_ids`; None: all 0
-    targets: dict[str, np.ndarray] = field(default_factory=dict)
-    """What loss and head need, by name, int64 or float32; "input_x" is the argument x of the model's forward."""
-    place: Any = None  # what decoding needs, in the task's own terms
-    segment_lengths: tuple[int, ...] | None = None  # tokens of each option of a choice; None: the row is one segment
-
-    @property
-    def length(self) -> int:
-        """Tokens of the row."""
-        return int(self.input_ids.shape[-1])
-
-
-@dataclass(frozen=True)
 class TaskBatch:
     """Rows side by side, ready for the model."""
 
     inputs: dict[str, Any]
-    """Arguments of the model's forward: input_ids int64 [B, N] (or [B, C, N]), attention_mask (None: nothing is padded)
-    and token_type_ids, those of `find_sequences`, and what `Row.targets` names input_*."""
+    """Arguments of the model's forward: those of `pad_rows`, and what `Row.targets` names input_*."""
     targets: dict[str, Tensor]  # the other targets, stacked and padded
     num_targets: int  # what the mean loss divides by (labelled tokens, rows, ...), 0 or more
 
@@ -280,10 +260,7 @@ class Task(StagedTask):
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
-        inputs = {**pad_rows(rows, self.tokenizer.pad_token_id or 0), "token_type_ids": None}
-        if any(row.token_type_ids is not None for row in rows):
-            types = [np.zeros_like(r.input_ids) if r.token_type_ids is None else r.token_type_ids for r in rows]
-            inputs["token_type_ids"] = _stack(types, 0)
+        inputs = pad_rows(rows, self.tokenizer.pad_token_id or 0)
         targets: dict[str, Tensor] = {}
         for name in rows[0].targets:
             values = [torch.from_numpy(row.targets[name]) for row in rows]
@@ -294,32 +271,6 @@ class Task(StagedTask):
             else:
                 targets[name] = stacked
         return TaskBatch(inputs, targets, self.count_targets(targets, len(rows)))
-
-
-def pad_rows(rows: Sequence[Row], pad_id: int) -> dict[str, Any]:
-    """Put the tokens of rows side by side, padded to the longest: input_ids, attention_mask and `find_sequences`."""
-    import torch
-
-    ids = _stack([row.input_ids for row in rows], pad_id)
-    # By lengths, for "[PAD]" in a text is text.
-    lengths = torch.tensor([row.segment_lengths or row.length for row in rows])
-    mask = torch.arange(ids.shape[-1]) < lengths[..., None]
-    sequences = find_sequences(mask.reshape(-1, ids.shape[-1]).numpy())
-    return {
-        "input_ids": ids,
-        "attention_mask": None if bool(mask.all()) else mask.to(torch.int64),
-        "cu_seq_lens": torch.from_numpy(sequences["cu_seq_lens"]),
-        "max_length": sequences["max_length"],
-    }
-
-
-def _stack(values: Sequence[np.ndarray], pad: int) -> Tensor:
-    """Pad arrays along their last dimension to one length and stack them."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
-    stacked = pad_sequence([torch.from_numpy(array).movedim(-1, 0) for array in values], True, pad)
-    return stacked.movedim(1, -1).contiguous()
 
 
 def _round(value: Any) -> Any:

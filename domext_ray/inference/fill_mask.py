@@ -6,6 +6,7 @@ longer than a row is read around each of its masks.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,22 +15,19 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.finetune.batches import batch_by_length
-from domext_ray.downstream.finetune.exported import Predicted
-from domext_ray.families.task import Row, pad_rows
+from domext_ray.families.rows import Row, run_by_length
 from domext_ray.families.windows import RowTemplate, read_template
 from domext_ray.inference.input_rows import check_text
 from domext_ray.model.build import prepare_for_device
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
-from domext_ray.runtime.device import autocast, has_bf16
+from domext_ray.models.exported import Predicted
+from domext_ray.models.masked_lm import score_places
+from domext_ray.runtime.device import has_bf16
 from domext_ray.text.vocabulary.tokenizer import make_backend
-from domext_ray.training.step import move_batch
 
 MASK = "[MASK]"
 """What a mask is called in every text, beside the model's own name for it."""
@@ -102,7 +100,7 @@ class FillMask:
         routes: bool = False,
     ) -> None:
         self.model, self.tokenizer, self.top_k, self.batch_tokens = model, tokenizer, top_k, batch_tokens
-        self.routing = {"adapter_names": AUTO} if routes else {}
+        self.adapter_names = AUTO if routes else None
         prepare_for_device(model, model.device, bf16=has_bf16(model.device))
         self.max_length = max_length or min(512, cast(DomextConfig, model.config).max_row_length)
         self.codec = MaskCodec(tokenizer)
@@ -156,28 +154,17 @@ class FillMask:
             row, _ = self.template.join(ids[start : start + self.room])
             yield Row(example, row, place=(np.array([place - start + shift]), [number]))
 
-    @torch.inference_mode()
     def run(self, rows: Sequence[Row]) -> list[list[list[dict[str, Any]]]]:
         """Return the fills of each row's masks."""
-        found: list[list[list[dict[str, Any]]]] = [[]] * len(rows)
-        for batch in batch_by_length(rows, self.batch_tokens):
-            own = [rows[i] for i in batch]
-            scores, ids = (tensor.cpu().tolist() for tensor in self._score(own))
-            fills = [self.codec.name(*pair) for pair in zip(scores, ids, strict=True)]
-            for i, row in zip(batch, own, strict=True):
-                found[i], fills = fills[: len(row.place[0])], fills[len(row.place[0]) :]
-        return found
+        return run_by_length(rows, self._fill, max_tokens=self.batch_tokens)
 
-    def _score(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        """Return probabilities and ids [masks, k] of a batch's masks, row after row."""
-        inputs = pad_rows(rows, self.tokenizer.pad_token_id)
-        length = inputs["input_ids"].shape[-1]
-        masked = np.concatenate([place * length + row.place[0] for place, row in enumerate(rows)])
-        given = move_batch({**inputs, "masked_positions": torch.from_numpy(masked)}, self.model.device)
-        with autocast(self.model.device):
-            logits = cast(nn.Module, self.model)(**given, **self.routing).logits
+    def _fill(self, rows: list[Row]) -> Iterator[list[list[dict[str, Any]]]]:
+        places = [row.place[0] for row in rows]
+        logits = score_places(self.model, rows, places, self.tokenizer.pad_token_id, self.adapter_names)
         top = logits.float().softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]))
-        return top.values, top.indices
+        fills = map(self.codec.name, top.values.cpu().tolist(), top.indices.cpu().tolist())
+        for own in places:
+            yield list(itertools.islice(fills, len(own)))
 
 
 def _make_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:

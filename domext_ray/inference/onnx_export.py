@@ -21,16 +21,16 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ExportConfig
-from domext_ray.downstream.finetune.exported import open_exported
 from domext_ray.errors import ConfigError
 from domext_ray.export.card import Terms, describe_scale, read_terms, render_card
 from domext_ray.export.folder import ONNX, ExportRecord, new_export
 from domext_ray.export.model_folder import save_tokenizer
 from domext_ray.export.onnx_graph import GRAPH, INT8, quantize_graph, require_onnx, write_graph
 from domext_ray.families.task_description import WHOLE_TASK
-from domext_ray.families.task_file import write_task_file
+from domext_ray.families.task_file import read_task_file, write_task_file
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.models.exported import find_export, open_exported
 from domext_ray.models.masked_lm import build_masked_lm
 from domext_ray.models.source import SourceKind, name_run, open_model
 from domext_ray.models.start import load_start_model
@@ -127,20 +127,20 @@ def export_onnx(config: ExportConfig) -> Place:
 
 
 def _export_task(run: Path, config: ExportConfig, folder: Path) -> None:
-    opened = open_exported(run)
-    source, content = opened.folder, opened.task_file
+    source = find_export(run)
+    content = read_task_file(source)
     if content.description.state.get("embedding_recall"):
         raise ConfigError(
             f"--run {config.run!r} recalls terms by the vectors of a second model, which has no graph; "
             "take --format huggingface."
         )
-    exported = opened.load(torch.device("cpu"))
-    for name, fitted in exported.fitted.items():
-        place, own = folder / content.stages[name], fitted.model.config
+    exported = open_exported(source).load(torch.device("cpu"))
+    for name, stage in exported.stages.items():
+        place, own = folder / content.stages[name], stage.model.config
         place.mkdir(exist_ok=True)
-        _write(fitted.model, exported.tokenizer, read_terms(source / content.stages[name]), config, place)
+        _write(stage.model, exported.tokenizer, read_terms(source / content.stages[name]), config, place)
         labels = [own.id2label[index] for index in sorted(own.id2label)]
-        tuned = {**content.description.thresholds.get(WHOLE_TASK, {}), **fitted.task.thresholds}
+        tuned = {**content.description.thresholds.get(WHOLE_TASK, {}), **stage.task.thresholds}
         write_json(Place(place / LABELS_FILE), {"labels": labels, "thresholds": tuned})
     write_task_file(folder, content)
 

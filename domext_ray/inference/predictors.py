@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -20,30 +19,21 @@ from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.config.shared import LongTextsChoice
-from domext_ray.downstream.finetune.exported import (
-    ExportedModel,
-    ExportedTask,
-    Predicted,
-    hash_export,
-    open_exported,
-)
-from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.export.onnx_graph import POSITIONS, OnnxModel, is_graph
 from domext_ray.families.readers.examples import Example
 from domext_ray.families.readers.words import NO_MARKS, WordMarks
 from domext_ray.families.registry import FAMILIES
-from domext_ray.families.task import StagedTask
-from domext_ray.families.task_description import TaskDescription, make_described_task
+from domext_ray.families.task_description import make_described_task
 from domext_ray.inference.examples import list_fields, list_needed, make_example
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, RowError
 from domext_ray.model.build import has_router
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.models.exported import ExportedModel, OpenedTask, Predicted, hash_export, open_exported
 from domext_ray.models.masked_lm import hash_model, load_masked_lm
 from domext_ray.models.source import Source, SourceKind, open_model
-from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import hash_values
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -115,7 +105,7 @@ def find_model(config: PredictConfig) -> ModelPlace:
     """Look at the model that a configuration names; of a task no tensor is read but those that recall terms."""
     if config.task != FILL_MASK and (found := open_task(config.model, config.long_texts)) is not None:
         own = found.description
-        return ModelPlace(config.model, own.family, found.sha256, own.labels, WordMarks.from_json(own.state))
+        return ModelPlace(config.model, own.family, found.hash(), own.labels, WordMarks.from_json(own.state))
     source = open_model(config.model)
     masked_lm, tokenizer = _load_masked_lm(source)
     config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
@@ -124,51 +114,24 @@ def find_model(config: PredictConfig) -> ModelPlace:
     return ModelPlace(config.model, FILL_MASK, sha256)
 
 
-@dataclass(frozen=True)
-class BankTask:
-    """A bank's adapter that was looked at, as `ExportedTask` is an export."""
-
-    bank: AdapterBank
-    name: str
-    description: TaskDescription  # as it is asked for
-
-    @property
-    def sha256(self) -> str:
-        """The hash of all that its predictions depend on."""
-        return hash_values(self.bank.describe(self.name).to_json())
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The base's."""
-        return load_tokenizer(self.bank.base.folder)
-
-    @cached_property
-    def task(self) -> StagedTask:
-        """The task."""
-        return make_described_task(self.description, self.tokenizer)
-
-    def load(self, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
-        """Load the adapter and its base."""
-        ((stage, own),) = self.task.stages.items()
-        model = cast(nn.Module, self.bank.load(self.name)).requires_grad_(False)
-        fitted = Fitted.place(own, model, device, bf16=has_bf16(device))
-        return ExportedModel(self.description, self.task, {stage: fitted}, self.tokenizer, batch_tokens)
-
-
-def open_task(model: str, long_texts: LongTextsChoice = "auto") -> ExportedTask | BankTask | None:
+def open_task(model: str, long_texts: LongTextsChoice = "auto") -> OpenedTask | None:
     """Look at a fine-tuned model: an export, a run that has one, or BANK:NAME; None: it does no task."""
     source = open_model(model)
     if source.kind != SourceKind.ADAPTER:
         return open_exported(source.folder, takes_graphs=True, long_texts=long_texts) if source.does_task else None
-    bank = AdapterBank.open(source.bank)
-    task = bank.describe(source.adapter).task
-    return None if task is None else BankTask(bank, source.adapter, task.read_long_texts(long_texts))
+    bank, name = AdapterBank.open(source.bank), source.adapter
+    entry = bank.describe(name)
+    if entry.task is None:
+        return None
+    description, tokenizer = entry.task.read_long_texts(long_texts), load_tokenizer(bank.base.folder)
+    task = make_described_task(description, tokenizer)
+    return OpenedTask(description, tokenizer, task, lambda: hash_values(entry.to_json()), lambda stage: bank.load(name))
 
 
 def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:
     """Load a model that `find_model` found on a device."""
     if place.task != FILL_MASK:
-        found = cast("ExportedTask | BankTask", open_task(place.id, config.long_texts))
+        found = cast(OpenedTask, open_task(place.id, config.long_texts))
         return TaskPredictor(found.load(device, config.count_batch_tokens(device.type)))
     model, tokenizer = _load_masked_lm(open_model(place.id))
     return _make_fill_mask(model, tokenizer, config, device)

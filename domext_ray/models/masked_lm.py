@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import BaseModelError
+from domext_ray.families.rows import TokenRow, pad_rows
 from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel, load_start_model
+from domext_ray.runtime.device import autocast
+from domext_ray.training.step import move_batch
 
 # What a configuration says about files, starts and training; predictions do not depend on it.
 _NOT_PREDICTING = frozenset(
@@ -51,6 +56,27 @@ def build_masked_lm(start: StartModel, option: str) -> DomextForMaskedLM:
     loaded.load_state_dict({**start.tensors, **start.mlm_head}, strict=False)
     cast(nn.Module, loaded).float().eval().requires_grad_(False)
     return loaded
+
+
+def score_places(
+    model: DomextForMaskedLM,
+    rows: Sequence[TokenRow],
+    places: Sequence[np.ndarray],
+    pad_id: int,
+    adapter_names: str | None = None,
+) -> Tensor:
+    """Return the logits [P, V] of some tokens of a batch's rows, row after row.
+
+    `places` are those of each row. With `adapter_names` "auto" the model's routers choose each row's adapter; None: its
+    active adapters take part.
+    """
+    inputs = pad_rows(rows, pad_id)
+    length = inputs["input_ids"].shape[-1]
+    masked = np.concatenate([number * length + own for number, own in enumerate(places)])
+    given = move_batch({**inputs, "masked_positions": torch.from_numpy(masked)}, model.device)
+    with torch.inference_mode(), autocast(model.device):
+        logits: Tensor = cast(nn.Module, model)(**given, adapter_names=adapter_names).logits
+    return logits
 
 
 def hash_model(model: DomextForMaskedLM) -> str:

@@ -9,20 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from domext_ray.config.pretrain import SettledConfig
 from domext_ray.config.shared import LongTexts, Pooling, PoolingChoice
 from domext_ray.export.vector_layout import read_pooling
+from domext_ray.families.rows import Row, pad_rows, run_by_length
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.models.source import SourceKind, open_model
 from domext_ray.models.start import StartModel, build_encoder
 from domext_ray.runs.run_directory import read_config
 from domext_ray.runtime.device import autocast
 from domext_ray.storage import Place
-from domext_ray.text.corpus.batching import find_sequences
 from domext_ray.training.losses import pool_states
-from domext_ray.training.objective import to_tensors
 from domext_ray.training.step import move_batch
 
 BATCH_TEXTS = 64
@@ -76,42 +74,32 @@ class TextEmbedding:
 
     def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return float32 [texts, d], and bool [texts]: which texts are longer than `longest`, and were cut there."""
-        vectors = np.zeros((len(texts), self.width), dtype=np.float32)
-        is_cut = np.zeros(len(texts), dtype=bool)
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        for first in range(0, len(order), self.batch_size):
-            places = order[first : first + self.batch_size]
-            vectors[places], is_cut[places] = self._embed([texts[i] for i in places])
-        return vectors, is_cut
-
-    def _embed(self, texts: list[str]) -> tuple[np.ndarray, list[bool]]:
+        if not texts:
+            return np.zeros((0, self.width), dtype=np.float32), np.zeros(0, dtype=bool)
         has_windows = self.long_texts == "windows"
-        batch = self.start.tokenizer(
-            texts,
-            padding=True,
-            truncation=True,
-            max_length=self.longest,
-            return_overflowing_tokens=has_windows,
-            return_tensors="pt",
+        encoded = self.start.tokenizer(
+            [*texts], truncation=True, max_length=self.longest, return_overflowing_tokens=has_windows
         )
-        rows = zip(*(batch[name].split(self.batch_size) for name in ("input_ids", "attention_mask")), strict=True)
-        vectors = torch.cat([self._run(*some) for some in rows])
+        owners = encoded["overflow_to_sample_mapping"] if has_windows else range(len(texts))
+        rows = [Row(*own) for own in zip(owners, map(np.array, encoded["input_ids"]), strict=True)]
+        found = np.stack(run_by_length(rows, self._run, max_rows=self.batch_size))
         if has_windows:  # the tokens of all windows weigh the same
-            windows = torch.nn.functional.one_hot(batch["overflow_to_sample_mapping"], len(texts))
-            shares = (windows * batch["attention_mask"].sum(-1, keepdim=True)).T.float()
-            vectors = (shares / shares.sum(-1, keepdim=True)) @ vectors
-        is_cut = [not has_windows and bool(encoding.overflowing) for encoding in batch.encodings[: len(texts)]]
-        return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).numpy(), is_cut
+            weights = np.zeros((len(texts), len(rows)), dtype=np.float32)
+            weights[owners, range(len(rows))] = [row.length for row in rows]
+            found = (weights / weights.sum(axis=-1, keepdims=True)) @ found
+        is_cut = np.array([not has_windows and bool(own.overflowing) for own in encoded.encodings[: len(texts)]])
+        if self.normalize:
+            found = torch.nn.functional.normalize(torch.from_numpy(found)).numpy()
+        return found, is_cut
 
     @torch.no_grad()
-    def _run(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the pooled states of padded rows, fp32 [rows, d]."""
+    def _run(self, rows: list[Row]) -> np.ndarray:
+        """Return the pooled states of a batch's rows, float32 [rows, d]."""
         device = torch.device(self.device)
-        sequences = to_tensors(find_sequences(mask.numpy() > 0))
-        given = move_batch({"input_ids": ids, "attention_mask": mask} | sequences, device)
+        given = move_batch(pad_rows(rows, self.start.tokenizer.pad_token_id), device)
         with autocast(device):
             encoded = self._encoder(**given, output_hidden_states=bool(self.layers))
         states = encoded.last_hidden_state
         if self.layers:  # number 0 is the embeddings' output
             states = torch.stack([encoded.hidden_states[layer] for layer in self.layers]).mean(0)
-        return pool_states(states.float(), given["attention_mask"], self.pooling).cpu()
+        return pool_states(states.float(), given["attention_mask"], self.pooling).cpu().numpy()

@@ -13,17 +13,11 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from domext_ray.families.rows import TokenRow, batch_by_length
 
-class Measured(Protocol):
-    """A row of tokens."""
-
-    @property
-    def length(self) -> int: ...
-
-
-RowT = TypeVar("RowT", bound=Measured)
+RowT = TypeVar("RowT", bound=TokenRow)
 
 
 class QueueFullError(Exception):
@@ -34,16 +28,6 @@ class QueueFullError(Exception):
 class _Waiting(Generic[RowT]):
     row: RowT
     result: asyncio.Future[Any]
-
-
-def plan_passes(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Return rows from short to long, in passes of at most so many tokens, padding counted; a longer row is alone."""
-    passes: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not passes or (len(passes[-1]) + 1) * lengths[place] > max_tokens:
-            passes.append([])
-        passes[-1].append(place)
-    return passes
 
 
 class Batcher(Generic[RowT]):
@@ -105,7 +89,7 @@ class Batcher(Generic[RowT]):
             if not self._waiting:
                 self._arrived.clear()
             taken = [waiting for waiting in taken if not waiting.result.done()]
-            for places in plan_passes([waiting.row.length for waiting in taken], self._max_tokens):
+            for places in batch_by_length([waiting.row for waiting in taken], max_tokens=self._max_tokens):
                 await self._free.acquire()
                 task = asyncio.create_task(self._compute([taken[place] for place in places]))
                 self._tasks.add(task)

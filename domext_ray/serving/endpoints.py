@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.config.shared import PoolingChoice
-from domext_ray.families.task import Row, Task
+from domext_ray.families.rows import Row
+from domext_ray.families.task import Task
 from domext_ray.families.windows import read_template
 from domext_ray.inference.examples import make_example
 from domext_ray.inference.fill_mask import MASK, MaskCodec

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from domext_ray.adapters.serving import MixedStates
 from domext_ray.errors import DomextError, RunError
+from domext_ray.families.rows import pad_rows
 from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.runtime.device import autocast
 from domext_ray.serving.served_model import ServedModel
 from domext_ray.training.losses import pool_states
+from domext_ray.training.step import move_batch
 
 Wants = Literal["words", "labels", "mean", "cls"]
 """What a row is for: the likeliest words at some places, the head's scores, or the text's vector."""
@@ -36,6 +38,7 @@ class ServedRow:
     wants: Wants
     places: np.ndarray | None = None  # int64 [P], tokens whose words are wanted
     top_k: int = 0  # how many words at each
+    segment_lengths: ClassVar[None] = None  # a row is one segment
 
     @property
     def length(self) -> int:
@@ -98,7 +101,8 @@ class Engine:
     def _compute(self, rows: Sequence[ServedRow]) -> list[Outcome]:
         if not rows:
             return []
-        ids, types, mask = self._collate(rows)
+        given = move_batch(pad_rows(rows, self._pad_id), self._device)
+        ids, mask, types = given["input_ids"], given["attention_mask"], given["token_type_ids"]
         names = [row.adapter for row in rows]
         outcomes: dict[int, Outcome] = {}
         scored = [place for place, row in enumerate(rows) if row.wants in ("words", "labels")]
@@ -113,20 +117,6 @@ class Engine:
                 own = logits[place].float().cpu().numpy()
                 outcomes[place] = (own[: rows[place].length] if own.ndim == 2 else own,)
         return [outcomes[place] for place in range(len(rows))]
-
-    def _collate(self, rows: Sequence[ServedRow]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return ids, segment types if a row has some, and the mask if a row is padded, int64 [B, N]."""
-        longest = max(row.length for row in rows)
-        ids = np.full((len(rows), longest), self._pad_id, dtype=np.int64)
-        types, mask = np.zeros_like(ids), np.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, : row.length], mask[place, : row.length] = row.input_ids, 1
-            if row.token_type_ids is not None:
-                types[place, : row.length] = row.token_type_ids
-        given = (ids, types if types.any() else None, None if mask.all() else mask)
-        made = [None if array is None else torch.from_numpy(array).to(self._device) for array in given]
-        assert made[0] is not None
-        return made[0], made[1], made[2]
 
     def _pool(self, rows: Sequence[ServedRow], states: MixedStates, mask: Tensor | None) -> dict[int, Outcome]:
         found: dict[int, Outcome] = {}

@@ -23,13 +23,13 @@ from domext_ray.adapters.entry import MASKED_LM, TASKS, BankEntry
 from domext_ray.adapters.serving import AdapterServer, MixedStates
 from domext_ray.config.serve import ServeConfig
 from domext_ray.config.shared import Pooling
-from domext_ray.downstream.finetune.exported import find_export, hash_export, load_exported
 from domext_ray.errors import RunError
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import Task, TaskOptions
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.model.domext.routers_domext import Router
+from domext_ray.models.exported import find_export, hash_export, load_exported
 from domext_ray.models.masked_lm import load_masked_lm
 from domext_ray.models.source import SourceKind, name_run, open_model
 from domext_ray.models.text_embedding import choose_pooling
@@ -190,9 +190,9 @@ class SingleModel(ServedModel):
                 f"{self.folder} was fine-tuned for {family}, and requests ask for {', '.join(TASKS)} only; domext "
                 "predict does its task on files."
             )
-        (fitted,) = exported.fitted.values()
-        adapter = ServedAdapter(self.name, self.sha256, TASKS[family], family, fitted.task)
-        return fitted.model, exported.tokenizer, adapter
+        (only,) = exported.stages.values()
+        adapter = ServedAdapter(self.name, self.sha256, TASKS[family], family, only.task)
+        return only.model, exported.tokenizer, adapter
 
 
 class ModelServer:

@@ -42,12 +42,12 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.options.build import to_dict
 from domext_ray.config.options.read import read_flags
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, RunConfig, SettledConfig
-from domext_ray.downstream.finetune.batches import plan_epoch
-from domext_ray.downstream.finetune.training import Fitted, Point, collate_passes, fit_task, prepare_task
+from domext_ray.downstream.finetune.training import Fitted, Point, collate_passes, fit_task, plan_epoch, prepare_task
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.loading import load_labelled
 from domext_ray.families.registry import FAMILIES
-from domext_ray.families.task import ONLY_STAGE, Row, Task, TaskOptions
+from domext_ray.families.rows import Row
+from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
 from domext_ray.files import ASSETS, read_json
 from domext_ray.intervals import over_seeds, subtract
 from domext_ray.model.base import load_base

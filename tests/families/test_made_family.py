@@ -15,7 +15,6 @@ from finetuned_models import CPU, finetune_here
 from labelled_fixtures import dump_lines, write
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
-from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.families.comparison import Compared, compare_classes
 from domext_ray.families.family import Prediction
 from domext_ray.families.metrics.metrics import score_classes
@@ -23,10 +22,12 @@ from domext_ray.families.metrics.scores import Score
 from domext_ray.families.readers.examples import Example
 from domext_ray.families.readers.issues import SetRow
 from domext_ray.families.registry import FAMILIES
+from domext_ray.families.rows import Row
 from domext_ray.families.state import NOTHING_LEARNED, State
-from domext_ray.families.task import Row, Task
+from domext_ray.families.task import Task
 from domext_ray.files import read_json
 from domext_ray.inference.examples import make_example
+from domext_ray.models.exported import load_exported
 from domext_ray.storage import Place
 
 

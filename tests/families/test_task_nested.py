@@ -16,7 +16,8 @@ from domext_ray.families.entity_dictionary import DictionaryMatcher, build_match
 from domext_ray.families.family import Prediction, read_entity
 from domext_ray.families.nested import SpanTask
 from domext_ray.families.readers.examples import AnnotatedText, Entity, LabelledSet
-from domext_ray.families.task import Row, TaskOptions
+from domext_ray.families.rows import Row
+from domext_ray.families.task import TaskOptions
 from domext_ray.model.domext.heads_domext import compute_zlpr
 
 TYPES = ("place", "thing", "person")

@@ -21,7 +21,8 @@ from domext_ray.families.questions import (
     find_best,
 )
 from domext_ray.families.readers.examples import Entity, LabelledSet, Question
-from domext_ray.families.task import Row, TaskOptions
+from domext_ray.families.rows import Row
+from domext_ray.families.task import TaskOptions
 
 
 def make_question(question: str, context: str, *answers: str, number: int = 0) -> Question:

@@ -51,7 +51,6 @@ from torch import nn
 
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig
-from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.model import fused
 from domext_ray.model.base import load_base
@@ -62,6 +61,7 @@ from domext_ray.model.domext.layers_domext import apply_rotary_pos_emb, compute_
 from domext_ray.model.joined import join_products, list_joined, refresh
 from domext_ray.models.masked_lm import load_masked_lm
 from domext_ray.models.start import load_start_model
+from domext_ray.models.task_model import TaskModel
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.serving.engine import Engine as ServingEngine
 from domext_ray.serving.engine import ServedRow
@@ -358,7 +358,7 @@ def test_a_fine_tuning_and_its_predictions_are_the_cpus(
     scores = []
     for where in (CPU, device):  # the same model
         placed = {
-            name: Fitted.place(trained.task, trained.model, where, bf16=False) for name, trained in expected.items()
+            name: TaskModel.place(trained.task, trained.model, where, bf16=False) for name, trained in expected.items()
         }
         found_there = task.run({name: model.predict for name, model in placed.items()}, task.data.test)
         score = task.score(task.data.test, found_there)

@@ -11,7 +11,8 @@ from conftest import SHAPE
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.families.readers.examples import Example
-from domext_ray.families.task import Row, Task
+from domext_ray.families.rows import Row
+from domext_ray.families.task import Task
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 

@@ -24,7 +24,6 @@ from domext_ray.config.inference import InferenceScaleConfig, PredictConfig
 from domext_ray.config.jobs import ExportConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.downstream.finetune.exported import hash_export, load_exported
 from domext_ray.errors import BaseModelError, ConfigError, DomextError, RunError
 from domext_ray.export import onnx_graph
 from domext_ray.export.model_folder import export_model
@@ -36,6 +35,7 @@ from domext_ray.inference.predictors import open_task
 from domext_ray.model.base import load_base
 from domext_ray.model.build import merge_extensions
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.exported import hash_export, load_exported
 from domext_ray.models.masked_lm import load_masked_lm
 from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place
@@ -163,7 +163,7 @@ def test_a_fine_tuned_model_is_a_graph(tiny_base_folder: Path, tmp_path: Path) -
     examples = draw_set("ner").test
     expected, found = (open_task(str(each)).load(CPU).predict(examples).predictions for each in (source, folder))
     check_close(found, expected)
-    model = load_exported(source, CPU).fitted["model"].model
+    model = load_exported(source, CPU).stages["model"].model
     tokenizer = load_tokenizer(source)
     printed = run_program(folder, tmp_path)
     with torch.no_grad():
@@ -281,10 +281,10 @@ def test_every_family_is_a_graph(
     folder = export(source, tmp_path / "onnx")
     task, other = load_exported(source, CPU), load_exported(folder, CPU, takes_graphs=True)
     examples = draw_set(family).test
-    for name, fitted in ({} if family in STAGED else task.fitted).items():
+    for name, fitted in ({} if family in STAGED else task.stages).items():
         rows = fitted.task.encode(examples, is_training=False)
         for size in (1, len(rows)):
-            for here, there in zip(fitted.run(rows[:size]), other.fitted[name].run(rows[:size]), strict=True):
+            for here, there in zip(fitted.run(rows[:size]), other.stages[name].run(rows[:size]), strict=True):
                 torch.testing.assert_close(there, here, atol=TOLERANCE, rtol=0)
     expected, found = (each.predict(examples).predictions for each in (task, other))
     check_close(found, expected)

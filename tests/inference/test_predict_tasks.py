@@ -17,7 +17,6 @@ from labelled_fixtures import write, write_ner
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.inference import PredictConfig
 from domext_ray.downstream.finetune.export import export_stages
-from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.errors import ConfigError, CorpusError, DomextError
 from domext_ray.families.described_sets import find_set
 from domext_ray.families.readers.examples import LabelledSet, LabelledText, TaggedSentence
@@ -28,6 +27,7 @@ from domext_ray.families.task_description import describe_task
 from domext_ray.files import read_json
 from domext_ray.inference.labelled_input import plan_labelled
 from domext_ray.inference.predict import PredictPlan, plan_prediction
+from domext_ray.models.exported import load_exported
 from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.storage import Place
 from domext_ray.text.data.sources import describe_changes
@@ -73,7 +73,7 @@ def test_every_family_predicts_rows_of_files(family: str, start: StartModel, tmp
     found = own.predict(task.data.test)
     assert found.predictions == result.predictions["test"]
     assert own.task.score(task.data.test, found.predictions).values == result.scores["test"].values
-    of_run = replace(own, task=task, fitted=fitted)
+    of_run = replace(own, task=task, stages=fitted)
     raw = make_raw(family, [RAW[family]] if family in RAW else UNUSUAL, own.description.state)
     assert (found, own.predict(raw)) == (of_run.predict(task.data.test), of_run.predict(raw))
     assert own.predict([]).records == []

@@ -32,8 +32,8 @@ from transformers import AutoTokenizer
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.export import export_stages
-from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.errors import ConfigError
+from domext_ray.models.exported import load_exported
 from domext_ray.models.start import load_start_model
 from domext_ray.serving.catalogue import LOOK_SECONDS
 from domext_ray.storage import Place

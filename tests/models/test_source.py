@@ -16,11 +16,11 @@ from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import PredictConfig
 from domext_ray.config.jobs import ExportConfig
-from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.errors import BaseModelError, DomextError
 from domext_ray.inference.embed import plan_embedding
 from domext_ray.inference.onnx_export import export_onnx
 from domext_ray.inference.predict import plan_prediction
+from domext_ray.models.exported import load_exported
 from domext_ray.models.masked_lm import load_masked_lm
 from domext_ray.models.source import SourceKind, open_model
 from domext_ray.models.start import load_start_model

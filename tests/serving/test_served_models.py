@@ -78,7 +78,7 @@ def test_a_whole_model_answers_as_predict_does(
     served = Served(model)
     with served.client:
         check_answers(served, "tuned", family, str(folder))
-        fitted = open_task(str(folder)).load(CPU).fitted["model"]
+        fitted = open_task(str(folder)).load(CPU).stages["model"]
         batch = served.service.catalogue.tokenizer(TEXTS[1], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             states = fitted.model.bert(batch).last_hidden_state[0]

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from domext_ray.config.finetune import AblateConfig
 from domext_ray.downstream.finetune.finetuned import FinetunedModel, rebuild_finetuned
-from domext_ray.downstream.finetune.training import Fitted, predict_rows
+from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.metrics.scores import Score, compare_scores, over_clusters
-from domext_ray.families.task import ONLY_STAGE, Row
+from domext_ray.families.rows import Row
+from domext_ray.families.task import ONLY_STAGE
 from domext_ray.intervals import RESAMPLING_SEED
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -247,7 +248,7 @@ class _Scorer:
         return self._score()
 
     def _score(self) -> Score:
-        return over_clusters(self.task.score(self.dev, predict_rows(self.work.fitted, self.dev, self.rows)), self.dev)
+        return over_clusters(self.task.score(self.dev, self.work.fitted.predict_rows(self.dev, self.rows)), self.dev)
 
     def score_whole(self) -> dict[str, Any]:
         """Return what is known of the model as it is."""

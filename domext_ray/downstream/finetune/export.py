@@ -23,11 +23,9 @@ from domext_ray.families.task import StagedTask
 from domext_ray.families.task_description import describe_task
 from domext_ray.families.task_file import HERE, TaskFile, write_task_file
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.models.exported import RECALL_ENCODER
 from domext_ray.models.start import StartModel
 from domext_ray.storage import Place
-
-RECALL_ENCODER = "recall_encoder"
-"""Folder, in an export, of the encoder that recalls terms."""
 
 
 def export_stages(

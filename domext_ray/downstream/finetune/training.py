@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,25 +21,24 @@ from torch import Tensor, nn
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import CARD_TOKENS, OptimConfig
-from domext_ray.downstream.finetune.batches import batch_by_length, plan_epoch
 from domext_ray.downstream.finetune.word_dropout import WordDropout, make_readers, read_anew
 from domext_ray.errors import TrainingError
 from domext_ray.families.family import Prediction
 from domext_ray.families.readers.examples import Example
-from domext_ray.families.task import Row, StagedTask, Task, TaskBatch
-from domext_ray.model.build import merge_extensions, prepare_for_device
+from domext_ray.families.rows import Row, batch_by_length
+from domext_ray.families.task import StagedTask, Task, TaskBatch
+from domext_ray.model.build import merge_extensions
 from domext_ray.models.rules import scale_rates
 from domext_ray.models.start import StartModel, build_task_model
+from domext_ray.models.task_model import PREDICTION_TOKENS, TaskModel
+from domext_ray.text.data.draws import Purpose, hash_counters
 from domext_ray.training.engine import checkpoint_activations
 from domext_ray.training.losses import Loss
 from domext_ray.training.objective import LOSS
-from domext_ray.training.step import SingleProcessTrainer, move_batch
+from domext_ray.training.step import SingleProcessTrainer
 
 CPU_TOKENS = 1024
 """Tokens of a forward pass of training on a CPU, padding counted: a step's rows are passed from short to long."""
-
-PREDICTION_TOKENS = 8192
-"""Tokens of a batch of predictions, padding counted."""
 
 REPORT_SECONDS = 2.0
 
@@ -66,29 +65,23 @@ def at_stage(point: Point, config: FinetuneConfig, stage: str) -> Point:
 
 
 class TaskLoss(Loss):
-    """A task's loss over the rows of a batch (`TaskBatch`), and in eval mode what decoding needs."""
+    """A task's loss over the rows of a batch (`TaskBatch`)."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool, task: Task) -> None:
         super().__init__(model, device, bf16=bf16)
         self.task = task
 
-    def forward(self, batch: TaskBatch) -> dict[str, Tensor] | tuple[Tensor, ...]:
-        """Return the loss's sum in training; the outputs that decoding needs otherwise."""
+    def forward(self, batch: TaskBatch) -> dict[str, Tensor]:
+        """Return the loss's sum."""
         with self.autocast():
             outputs = self.model(**batch.inputs)
-        if not self.training:
-            return self.task.read_outputs(outputs)
         return {LOSS: self.task.compute_loss_sum(outputs, batch.targets)}
 
 
 @dataclass
-class Fitted:
-    """A trained model of one task."""
+class Fitted(TaskModel):
+    """A trained model of one task; its task's thresholds are tuned on dev, and LoRA's updates are in its matrices."""
 
-    task: Task  # its thresholds are tuned on dev
-    model: Any  # once it is trained, LoRA's updates are in its matrices, as in an export
-    objective: TaskLoss
-    device: torch.device
     trainer: SingleProcessTrainer | None = None  # None: it only predicts, and nothing of an optimiser is in memory
     tensors: dict[str, Tensor] = field(default_factory=dict)  # what was trained, by the model's names, fp32 on the CPU
     thresholds: dict[str, float] = field(default_factory=dict)  # what the task tuned on dev
@@ -100,24 +93,11 @@ class Fitted:
     seconds: float = 0.0  # of training steps
     dev_predictions: list[Prediction] | None = None  # of the model as it is; None: not made yet
 
-    @classmethod
-    def place(cls, task: Task, model: Any, device: torch.device, *, bf16: bool) -> Fitted:
-        """Put a task's model on a device, to train or to predict there."""
-        prepare_for_device(model, device, bf16=bf16)
-        model = model.to(device)
-        return cls(task, model, TaskLoss(model, device, bf16=bf16, task=task), device)
-
-    def run(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
-        """Return what the task's decoding needs of some rows, without dropout and gradients."""
-        batch = move_batch(self.task.collate(rows), self.device)
-        with torch.no_grad():
-            return cast("tuple[Tensor, ...]", self.objective.eval()(batch))
-
-    def predict(self, examples: Sequence[Example]) -> list[Prediction]:
+    def predict(self, examples: Sequence[Example], max_tokens: int = PREDICTION_TOKENS) -> list[Prediction]:
         """Return a prediction an example, with the thresholds as they are."""
         if examples is self.task.data.dev and self.dev_predictions is not None:
             return self.dev_predictions
-        return predict_examples(self, examples)
+        return super().predict(examples, max_tokens)
 
 
 class EarlyStopping:
@@ -221,6 +201,17 @@ def draw_batches(
             yield [rows[i] for i in places]
 
 
+def plan_epoch(num_rows: int, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """Return the rows of each batch of an epoch, int64 places; every row stands in one batch.
+
+    Rows of any lengths stand together. Batches of similar lengths would save padding, but the mean over a batch's
+    targets would let a word of a short sentence weigh more than one of a long sentence, and it costs F1. The last batch
+    may be smaller.
+    """
+    order = np.argsort(hash_counters(seed, Purpose.TRAINING_ROWS, epoch, np.arange(num_rows)), kind="stable")
+    return [order[first : first + batch_size] for first in range(0, num_rows, batch_size)]
+
+
 def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, point: Point) -> float:
     """Make one optimiser step and return its mean loss."""
     started = time.perf_counter()
@@ -241,14 +232,15 @@ def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, poin
 
 def collate_passes(task: Task, rows: Sequence[Row], device: torch.device, max_rows: int = 0) -> list[TaskBatch]:
     """Return a step's rows as the batches of its forward passes, of similar lengths and `max_rows` at most; 0: any."""
-    passes = batch_by_length(rows, CPU_TOKENS if device.type == "cpu" else CARD_TOKENS, max_rows)
+    max_tokens = CPU_TOKENS if device.type == "cpu" else CARD_TOKENS
+    passes = batch_by_length(rows, max_tokens=max_tokens, max_rows=max_rows)
     return [task.collate([rows[i] for i in places]) for places in passes]
 
 
 def _score_dev(fitted: Fitted, rows: Sequence[Row]) -> float:
     """Tune the task's thresholds on dev and return dev's figure; the model reads dev's rows once."""
     task, dev = fitted.task, fitted.task.data.dev
-    predictions = predict_rows(fitted, dev, rows)
+    predictions = fitted.predict_rows(dev, rows)
     fitted.thresholds = task.fit_thresholds(dev, predictions)
     fitted.dev_predictions = task.decide_all(dev, predictions)
     return task.score(dev, fitted.dev_predictions).get(task.metric)
@@ -273,7 +265,7 @@ def prepare_task(
     if config.engine.activation_checkpointing:
         checkpoint_activations(fitted.model)
     fitted.trainer = SingleProcessTrainer(
-        fitted.objective,
+        TaskLoss(fitted.model, device, bf16=fitted.bf16, task=task),
         optim=_make_optim(config, point, num_steps),
         warmup_steps=round(config.optim.warmup_frac * num_steps),
         seed=point.seed,
@@ -302,31 +294,6 @@ def restore_task(
     task.set_thresholds(thresholds)
     fitted.tensors, fitted.thresholds = tensors, thresholds
     return fitted
-
-
-def predict_examples(
-    fitted: Fitted, examples: Sequence[Example], max_tokens: int = PREDICTION_TOKENS
-) -> list[Prediction]:
-    """Return a prediction an example, from batches of so many tokens at most, padding counted."""
-    return predict_rows(fitted, examples, fitted.task.encode(examples, is_training=False), max_tokens)
-
-
-def predict_rows(
-    fitted: Fitted, examples: Sequence[Example], rows: Sequence[Row], max_tokens: int = PREDICTION_TOKENS
-) -> list[Prediction]:
-    """Return a prediction an example, from the rows that the task has made of them."""
-    return fitted.task.decode(examples, rows, run_rows(fitted, rows, max_tokens))
-
-
-def run_rows(fitted: Fitted, rows: Sequence[Row], max_tokens: int = PREDICTION_TOKENS) -> list[tuple[np.ndarray, ...]]:
-    """Return for each row what the task's decoding needs (`Task.decode`)."""
-    outputs: list[tuple[np.ndarray, ...]] = [()] * len(rows)
-    for places in batch_by_length(rows, max_tokens):
-        tensors = [tensor.float().cpu().numpy() for tensor in fitted.run([rows[i] for i in places])]
-        for i, place in enumerate(places):
-            size = rows[place].length if fitted.task.has_token_outputs else None
-            outputs[place] = tuple(array[i][:size] if size else array[i] for array in tensors)
-    return outputs
 
 
 def _make_optim(config: FinetuneConfig, point: Point, num_steps: int) -> OptimConfig:

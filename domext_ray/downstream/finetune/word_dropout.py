@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
-from domext_ray.families.task import Row, Task
+from domext_ray.families.rows import Row
+from domext_ray.families.task import Task
 from domext_ray.text.data.draws import Purpose, hash_counters, to_uniform
 
 if TYPE_CHECKING:

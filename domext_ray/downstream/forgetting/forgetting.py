@@ -7,7 +7,7 @@ both by source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,18 +22,17 @@ from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.families.metrics.metrics import divide
 from domext_ray.families.metrics.scores import Score, compare_scores, make_score
+from domext_ray.families.rows import run_by_length
 from domext_ray.intervals import Estimate
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
-from domext_ray.models.masked_lm import build_masked_lm, hash_model, load_to_ask
+from domext_ray.models.masked_lm import build_masked_lm, hash_model, load_to_ask, score_places
 from domext_ray.progress import StatusLine, format_seconds
-from domext_ray.runtime.device import PREDICTION, as_worker, autocast
+from domext_ray.runtime.device import PREDICTION, as_worker
 from domext_ray.text.corpus.shards import make_settings
 from domext_ray.text.corpus.unknown import check_sample
 from domext_ray.text.data.sample import check_corpus
 from domext_ray.text.vocabulary.tokenizer import fingerprint_tokenizer
-from domext_ray.training.objective import pad_batch
-from domext_ray.training.step import move_batch
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"
 
@@ -206,7 +205,6 @@ def choose_device(config: ForgettingConfig) -> torch.device:
     return torch.device("cuda" if has_gpu and config.use_gpu else "cpu")
 
 
-@torch.inference_mode()
 def predict_masked(
     model: DomextForMaskedLM,
     rows: Sequence[MaskedText],
@@ -222,36 +220,19 @@ def predict_masked(
     The result is bool [tokens], row after row: whether the most likely entry of the vocabulary is the right one. With
     `adapter_names` "auto" the model's routers choose each row's adapter; None: its active adapters take part.
     """
-    device = torch.device(device)
-    cast(nn.Module, model).to(device)
-    found: list[np.ndarray] = [np.zeros(0, dtype=bool)] * len(rows)
+    cast(nn.Module, model).to(torch.device(device))
     progress = _Progress(name, len(rows))
-    for batch in _make_batches(rows, batch_size):
-        own = [rows[i] for i in batch]
-        ids, labels, is_scored = zip(*(row.spread() for row in own), strict=True)
-        longest = max(map(len, ids))  # a model may have positions for no more
-        given = move_batch(pad_batch(ids, labels, is_scored, pad_id, longest), device)
-        with autocast(device):
-            logits = model(
-                given.input_ids,
-                attention_mask=given.attention_mask,
-                masked_positions=given.masked_positions,
-                adapter_names=adapter_names,
-            ).logits
-        is_right = (logits.argmax(dim=-1) == given.labels).cpu().numpy()
-        ends = np.cumsum([len(row.places) for row in own])[:-1]
-        for i, part in zip(batch, np.split(is_right, ends), strict=True):
-            found[i] = part
-        progress.advance(len(own), sum(len(row.input_ids) for row in own))
+
+    def ask(own: list[MaskedText]) -> list[np.ndarray]:
+        logits = score_places(model, own, [row.places for row in own], pad_id, adapter_names)
+        labels = np.concatenate([row.labels for row in own])
+        is_right = logits.argmax(dim=-1).cpu().numpy() == labels
+        progress.advance(len(own), sum(row.length for row in own))
+        return np.split(is_right, np.cumsum([len(row.places) for row in own])[:-1])
+
+    found = run_by_length(rows, ask, max_rows=batch_size)
     progress.close()
     return np.concatenate(found)
-
-
-def _make_batches(rows: Sequence[MaskedText], batch_size: int) -> Iterator[list[int]]:
-    """Yield places of rows, those of a length side by side, the longest first: memory is short at once or never."""
-    order = sorted(range(len(rows)), key=lambda i: (-len(rows[i].input_ids), i))
-    for first in range(0, len(order), batch_size):
-        yield order[first : first + batch_size]
 
 
 class _Progress:

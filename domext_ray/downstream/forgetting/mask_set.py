@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from tokenizers import Encoding
@@ -54,11 +55,13 @@ class MaskedText:
     places: np.ndarray  # int64 [P], where the scored tokens stand
     labels: np.ndarray  # int64 [P], what stood there
 
-    def spread(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the ids, what stood there in the place of scored ones, and whether each is scored, [N] each."""
-        labels, is_scored = self.input_ids.copy(), np.zeros(len(self.input_ids), dtype=bool)
-        labels[self.places], is_scored[self.places] = self.labels, True
-        return self.input_ids, labels, is_scored
+    token_type_ids: ClassVar[None] = None
+    segment_lengths: ClassVar[None] = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text."""
+        return len(self.input_ids)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from domext_ray.downstream.finetune.comparison import (
     describe_pair,
     read_finetuned,
 )
-from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.plan import is_finished, plan_finetuning
 from domext_ray.errors import DomextError
@@ -41,6 +40,7 @@ from domext_ray.families.loading import LoadedSet
 from domext_ray.families.registry import FAMILIES
 from domext_ray.files import read_json
 from domext_ray.intervals import Resampled
+from domext_ray.models.exported import load_exported
 from domext_ray.storage import Place
 
 

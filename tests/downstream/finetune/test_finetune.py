@@ -26,7 +26,6 @@ from domext_ray.downstream.finetune.comparison import (
     read_finetuned,
     tabulate_finetuned,
 )
-from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.grid import GridResults, choose_point, list_overtaken
@@ -39,6 +38,7 @@ from domext_ray.families.loading import load_labelled
 from domext_ray.families.losses import ClassTask
 from domext_ray.families.stages import evaluate_stages
 from domext_ray.families.task import ONLY_STAGE
+from domext_ray.models.exported import load_exported
 from domext_ray.models.start import load_start_model
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import lock_run

@@ -25,14 +25,14 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.finetune.card import CardFigures, build_card
 from domext_ray.downstream.finetune.export import export_stages, save_fitted
-from domext_ray.downstream.finetune.exported import load_exported
-from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
+from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS, is_plain
 from domext_ray.families.readers.examples import LabelledSet, TaggedSentence
 from domext_ray.families.readers.words import cut_words
 from domext_ray.families.registry import FAMILIES
 from domext_ray.families.task import ONLY_STAGE, Task, TaskOptions
+from domext_ray.models.exported import load_exported
 from domext_ray.models.start import StartModel, build_task_model, load_start_model
 from domext_ray.storage import Place
 
@@ -150,7 +150,7 @@ def test_transformers_pipeline_gives_the_probabilities_of_several_labels(start: 
         pipe = transformers.pipeline("text-classification", str(folder), trust_remote_code=True)
         texts = [{"text": "a cat"}, {"text": "a tree", "text_pair": "a dog"}]
         rows = fitted.task.encode(fitted.task.data.dev, is_training=False)
-        outputs = run_rows(fitted, rows)
+        outputs = fitted.run_rows(rows)
         expected = [each["probabilities"] for each in fitted.task.decode(fitted.task.data.dev, rows, outputs)]
         for options in ({"function_to_apply": "sigmoid"}, {}):  # problem_type alone says that it is a sigmoid
             found = [{each["label"]: each["score"] for each in pipe(text, top_k=None, **options)} for text in texts]
@@ -252,7 +252,7 @@ def test_half_an_export_of_several_models_predicts_nothing(
 ) -> None:
     (task, fitted), folder, real = fit(start, "relation_extraction", FULL), tmp_path / "export", Place.put
     export_stages(start, task, fitted, Place(folder))
-    assert load_exported(folder, CPU).fitted.keys() == task.stages.keys()
+    assert load_exported(folder, CPU).stages.keys() == task.stages.keys()
 
     def put(self: Place, *args: Any, **settings: Any) -> str:
         if str(self) == str(folder / "task.json"):

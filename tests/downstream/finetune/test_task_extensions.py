@@ -19,13 +19,13 @@ from transformers import AutoModelForSequenceClassification
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.finetune.export import export_stages
-from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, restore_task
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import is_plain
 from domext_ray.families.classification import ClassificationTask
 from domext_ray.families.readers.examples import LabelledSet
 from domext_ray.families.task import Task, TaskOptions
+from domext_ray.models.exported import load_exported
 from domext_ray.models.start import StartModel, build_task_model, load_start_model
 from domext_ray.storage import Place
 
@@ -124,7 +124,7 @@ def check_extension(start: StartModel, task: Task, method: MethodConfig, trained
     export(start, fitted, folder)
     alone = load_exported(folder, CPU)
     assert alone.predict(task.data.test).predictions == fitted.predict(task.data.test)
-    assert torch.equal(compute_logits(alone.fitted["model"].model, task), compute_logits(fitted.model, task))
+    assert torch.equal(compute_logits(alone.stages["model"].model, task), compute_logits(fitted.model, task))
     again = load_start_model(str(folder))
     assert all(torch.equal(again.tensors[name], after[name]) for name in name_encoder(after))
     return fitted

@@ -17,7 +17,6 @@ from conftest import WORDS
 from finetuned_models import BOTTLENECK, CPU, FP32, FULL
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
-from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import (
     CPU_TOKENS,
     Fitted,
@@ -25,7 +24,7 @@ from domext_ray.downstream.finetune.training import (
     collate_passes,
     draw_batches,
     fit_task,
-    predict_examples,
+    plan_epoch,
     restore_task,
 )
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
@@ -36,6 +35,7 @@ from domext_ray.families.readers.examples import LabelledSet, LabelledText
 from domext_ray.families.task import Task, TaskOptions
 from domext_ray.model.domext.configuration_domext import complete_adapter
 from domext_ray.models.start import StartModel, build_task_model, describe_task_model, load_start_model
+from domext_ray.models.task_model import TaskModel
 
 CONFIG = FinetuneConfig(
     method=FULL,
@@ -294,7 +294,7 @@ def test_dev_is_read_as_ever(start: StartModel, task: ClassificationTask) -> Non
     few, whole = (fit_task(start, task, drop_words(share), POINT, CPU, ignore) for share in (0.4, 0.0))
     assert few.steps == whole.steps and few.tokens > whole.tokens
     assert not torch.equal(few.tensors["classifier.weight"], whole.tensors["classifier.weight"])
-    assert few.predict(task.data.dev) == predict_examples(few, task.data.dev)
+    assert few.predict(task.data.dev) == TaskModel.predict(few, task.data.dev)
     again = fit_task(start, task, drop_words(0.4), POINT, CPU, ignore)
     assert all(torch.equal(each, again.tensors[name]) for name, each in few.tensors.items())
 

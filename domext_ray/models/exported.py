@@ -7,7 +7,7 @@ the run that wrote them did. Code that the folder brings along is never run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,6 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.finetune import FULL
 from domext_ray.config.shared import LongTextsChoice
-from domext_ray.downstream.finetune.export import RECALL_ENCODER
-from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, predict_examples
 from domext_ray.errors import RunError
 from domext_ray.export.folder import check_whole
 from domext_ray.export.onnx_graph import INT8, OnnxModel, is_graph
@@ -27,15 +25,18 @@ from domext_ray.families.family import Prediction
 from domext_ray.families.readers.examples import Example
 from domext_ray.families.task import StagedTask, Task
 from domext_ray.families.task_description import TaskDescription, make_described_task
-from domext_ray.families.task_file import TASK_FILE, TaskFile, read_task_file
+from domext_ray.families.task_file import TASK_FILE, read_task_file
 from domext_ray.models.head import find_head
 from domext_ray.models.source import SourceKind, open_model
 from domext_ray.models.start import NO_BILSTM, build_task_model, load_start_model
+from domext_ray.models.task_model import PREDICTION_TOKENS, TaskModel
 from domext_ray.models.text_embedding import TextEmbedding
 from domext_ray.runtime.device import has_bf16
 from domext_ray.storage import Place, hash_file, hash_values
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
+RECALL_ENCODER = "recall_encoder"
+"""Folder, in an export, of the encoder that recalls terms."""
 _DECIDING = (".json", ".safetensors", ".onnx", ".onnx.data")
 
 
@@ -53,7 +54,7 @@ class ExportedModel:
 
     description: TaskDescription
     task: StagedTask  # it scores predictions, and has no examples of its own
-    fitted: dict[str, Fitted]  # the model of every stage
+    stages: dict[str, TaskModel]  # the model of every stage
     tokenizer: PreTrainedTokenizerBase
     batch_tokens: int = PREDICTION_TOKENS  # of a batch, padding counted
 
@@ -61,19 +62,37 @@ class ExportedModel:
         """Predict examples of the task's family, with or without labels."""
         if not examples:
             return Predicted([], [])
-        asked = {
-            name: partial(predict_examples, model, max_tokens=self.batch_tokens) for name, model in self.fitted.items()
-        }
+        asked = {name: partial(model.predict, max_tokens=self.batch_tokens) for name, model in self.stages.items()}
         predictions = self.task.run(asked, examples)
         return Predicted(predictions, [self.task.show(prediction) for prediction in predictions])
 
     def take_cases(self) -> dict[str, int]:
         """Return how many of the examples so far were odd (cut, above all), by what is said of them, and begin anew."""
         taken = Counter[str]()
-        for cases in (self.task.cases, *(model.task.cases for model in self.fitted.values())):
+        for cases in (self.task.cases, *(model.task.cases for model in self.stages.values())):
             taken.update(cases)
             cases.clear()
         return dict(taken)
+
+
+@dataclass(frozen=True)
+class OpenedTask:
+    """A fine-tuned model that was looked at: all but the tensors of its models."""
+
+    description: TaskDescription  # as it is asked for
+    tokenizer: PreTrainedTokenizerBase
+    task: StagedTask
+    hash: Callable[[], str]  # of all that its predictions depend on
+    load_stage: Callable[[str], Any]  # the model of a stage, by its name
+
+    def load(self, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
+        """Load the models; graphs predict on the CPU."""
+        stages = dict[str, TaskModel]()
+        for name, own in self.task.stages.items():
+            model = self.load_stage(name)
+            where = model.device if isinstance(model, OnnxModel) else device
+            stages[name] = TaskModel.place(own, model.requires_grad_(False), where, bf16=has_bf16(where))
+        return ExportedModel(self.description, self.task, stages, self.tokenizer, batch_tokens)
 
 
 def hash_export(folder: Path) -> str:
@@ -96,39 +115,7 @@ def find_export(folder: Path) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class ExportedTask:
-    """An exported folder that was looked at: all but the tensors of its models."""
-
-    folder: Path
-    task_file: TaskFile
-    tokenizer: PreTrainedTokenizerBase
-    task: StagedTask
-
-    @property
-    def description(self) -> TaskDescription:
-        """The task, as it is asked for."""
-        return self.task_file.description
-
-    @property
-    def sha256(self) -> str:
-        """The hash of all that its predictions depend on."""
-        return hash_export(self.folder)
-
-    def load(self, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
-        """Load the models; graphs predict on the CPU."""
-        fitted = {}
-        for name, stage in self.task.stages.items():
-            place = self.folder / self.task_file.stages[name]
-            if is_graph(place):
-                fitted[name] = Fitted.place(stage, OnnxModel(place), torch.device("cpu"), bf16=False)
-                continue
-            model = _load_stage(place, stage)
-            fitted[name] = Fitted.place(stage, model.eval().requires_grad_(False), device, bf16=has_bf16(device))
-        return ExportedModel(self.description, self.task, fitted, self.tokenizer, batch_tokens)
-
-
-def open_exported(folder: Path, *, takes_graphs: bool = False, long_texts: LongTextsChoice = "auto") -> ExportedTask:
+def open_exported(folder: Path, *, takes_graphs: bool = False, long_texts: LongTextsChoice = "auto") -> OpenedTask:
     """Look at an exported folder, or at the export of a fine-tuning run; see `load_exported`."""
     folder = find_export(folder)
     if not takes_graphs:
@@ -148,7 +135,11 @@ def open_exported(folder: Path, *, takes_graphs: bool = False, long_texts: LongT
     task = make_described_task(content.description, tokenizer, embed)
     if task.stages.keys() != places.keys():
         raise RunError(fault)
-    return ExportedTask(folder, content, tokenizer, task)
+
+    def load_stage(name: str) -> Any:
+        return OnnxModel(places[name]) if is_graph(places[name]) else _load_stage(places[name], task.stages[name])
+
+    return OpenedTask(content.description, tokenizer, task, partial(hash_export, folder), load_stage)
 
 
 def load_exported(
