@@ -32,7 +32,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.models.exported import find_export, open_exported
 from domext_ray.models.masked_lm import build_masked_lm
-from domext_ray.models.source import SourceKind, name_run, open_model
+from domext_ray.models.source import Source, SourceKind, name_run, open_model
 from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place, write_json
 
@@ -117,7 +117,7 @@ def export_onnx(config: ExportConfig) -> Place:
     folder = Place(config.output or run / config.folder_name)
     with new_export(folder, ExportRecord(ONNX), run) as temporary:
         if source.does_task:
-            _export_task(run, config, temporary)
+            _export_task(source, config, temporary)
         else:
             start = load_start_model(config.run, option="--run", scale=config.scale)
             _write(build_masked_lm(start, "--run"), start.tokenizer, start.terms, config, temporary)
@@ -126,9 +126,9 @@ def export_onnx(config: ExportConfig) -> Place:
     return folder
 
 
-def _export_task(run: Path, config: ExportConfig, folder: Path) -> None:
-    source = find_export(run)
-    content = read_task_file(source)
+def _export_task(source: Source, config: ExportConfig, folder: Path) -> None:
+    export = find_export(source)
+    content = read_task_file(export)
     if content.description.state.get("embedding_recall"):
         raise ConfigError(
             f"--run {config.run!r} recalls terms by the vectors of a second model, which has no graph; "
@@ -138,7 +138,7 @@ def _export_task(run: Path, config: ExportConfig, folder: Path) -> None:
     for name, stage in exported.stages.items():
         place, own = folder / content.stages[name], stage.model.config
         place.mkdir(exist_ok=True)
-        _write(stage.model, exported.tokenizer, read_terms(source / content.stages[name]), config, place)
+        _write(stage.model, exported.tokenizer, read_terms(export / content.stages[name]), config, place)
         labels = [own.id2label[index] for index in sorted(own.id2label)]
         tuned = {**content.description.thresholds.get(WHOLE_TASK, {}), **stage.task.thresholds}
         write_json(Place(place / LABELS_FILE), {"labels": labels, "thresholds": tuned})

@@ -38,7 +38,7 @@ from domext_ray.inference.parts import (
     split_malformed,
     write_lines,
 )
-from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
+from domext_ray.inference.predictors import PlannedModel, Predictor, find_model, load_predictor
 from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.submission import SubmissionInput, plan_submission, write_submission
 from domext_ray.models.source import SourceKind, open_model
@@ -56,7 +56,7 @@ class PredictPlan(BlockPlan[PredictConfig]):
     verb: ClassVar[str] = "predicting"
     product: ClassVar[str] = "predictions"
 
-    model: ModelPlace
+    model: PlannedModel
 
     def describe_model(self) -> str:
         """Return its task and hash."""
@@ -82,7 +82,7 @@ class PredictPlan(BlockPlan[PredictConfig]):
         }
         if isinstance(self.input, LabelledInput):
             predictions = [*self._read_all("predictions")]
-            summary["scores"] = score_split(self.config.model, self.input, predictions, self.folder)
+            summary["scores"] = score_split(self.model.source, self.input, predictions, self.folder)
         if isinstance(self.input, SubmissionInput):
             summary["submission"] = write_submission(self.input, [*self._read_all("records")], self.folder).name
         write_json(self.folder / SUMMARY, summary)
@@ -124,20 +124,21 @@ def run_prediction(config: PredictConfig) -> Place:
 
 def plan_prediction(config: PredictConfig) -> PredictPlan:
     """Check a prediction and everything that it reads."""
-    if open_model(config.model).kind == SourceKind.GRAPHS:
+    source = open_model(config.model)
+    if source.kind == SourceKind.GRAPHS:
         if config.scale.use_gpu is True:
             raise ConfigError(
                 f"--scale.use_gpu is True; {config.model!r} is an ONNX folder, so it must be auto or false."
             )
         config = replace(config, scale=replace(config.scale, use_gpu=False))
     config = resolve_gpu(config)
-    model = find_model(config)
+    model = find_model(source, config)
     rows = _plan_rows(config, model)
     identity = {**identity_of(config), "task": model.task, "model_sha256": model.sha256}
     return PredictPlan(config, rows, *resolve_output(config, identity, rows), model)
 
 
-def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput | SubmissionInput:
+def _plan_rows(config: PredictConfig, model: PlannedModel) -> InputPlan | LabelledInput | SubmissionInput:
     """Cut what --input names into blocks: files, a split of the labelled set that --task names, or a test file."""
     if config.submission:
         return plan_submission(config.submission, config.input, model.task, model.labels, config.block_rows)

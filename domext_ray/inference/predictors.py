@@ -1,6 +1,6 @@
 """What the user calls a model -> what predicts with it.
 
-Enters: `--model` and `--task`. Leaves: a `ModelPlace`, which is a few names and a hash, and, in each process that
+Enters: `--model` and `--task`. Leaves: a `PlannedModel`, which is a few names and a hash, and, in each process that
 predicts, a `Predictor`: rows become examples, examples become records, as a user reads them.
 """
 
@@ -33,7 +33,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.models.exported import ExportedModel, OpenedTask, Predicted, hash_export, open_exported
 from domext_ray.models.masked_lm import hash_model, load_masked_lm
-from domext_ray.models.source import Source, SourceKind, open_model
+from domext_ray.models.source import Source, SourceKind
 from domext_ray.storage import hash_values
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -84,10 +84,10 @@ class TaskPredictor:
 
 
 @dataclass(frozen=True)
-class ModelPlace:
-    """A model that was looked at, and where it is."""
+class PlannedModel:
+    """A model that was looked at, and what it does."""
 
-    id: str  # what the user called it
+    source: Source  # what the user called it, and what that is
     task: str  # what it does: fill_mask, or a family
     sha256: str  # of all that its predictions depend on
     labels: tuple[str, ...] = ()  # classes, entity types or predicates, where the task has any
@@ -101,24 +101,22 @@ class ModelPlace:
         return FieldNames(text, list_fields(self.task), needs_text=text != TEXT_FIELD, needed=needed)
 
 
-def find_model(config: PredictConfig) -> ModelPlace:
-    """Look at the model that a configuration names; of a task no tensor is read but those that recall terms."""
-    if config.task != FILL_MASK and (found := open_task(config.model, config.long_texts)) is not None:
+def find_model(source: Source, config: PredictConfig) -> PlannedModel:
+    """Look at a model; of a task no tensor is read but those that recall terms."""
+    if config.task != FILL_MASK and (found := open_task(source, config.long_texts)) is not None:
         own = found.description
-        return ModelPlace(config.model, own.family, found.hash(), own.labels, WordMarks.from_json(own.state))
-    source = open_model(config.model)
+        return PlannedModel(source, own.family, found.hash(), own.labels, WordMarks.from_json(own.state))
     masked_lm, tokenizer = _load_masked_lm(source)
     config.check_length(cast(DomextConfig, masked_lm.config).max_row_length)
-    _make_fill_mask(masked_lm, tokenizer, config, torch.device("cpu"))
+    _make_fill_mask(masked_lm, tokenizer, source, config, torch.device("cpu"))
     sha256 = hash_export(source.folder) if source.kind == SourceKind.GRAPHS else hash_model(masked_lm)
-    return ModelPlace(config.model, FILL_MASK, sha256)
+    return PlannedModel(source, FILL_MASK, sha256)
 
 
-def open_task(model: str, long_texts: LongTextsChoice = "auto") -> OpenedTask | None:
+def open_task(source: Source, long_texts: LongTextsChoice = "auto") -> OpenedTask | None:
     """Look at a fine-tuned model: an export, a run that has one, or BANK:NAME; None: it does no task."""
-    source = open_model(model)
     if source.kind != SourceKind.ADAPTER:
-        return open_exported(source.folder, takes_graphs=True, long_texts=long_texts) if source.does_task else None
+        return open_exported(source, takes_graphs=True, long_texts=long_texts) if source.does_task else None
     bank, name = AdapterBank.open(source.bank), source.adapter
     entry = bank.describe(name)
     if entry.task is None:
@@ -128,31 +126,31 @@ def open_task(model: str, long_texts: LongTextsChoice = "auto") -> OpenedTask | 
     return OpenedTask(description, tokenizer, task, lambda: hash_values(entry.to_json()), lambda stage: bank.load(name))
 
 
-def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:
+def load_predictor(place: PlannedModel, config: PredictConfig, device: torch.device) -> Predictor:
     """Load a model that `find_model` found on a device."""
     if place.task != FILL_MASK:
-        found = cast(OpenedTask, open_task(place.id, config.long_texts))
+        found = cast(OpenedTask, open_task(place.source, config.long_texts))
         return TaskPredictor(found.load(device, config.count_batch_tokens(device.type)))
-    model, tokenizer = _load_masked_lm(open_model(place.id))
-    return _make_fill_mask(model, tokenizer, config, device)
+    model, tokenizer = _load_masked_lm(place.source)
+    return _make_fill_mask(model, tokenizer, place.source, config, device)
 
 
 def _make_fill_mask(
-    model: DomextForMaskedLM, tokenizer: PreTrainedTokenizerBase, config: PredictConfig, device: torch.device
+    model: DomextForMaskedLM,
+    tokenizer: PreTrainedTokenizerBase,
+    source: Source,
+    config: PredictConfig,
+    device: torch.device,
 ) -> FillMask:
     cast(nn.Module, model).to(device)
-    tokens = config.count_batch_tokens(device.type)
-    # A graph, and BANK:NAME, are one adapter's.
-    routes = (
-        config.router and isinstance(model, DomextForMaskedLM) and open_model(config.model).kind != SourceKind.ADAPTER
-    )
+    is_one_adapter = source.kind in (SourceKind.GRAPHS, SourceKind.ADAPTER)
     return FillMask(
         model,
         tokenizer,
         top_k=config.top_k,
-        batch_tokens=tokens,
+        batch_tokens=config.count_batch_tokens(device.type),
         max_length=config.max_length,
-        routes=routes and has_router(cast(DomextConfig, model.config)),
+        routes=config.router and not is_one_adapter and has_router(cast(DomextConfig, model.config)),
     )
 
 

@@ -10,6 +10,7 @@ from domext_ray.families.family import Prediction
 from domext_ray.families.metrics.scores import over_clusters
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.predictors import open_task
+from domext_ray.models.source import Source
 from domext_ray.storage import Place, write_json
 
 SCORES = "scores.json"
@@ -17,7 +18,9 @@ MOST_LABELS = 20
 """Labels that the table shows; the files have all of them."""
 
 
-def score_split(model: str, source: LabelledInput, predictions: Sequence[Prediction], folder: Place) -> dict[str, Any]:
+def score_split(
+    model: Source, split: LabelledInput, predictions: Sequence[Prediction], folder: Place
+) -> dict[str, Any]:
     """Score a model's predictions against the labels of their split, and write scores.json and errors.html.
 
     Return what scores.json holds: "metric" (path of the task's own figure), "value", "interval" (95 % over documents,
@@ -26,11 +29,11 @@ def score_split(model: str, source: LabelledInput, predictions: Sequence[Predict
     """
     found = open_task(model)
     assert found is not None, "its predictions are of a task"
-    examples, metric = source.read(), found.description.metric
+    examples, metric = split.read(), found.description.metric
     score = over_clusters(found.task.score(examples, predictions), examples)
     figures = score.describe()
     scores = {"metric": metric, "value": score.get(metric), "interval": figures["intervals"][metric]}
-    title = f"{found.description.set_name}: {source.split} of {source.task}"
+    title = f"{found.description.set_name}: {split.split} of {split.task}"
     report = write_mistakes(
         folder / ERRORS, found.task, examples, predictions, title=title, score=(metric, _format_value(scores))
     )

@@ -27,7 +27,7 @@ from domext_ray.families.task import StagedTask, Task
 from domext_ray.families.task_description import TaskDescription, make_described_task
 from domext_ray.families.task_file import TASK_FILE, read_task_file
 from domext_ray.models.head import find_head
-from domext_ray.models.source import SourceKind, open_model
+from domext_ray.models.source import Source, SourceKind, open_model
 from domext_ray.models.start import NO_BILSTM, build_task_model, load_start_model
 from domext_ray.models.task_model import PREDICTION_TOKENS, TaskModel
 from domext_ray.models.text_embedding import TextEmbedding
@@ -101,9 +101,9 @@ def hash_export(folder: Path) -> str:
     return hash_values({name: hash_file(folder / name) for name in found if INT8 not in name.split("/")})
 
 
-def find_export(folder: Path) -> Path:
+def find_export(source: Source) -> Path:
     """Return the folder of a fine-tuned model: an export, or that of a fine-tuning run."""
-    source = open_model(str(folder))
+    folder = source.folder
     if source.kind == SourceKind.FINETUNED:
         folder /= "export"
         if not folder.is_dir():
@@ -115,11 +115,11 @@ def find_export(folder: Path) -> Path:
     return folder
 
 
-def open_exported(folder: Path, *, takes_graphs: bool = False, long_texts: LongTextsChoice = "auto") -> OpenedTask:
+def open_exported(source: Source, *, takes_graphs: bool = False, long_texts: LongTextsChoice = "auto") -> OpenedTask:
     """Look at an exported folder, or at the export of a fine-tuning run; see `load_exported`."""
-    folder = find_export(folder)
+    folder = find_export(source)
     if not takes_graphs:
-        open_model(str(folder)).require(SourceKind.EXPORT, SourceKind.BASE)
+        source.require(SourceKind.FINETUNED, SourceKind.EXPORT, SourceKind.BASE)
     content = read_task_file(folder)
     content = replace(content, description=content.description.read_long_texts(long_texts))
     places = {name: folder / at for name, at in content.stages.items()}
@@ -163,7 +163,8 @@ def load_exported(
         RunError: there is no fine-tuned model, it lacks a description that its task needs, or a file is damaged.
         BaseModelError: a model's files are not what its configuration says, or an ONNX folder is not taken.
     """
-    return open_exported(folder, takes_graphs=takes_graphs, long_texts=long_texts).load(device, batch_tokens)
+    opened = open_exported(open_model(str(folder)), takes_graphs=takes_graphs, long_texts=long_texts)
+    return opened.load(device, batch_tokens)
 
 
 def _load_stage(folder: Path, stage: Task) -> Any:

@@ -238,7 +238,7 @@ def find_single_model(model: str) -> SingleModel | None:
         source = open_model(str(source.folder / "export"))
     if source.kind != SourceKind.EXPORT and not source.does_task:
         return None
-    folder = find_export(source.folder) if source.does_task else source.folder
+    folder = find_export(source) if source.does_task else source.folder
     return SingleModel(folder.resolve(), name_adapter(folder), hash_export(folder))
 
 

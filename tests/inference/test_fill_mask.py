@@ -17,6 +17,7 @@ from domext_ray.export.model_folder import export_model
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.predictors import find_model, load_predictor
 from domext_ray.model.base import load_base
+from domext_ray.models.source import open_model
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
 
@@ -31,7 +32,7 @@ TEXTS = [
 
 def load(folder: Path, **options: Any) -> Any:
     config = PredictConfig(model=str(folder), input="a", output="b", **options)
-    return load_predictor(find_model(config), config, torch.device("cpu"))
+    return load_predictor(find_model(open_model(config.model), config), config, torch.device("cpu"))
 
 
 def fill(predictor: Any, texts: list[str]) -> list[Any]:

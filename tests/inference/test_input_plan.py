@@ -17,7 +17,8 @@ from domext_ray.errors import CorpusError
 from domext_ray.inference import input_rows
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, RowError, check_text
-from domext_ray.inference.predictors import ModelPlace
+from domext_ray.inference.predictors import PlannedModel
+from domext_ray.models.source import open_model
 
 TEXTS = ["One, two.", "", " spaces ", 'a "quoted" word', "naïve\u2028and \u00a0so", "six", "seven\teight", "last"]
 ONE_LINE = [each for each in TEXTS if "\t" not in each]
@@ -108,13 +109,17 @@ def test_a_field_that_no_row_has_is_told_before_the_rows_are_counted(tmp_path: P
     assert refuse(FieldNames("text"), 3) == "has a field 'text' (they have id, body, naïve); set --field."
     for name in ("naïve", "body"):  # the first one stands below the rows that are looked at, and is escaped
         assert plan_input(str(file), FieldNames(name), 2).num_rows == 3
-    qa = ModelPlace("m", "qa", "").name_fields("text")
+    qa = PlannedModel(open_model("m"), "qa", "").name_fields("text")
     assert refuse(qa) == "has a field 'question' (they have id, body); give the field that name."
-    assert refuse(ModelPlace("m", "ner", "").name_fields("bodi")).startswith("has a field 'bodi' (they have id, body)")
-    assert refuse(ModelPlace("m", "ner", "").name_fields("text")).startswith("has a field 'text' or 'tokens'")
+    assert refuse(PlannedModel(open_model("m"), "ner", "").name_fields("bodi")).startswith(
+        "has a field 'bodi' (they have id, body)"
+    )
+    assert refuse(PlannedModel(open_model("m"), "ner", "").name_fields("text")).startswith(
+        "has a field 'text' or 'tokens'"
+    )
     file.write_text('{"question": "what", "context": "that"}\n{"tokens": ["a"]}\n')
     for family in ("qa", "ner"):
-        assert plan_input(str(file), ModelPlace("m", family, "").name_fields("text"), 2).num_rows == 2
+        assert plan_input(str(file), PlannedModel(open_model("m"), family, "").name_fields("text"), 2).num_rows == 2
     (tmp_path / "a.csv").write_text("id,body\n1,a\n")
     csv_says = f"{tmp_path}/a.csv has no column 'bodi' (it has id, body); did you mean body?"
     assert refuse(FieldNames("bodi"), name="a.csv") == csv_says

@@ -37,6 +37,7 @@ from domext_ray.model.build import merge_extensions
 from domext_ray.model.spec import ModelSpec
 from domext_ray.models.exported import hash_export, load_exported
 from domext_ray.models.masked_lm import load_masked_lm
+from domext_ray.models.source import open_model
 from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place
 from domext_ray.text.vocabulary.tokenizer import load_tokenizer
@@ -161,7 +162,9 @@ def test_a_fine_tuned_model_is_a_graph(tiny_base_folder: Path, tmp_path: Path) -
     source = export_fitted(load_start_model(str(tiny_base_folder)), "ner", tmp_path / "export", BOTTLENECK)
     folder = export(source, tmp_path / "onnx")
     examples = draw_set("ner").test
-    expected, found = (open_task(str(each)).load(CPU).predict(examples).predictions for each in (source, folder))
+    expected, found = (
+        open_task(open_model(str(each))).load(CPU).predict(examples).predictions for each in (source, folder)
+    )
     check_close(found, expected)
     model = load_exported(source, CPU).stages["model"].model
     tokenizer = load_tokenizer(source)

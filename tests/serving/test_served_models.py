@@ -23,6 +23,7 @@ from domext_ray.families.readers.examples import LabelledSet, TaggedSentence
 from domext_ray.inference.predictors import TaskPredictor, find_model, load_predictor, open_task
 from domext_ray.model.base import load_base
 from domext_ray.model.spec import ModelSpec
+from domext_ray.models.source import open_model
 from domext_ray.models.start import StartModel, load_start_model
 from domext_ray.runs.run_directory import write_config
 from domext_ray.serving.engine import Engine, ServedRow
@@ -48,7 +49,7 @@ def start(tiny_base_folder: Path) -> StartModel:
 
 def check_answers(served: Served, name: str, family: str, model: str) -> None:
     """Compare a model's answers with its predictions, all but the last digits of probabilities."""
-    predictor = open_task(model).load(CPU)
+    predictor = open_task(open_model(model)).load(CPU)
     expected = predictor.predict(make_raw(family, [{"text": text} for text in TEXTS])).records
     answers = served.ask(ENDPOINTS[family], TEXTS, name, **({} if family == "ner" else {"truncate": True}))
     for answer, record in zip(answers, expected, strict=True):
@@ -78,7 +79,7 @@ def test_a_whole_model_answers_as_predict_does(
     served = Served(model)
     with served.client:
         check_answers(served, "tuned", family, str(folder))
-        fitted = open_task(str(folder)).load(CPU).stages["model"]
+        fitted = open_task(open_model(str(folder))).load(CPU).stages["model"]
         batch = served.service.catalogue.tokenizer(TEXTS[1], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             states = fitted.model.bert(batch).last_hidden_state[0]
@@ -93,7 +94,7 @@ def test_a_model_that_reads_windows_takes_texts_of_any_length(start: StartModel,
     with served.client:
         (answer,) = served.ask("classify", "the sun and the wind and the cat " * 25, "tuned")
     text = make_raw("classification", [{"text": "the sun and the wind and the cat " * 25}])
-    (record,) = open_task(str(folder)).load(CPU).predict(text).records
+    (record,) = open_task(open_model(str(folder))).load(CPU).predict(text).records
     assert "truncated" not in answer and answer["label"] == record["label"]
     assert answer["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
 
@@ -132,7 +133,7 @@ def test_an_export_fills_masks_as_predict_does(
         f"{tokenizer.mask_token}{special}",
     ]
     config = PredictConfig(model=str(folder), input="texts", output="filled")
-    predictor = load_predictor(find_model(config), config, CPU)
+    predictor = load_predictor(find_model(open_model(config.model), config), config, CPU)
     expected = predictor.predict([predictor.make_example({"text": text}, "text") for text in texts]).records
     with place_bank(ServeConfig(model=config.model)) as placed:
         assert bool(placed.bank) == (method is FULL), "an export without extension is a base"
@@ -172,7 +173,7 @@ def test_adapters_of_one_bank_cut_a_text_as_their_own_sets_do(start: StartModel,
     for answer in answers:
         assert [entity["text"] for entity in answer["entities"]] == words[answer["adapter"]]
     for name, own in words.items():
-        predictor = TaskPredictor(open_task(f"{tmp_path / 'bank'}:{name}").load(CPU))
+        predictor = TaskPredictor(open_task(open_model(f"{tmp_path / 'bank'}:{name}")).load(CPU))
         (record,) = predictor.predict([predictor.make_example({"text": text}, "text")]).records
         assert [entity["text"] for entity in record["entities"]] == own
 
