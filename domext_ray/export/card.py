@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader
 
 from domext_ray.config.extensions.base import AdapterPart
 from domext_ray.config.extensions.table import ADAPTER_PARTS, EXTENSIONS
@@ -98,9 +98,11 @@ def render_card(
         rounded = [replace(result, metric_value=round(result.metric_value, 4)) for result in measured]
         more |= {"model_name": title, "eval_results": rounded}
     data = ModelCardData(license=terms.license, license_name=terms.name or None, **header, **more)
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    card = environment.from_string((ASSETS / "card.md").read_text(encoding="utf-8"))
-    return card.render(data=data.to_yaml(), title=title, terms=terms.describe(), **values)
+    loader = FileSystemLoader(ASSETS)
+    environment = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return environment.get_template("card.md").render(
+        data=data.to_yaml(), title=title, terms=terms.describe(), **values
+    )
 
 
 def build_card(run: RebuiltRun, summary: Mapping[str, Any], scale: float = 1.0) -> str:

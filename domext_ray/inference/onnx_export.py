@@ -37,62 +37,8 @@ from domext_ray.models.start import load_start_model
 from domext_ray.storage import Place, write_json
 
 LABELS_FILE = "labels.json"
-_FEED = """import numpy as np
-import onnxruntime
-from tokenizers import Tokenizer
-
-tokenizer = Tokenizer.from_file("tokenizer.json")
-session = onnxruntime.InferenceSession("model.onnx")
-row = tokenizer.encode(TEXT)
-feed = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
-feed = {each.name: np.array([feed[each.name]]) for each in session.get_inputs() if each.name in feed}
-"""
-_RUN = 'labels, logits = json.load(open("labels.json"))["labels"], session.run(None, feed)[0]\n'
-_THRESHOLD = 'threshold = json.load(open("labels.json"))["thresholds"]["threshold"]\n'
-_CLASSES = _RUN + "print(dict(zip(labels, logits[0].tolist())))\n"
-_PROGRAMS = {
-    DomextForMaskedLM.__name__: (
-        '"The patient was given " + MASK + "."',
-        'feed["masked_positions"] = np.flatnonzero(feed["input_ids"] == tokenizer.token_to_id(MASK))\n'
-        "for scores in session.run(None, feed)[0]:\n"
-        "    print([tokenizer.id_to_token(each) for each in scores.argsort()[:-6:-1].tolist()])\n",
-    ),
-    "DomextForTokenClassification": (
-        '"a text"',
-        _RUN + "words = dict.fromkeys(each for each in row.word_ids if each is not None)\n"
-        "firsts = [row.word_to_tokens(each)[0] for each in words]  # a word's first piece says its tag\n"
-        "print(*[(row.tokens[each], labels[logits[0, each].argmax()]) for each in firsts], sep='\\n')\n",
-    ),
-    "DomextForSpanClassification": (
-        '"a text"',
-        _RUN + _THRESHOLD + "for kind, first, last in np.argwhere(logits[0] > threshold):\n"
-        "    print(labels[kind], row.tokens[first : last + 1])\n",
-    ),
-    "DomextForSequenceClassification": ('"a text"', _CLASSES),
-    "multi_label_classification": (
-        '"a text"',
-        _RUN + _THRESHOLD + "probabilities = 1 / (1 + np.exp(-logits[0]))\n"
-        "print([label for label, each in zip(labels, probabilities) if each > threshold])\n",
-    ),
-    "DomextForRelationClassification": (
-        '"a text with its marks"',
-        'feed["entity_positions"] = np.array([[1, 5]])  # tokens that open the first and the second marked stretch\n'
-        + _CLASSES,
-    ),
-    "DomextForQuestionAnswering": (
-        '"a question", "a text"',
-        "first, last = (scores[0].argmax() for scores in session.run(None, feed))\n"
-        "print(row.tokens[first : last + 1])\n",
-    ),
-    "DomextForMultipleChoice": (
-        '"a text", "one answer"',
-        "feed = {name: each[:, None] for name, each in feed.items()}  # [rows, choices, tokens], here of one choice\n"
-        "print(session.run(None, feed)[0])\n",
-    ),
-}
-"""Of each head what its card's program reads, and what it does then."""
-
-
+_WITHOUT_LABELS = ("MaskedLM", "QuestionAnswering", "MultipleChoice")
+"""Heads whose program reads no labels.json."""
 _INT8_CARD = (
     "\n\nIts matrices are int8, and products of them are computed so (dynamic quantisation): check its figures on "
     "examples of\nyour own.\n\n## Loading"
@@ -151,9 +97,7 @@ def _write(model: Any, tokenizer: PreTrainedTokenizerBase, terms: Terms, config:
     own.active_adapters = _choose_adapters(own, config, is_masked_lm=isinstance(model, DomextForMaskedLM))
     save_tokenizer(tokenizer, folder, own.vocab_size)
     write_graph(model, folder / GRAPH)
-    text, program = _PROGRAMS.get(own.problem_type or "", _PROGRAMS[type(model).__name__])
-    code = ("import json\n\n" if "json." in program else "") + _FEED + program
-    code = code.replace("TEXT", text).replace("MASK", repr(tokenizer.mask_token))
+    head = type(model).__name__.removeprefix("DomextFor")
     held = " and ".join(f"`{adapter}`" for adapter in own.active_adapters)
     scaled = f" Scale: {said}." if (said := describe_scale(config.scale)) else ""
     card = render_card(
@@ -161,10 +105,13 @@ def _write(model: Any, tokenizer: PreTrainedTokenizerBase, terms: Terms, config:
         config.run,
         terms,
         {"library_name": "onnx", "tags": ["domext", "onnx"]},
-        sections=[
-            f"Rows of at most {own.max_row_length:,} tokens. Adapters in the graph: {held or 'none'}.{scaled}",
-            f"## Loading\n\nonnxruntime, numpy and tokenizers are enough. In this folder:\n\n```python\n{code}```",
-        ],
+        sections=[f"Rows of at most {own.max_row_length:,} tokens. Adapters in the graph: {held or 'none'}.{scaled}"],
+        graph={
+            "head": head,
+            "mask": tokenizer.mask_token,
+            "reads_labels": head not in _WITHOUT_LABELS,
+            "takes_several": own.problem_type == "multi_label_classification",
+        },
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
 
